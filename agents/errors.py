@@ -1,0 +1,18 @@
+"""Errors of the agents package: one root, so a caller can catch all of them."""
+
+from __future__ import annotations
+
+
+class AgentError(RuntimeError):
+    """A failure of the measuring program itself (a failed candidate is a record instead).
+
+    The message says what failed, where, what was found and expected, and what to do next.
+    """
+
+
+class SpoolError(AgentError):
+    """The spool is damaged or in use; the message names file and offset."""
+
+
+class SpoolFull(SpoolError):
+    """The spool has no room: nothing of the refused records was kept, those kept before are safe."""

@@ -1,0 +1,313 @@
+"""The words every part of the project shares: device, workload, candidate, protocol, record.
+
+Standard library only. All types are frozen values that may cross a process, a Ray call or a file;
+none of them knows how it was made or where it is kept. See `docs/words.md` for one line on each word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, NewType
+
+#: Version of the record layout. 1: first published layout.
+RECORD_SCHEMA = 1
+
+DeviceId = NewType("DeviceId", str)
+WorkloadId = NewType("WorkloadId", str)
+CandidateId = NewType("CandidateId", str)
+
+#: Order of Ansor's eight hardware parameters (`HardwareParams` of its record format v0.6).
+ANSOR_HARDWARE_PARAMS = (
+    "num_cores",
+    "vector_unit_bytes",
+    "cache_line_bytes",
+    "max_shared_memory_per_block",
+    "max_local_memory_per_block",
+    "max_threads_per_block",
+    "max_vthread_extent",
+    "warp_size",
+)
+
+
+class DeviceKind(StrEnum):
+    """How a device is reached."""
+
+    LOCAL = "local"
+    CUDA = "cuda"
+    RPC = "rpc"
+    REPLAY = "replay"
+
+
+class Family(StrEnum):
+    """Devices that may share a backbone: published work finds no transfer across families."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class Outcome(StrEnum):
+    """How the measurement of one candidate ended. Everything but `ok` is data too, not an error."""
+
+    OK = "ok"
+    BUILD_FAILED = "build_failed"
+    BUILD_TIMEOUT = "build_timeout"
+    RUN_FAILED = "run_failed"
+    RUN_TIMEOUT = "run_timeout"
+    WRONG_OUTPUT = "wrong_output"
+    REJECTED = "rejected"
+    LOST = "lost"
+
+
+def canonical_json(value: Any) -> str:
+    """Serialise `value` so that equal values give equal text (sorted keys, no spaces, no NaN)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def content_hash(*parts: str) -> str:
+    """Hash text parts to 32 hexadecimal digits; parts are length-prefixed, so they cannot run together."""
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part.encode()
+        digest.update(len(raw).to_bytes(8, "little"))
+        digest.update(raw)
+    return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """What the YAML of one device claims."""
+
+    #: Name of the device; also the file name of its YAML.
+    device_id: DeviceId
+    kind: DeviceKind
+    family: Family
+    #: TVM target as a JSON dictionary, canonical text (a plain `str` keeps the value hashable).
+    target_json: str
+    #: Threads a measured program may use.
+    threads: int = 1
+    #: Logical CPUs that timing is pinned to; its length is at least `threads`.
+    cores: tuple[int, ...] = (0,)
+    #: Index of the device among those of its kind (CUDA ordinal); 0 for a CPU.
+    index: int = 0
+    #: Free text for people.
+    note: str = ""
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """The TVM target as a fresh dictionary."""
+        value = json.loads(self.target_json)
+        assert isinstance(value, dict)
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descriptor:
+    """What the probe saw on the host of one device. Sizes in bytes, clocks in MHz; 0 means unknown."""
+
+    host: str
+    arch: str
+    cpu_model: str
+    physical_cores: int
+    logical_cores: int
+    #: Logical CPUs this process may use.
+    usable_cores: tuple[int, ...]
+    isa_flags: tuple[str, ...]
+    #: Widest vector register the CPU offers, in bytes.
+    vector_bytes: int
+    l1d_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    cache_line_bytes: int
+    memory_bytes: int
+    clock_min_mhz: float
+    clock_max_mhz: float
+    clock_now_mhz: float
+    #: Frequency governor; empty where the host hides it (virtual machines).
+    governor: str
+    #: True where two logical CPUs share a core.
+    smt: bool
+    kernel: str
+    #: Versions of what makes and runs the programs: tvm, llvm, python, driver...
+    versions: tuple[tuple[str, str], ...]
+    #: Ansor's eight hardware parameters, in the order of `ANSOR_HARDWARE_PARAMS`.
+    ansor_params: tuple[int, ...]
+    #: One mapping a CUDA device, as sorted (name, value) pairs; empty where there is none.
+    cuda_devices: tuple[tuple[tuple[str, str], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How candidates are timed."""
+
+    #: Timed repeats; each gives one number of seconds.
+    repeat: int = 3
+    #: A repeat runs the program often enough to last at least this long.
+    min_repeat_ms: float = 10.0
+    #: Most runs in one repeat (bounds the time of a very short program).
+    max_number: int = 20_000
+    #: Pause before the repeats, for devices that heat up.
+    cooldown_ms: float = 0.0
+    build_timeout_sec: float = 15.0
+    run_timeout_sec: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("repeat", "max_number"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"protocol: {name} must be at least 1, got {getattr(self, name)}")
+        for name in ("min_repeat_ms", "cooldown_ms"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"protocol: {name} must not be negative, got {getattr(self, name)}")
+        for name in ("build_timeout_sec", "run_timeout_sec"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"protocol: {name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One tensor program to schedule."""
+
+    #: TVM's structural hash of the module, 16 hexadecimal digits.
+    workload_id: WorkloadId
+    #: Short name for people: operator and shape.
+    name: str
+    #: Kind of operator (`C2D`, `GMM`, ... of TVM's operator suite, or `relax` for an extracted one).
+    operator: str
+    #: Shapes of the arguments, outputs last.
+    arg_shapes: tuple[tuple[int, ...], ...]
+    arg_dtypes: tuple[str, ...]
+    #: Floating-point operations of one run, as TVM estimates them.
+    flops: float
+    #: How often each network runs this workload: (network, count), sorted by network.
+    networks: tuple[tuple[str, int], ...]
+    #: The unscheduled module as TVM's JSON.
+    module_json: str
+
+    @property
+    def weight(self) -> int:
+        """Occurrences over all networks, at least 1."""
+        return max(1, sum(count for _, count in self.networks))
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of all arguments: the least memory traffic of one run."""
+        width = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+        total = 0
+        for shape, dtype in zip(self.arg_shapes, self.arg_dtypes, strict=True):
+            size = 1
+            for extent in shape:
+                size *= extent
+            total += size * width.get(dtype, 1)
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A workload and one schedule of it; free of any device, so it lines up across devices."""
+
+    workload_id: WorkloadId
+    #: The schedule trace as canonical JSON (`[instructions, decisions]` for MetaSchedule).
+    trace: str
+    dialect: str = "meta_schedule"
+    #: Why it was chosen: `random`, `paired`, `model`, `remeasure`.
+    origin: str = "random"
+
+    @property
+    def candidate_id(self) -> CandidateId:
+        """Hash of workload, dialect and trace; `origin` is no part of it."""
+        return CandidateId(content_hash(self.workload_id, self.dialect, self.trace))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One candidate on one device, once. Immutable; a failed candidate is a record too."""
+
+    device_id: DeviceId
+    workload_id: WorkloadId
+    candidate_id: CandidateId
+    dialect: str
+    trace: str
+    origin: str
+    outcome: Outcome
+    #: Seconds of one run, one value a repeat. Empty unless the program ran.
+    run_secs: tuple[float, ...]
+    #: Seconds of the untimed runs before the repeats (first run included), one value a run.
+    warmup_secs: tuple[float, ...]
+    #: Runs inside one repeat.
+    number: int
+    build_secs: float
+    #: Seconds spent waiting for the host's timing lock.
+    wait_secs: float
+    #: Wall seconds under the timing lock.
+    timing_secs: float
+    #: Tail of the error text; empty when the outcome is `ok`.
+    error: str
+    protocol: Protocol
+    #: What the host looked like (canonical JSON): affinity, load, clocks, governor, versions.
+    environment: str
+    #: Hash of the lasting part of the environment: versions, CPU, target, pinning, protocol.
+    environment_id: str
+    #: 0 for the first measurement of a candidate in an environment, counted up by re-measurement.
+    attempt: int
+    #: Unix seconds at the end of the measurement.
+    measured_at: float
+    #: Model that proposed the candidate; empty for random and paired ones.
+    model_version: str = ""
+    schema: int = RECORD_SCHEMA
+
+    @property
+    def record_id(self) -> str:
+        """The same for every delivery of the same measurement: (candidate, device, environment, attempt)."""
+        return content_hash(self.candidate_id, self.device_id, self.environment_id, str(self.attempt))
+
+    @property
+    def latency_secs(self) -> float:
+        """Median of the repeats.
+
+        Raises:
+            ValueError: The outcome is not `ok`, so there is no latency.
+        """
+        if self.outcome is not Outcome.OK or not self.run_secs:
+            raise ValueError(f"record {self.record_id} has no latency: its outcome is {self.outcome}")
+        return median(self.run_secs)
+
+
+def median(values: Sequence[float]) -> float:
+    """Median of at least one value."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def as_json_dict(value: Any) -> dict[str, Any]:
+    """Turn one of this module's dataclasses into JSON-ready values (tuples become lists, enums text)."""
+    result = json.loads(json.dumps(asdict(value)))
+    assert isinstance(result, dict)
+    return result
+
+
+__all__ = [
+    "ANSOR_HARDWARE_PARAMS",
+    "RECORD_SCHEMA",
+    "Candidate",
+    "CandidateId",
+    "Descriptor",
+    "DeviceId",
+    "DeviceKind",
+    "DeviceSpec",
+    "Family",
+    "Outcome",
+    "Protocol",
+    "Record",
+    "Workload",
+    "WorkloadId",
+    "as_json_dict",
+    "canonical_json",
+    "content_hash",
+    "median",
+]

@@ -1,0 +1,1 @@
+"""Decides and keeps: command line, coordinator, store, models, reports."""

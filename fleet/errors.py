@@ -1,0 +1,22 @@
+"""Errors of the fleet package: one root, so a caller can catch all of them."""
+
+from __future__ import annotations
+
+
+class FleetError(RuntimeError):
+    """A failure of the deciding and keeping program itself (a failed candidate is a record instead).
+
+    The message says what failed, where, what was found and expected, and what to do next.
+    """
+
+
+class StoreError(FleetError):
+    """The store cannot be opened, read or written as asked."""
+
+
+class StoreLocked(StoreError):
+    """Another process writes to the store; readers need no lock."""
+
+
+class StoreFull(StoreError):
+    """The disk is full: nothing of the refused batch was kept, and the table is whole and readable."""

@@ -1,0 +1,1 @@
+"""What is learned: primitives, features, MTL-TLP, adaptation to new devices, evaluation."""
