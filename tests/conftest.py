@@ -1,0 +1,65 @@
+"""Fixtures that several test files share: small real workloads, specs of this host, a worker process pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from agents.child import ChildSettings, workload_from_json
+from agents.measure import host_lock_path
+from agents.pool import WorkerPool
+from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Family, Workload, canonical_json
+
+GENERIC_CPU = {"kind": "llvm", "num-cores": 1}
+
+
+@pytest.fixture(scope="session")
+def generic_spec() -> DeviceSpec:
+    """A device that every host with LLVM can be: one thread, the generic CPU of its architecture."""
+    return DeviceSpec(
+        device_id=DeviceId("generic"),
+        kind=DeviceKind.LOCAL,
+        family=Family.CPU,
+        target_json=canonical_json(GENERIC_CPU),
+    )
+
+
+def child_settings() -> ChildSettings:
+    """Settings of a worker process that builds and times on core 0."""
+    return ChildSettings(
+        target=GENERIC_CPU,
+        device="cpu",
+        index=0,
+        timing_cores=(0,),
+        build_cores=(0,),
+        lock_path=str(host_lock_path()),
+    )
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[WorkerPool]:
+    """A pool with one worker process, shared by the session because TVM takes seconds to import."""
+    with WorkerPool([child_settings()]) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def bert_workloads(pool: WorkerPool) -> list[Workload]:
+    """The workloads of BERT-tiny."""
+    answer = pool.ask({"op": "networks", "networks": ["bert-tiny"]})
+    return [workload_from_json(value) for value in answer["workloads"]]
+
+
+@pytest.fixture(scope="session")
+def matmul(bert_workloads: list[Workload]) -> Workload:
+    """A small real matmul, 128 x 128 x 128."""
+    return next(workload for workload in bert_workloads if workload.name == "GMM_1x128x128x128")
+
+
+@pytest.fixture(scope="session")
+def matmul_candidates(pool: WorkerPool, matmul: Workload) -> list[Candidate]:
+    """Six random candidates of the small matmul."""
+    question = {"op": "propose", "workload_id": matmul.workload_id, "family": "cpu", "count": 6, "seed": 1}
+    answer = pool.ask({**question, "exclude": []}, matmul)
+    return [Candidate(workload_id=matmul.workload_id, trace=trace) for trace in answer["traces"]]
