@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fleet.report import Report
+from fleet.summary import print_summary
+from tests.report_fixtures import device, full_report
+
+
+def printed(report: Report, width: int = 80, page: Path | None = None) -> str:
+    file = io.StringIO()
+    print_summary(report, page, Console(file=file, width=width, highlight=False))
+    return file.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    [line] = [line for line in text.splitlines() if line.startswith(name)]
+    return line.split()
+
+
+def test_a_row_has_the_numbers_of_its_device() -> None:
+    text = printed(full_report())
+    assert row(text, "first ") == ["first", "10", "3", "2.50", "0.4", "%", "0.80", "0.50", "0.95", "0.60"]
+
+
+def test_the_onboarded_device_shows_its_warm_start_and_says_so() -> None:
+    text = printed(full_report())
+    assert row(text, "new ")[6:] == ["0.90", "0.40", "0.97", "-"]
+    assert "new: scores of the warm start" in " ".join(text.split())
+
+
+def test_numbers_that_were_not_measured_are_dashes() -> None:
+    only = device("only", records_per_s=None, remeasure_median_change=float("nan"))
+    text = printed(Report(devices=(only,)))
+    assert row(text, "only ") == ["only", "10", "3", *"------"]
+    assert "No model was trained." in text
+    assert "No new device was onboarded." in text
+
+
+@pytest.mark.parametrize("name", ["d", "a-board-with-a-very-long-name", "[red]x[/red]", "\x1b[31m"])
+def test_it_fits_80_columns_without_colour_or_cut_numbers(name: str) -> None:
+    report = full_report((name, "second", "new"))
+    big = tuple(device(d.device_id, ok=1_234_567, records_per_s=1234.5) for d in report.devices)
+    text = printed(full_report((name, "second", "new"), devices=big))
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "\x1b" not in text
+    assert text.count("1,234,570") == 3
+    assert text.count("1234.50") == 3
+
+
+def test_it_ends_with_the_three_lines_and_the_page() -> None:
+    lines = printed(full_report(), width=400, page=Path("runs/demo/report.html")).splitlines()
+    assert [line.split(":")[0] for line in lines[-4:]] == ["Measured", "Learned", "New device", "Report"]
+    assert "warm start is better" in lines[-2]
+    assert lines[-1] == "Report: runs/demo/report.html"
+
+
+def test_markup_in_a_name_is_shown_as_it_is() -> None:
+    assert "[red]x[/red]" in printed(full_report(("[red]x[/red]", "b", "c")))
+
+
+def test_an_empty_report_can_be_printed() -> None:
+    assert printed(Report(devices=())).startswith("Measured: Nothing was measured.")
