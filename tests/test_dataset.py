@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Workload, WorkloadId
+from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from transfer.dataset import Dataset, build_dataset
+from transfer.errors import DatasetError
+from transfer.labels import group_min, relative_speed
+
+ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))
+CANDIDATES = gmm_candidates(ONE, 3) + gmm_candidates(OTHER, 2)
+WORKLOADS: dict[WorkloadId, Workload] = {one.workload_id: one for one in (ONE, OTHER)}
+DEVICES: dict[DeviceId, tuple[DeviceSpec, Descriptor]] = {
+    DeviceId(name): cpu_device(name, mcpu)
+    for name, mcpu in (("old", "x86-64-v2"), ("new", "x86-64-v4"), ("idle", "x86-64-v3"))
+}
+
+
+def build(records: list[Record]) -> Dataset:
+    return build_dataset(records, WORKLOADS, DEVICES)
+
+
+def row(dataset: Dataset, number: int) -> int:
+    return dataset.candidate_ids.index(CANDIDATES[number].candidate_id)
+
+
+def full() -> Dataset:
+    records = [
+        record_of(candidate, device, secs * (number + 1))
+        for device, secs in (("old", 2e-3), ("new", 1e-3))
+        for number, candidate in enumerate(CANDIDATES)
+    ]
+    return build(records)
+
+
+def test_records_of_several_devices_meet_in_one_row() -> None:
+    dataset = full()
+    assert len(dataset) == 5
+    assert dataset.device_ids == ("new", "old")
+    assert set(dataset.workload_ids) == set(WORKLOADS)
+    for number in range(5):
+        assert dataset.latency_secs[row(dataset, number)].tolist() == [
+            1e-3 * (number + 1),
+            2e-3 * (number + 1),
+        ]
+        workload_id = dataset.workload_ids[dataset.group[row(dataset, number)]]
+        assert workload_id == CANDIDATES[number].workload_id
+    assert not dataset.failed.any()
+    assert dataset.hardware.shape == (2, len(dataset.spec.hardware_names))
+    assert dict(zip(dataset.workload_ids, dataset.weight.tolist(), strict=True)) == {
+        ONE.workload_id: 2,
+        OTHER.workload_id: 4,
+    }
+
+
+def test_the_order_of_records_makes_no_difference() -> None:
+    records = [record_of(one, name, 1e-3) for one in CANDIDATES for name in ("old", "new")]
+    forward, backward = build(records), build(records[::-1])
+    assert forward.candidate_ids == backward.candidate_ids
+    np.testing.assert_array_equal(forward.features.numbers, backward.features.numbers)
+
+
+def test_repeated_measurements_give_the_median_of_their_medians() -> None:
+    first, second, third = (
+        record_of(CANDIDATES[0], "old", 9.0, 1.0, 2.0),
+        record_of(CANDIDATES[0], "old", 4.0, attempt=1),
+        record_of(CANDIDATES[0], "old", 30.0, attempt=2),
+    )
+    assert build([first, second, third]).latency_secs[0, 0] == 4.0
+
+
+def test_failures_are_told_without_a_latency() -> None:
+    dataset = build(
+        [
+            record_of(CANDIDATES[0], "old", 1e-3),
+            record_of(CANDIDATES[1], "old", outcome=Outcome.RUN_TIMEOUT),
+            record_of(CANDIDATES[1], "new", 1e-3),
+            record_of(CANDIDATES[2], "old", 5e-3),
+            record_of(CANDIDATES[2], "old", outcome=Outcome.BUILD_FAILED, attempt=1),
+        ]
+    )
+    old = dataset.column("old")
+    assert dataset.failed[:, old].tolist() == [number == row(dataset, 1) for number in range(3)]
+    assert np.isnan(dataset.latency_secs[row(dataset, 1), old])
+    assert not dataset.failed[row(dataset, 2), old], "a candidate that ran once can run"
+    labels = dataset.labels()[:, old]
+    assert labels[row(dataset, 0)] == 1
+    assert np.isnan(labels[row(dataset, 1)])
+    assert labels[row(dataset, 2)] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.REJECTED])
+def test_what_only_tells_of_the_device_leaves_no_trace(outcome: Outcome) -> None:
+    dataset = build([record_of(CANDIDATES[0], "old", 1e-3), record_of(CANDIDATES[1], "new", outcome=outcome)])
+    assert len(dataset) == 1
+    assert dataset.device_ids == ("old",)
+
+
+def test_labels_are_relative_to_the_best_of_the_rows_given() -> None:
+    dataset = full()
+    rows = np.array([row(dataset, 1), row(dataset, 2), row(dataset, 4)])
+    np.testing.assert_allclose(dataset.labels(rows), [[1, 1], [2 / 3, 2 / 3], [1, 1]])
+    np.testing.assert_allclose(dataset.labels()[rows], [[1 / 2] * 2, [1 / 3] * 2, [4 / 5] * 2])
+    mask = np.zeros(5, dtype=np.bool_)
+    mask[rows] = True
+    np.testing.assert_allclose(dataset.labels(mask), dataset.labels(np.flatnonzero(mask)))
+
+
+def test_taking_rows_keeps_indexes_of_workloads_and_devices() -> None:
+    dataset = full()
+    rows = np.array([4, 0])
+    part = dataset.take(rows)
+    assert part.candidate_ids == (dataset.candidate_ids[4], dataset.candidate_ids[0])
+    assert part.workload_ids == dataset.workload_ids
+    np.testing.assert_array_equal(part.group, dataset.group[rows])
+    np.testing.assert_array_equal(part.latency_secs, dataset.latency_secs[rows])
+    np.testing.assert_array_equal(part.features.summary, dataset.features.summary[rows])
+    np.testing.assert_array_equal(part.labels(), dataset.labels(rows))
+    assert len(dataset.take(dataset.group == dataset.group[0])) == np.sum(dataset.group == dataset.group[0])
+
+
+def test_rows_of_a_device_are_those_with_an_ok_latency() -> None:
+    dataset = build(
+        [
+            record_of(CANDIDATES[0], "old", 1e-3),
+            record_of(CANDIDATES[1], "new", 1e-3),
+            record_of(CANDIDATES[2], "new", outcome=Outcome.WRONG_OUTPUT),
+        ]
+    )
+    assert dataset.rows_of("old").tolist() == [row(dataset, 0)]
+    assert dataset.rows_of("new").tolist() == [row(dataset, 1)]
+
+
+def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(DatasetError, match=r"no device 'mars'; it has: new, old"):
+        full().column("mars")
+
+
+@pytest.mark.parametrize(
+    ("records", "found"),
+    [
+        ([], "there are no records"),
+        ([record_of(CANDIDATES[0], "old", outcome=Outcome.LOST)], "none of the 1 records is ok"),
+        ([record_of(CANDIDATES[0], "old", outcome=Outcome.BUILD_FAILED)], "none of the 1 records is ok"),
+    ],
+)
+def test_without_an_ok_record_the_cure_is_named(records: list[Record], found: str) -> None:
+    with pytest.raises(DatasetError, match=f"{found}; run `fleet collect` first"):
+        build(records)
+
+
+@pytest.mark.parametrize("secs", [(np.nan,), (np.inf,), (0.0,), (-1e-3,), (), (1e-3, np.nan, 1e-3)])
+def test_seconds_that_no_clock_gives_are_refused(secs: tuple[float, ...]) -> None:
+    bad = record_of(CANDIDATES[0], "old", *secs)
+    with pytest.raises(DatasetError, match=f"record {bad.record_id} of device 'old' is ok but its seconds"):
+        build([record_of(CANDIDATES[1], "old", 1e-3), bad])
+
+
+def test_records_of_unknown_devices_and_workloads_are_refused() -> None:
+    stray = record_of(CANDIDATES[0], "mars", 1e-3)
+    with pytest.raises(DatasetError, match=r"device 'mars', which has no spec .*known: idle, new, old"):
+        build([stray])
+    with pytest.raises(DatasetError, match="not in the table of workloads"):
+        build_dataset([record_of(CANDIDATES[0], "old", 1e-3)], {}, DEVICES)
+
+
+LATENCIES = st.lists(
+    st.tuples(st.integers(0, 3), st.one_of(st.just(float("nan")), st.floats(1e-9, 1e3))),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(LATENCIES)
+def test_labels_agree_with_a_slow_reference(rows: list[tuple[int, float]]) -> None:
+    group = np.array([one for one, _ in rows], dtype=np.int32)
+    latency = np.array([[value] for _, value in rows])
+    labels = relative_speed(latency, group, 4)[:, 0]
+    for (one, value), label in zip(rows, labels, strict=True):
+        known = [other for place, other in rows if place == one and not np.isnan(other)]
+        if np.isnan(value):
+            assert np.isnan(label)
+        else:
+            assert label == min(known) / value
+            assert 0 < label <= 1
+
+
+def test_a_group_without_values_has_no_minimum() -> None:
+    least = group_min(np.array([[1.0, np.nan], [2.0, np.nan]]), np.array([1, 1], dtype=np.int32), 3)
+    np.testing.assert_array_equal(least, [[np.nan, np.nan], [1.0, np.nan], [np.nan, np.nan]])
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.inf, -np.inf])
+def test_labels_refuse_a_sentinel_for_a_failure(bad: float) -> None:
+    with pytest.raises(DatasetError, match="1 latencies are not finite and above 0"):
+        relative_speed(np.array([[1.0], [bad]]), np.zeros(2, dtype=np.int32), 1)

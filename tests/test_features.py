@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents.records import Candidate, Workload, WorkloadId
+from tests.dataset_fixtures import NRM_TRACE, cpu_device, gmm_candidates, gmm_trace, gmm_workload
+from transfer.access import BlockAccess, BufferAccess, block_accesses
+from transfer.errors import TraceError, TransferError
+from transfer.features import DEFAULT_SPEC, Extractor, FeatureBlock, FeatureSpec, hardware_vector
+from transfer.hardware import HARDWARE_NAMES
+from transfer.language.primitives import Kind, Primitive
+from transfer.slots import NUMBER_NAMES, StepTable, encode
+from transfer.tiles import Tiles, describe_memory
+
+
+def extract(*traces: str, spec: FeatureSpec = DEFAULT_SPEC) -> FeatureBlock:
+    workload = gmm_workload()
+    candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in traces]
+    return Extractor(spec).extract([workload] * len(traces), candidates)
+
+
+def number(step: Primitive, name: str) -> float:
+    return encode(step)[1][NUMBER_NAMES.index(name)]
+
+
+def summary(block: FeatureBlock, row: int = 0) -> dict[str, float]:
+    return dict(zip(DEFAULT_SPEC.summary_names, block.summary[row].tolist(), strict=True))
+
+
+def test_shapes_and_types_are_those_of_the_spec() -> None:
+    block = extract(gmm_trace(), NRM_TRACE, gmm_trace(unroll=0))
+    spec = DEFAULT_SPEC
+    assert block.categories.shape == (3, spec.max_steps, len(spec.category_sizes))
+    assert block.numbers.shape == (3, spec.max_steps, len(spec.number_names))
+    assert block.workload.shape == (3, len(spec.workload_names))
+    assert block.summary.shape == (3, len(spec.summary_names))
+    assert [block.categories.dtype, block.numbers.dtype] == [np.int16, np.float32]
+    assert [block.mask.dtype, block.workload.dtype, block.summary.dtype] == [np.bool_, np.float32, np.float32]
+    assert block.mask.sum(axis=1).tolist() == [11, 8, 11]
+    assert len(set(spec.summary_names)) == len(spec.summary_names)
+
+
+def test_categories_stay_inside_their_vocabularies_and_padding_is_zero() -> None:
+    block = extract(gmm_trace(), NRM_TRACE)
+    sizes = np.array(DEFAULT_SPEC.category_sizes)
+    assert (block.categories >= 0).all()
+    assert (block.categories < sizes).all()
+    assert (block.categories[~block.mask] == 0).all()
+    assert (block.numbers[~block.mask] == 0).all()
+    assert (block.categories[block.mask] > 0).all()
+
+
+def test_a_candidate_has_the_same_features_in_any_company() -> None:
+    alone, together = extract(gmm_trace(unroll=1)), extract(NRM_TRACE, gmm_trace(), gmm_trace(unroll=1))
+    for name in ("categories", "numbers", "mask", "workload", "summary"):
+        np.testing.assert_array_equal(getattr(alone, name)[0], getattr(together, name)[2])
+
+
+def test_a_used_extractor_gives_what_a_fresh_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfer.slots._TABLE_LIMIT", 5)
+    workload = gmm_workload()
+    used = Extractor()
+    for candidate in gmm_candidates(workload, 4):
+        block = used.extract([workload], [candidate])
+        fresh = Extractor().extract([workload], [candidate])
+        np.testing.assert_array_equal(block.numbers, fresh.numbers)
+        np.testing.assert_array_equal(block.categories, fresh.categories)
+
+
+def test_post_processing_does_not_change_features() -> None:
+    with_tail, without = extract(gmm_trace(tail=True)), extract(gmm_trace(tail=False))
+    np.testing.assert_array_equal(with_tail.numbers, without.numbers)
+    np.testing.assert_array_equal(with_tail.summary, without.summary)
+
+
+def test_tile_factors_are_aligned_at_the_innermost_level() -> None:
+    step = Primitive(Kind.SP, (1, 128, 16, 2, 1, 4), ("Z", "tiled", "spatial"))
+    assert [number(step, f"factor_{place}") for place in range(5)] == pytest.approx(np.log2([5, 2, 3, 17, 1]))
+    assert number(step, "extent") == pytest.approx(np.log2(129))
+    assert number(step, "tile_2") == pytest.approx(np.log2(9))
+    assert [number(step, f"inner_by_{width}") for width in (4, 8, 16)] == [1, 0, 0]
+    assert number(replace_numbers(step, (3, 128, 16, 8)), "factor_2") == 0
+
+
+def replace_numbers(step: Primitive, numbers: tuple[int, ...]) -> Primitive:
+    return step._replace(numbers=numbers)
+
+
+def test_an_unrolling_of_zero_differs_from_none() -> None:
+    zero, none = Primitive(Kind.PR, (0,)), Primitive(Kind.PR)
+    assert number(zero, "value") == number(none, "value") == 0
+    assert (number(zero, "has_value"), number(none, "has_value")) == (1, 0)
+
+
+def test_depth_zero_differs_from_an_unknown_depth() -> None:
+    assert number(Primitive(Kind.CA, (0, 8, 4)), "has_depth") == 1
+    assert number(Primitive(Kind.CA, (-1, 0, 0)), "has_depth") == 0
+
+
+def test_every_primitive_has_finite_slots() -> None:
+    table = StepTable()
+    steps = [Primitive(kind, (-5, 2**63, 0)[:length]) for kind in Kind for length in range(4)]
+    rows, mask = table.look_up([steps], len(steps))
+    assert mask.all()
+    assert np.isfinite(table.gather(rows)[1]).all()
+
+
+def test_a_long_sequence_keeps_its_telling_steps_in_order() -> None:
+    full = extract(gmm_trace())
+    cut = extract(gmm_trace(), spec=replace(DEFAULT_SPEC, max_steps=10))
+    kinds = [int(kind) for kind in full.categories[0, full.mask[0], 0]]
+    reorder = 5  # the reordering is the least telling step
+    assert cut.categories[0, :, 0].tolist() == kinds[:reorder] + kinds[reorder + 1 :]
+    assert extract(gmm_trace(), spec=replace(DEFAULT_SPEC, max_steps=3)).mask.tolist() == [[True] * 3]
+
+
+def test_summary_of_a_matrix_product() -> None:
+    found = summary(extract(gmm_trace()))
+    assert found["spatial_0_factor_0"] == 5  # 32 columns
+    assert found["spatial_1_factor_0"] == 2  # 4 rows
+    assert found["reduction_0_factor_0"] == 3
+    assert found["cut_0_spatial"] == 7
+    assert found["cut_5_spatial"] == 14
+    assert found["cut_5_reduction"] == 7
+    assert found["waste_16_lanes"] == 0
+    assert found["accumulators_8_lanes"] == 4
+    assert found["unroll"] == pytest.approx(np.log2(65))
+    assert found["unrolled_cut_1"] == 1  # 4 rows * 8 steps of the reduction <= 64
+    assert found["unrolled_cut_2"] == 1
+    assert found["write_cache"] == 1
+    assert found["tiled"] == 1
+    assert found["steps"] == 11
+
+
+def test_loops_of_one_iteration_are_skipped_for_the_innermost_loops() -> None:
+    found = summary(extract(gmm_trace(i=(128, 1, 1, 1), j=(64, 1, 1, 1))))
+    assert (found["loop_0_extent"], found["loop_0_reduction"]) == (3, 1)
+    assert found["scalar"] == 1
+
+
+def test_a_schedule_without_tiling_has_no_tile_numbers() -> None:
+    found = summary(extract(NRM_TRACE))
+    assert found["tiled"] == found["cut_5_spatial"] == found["scalar"] == 0
+    assert found["rfactors"] == 1
+    assert (found["inlined"], found["at_root"]) == (1, 1)
+
+
+def test_absurd_factors_give_finite_features() -> None:
+    huge = (2**62,) * 4
+    block = extract(gmm_trace(i=huge, j=huge, k=(2**62, 0)), gmm_trace(i=(-1, 0, 0, 0)))
+    assert np.isfinite(block.summary).all()
+    assert np.isfinite(block.numbers).all()
+
+
+def matrix_product() -> BlockAccess:
+    def buffer(shape: Sequence[int], axes: Sequence[int], is_write: bool = False) -> BufferAccess:
+        return BufferAccess(
+            element_bytes=4,
+            shape=tuple(shape),
+            coefficients=np.eye(3)[list(axes)],
+            divisors=np.ones((len(axes), 3)),
+            base=np.ones(len(axes)),
+            is_write=is_write,
+        )
+
+    return BlockAccess(
+        extents=(64, 32, 16),
+        spatial=(True, True, False),
+        buffers=(buffer((64, 16), (0, 2)), buffer((16, 32), (2, 1)), buffer((64, 32), (0, 1), True)),
+    )
+
+
+def test_bytes_of_a_tile_are_those_of_the_boxes_that_it_touches() -> None:
+    factors = np.ones((1, 3, 5))
+    factors[0, 0, :4] = (4, 2, 2, 4)
+    factors[0, 1, :4] = (8, 1, 4, 1)
+    factors[0, 2, :2] = (2, 8)
+    tiles = Tiles(factors=factors, reduction=np.array([False, False, True]))
+    found = {name: float(values[0]) for name, values in describe_memory(tiles, matrix_product()).items()}
+    # Inside the second cut: 4 rows, 8 columns, 2 steps of the reduction.
+    assert found["cut_1_bytes"] == pytest.approx(np.log2(1 + 4 * (4 * 2 + 2 * 8 + 4 * 8)))
+    assert found["cut_1_write_bytes"] == pytest.approx(np.log2(1 + 4 * 4 * 8))
+    # All of it (7 KiB) fits in half a first level cache, so each byte is loaded once.
+    assert found["traffic_l1"] == pytest.approx(np.log2(1 + 4 * (64 * 16 + 16 * 32 + 64 * 32)))
+    assert found["contiguous_reads"] == found["broadcast_reads"] == 1
+    assert found["contiguous_write"] == 1
+    assert (found["loop_0_contiguous"], found["loop_0_unused"]) == (2, 1)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"nodes": 3}', '{"nodes": [{"type": "For"}]}', "[" * 9999])
+def test_a_module_in_another_form_gives_no_accesses(text: str) -> None:
+    assert block_accesses(text) == {}
+
+
+def test_axes_that_share_an_index_touch_it_once() -> None:
+    grouped = BufferAccess(
+        element_bytes=4,
+        shape=(32,),
+        coefficients=np.array([[8.0, 1.0]]),
+        divisors=np.array([[4.0, 1.0]]),
+        base=np.ones(1),
+        is_write=False,
+    )
+    tiles = np.array([[1.0, 8.0], [4.0, 8.0], [5.0, 8.0], [8.0, 2.0], [16.0, 8.0]])
+    assert grouped.elements(tiles).tolist() == [8, 8, 16, 10, 32]
+    assert (grouped.stride(0), grouped.stride(1)) == (0, 1)
+
+
+@pytest.mark.tvm
+def test_accesses_of_a_padded_convolution_follow_its_index_expressions() -> None:
+    import tvm
+    from tvm import te
+    from tvm.s_tir.meta_schedule.testing.te_workload import CONFIGS
+
+    module = tvm.IRModule({"main": te.create_prim_func(CONFIGS["C2D"][0](1, 14, 14, 8, 16, 3, 2, 1))})
+    found = block_accesses(tvm.ir.save_json(module))
+    assert set(found) == {"PadInput", "conv2d_nhwc"}
+    block = found["conv2d_nhwc"]
+    assert block.extents == (1, 7, 7, 16, 3, 3, 8)
+    assert block.spatial == (True,) * 4 + (False,) * 3
+    reads = [buffer for buffer in block.buffers if not buffer.is_write]
+    assert [buffer.shape for buffer in reads] == [(1, 16, 16, 8), (3, 3, 8, 16)]
+    # Two output columns with a stride of 2 and three taps touch five input columns.
+    tile = np.array([1, 1, 2, 4, 1, 3, 8], dtype=np.float64)
+    assert reads[0].elements(tile) == 5 * 8
+    assert reads[1].elements(tile) == 3 * 8 * 4
+    assert reads[0].stride(2) == 16
+    assert reads[0].stride(3) == 0
+
+
+def test_the_hash_of_a_spec_changes_with_any_slot() -> None:
+    hashes = {
+        DEFAULT_SPEC.hash,
+        replace(DEFAULT_SPEC, max_steps=41).hash,
+        replace(DEFAULT_SPEC, version=99).hash,
+        replace(DEFAULT_SPEC, summary_names=("other",)).hash,
+        replace(DEFAULT_SPEC, categories=(("kind", 3),)).hash,
+    }
+    assert len(hashes) == 5
+    assert FeatureSpec().hash == DEFAULT_SPEC.hash
+
+
+def test_slots_that_nobody_can_fill_are_refused() -> None:
+    with pytest.raises(TransferError, match="train the model again"):
+        Extractor(replace(DEFAULT_SPEC, number_names=("other",)))
+
+
+def test_a_bad_trace_is_named_by_its_candidate() -> None:
+    workload = gmm_workload()
+    bad = Candidate(workload_id=workload.workload_id, trace="nonsense")
+    with pytest.raises(TraceError, match=bad.candidate_id):
+        Extractor().extract([workload], [bad])
+
+
+def test_a_dialect_without_reader_and_a_missing_workload_are_refused() -> None:
+    workload = gmm_workload()
+    strange = Candidate(workload_id=workload.workload_id, trace="", dialect="klingon")
+    with pytest.raises(TransferError, match="klingon"):
+        Extractor().extract([workload], [strange])
+    with pytest.raises(TransferError, match="workloads are not given"):
+        Extractor().extract({}, [strange])
+    with pytest.raises(TransferError, match="give one each"):
+        Extractor().extract([], [strange])
+    with pytest.raises(TransferError, match="got workload"):
+        Extractor().extract([gmm_workload("another")], [strange])
+
+
+def test_a_mapping_of_workloads_gives_what_a_sequence_gives() -> None:
+    one, other = gmm_workload("one"), gmm_workload("other")
+    candidates = [*gmm_candidates(one, 2), *gmm_candidates(other, 1)]
+    mapping: dict[WorkloadId, Workload] = {workload.workload_id: workload for workload in (one, other)}
+    np.testing.assert_array_equal(
+        Extractor().extract(mapping, candidates).workload,
+        Extractor().extract([one, one, other], candidates).workload,
+    )
+
+
+def test_no_candidates_give_an_empty_block() -> None:
+    block = Extractor().extract([], [])
+    assert len(block) == 0
+    assert block.summary.shape == (0, len(DEFAULT_SPEC.summary_names))
+
+
+def test_workload_vectors_tell_operators_and_work_apart() -> None:
+    plain, relax = gmm_workload(), replace(gmm_workload("relax"), operator="relax", flops=0.0, arg_shapes=())
+    relax = replace(relax, arg_dtypes=())
+    candidates = [gmm_candidates(one, 1)[0] for one in (plain, relax)]
+    first, second = Extractor().extract([plain, relax], candidates).workload
+    names = DEFAULT_SPEC.workload_names
+    assert first[names.index("operator_GMM")] == 1
+    assert first[names.index("flops")] == pytest.approx(22, abs=1e-3)
+    assert sum(second[names.index(f"operator_bucket_{bucket}")] for bucket in range(4)) == 1
+    assert np.isfinite(second).all()
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "vector_bytes", "fma", "avx512"),
+    [
+        ("x86-64", 16, 0, 0),
+        ("x86-64-v2", 16, 0, 0),
+        ("sandybridge", 32, 0, 0),
+        ("x86-64-v3", 32, 1, 0),
+        ("x86-64-v4", 64, 1, 1),
+        ("native", 64, 1, 1),
+        ("a-name-of-tomorrow", 64, 1, 1),
+        ("", 16, 0, 0),
+    ],
+)
+def test_hardware_follows_the_target_and_not_the_host(
+    mcpu: str, vector_bytes: int, fma: int, avx512: int
+) -> None:
+    vector = dict(zip(HARDWARE_NAMES, hardware_vector(*cpu_device("dev", mcpu)).tolist(), strict=True))
+    assert vector["target_vector_bytes"] == pytest.approx(np.log2(1 + vector_bytes))
+    assert (vector["target_fma"], vector["target_avx512"]) == (fma, avx512)
+    assert vector["host_vector_bytes"] == pytest.approx(np.log2(65))
+    assert vector["clock_mhz"] == pytest.approx(np.log2(3001))
+
+
+def test_target_attributes_are_applied_on_top_of_the_cpu_name() -> None:
+    spec, descriptor = cpu_device("dev", "x86-64-v4")
+    less = replace(spec, target_json='{"kind":"llvm","mattr":["-avx512f","-fma"],"mcpu":"x86-64-v4"}')
+    vector = dict(zip(HARDWARE_NAMES, hardware_vector(less, descriptor).tolist(), strict=True))
+    assert (vector["target_avx512"], vector["target_fma"]) == (0, 0)
+    assert vector["target_vector_bytes"] == pytest.approx(np.log2(33))
+
+
+def test_an_arm_board_has_fused_multiply_add_and_its_own_vectors() -> None:
+    changes = {"arch": "aarch64", "isa_flags": ("asimd",), "vector_bytes": 16, "clock_max_mhz": 0.0}
+    vector = dict(
+        zip(HARDWARE_NAMES, hardware_vector(*cpu_device("pi", "cortex-a72", **changes)).tolist(), strict=True)
+    )
+    assert (vector["arch_arm"], vector["arch_x86"], vector["target_fma"]) == (1, 0, 1)
+    assert vector["clock_mhz"] == pytest.approx(np.log2(2501))
+    assert hardware_vector(*cpu_device("pi", "a64fx", **changes))[
+        HARDWARE_NAMES.index("target_vector_bytes")
+    ] == pytest.approx(np.log2(65))

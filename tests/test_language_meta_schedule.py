@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import canonical_json
+from tests.dataset_fixtures import (
+    ENTER_POSTPROC,
+    GMM_DECISIONS,
+    GMM_HEAD,
+    GMM_TAIL,
+    NRM_TRACE,
+    gmm_trace,
+)
+from transfer.errors import TraceError
+from transfer.language.meta_schedule import MetaScheduleReader
+from transfer.language.primitives import (
+    Kind,
+    Primitive,
+    detail_index,
+    kind_index,
+    role_index,
+    vocabulary_hash,
+)
+
+TILED = ("Z", "tiled")
+GMM_STEPS = (
+    Primitive(Kind.AN, (-1, 0), (*TILED, "SSRSRS")),
+    Primitive(Kind.SP, (0, 2, 2, 1, 1, 1), (*TILED, "spatial")),
+    Primitive(Kind.SP, (1, 128, 16, 2, 1, 4), (*TILED, "spatial")),
+    Primitive(Kind.SP, (2, 64, 1, 1, 2, 32), (*TILED, "spatial")),
+    Primitive(Kind.SP, (3, 128, 16, 8), (*TILED, "reduction")),
+    Primitive(Kind.RE, (14,), (*TILED, "")),
+    Primitive(Kind.CHW, (0,), (*TILED, "global")),
+    # At the third of the outer loops: 2 * 16 * 1 iterations around it, 2 * 2 * 32 * 4 of the result inside.
+    Primitive(Kind.CA, (2, 32, 512), ("Z", "write_cache", "Z")),
+    Primitive(Kind.AN, (-1, 16), ("root", "root", "parallel")),
+    Primitive(Kind.AN, (-1, 64), ("root", "root", "vectorize")),
+    Primitive(Kind.PR, (64,), ("root", "root", "unroll_explicit")),
+)
+
+
+def read(instructions: list[Any], decisions: list[Any]) -> tuple[Primitive, ...]:
+    return MetaScheduleReader().read(json.dumps([instructions, decisions], separators=(",", ":")))
+
+
+def test_a_matrix_product_is_read_step_by_step() -> None:
+    assert MetaScheduleReader().read(gmm_trace()) == GMM_STEPS
+
+
+@pytest.mark.parametrize(
+    "tail", [[], [ENTER_POSTPROC], GMM_TAIL, [ENTER_POSTPROC, *GMM_TAIL], GMM_TAIL[:1] + GMM_TAIL[4:]]
+)
+def test_post_processing_makes_no_difference(tail: list[Any]) -> None:
+    assert [step for step in read(GMM_HEAD + tail, GMM_DECISIONS) if step.kind is not Kind.FU][:11] == list(
+        GMM_STEPS
+    )
+    if "Unannotate" in str(tail) or not tail or tail == [ENTER_POSTPROC]:
+        assert read(GMM_HEAD + tail, GMM_DECISIONS) == GMM_STEPS
+
+
+def test_decisions_of_post_processors_are_passed_over() -> None:
+    late = ["SampleCategorical", [], [[1, 2], [0.5, 0.5]], ["v99"]]
+    extra = [*GMM_DECISIONS, [len(GMM_HEAD) + len(GMM_TAIL), 1]]
+    assert read([*GMM_HEAD, *GMM_TAIL, late], extra) == GMM_STEPS
+
+
+def test_a_second_trace_of_a_design_space_takes_its_own_decisions() -> None:
+    reader = MetaScheduleReader()
+    reader.read(gmm_trace())
+    again = reader.read(gmm_trace(j=(64, 1, 1, 1), unroll=0))
+    assert again[3].numbers == (2, 64, 64, 1, 1, 1)
+    assert again[-1].numbers == (0,)
+    assert again == MetaScheduleReader().read(gmm_trace(j=(64, 1, 1, 1), unroll=0))
+
+
+def test_design_spaces_that_share_a_beginning_are_told_apart() -> None:
+    # The second lacks the last annotation, whose absence only shows at the end of the instructions.
+    reader = MetaScheduleReader()
+    full = reader.read(canonical_json([GMM_HEAD + GMM_TAIL, GMM_DECISIONS]))
+    short = reader.read(canonical_json([GMM_HEAD[:-1] + GMM_TAIL, GMM_DECISIONS]))
+    assert full[:-1] == short
+
+
+def test_white_space_in_the_text_makes_no_difference() -> None:
+    reader = MetaScheduleReader()
+    value = json.loads(gmm_trace())
+    assert reader.read(json.dumps(value)) == reader.read(json.dumps(value, indent=1)) == GMM_STEPS
+
+
+def test_factored_reduction_and_sampled_locations() -> None:
+    steps = MetaScheduleReader().read(NRM_TRACE)
+    assert [step.kind for step in steps] == [
+        Kind.FU,
+        Kind.SP,
+        Kind.RF,
+        Kind.AN,
+        Kind.AN,
+        Kind.PR,
+        Kind.CR,  # location -1
+        Kind.CI,  # location -2
+    ]
+    assert steps[1].numbers == (-1, 65536, 2048, 32)
+    assert steps[2].numbers == (-1, 1, 32)
+    assert not [step for step in steps if step.names[2] == "random_compute_producer"]
+
+
+def test_location_sampled_in_the_tiled_nest_counts_the_iterations_around_it() -> None:
+    pad = ["GetSBlock", [], ["PadInput", "main"], ["b90"]]
+    sample = ["SampleComputeLocation", ["b90"], [], ["l91"]]
+    compute = ["ComputeAt", ["b90", "l91"], [1, -1], []]
+    steps = read([*GMM_HEAD, pad, sample, compute], [*GMM_DECISIONS, [len(GMM_HEAD) + 1, 6]])
+    # Loop 6 is the outer reduction loop: 2*16*1 * 1*2*1 * 16 iterations; 1*1*2 * 8 * 1*4*32 remain inside.
+    assert steps[-1] == Primitive(Kind.CA, (6, 1024, 2048), ("PadInput", "other", "Z"))
+
+
+def test_fused_loops_multiply_their_extents() -> None:
+    fuse = ["Fuse", ["l10", "l18", "l26"], [1], ["l90"]]
+    bind = ["Bind", ["l90"], ["blockIdx.x"], []]
+    steps = read([*GMM_HEAD, fuse, bind], GMM_DECISIONS)
+    assert steps[-2] == Primitive(Kind.FU, (3, 32), (*TILED, ""))
+    assert steps[-1] == Primitive(Kind.AN, (-1, 32), (*TILED, "blockIdx.x"))
+
+
+def test_unknown_instructions_are_kept_and_counted() -> None:
+    reader = MetaScheduleReader()
+    strange = ["Frobnicate", ["b0", 7, "v35"], [3, "x"], ["l90"]]
+    for _ in range(2):
+        steps = reader.read(canonical_json([[*GMM_HEAD, strange], GMM_DECISIONS]))
+    assert steps[-1] == Primitive(Kind.UNK, (7, 64, 3), (*TILED, "x"))
+    assert reader.unknown == {"Frobnicate": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[[", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("{}", r"must be \[instructions, decisions\]"),
+        ("[[], [], []]", r"must be \[instructions, decisions\]"),
+        ('[[["Split", []]], []]', r"must be \[kind, inputs, attributes, outputs\]"),
+        ('[[["GetLoops", [], [], [1]]], []]', r"must be \[kind, inputs, attributes, outputs\]"),
+    ],
+)
+def test_malformed_text_is_refused(text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        MetaScheduleReader().read(text)
+
+
+@pytest.mark.parametrize(
+    "decisions",
+    [
+        [],
+        GMM_DECISIONS[:-1],
+        [*GMM_DECISIONS[:-1], [18, 4]],
+        [*GMM_DECISIONS[:-1], [18, -1]],
+        [*GMM_DECISIONS[:-1], [18, [1]]],
+        [[4, [2, 1, 1]], *GMM_DECISIONS[1:]],
+        [[4, 2], *GMM_DECISIONS[1:]],
+        [[4, ["2", 1, 1, 1]], *GMM_DECISIONS[1:]],
+        [[4, [2, 1, 1, True]], *GMM_DECISIONS[1:]],
+        [[4, [2**70, 1, 1, 1]], *GMM_DECISIONS[1:]],
+        [[4], *GMM_DECISIONS],
+        [3, *GMM_DECISIONS],
+    ],
+)
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_unusable_decisions_are_refused(decisions: list[Any], seen_before: bool) -> None:
+    reader = MetaScheduleReader()
+    if seen_before:
+        reader.read(gmm_trace(tail=False))
+    with pytest.raises(TraceError, match="MetaSchedule"):
+        reader.read(canonical_json([GMM_HEAD, decisions]))
+
+
+def test_the_error_survives_pickling() -> None:
+    with pytest.raises(TraceError) as caught:
+        MetaScheduleReader().read("nonsense")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+NAMES = st.sampled_from(["b0", "b1", "l2", "l3", "l10", "v6", "v35", "None", '"SSRSRS"', "x"])
+ITEMS = st.one_of(NAMES, st.integers(), st.none(), st.booleans(), st.floats(), st.just([]))
+INSTRUCTIONS = st.tuples(
+    st.sampled_from(sorted({one[0] for one in GMM_HEAD + GMM_TAIL} | {"Bind", "RFactor", "ComputeAt", "?"})),
+    st.lists(ITEMS, max_size=4),
+    st.lists(st.one_of(ITEMS, st.just([1, 2]), st.just("meta_schedule.parallel")), max_size=3),
+    st.lists(NAMES, max_size=4),
+).map(list)
+DECISIONS = st.tuples(
+    st.integers(0, 12), st.one_of(st.integers(-3, 6), st.lists(st.integers(0, 64), max_size=4))
+).map(list)
+
+
+@given(st.lists(INSTRUCTIONS, max_size=12), st.lists(DECISIONS, max_size=6), st.integers(0, len(GMM_HEAD)))
+def test_any_well_formed_trace_is_read_or_refused(
+    instructions: list[Any], decisions: list[Any], known: int
+) -> None:
+    try:
+        steps = read(GMM_HEAD[:known] + instructions, GMM_DECISIONS + decisions)
+    except TraceError:
+        return
+    for step in steps:
+        assert all(type(number) is int for number in step.numbers)
+        assert len(step.names) == 3
+        assert all(isinstance(name, str) for name in step.names)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_refused_with_a_trace_error(text: str) -> None:
+    with pytest.raises(TraceError):
+        MetaScheduleReader().read(text)
+
+
+def test_words_outside_the_vocabulary_share_the_unknown_index() -> None:
+    assert kind_index("nonsense") == role_index("nonsense") == detail_index("nonsense") == 1
+    assert len({kind_index(kind) for kind in Kind}) == len(Kind)
+    assert 0 not in {kind_index(kind) for kind in Kind}
+
+
+def test_the_vocabulary_hash_changes_with_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = vocabulary_hash()
+    assert before == vocabulary_hash()
+    monkeypatch.setattr("transfer.language.primitives.DETAILS", ("", "other"))
+    assert vocabulary_hash() != before

@@ -1,0 +1,1 @@
+"""Dialects of schedules, each read into the same sequences of primitives."""

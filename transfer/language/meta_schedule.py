@@ -1,0 +1,147 @@
+"""MetaSchedule traces as primitive sequences.
+
+A trace is the JSON text `[instructions, decisions]` of `tvm.s_tir.schedule.Trace.as_json`: an instruction is
+`[kind, inputs, attributes, outputs]`, a decision `[instruction index, value]`. Random variables are named
+`b0`, `l3`, `v10`; string literals keep their quotes. Candidates of one design space differ in their decisions
+only, so the instructions are compiled once to a template with a few holes, and a further trace costs the
+parse of its decisions. Called by `transfer.features`; needs no TVM.
+
+Post-processing is left out: it follows from what stands before it, records may come with or without it, and
+a search adds it only on some paths. It begins at `EnterPostproc`, or, where a trace was replayed without one,
+at the first instruction that only post-processors make (see `compile_trace`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+from transfer.errors import TraceError
+from transfer.language.compile_trace import compile_plan
+from transfer.language.primitives import Primitive
+from transfer.language.trace_values import MAX_NUMBER, Plan
+
+#: Plans kept before starting over; a design space is one plan, a network has a few hundred at most.
+_PLAN_LIMIT = 4096
+
+# Where post-processing begins, as TVM writes it: only speeds up the look-up of a plan. Text in another form
+# has all of its instructions as the key.
+_ENTER = '["EnterPostproc",[],[],[]]'
+_UNANNOTATE = '["Unannotate",["b'
+_UNANNOTATE_KEY = re.compile(
+    r'\["Unannotate",\["b\d+"\],\["meta_schedule\.(?:parallel|vectorize|unroll_explicit|unroll_implicit'
+    r'|cooperative_fetch)"\],\[\]\]'
+)
+
+
+class MetaScheduleReader:
+    """Reads traces; keeps the compiled form of each design space met.
+
+    Attributes:
+        unknown: How many steps of each unknown instruction kind were read (each became an UNK primitive).
+    """
+
+    def __init__(self) -> None:
+        self.unknown: Counter[str] = Counter()
+        self._plans: dict[str, Plan] = {}
+
+    def read(self, trace: str) -> tuple[Primitive, ...]:
+        """Read one trace.
+
+        Args:
+            trace: JSON text `[instructions, decisions]`.
+
+        Returns:
+            The steps before post-processing, sampled values put in.
+
+        Raises:
+            TraceError: The text is not such a trace.
+        """
+        split = _split_text(trace)
+        plan = self._plans.get(split[0]) if split is not None else None
+        if split is None or plan is None:
+            instructions, decisions = _parse(trace)
+            plan = compile_plan(instructions)
+            if len(self._plans) >= _PLAN_LIMIT:
+                self._plans.clear()
+            if split is not None:
+                self._plans[split[0]] = plan
+        else:
+            decisions = split[1]
+        if plan.unknown:
+            self.unknown.update(plan.unknown)
+        return plan.fill(_by_instruction(decisions))
+
+
+def _split_text(trace: str) -> tuple[str, list[Any]] | None:
+    """Key of the design space, and the decisions, without parsing the instructions; None if that fails."""
+    # Decisions hold no quote, so they begin at the first "]],[" after the last one.
+    start = trace.find("]],[[", trace.rfind('"'))
+    if start < 0 or not trace.endswith("]"):
+        return None
+    try:
+        decisions = json.loads(trace[start + 3 : -1])
+    except (ValueError, RecursionError):
+        return None
+    return trace[: _head_end(trace, start)], decisions
+
+
+def _head_end(trace: str, end: int) -> int:
+    """Where post-processing begins in the text of the instructions; `end` where that is not seen."""
+    place = trace.find(_ENTER, 0, end)
+    if place >= 0:
+        return place
+    place = trace.find(_UNANNOTATE, 0, end)
+    while place >= 0 and not _UNANNOTATE_KEY.match(trace, place):
+        place = trace.find(_UNANNOTATE, place + 1, end)
+    return place if place >= 0 else end
+
+
+def _parse(trace: str) -> tuple[list[Any], list[Any]]:
+    """Parse a whole trace and check its outer form.
+
+    Raises:
+        TraceError: It is not JSON, or not `[instructions, decisions]`.
+    """
+    try:
+        value = json.loads(trace)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"MetaSchedule trace is not JSON ({error}); it begins {trace[:60]!r}") from error
+    if not (isinstance(value, list) and len(value) == 2 and all(isinstance(part, list) for part in value)):
+        raise TraceError(f"MetaSchedule trace must be [instructions, decisions], begins {trace[:60]!r}")
+    for place, instruction in enumerate(value[0]):
+        well_formed = (
+            isinstance(instruction, list)
+            and len(instruction) == 4
+            and isinstance(instruction[0], str)
+            and all(isinstance(part, list) for part in instruction[1:])
+            and all(isinstance(output, str) for output in instruction[3])
+        )
+        if not well_formed:
+            raise TraceError(
+                f"MetaSchedule instruction {place} must be [kind, inputs, attributes, outputs], "
+                f"got {str(instruction)[:80]}"
+            )
+    return value[0], value[1]
+
+
+def _by_instruction(decisions: list[Any]) -> dict[int, Any]:
+    """Decisions by the index of their instruction.
+
+    Raises:
+        TraceError: One is not `[instruction index, integer or list of integers]`.
+    """
+    found: dict[int, Any] = {}
+    for decision in decisions:
+        try:
+            index, value = decision
+        except (TypeError, ValueError):
+            raise TraceError(f"MetaSchedule decision must be [index, value], got {decision!r}") from None
+        for number in (index, *value) if type(value) is list else (index, value):
+            # Booleans are no numbers here, and what exceeds 64 bits is no extent.
+            if type(number) is not int or not -MAX_NUMBER <= number <= MAX_NUMBER:
+                raise TraceError(f"MetaSchedule decision {decision!r} must hold 64-bit integers only")
+        found[index] = value
+    return found

@@ -1,0 +1,188 @@
+"""The canonical schedule step and its vocabulary, shared by every dialect.
+
+The readers of this folder turn the schedule language of one compiler into sequences of `Primitive`;
+`transfer.features` turns sequences into arrays. The canonical kinds are Ansor's fourteen transform
+steps (record format v0.6, which TLP reads) plus the few that a MetaSchedule trace adds. This
+module knows nothing of JSON, files, devices or learning.
+
+What the fields of a primitive hold, by kind (`names` is always `(block, role, detail)`, each may be ""):
+
+| kind | numbers | detail |
+|---|---|---|
+| SP, FSP, FFSP | axis position (-1 unknown), extent, factors outer to inner (0 unknown) | axis kind |
+| FU | loops fused, extent of the result (0 unknown) | |
+| RE | loops reordered | |
+| CA | depth of the loop (-1 unknown), iterations around it, iterations inside it (0 unknown) | target block |
+| CHR, CHW | index of the buffer | memory scope |
+| AN | axis position (-1: the whole block), value | annotation |
+| PR | value | pragma |
+| RF | axis position, factor axis | |
+| others | the numbers as written | |
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from agents.records import content_hash
+
+#: Version of the meaning of `Primitive`; raise it when a field changes without a change of the vocabulary.
+LANGUAGE_VERSION = 1
+
+#: Index of a padding step in every categorical slot.
+PADDING = 0
+#: Index of anything outside the vocabulary in every categorical slot.
+UNKNOWN = 1
+
+
+class Kind(StrEnum):
+    """Kinds of schedule steps: Ansor's fourteen, then those of MetaSchedule that fit none of them."""
+
+    UNK = "UNK"
+    AN = "AN"
+    FU = "FU"
+    PR = "PR"
+    RE = "RE"
+    SP = "SP"
+    FSP = "FSP"
+    FFSP = "FFSP"
+    SA = "SA"
+    CA = "CA"
+    CI = "CI"
+    CR = "CR"
+    CHR = "CHR"
+    CHW = "CHW"
+    RF = "RF"
+    BLOCKIZE = "BZ"
+    TENSORIZE = "TZ"
+    LAYOUT = "TL"
+    REINDEX = "RX"
+    DECOMPOSE = "DR"
+    SCOPE = "SS"
+    UNIT_LOOP = "AU"
+    UNANNOTATE = "UA"
+    PAD_EINSUM = "PE"
+
+
+class Role(StrEnum):
+    """What a block is in the schedule; names of blocks differ between networks, roles do not."""
+
+    NONE = ""
+    ROOT = "root"
+    #: The block whose loops get the multi-level tiling.
+    TILED = "tiled"
+    #: Made by a cache write of the tiled block.
+    WRITE_CACHE = "write_cache"
+    #: Made by a cache read.
+    READ_CACHE = "read_cache"
+    #: The partial-result block of a factored reduction.
+    RFACTOR = "rfactor"
+    #: Any other block of the program: padding, element-wise, transpose...
+    OTHER = "other"
+
+
+SPATIAL = "spatial"
+REDUCTION = "reduction"
+
+#: Words a `detail` may be; the rest is hashed by name where it is a block, else unknown.
+DETAILS: tuple[str, ...] = (
+    "",
+    SPATIAL,
+    REDUCTION,
+    "none",
+    "unroll",
+    "vectorize",
+    "parallel",
+    "vthread",
+    "tensorize",
+    "blockIdx.x",
+    "blockIdx.y",
+    "blockIdx.z",
+    "threadIdx.x",
+    "threadIdx.y",
+    "threadIdx.z",
+    "vthread.x",
+    "vthread.y",
+    "vthread.z",
+    "auto_unroll_max_step",
+    "unroll_explicit",
+    "unroll_implicit",
+    "tiling_structure",
+    "SSRSRS",
+    "SSSRRSRS",
+    "SRS",
+    "cooperative_fetch",
+    "thread_extent_low_inclusive",
+    "thread_extent_high_inclusive",
+    "random_compute_producer",
+    "cache_type",
+    "software_pipeline_stage",
+    "software_pipeline_order",
+    "software_pipeline_async_stages",
+    "inline_rule",
+    "layout_rewrite_preproc",
+    "auto_tensorize",
+    "auto_tensorize_init",
+    "tensor_core_enabled",
+    "global",
+    "local",
+    "shared",
+    "shared.dyn",
+    "wmma.matrix_a",
+    "wmma.matrix_b",
+    "wmma.accumulator",
+    "m16n8k8.matrixA",
+    "m16n8k8.matrixB",
+    "m16n8k8.matrixC",
+)
+
+_KIND_INDEX = {kind: index + 1 for index, kind in enumerate(Kind)}
+_ROLE_INDEX = {role: index + 2 for index, role in enumerate(Role)}
+_DETAIL_INDEX = {word: index + 2 for index, word in enumerate(DETAILS)}
+
+#: Sizes of the vocabularies, padding and unknown included.
+KIND_COUNT = len(Kind) + 1
+ROLE_COUNT = len(Role) + 2
+DETAIL_COUNT = len(DETAILS) + 2
+
+
+class Primitive(NamedTuple):
+    """One schedule step. A named tuple, since millions are made, hashed and compared."""
+
+    kind: Kind
+    numbers: tuple[int, ...] = ()
+    #: `(block, role, detail)`.
+    names: tuple[str, str, str] = ("", "", "")
+
+
+class Reader(Protocol):
+    """Turns the text of one dialect's schedules into primitives."""
+
+    def read(self, trace: str) -> tuple[Primitive, ...]:
+        """Read one schedule.
+
+        Raises:
+            transfer.errors.TransferError: The text is not a schedule of this dialect.
+        """
+        ...
+
+
+def kind_index(kind: str) -> int:
+    """Index of a kind, `UNKNOWN` outside the vocabulary."""
+    return _KIND_INDEX.get(kind, UNKNOWN)  # type: ignore[call-overload, no-any-return]
+
+
+def role_index(role: str) -> int:
+    """Index of a role, `UNKNOWN` outside the vocabulary."""
+    return _ROLE_INDEX.get(role, UNKNOWN)  # type: ignore[call-overload, no-any-return]
+
+
+def detail_index(word: str) -> int:
+    """Index of a detail, `UNKNOWN` outside the vocabulary."""
+    return _DETAIL_INDEX.get(word, UNKNOWN)
+
+
+def vocabulary_hash() -> str:
+    """Identify the vocabulary: a model trained under another one must not be used."""
+    return content_hash(str(LANGUAGE_VERSION), *Kind, "|", *Role, "|", *DETAILS)

@@ -1,0 +1,143 @@
+"""Values of a MetaSchedule trace that wait for decisions, and what fills them in.
+
+Called by `transfer.language.compile_trace` only; knows nothing of instructions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from transfer.errors import TraceError
+from transfer.language.primitives import Kind, Primitive
+
+#: Largest number read: extents and factors are 64-bit.
+MAX_NUMBER = 2**63 - 1
+
+Decisions = Mapping[int, Any]
+Fill = Callable[[Decisions], Primitive]
+Names = tuple[str, str, str]
+
+
+class Plan(NamedTuple):
+    """A compiled design space."""
+
+    template: tuple[Primitive, ...]
+    #: (place in the template, what makes the step there from the decisions).
+    holes: tuple[tuple[int, Fill], ...]
+    #: How often each instruction that nobody knows occurs.
+    unknown: Counter[str]
+
+    def fill(self, decisions: Decisions) -> tuple[Primitive, ...]:
+        """Steps of the candidate with these decisions.
+
+        Raises:
+            TraceError: A decision is missing or of another form.
+        """
+        steps = list(self.template)
+        for place, make in self.holes:
+            steps[place] = make(decisions)
+        return tuple(steps)
+
+
+class Sampled(NamedTuple):
+    """A number that a decision gives: item `place` of its list, one of `choices`, or the decision itself."""
+
+    instruction: int
+    place: int = -1
+    choices: tuple[Any, ...] = ()
+
+
+class Product(NamedTuple):
+    """The extent of fused loops."""
+
+    parts: tuple[Amount, ...]
+
+
+#: A number known now, or one that decisions will give. 0 stands for unknown in extents and factors.
+Amount: TypeAlias = "int | Sampled | Product"
+
+
+def resolve(amount: Amount, decisions: Decisions) -> int:
+    """Value of an amount under some decisions.
+
+    Raises:
+        TraceError: The decision it needs is missing or of another form.
+    """
+    if isinstance(amount, int):
+        return amount
+    if isinstance(amount, Product):
+        return math.prod(resolve(part, decisions) for part in amount.parts)
+    decision = decisions.get(amount.instruction)
+    if amount.place >= 0:
+        if isinstance(decision, list) and amount.place < len(decision):
+            return int(decision[amount.place])
+    elif isinstance(decision, int):
+        if not amount.choices:
+            return decision
+        if 0 <= decision < len(amount.choices):
+            return as_int(amount.choices[decision])
+    raise TraceError(f"MetaSchedule instruction {amount.instruction} has the unusable decision {decision!r}")
+
+
+def as_int(value: Any) -> int:
+    """A literal as an integer, cut to 64 bits; 0 for anything that is no number."""
+    if not isinstance(value, int | float) or value != value:
+        return 0
+    return int(min(max(value, -MAX_NUMBER), MAX_NUMBER))
+
+
+def tile_maker(instruction: int, parts: int, axis: int, names: Names) -> Fill:
+    """What makes the split of an axis by one perfect tile: the step that traces mostly consist of."""
+
+    def make(decisions: Decisions) -> Primitive:
+        factors = decisions.get(instruction)
+        if not isinstance(factors, list) or len(factors) != parts:
+            raise TraceError(
+                f"MetaSchedule instruction {instruction} needs {parts} tile factors, got {factors!r}"
+            )
+        return Primitive(Kind.SP, (axis, math.prod(factors), *factors), names)
+
+    return make
+
+
+def location_maker(depth: Amount, extents: Sequence[Amount], counted: Sequence[bool], names: Names) -> Fill:
+    """What makes a compute-at, an inlining (-2) or a computation at the root (-1) from a location.
+
+    Args:
+        depth: Place of the loop in the nest, or the sampled location.
+        extents: Extents of the nest, outermost first; empty where the trace does not tell.
+        counted: Loops that count as iterations inside the location.
+        names: Block, role and target of the step.
+    """
+    measure = _extents_maker(extents)
+
+    def make(decisions: Decisions) -> Primitive:
+        place = resolve(depth, decisions)
+        if isinstance(depth, Sampled) and place < 0:
+            return Primitive(Kind.CI if place == -2 else Kind.CR, (), (names[0], names[1], ""))
+        if not 0 <= place < len(extents):
+            return Primitive(Kind.CA, (place, 0, 0), names)
+        sizes = measure(decisions)
+        inside = math.prod(itertools.compress(sizes[place + 1 :], counted[place + 1 :]))
+        return Primitive(Kind.CA, (place, math.prod(sizes[: place + 1]), inside), names)
+
+    return make
+
+
+def _extents_maker(extents: Sequence[Amount]) -> Callable[[Decisions], list[int]]:
+    """What resolves the extents of a loop nest; nearly all are tile factors, so that case is short."""
+    pairs = [(one.instruction, one.place) for one in extents if isinstance(one, Sampled) and one.place >= 0]
+
+    def tiles(decisions: Decisions) -> list[int]:
+        try:
+            return [decisions[instruction][place] for instruction, place in pairs]
+        except (KeyError, IndexError, TypeError) as error:
+            raise TraceError(f"MetaSchedule trace lacks the tile factors of a loop: {error!r}") from None
+
+    if len(pairs) == len(extents):
+        return tiles
+    return lambda decisions: [resolve(one, decisions) for one in extents]
