@@ -1,0 +1,85 @@
+"""A small synthetic dataset with a known optimum, for the tests of models, training and adaptation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agents.records import CandidateId, DeviceId, WorkloadId
+from transfer.dataset import Dataset
+from transfer.features import FeatureBlock, FeatureSpec
+from transfer.losses import LossWeights
+from transfer.model import ModelSizes
+from transfer.train import TrainConfig
+
+SPEC = FeatureSpec(
+    categories=(("kind", 6), ("role", 4)),
+    number_names=("a", "b", "c"),
+    max_steps=7,
+    workload_names=("size", "depth"),
+    hardware_names=("cores", "width"),
+    summary_names=("s",),
+)
+SIZES = ModelSizes(
+    category_width=4,
+    step_width=16,
+    attention_heads=2,
+    trunk_width=24,
+    head_width=8,
+    dropout=0.1,
+)
+CONFIG = TrainConfig(epochs=15, workloads_per_batch=3, learning_rate=5e-3, sizes=SIZES, loss=LossWeights())
+DEVICES = ("cpu.a", "cpu.b", "cpu-new")
+
+
+def make_block(n: int, seed: int = 0, *, steps: int = SPEC.max_steps) -> FeatureBlock:
+    """Random features of `n` candidates with sequences of 2 to `steps` steps."""
+    random = np.random.default_rng(seed)
+    mask = np.arange(steps)[None, :] < random.integers(2, steps + 1, size=n)[:, None]
+    categories = np.stack([random.integers(1, size, (n, steps)) for size in SPEC.category_sizes], axis=2)
+    numbers = random.normal(size=(n, steps, 3)) * np.array([1.0, 30.0, 0.1])
+    return FeatureBlock(
+        categories=np.where(mask[..., None], categories, 0).astype(np.int16),
+        numbers=np.where(mask[..., None], numbers, 0).astype(np.float32),
+        mask=mask,
+        workload=random.normal(size=(n, 2)).astype(np.float32),
+        summary=random.normal(size=(n, 1)).astype(np.float32),
+    )
+
+
+def make_dataset(workloads: int = 8, candidates: int = 10, seed: int = 0) -> Dataset:
+    """A dataset whose latencies follow from the features, alike but not equal on all devices.
+
+    Every tenth latency is missing, and the candidates of a workload share its vector.
+    """
+    random = np.random.default_rng(seed)
+    n = workloads * candidates
+    block = make_block(n, seed)
+    group = np.repeat(np.arange(workloads), candidates).astype(np.int32)
+    vectors = random.normal(size=(workloads, 2)).astype(np.float32)
+    block = FeatureBlock(
+        categories=block.categories,
+        numbers=block.numbers,
+        mask=block.mask,
+        workload=vectors[group],
+        summary=block.summary,
+    )
+    steps = block.mask.sum(axis=1)
+    shared = block.summary[:, 0] + block.numbers[..., 0].sum(axis=1) / steps
+    own = (block.categories[..., 0] == 2).sum(axis=1) / steps
+    tilt = np.array([0.2, 0.4, 0.8])
+    log_latency = 0.7 * shared[:, None] + tilt * own[:, None] + vectors[group, :1] * 2
+    latency = np.exp(log_latency - 8 + random.normal(size=(n, 3)) * 0.02)
+    latency[random.random((n, 3)) < 0.1] = np.nan
+    return Dataset(
+        features=block,
+        spec=SPEC,
+        candidate_ids=tuple(CandidateId(f"c{i:04d}") for i in range(n)),
+        workload_ids=tuple(WorkloadId(f"w{i:02d}") for i in range(workloads)),
+        group=group,
+        device_ids=tuple(DeviceId(d) for d in DEVICES),
+        latency_secs=latency,
+        failed=np.isnan(latency) & (random.random((n, 3)) < 0.3),
+        flops=np.full(workloads, 1e6),
+        weight=np.ones(workloads),
+        hardware=random.normal(size=(3, 2)).astype(np.float32),
+    )

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model_fixtures import SIZES, SPEC, make_block
+from transfer import checkpoint
+from transfer.checkpoint import CheckpointError, load, save
+from transfer.model import MultiTaskTLP, model_config, scoped_seed
+
+
+@pytest.fixture
+def model() -> MultiTaskTLP:
+    with scoped_seed(1):
+        model = MultiTaskTLP(model_config(SPEC, SIZES), ("pi.local", "cpu_b"))
+    model.fit_scaler(make_block(50, 7))
+    return model.eval()
+
+
+@pytest.fixture
+def saved(tmp_path: Path, model: MultiTaskTLP) -> Path:
+    directory = tmp_path / "models" / "v1"
+    save(directory, model, {"seed": 3, "table_version": 12, "metrics": {"top1": {"pi.local": 0.8}}})
+    return directory
+
+
+def edit(directory: Path, **changes: object) -> None:
+    path = directory / checkpoint.MANIFEST_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_round_trip_gives_bit_equal_scores_and_the_manifest(saved, model):
+    loaded, manifest = load(saved, SPEC)
+    block = make_block(40)
+    for device_id in model.device_ids:
+        assert np.array_equal(loaded.score(block, device_id), model.score(block, device_id))
+    assert loaded.config == model.config
+    assert loaded.device_ids == model.device_ids == tuple(manifest["heads"])
+    assert not loaded.training
+    assert manifest["table_version"] == 12
+    assert manifest["metrics"] == {"top1": {"pi.local": 0.8}}
+    assert manifest["spec_hash"] == SPEC.hash
+    assert manifest["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+def test_folder_holds_two_files_and_nothing_is_left_beside_it(saved):
+    assert sorted(p.name for p in saved.iterdir()) == ["manifest.json", "model.safetensors"]
+    assert [p.name for p in saved.parent.iterdir()] == ["v1"]
+
+
+def test_equal_models_give_equal_tensor_files(saved, model, tmp_path):
+    save(tmp_path / "again", model.copy(), {})
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
+        saved / "model.safetensors"
+    ).read_bytes()
+
+
+def test_loading_leaves_the_global_random_state_alone(saved):
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    load(saved)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_other_features_are_refused(saved):
+    with pytest.raises(
+        CheckpointError, match=r"model reads features .* this program makes .* train it again"
+    ):
+        load(saved, replace(SPEC, version=SPEC.version + 1))
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, -1])
+def test_torn_tensors_are_refused(saved, cut):
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(CheckpointError, match="torn or changed"):
+        load(saved)
+
+
+def test_one_flipped_bit_is_found(saved):
+    path = saved / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match="torn or changed"):
+        load(saved)
+
+
+def test_newer_layout_is_refused(saved):
+    edit(saved, format_version=checkpoint.FORMAT_VERSION + 1)
+    with pytest.raises(CheckpointError, match=r"layout version 2 is newer than this program's 1; update"):
+        load(saved)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
+def test_missing_file_is_named(saved, name):
+    (saved / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name}: missing .folder without this file"):
+        load(saved)
+
+
+def test_missing_folder_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"nothere.*missing .no such folder"):
+        load(tmp_path / "nothere")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "not JSON"), ("[]", "expected an object, got list"), ("{}", "not a manifest of layout 1")],
+)
+def test_damaged_manifest_is_refused(saved, text, message):
+    (saved / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        load(saved)
+
+
+def test_manifest_that_does_not_fit_the_tensors_is_refused(saved):
+    edit(saved, heads=["pi.local"])
+    with pytest.raises(CheckpointError, match="do not fit together"):
+        load(saved)
+    edit(saved, model={"unknown": 1})
+    with pytest.raises(CheckpointError, match="do not fit together"):
+        load(saved)
+
+
+def test_a_checkpoint_is_never_overwritten(saved, model):
+    before = (saved / "manifest.json").read_bytes()
+    with pytest.raises(CheckpointError, match="exists already"):
+        save(saved, model, {})
+    assert (saved / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("manifest", [{"heads": []}, {"score": float("nan")}, {"path": Path("x")}])
+def test_bad_manifest_leaves_nothing_behind(tmp_path, model, manifest):
+    with pytest.raises(CheckpointError, match="manifest"):
+        save(tmp_path / "v1", model, manifest)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_save_leaves_no_folder_of_that_name(tmp_path, model, monkeypatch):
+    def fail(path: Path, raw: bytes) -> None:
+        if path.name == checkpoint.MANIFEST_NAME:
+            raise OSError(28, "No space left on device")
+        path.write_bytes(raw)
+
+    monkeypatch.setattr(checkpoint, "_write_synced", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path / "v1", model, {})
+    assert list(tmp_path.iterdir()) == []

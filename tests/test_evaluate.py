@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.model_fixtures import CONFIG, make_dataset
+from transfer.adapt.select import draw_support
+from transfer.errors import TransferError
+from transfer.evaluate import CrossValidation, Plan, cross_validate, evaluate, hold_out
+from transfer.metrics import evaluate_ranking
+from transfer.splits import Split
+from transfer.train import train
+
+TARGET = "cpu-new"
+QUICK = replace(CONFIG, epochs=4)
+DATASET = make_dataset(workloads=9, candidates=10)
+PLAN = Plan(target_device=TARGET, samples=16, source=QUICK, adapt=QUICK, scratch=QUICK)
+
+
+def folds(dataset=DATASET, count: int = 3) -> list[Split]:
+    return [
+        Split(
+            name=f"fold {i + 1} of {count}",
+            train=np.flatnonzero(dataset.group % count != i),
+            test=np.flatnonzero(dataset.group % count == i),
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def result() -> CrossValidation:
+    return cross_validate(DATASET, folds(), PLAN, seed=0)
+
+
+def test_evaluate_judges_the_scores_of_the_head():
+    rows = np.flatnonzero(DATASET.group >= 6)
+    model = train(DATASET, np.flatnonzero(DATASET.group < 6), config=QUICK, seed=0).model
+    column = DATASET.column("cpu.b")
+    expected = evaluate_ranking(
+        model.score(DATASET.features.take(rows), "cpu.b"),
+        DATASET.latency_secs[rows, column],
+        DATASET.group[rows],
+    )
+    assert evaluate(model, DATASET, "cpu.b", rows).summary() == expected.summary()
+
+
+def test_every_workload_is_held_out_once_and_every_approach_is_judged_on_it(result):
+    assert set(result.sources) == {"cpu.a", "cpu.b"}
+    assert set(result.target) == {"warm", "nearest", "scratch", "full"}
+    for approach in (*result.sources.values(), *result.target.values()):
+        assert sorted(approach.metrics.groups) == list(range(9))
+        assert sorted(approach.scored.rows) == list(range(len(DATASET)))
+        low, high = approach.top1_interval
+        assert 0 < low <= approach.metrics.top1 <= high <= 1
+        assert ((approach.scored.scores > 0) & (approach.scored.scores <= 1)).all()
+
+
+def test_pairs_for_plots_line_up_with_the_dataset(result):
+    scored = result.target["warm"].scored
+    assert np.array_equal(
+        scored.labels, DATASET.labels(scored.rows)[:, DATASET.column(TARGET)], equal_nan=True
+    )
+
+
+def test_seconds_of_each_part_are_told(result):
+    assert set(result.seconds) == {"source", "warm", "scratch", "full"}
+    assert all(value > 0 for value in result.seconds.values())
+
+
+def test_the_difference_is_that_of_the_means(result):
+    difference, low, high = result.warm_minus_scratch
+    assert difference == pytest.approx(
+        result.target["warm"].metrics.top1 - result.target["scratch"].metrics.top1
+    )
+    assert low <= difference <= high
+
+
+def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence(result):
+    """Only `full` may see target latencies that were not drawn; nobody may see those held out."""
+    split = folds()[0]
+    column = DATASET.column(TARGET)
+    support = draw_support(DATASET, TARGET, split.train, PLAN.samples, seed=0)
+    latency = DATASET.latency_secs.copy()
+    # Scaled up and not made present or absent: what is measured decides who may be drawn.
+    hidden = np.setdiff1d(np.arange(len(DATASET)), support)
+    latency[hidden, column] *= np.random.default_rng(0).uniform(1, 100, len(hidden))
+    latency[split.test] *= 3
+    other = cross_validate(replace(DATASET, latency_secs=latency), [split], PLAN, seed=0)
+    same = cross_validate(DATASET, [split], PLAN, seed=0)
+    for name in ("warm", "nearest", "scratch"):
+        assert np.array_equal(same.target[name].scored.scores, other.target[name].scored.scores)
+    for device_id in result.sources:
+        assert np.array_equal(same.sources[device_id].scored.scores, other.sources[device_id].scored.scores)
+
+
+@pytest.mark.slow  # starts two processes that import torch
+def test_the_result_does_not_depend_on_the_number_of_workers(result):
+    seen = []
+    other = cross_validate(DATASET, folds(), PLAN, seed=0, workers=2, on_progress=seen.append)
+    for name in result.target:
+        assert np.array_equal(result.target[name].scored.scores, other.target[name].scored.scores)
+    assert [p.done for p in seen] == list(range(1, 13))
+    assert {p.total for p in seen} == {12}
+
+
+def test_progress_names_fold_and_part():
+    seen = []
+    plan = replace(PLAN, with_full=False)
+    cross_validate(DATASET, folds()[:1], plan, seed=0, on_progress=seen.append)
+    assert [(p.fold, p.part, p.done, p.total) for p in seen] == [
+        ("fold 1 of 3", part, i, 3) for i, part in enumerate(("source", "warm", "scratch"), start=1)
+    ]
+
+
+def test_support_is_drawn_in_groups_from_what_was_tried_on_the_target():
+    rows = np.flatnonzero(DATASET.group < 6)
+    column = DATASET.column(TARGET)
+    for seed in range(10):
+        support = draw_support(DATASET, TARGET, rows, 12, seed=seed, per_workload=4)
+        assert len(np.unique(support)) == 12
+        assert np.isin(support, rows).all()
+        assert (np.isfinite(DATASET.latency_secs[support, column]) | DATASET.failed[support, column]).all()
+        assert np.unique(DATASET.group[support], return_counts=True)[1].tolist() == [4, 4, 4]
+    assert not np.array_equal(support, draw_support(DATASET, TARGET, rows, 12, seed=0, per_workload=4))
+
+
+def test_support_may_be_all_that_there_is():
+    tried = np.flatnonzero(np.isfinite(DATASET.latency_secs[:, 2]) | DATASET.failed[:, 2])
+    everything = draw_support(DATASET, TARGET, np.arange(len(DATASET)), len(tried), seed=0)
+    assert np.array_equal(everything, tried)
+    with pytest.raises(TransferError, match=f"cannot draw {len(tried) + 1} samples of 'cpu-new'"):
+        draw_support(DATASET, TARGET, np.arange(len(DATASET)), len(tried) + 1, seed=0)
+
+
+def test_hold_out_judges_every_head_on_every_workload():
+    approaches = hold_out(DATASET, folds(), QUICK, seed=0)
+    assert set(approaches) == set(DATASET.device_ids)
+    for approach in approaches.values():
+        assert sorted(approach.metrics.groups) == list(range(9))
+
+
+def test_a_device_that_one_fold_cannot_train_is_left_out():
+    latency = DATASET.latency_secs.copy()
+    latency[DATASET.group % 3 != 0, DATASET.column("cpu.a")] = np.nan
+    approaches = hold_out(replace(DATASET, latency_secs=latency), folds(), QUICK, seed=0)
+    assert set(approaches) == {"cpu.b", TARGET}

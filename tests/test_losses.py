@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from transfer import losses
+from transfer.losses import LossWeights, head_loss
+
+ALL_TERMS = (
+    losses.lambda_rank,
+    losses.pairwise_hinge,
+    losses.listwise_softmax,
+    losses.regression,
+    losses.log_ratio,
+)
+
+
+def random_groups(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores, labels and mask of 4 groups with up to 7 places; the last group has one label only."""
+    random = np.random.default_rng(seed)
+    scores = torch.from_numpy(random.normal(size=(4, 7)))
+    labels = torch.from_numpy(random.uniform(0.01, 1, size=(4, 7)))
+    labels[0, 1] = labels[0, 2]
+    mask = torch.from_numpy(random.random((4, 7)) < 0.7)
+    mask[3] = False
+    mask[3, 2] = True
+    labels[~mask] = math.nan
+    return scores, labels, mask
+
+
+def slow_lambda_rank(scores: list[float], labels: list[float], weights: list[float]) -> float:
+    n = len(scores)
+    order = sorted(range(n), key=lambda i: -scores[i])
+    rank = {row: place + 1 for place, row in enumerate(order)}
+    ideal = sum((2**y - 1) / math.log2(1 + i) for i, y in enumerate(sorted(labels, reverse=True), start=1))
+    total = 0.0
+    for i in range(n):
+        for j in range(n):
+            if labels[i] <= labels[j]:
+                continue
+            gain = abs((2 ** labels[i] - 1) / ideal - (2 ** labels[j] - 1) / ideal)
+            discount = abs(1 / math.log2(1 + rank[i]) - 1 / math.log2(1 + rank[j]))
+            probability = 1 / (1 + math.exp(-(scores[i] - scores[j])))
+            total += -gain * discount * math.log2(probability) * weights[i] * weights[j]
+    return total
+
+
+def slow_hinge(scores: list[float], labels: list[float], weights: list[float]) -> float:
+    total = share = 0.0
+    for i in range(len(scores)):
+        for j in range(len(scores)):
+            if labels[i] > labels[j]:
+                weight = weights[i] * weights[j]
+                total += weight * max(0.0, labels[i] - labels[j] - (scores[i] - scores[j]))
+                share += weight
+    return total / share if share else 0.0
+
+
+def slow_listwise(scores: list[float], labels: list[float], weights: list[float]) -> float:
+    wanted = np.exp(np.array(labels) / 0.1)
+    got = np.exp(np.array(scores))
+    return float(-(wanted / wanted.sum() * np.array(weights) * np.log(got / got.sum())).sum())
+
+
+def slow_regression(scores: list[float], labels: list[float], weights: list[float]) -> float:
+    error = 1 / (1 + np.exp(-np.array(scores))) - np.array(labels)
+    return float(np.average(error**2, weights=weights))
+
+
+def slow_log_ratio(scores: list[float], labels: list[float], weights: list[float]) -> float:
+    error = np.array(scores) - np.log(np.maximum(labels, losses.MIN_LABEL))
+    return float(np.average((error - np.average(error, weights=weights)) ** 2, weights=weights))
+
+
+SLOW = dict(
+    zip(
+        ALL_TERMS, (slow_lambda_rank, slow_hinge, slow_listwise, slow_regression, slow_log_ratio), strict=True
+    )
+)
+
+
+@pytest.mark.parametrize("term", ALL_TERMS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equals_a_slow_version_group_by_group(term, weighted):
+    for seed in range(5):
+        scores, labels, mask = random_groups(seed)
+        weights = torch.from_numpy(np.random.default_rng(seed).uniform(0.5, 2, size=scores.shape))
+        got = term(scores, labels, mask, weights=weights if weighted else None)
+        for g in range(len(scores)):
+            there = mask[g]
+            rows = [
+                x[g][there].tolist()
+                for x in (scores, labels, weights if weighted else torch.ones_like(scores))
+            ]
+            expected = SLOW[term](*rows) if there.any() else 0.0
+            assert got[g].item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("term", ALL_TERMS)
+def test_missing_labels_get_exactly_zero_gradient_and_no_nan(term):
+    scores, labels, mask = random_groups()
+    scores.requires_grad_()
+    term(scores, labels, mask).sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    assert (scores.grad[~mask] == 0).all()
+    assert (scores.grad[mask] != 0).any()
+
+
+@pytest.mark.parametrize("term", ALL_TERMS)
+def test_scores_of_missing_candidates_do_not_matter(term):
+    scores, labels, mask = random_groups()
+    other = torch.where(mask, scores, scores + 100)
+    assert torch.equal(term(scores, labels, mask), term(other, labels, mask))
+
+
+@pytest.mark.parametrize("term", ALL_TERMS)
+def test_a_group_without_labels_costs_nothing(term):
+    labels = torch.full((1, 3), math.nan)
+    loss = term(torch.randn(1, 3, requires_grad=True), labels, torch.zeros(1, 3, dtype=torch.bool))
+    assert loss.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("term", [losses.lambda_rank, losses.pairwise_hinge, losses.log_ratio])
+def test_order_terms_are_blind_to_a_common_offset(term):
+    scores, labels, mask = random_groups()
+    assert torch.allclose(term(scores, labels, mask), term(scores + 3, labels, mask))
+
+
+def test_log_ratio_is_blind_to_a_common_factor_of_the_labels():
+    scores, labels, mask = random_groups()
+    labels = labels.clamp(min=0.2)
+    halved = losses.log_ratio(scores, labels / 2, mask)
+    assert torch.allclose(losses.log_ratio(scores, labels, mask), halved)
+
+
+@pytest.mark.parametrize("term", ALL_TERMS)
+def test_a_step_down_the_gradient_orders_the_candidates(term):
+    scores = torch.zeros(1, 3, requires_grad=True)
+    labels = torch.tensor([[0.1, 1.0, 0.5]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    term(scores, labels, mask).sum().backward()
+    down = (-scores.grad)[0]
+    assert down[1] > down[0]
+
+
+def test_head_loss_leaves_out_groups_with_fewer_than_two_labels():
+    scores, labels, mask = random_groups()
+    terms = LossWeights(rank=1, regression=1)
+    alone = head_loss(scores[:3], labels[:3], mask[:3], terms=terms)
+    assert torch.equal(head_loss(scores, labels, mask, terms=terms), alone)
+
+
+def test_head_loss_of_nothing_is_none():
+    scores, labels, mask = random_groups()
+    assert head_loss(scores[3:], labels[3:], mask[3:], terms=LossWeights()) is None
+
+
+def test_head_loss_is_the_weighted_sum_of_its_terms():
+    scores, labels, mask = (x[:3] for x in random_groups())
+    terms = LossWeights(rank=0.5, regression=2, log_ratio=0.25, hinge=3, listwise=0.1)
+    expected = (
+        0.5 * losses.lambda_rank(scores, labels, mask)
+        + 2 * losses.regression(scores, labels, mask)
+        + 0.25 * losses.log_ratio(scores, labels, mask)
+        + 3 * losses.pairwise_hinge(scores, labels, mask)
+        + 0.1 * losses.listwise_softmax(scores, labels, mask)
+    ).mean()
+    assert head_loss(scores, labels, mask, terms=terms).item() == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize("bad", [{"rank": -1.0}, {"regression": 0.0, "log_ratio": 0.0, "hinge": 0.0}])
+def test_useless_loss_weights_are_refused(bad):
+    with pytest.raises(ValueError, match="loss weights"):
+        LossWeights(**bad)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model_fixtures import SIZES, SPEC, make_block
+from transfer.errors import TransferError
+from transfer.features import FeatureBlock
+from transfer.model import ModelConfig, ModelSizes, MultiTaskTLP, block_tensors, model_config, scoped_seed
+
+
+@pytest.fixture
+def model() -> MultiTaskTLP:
+    with scoped_seed(1):
+        model = MultiTaskTLP(model_config(SPEC, SIZES), ("cpu.a", "cpu_b"))
+    model.fit_scaler(make_block(50, 7))
+    return model.eval()
+
+
+def with_padding(block: FeatureBlock, steps: int, seed: int) -> FeatureBlock:
+    """The same candidates, with rubbish in every padding step and `steps` more of them."""
+    random = np.random.default_rng(seed)
+    n, length = block.mask.shape
+    mask = np.concatenate([block.mask, np.zeros((n, steps), dtype=bool)], axis=1)
+    categories = random.integers(0, 4, (n, length + steps, 2)).astype(np.int16)
+    numbers = random.normal(size=(n, length + steps, 3), scale=50).astype(np.float32)
+    categories[mask] = block.categories[block.mask]
+    numbers[mask] = block.numbers[block.mask]
+    return replace(block, mask=mask, categories=categories, numbers=numbers)
+
+
+def test_content_of_padding_changes_nothing(model):
+    block = make_block(20)
+    assert np.array_equal(model.score(block, "cpu.a"), model.score(with_padding(block, 0, 3), "cpu.a"))
+
+
+def test_amount_of_padding_changes_nothing(model):
+    block = make_block(20, steps=4)
+    assert np.array_equal(model.score(block, "cpu.a"), model.score(with_padding(block, 3, 3), "cpu.a"))
+
+
+def test_a_short_sequence_scores_the_same_beside_a_long_one(model):
+    block = make_block(20)
+    alone = np.concatenate([model.score(block.take(np.array([i])), "cpu.a") for i in range(20)])
+    np.testing.assert_allclose(alone, model.score(block, "cpu.a"), rtol=1e-5)
+
+
+def test_permuting_candidates_permutes_scores(model):
+    block = make_block(30)
+    order = np.random.default_rng(0).permutation(30)
+    np.testing.assert_allclose(
+        model.score(block.take(order), "cpu_b"), model.score(block, "cpu_b")[order], rtol=1e-5
+    )
+
+
+def test_order_of_steps_matters(model):
+    block = make_block(20)
+    swapped = replace(
+        block,
+        categories=block.categories[:, [1, 0, *range(2, 7)]],
+        numbers=block.numbers[:, [1, 0, *range(2, 7)]],
+    )
+    assert not np.allclose(model.score(block, "cpu.a"), model.score(swapped, "cpu.a"), rtol=1e-3)
+
+
+def test_a_sequence_without_steps_has_a_finite_score(model):
+    block = make_block(3)
+    empty = replace(block, mask=np.zeros_like(block.mask))
+    assert np.isfinite(model.score(empty, "cpu.a")).all()
+
+
+def test_scores_are_within_zero_and_one_and_one_for_each_candidate(model):
+    scores = model.score(make_block(1300), "cpu.a")
+    assert scores.shape == (1300,)
+    assert (scores > 0).all()
+    assert (scores <= 1).all()
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_few_candidates_are_scored_too(model, n):
+    assert model.score(make_block(5).take(np.arange(n)), "cpu.a").shape == (n,)
+
+
+def test_scoring_in_batches_gives_the_scores_of_the_parts(model):
+    block = make_block(700)
+    parts = [model.score(block.take(np.arange(i, min(i + 100, 700))), "cpu.a") for i in range(0, 700, 100)]
+    np.testing.assert_allclose(np.concatenate(parts), model.score(block, "cpu.a"), rtol=1e-5)
+
+
+def test_scoring_leaves_mode_and_gradients_alone(model):
+    model.train()
+    model.score(make_block(3), "cpu.a")
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_each_head_touches_only_the_backbone_and_itself(model):
+    for device_id, other in (("cpu.a", "cpu_b"), ("cpu_b", "cpu.a")):
+        model.zero_grad(set_to_none=True)
+        x = model.backbone(*block_tensors(make_block(8), np.arange(8)))
+        model.logits(x, device_id).sum().backward()
+        assert all(p.grad is None for p in model.head(other).parameters())
+        assert all((p.grad != 0).any() for p in model.head(device_id).parameters())
+        assert (model.join.weight.grad != 0).any()
+        assert (model.encoder.embed.weight.grad != 0).any()
+
+
+@pytest.mark.parametrize(
+    "device_id", ["pi.local:9190", "a%2Eb", "keys", "forward", "Ünï code", "x86-64-v3", ""]
+)
+def test_any_device_id_names_a_head(device_id):
+    model = MultiTaskTLP(model_config(SPEC, SIZES), ("first",))
+    model.add_head(device_id)
+    assert model.device_ids == ("first", device_id)
+    assert model.score(make_block(2), device_id).shape == (2,)
+
+
+def test_ids_that_look_alike_have_heads_of_their_own(model):
+    for device_id in ("a.b", "a%2Eb", "a_b", "a%b"):
+        model.add_head(device_id)
+    assert model.device_ids[2:] == ("a.b", "a%2Eb", "a_b", "a%b")
+
+
+def test_a_head_like_another_scores_the_same_and_then_goes_its_own_way(model):
+    model.add_head("new", like="cpu.a")
+    block = make_block(9)
+    before = model.score(block, "cpu.a")
+    assert np.array_equal(model.score(block, "new"), before)
+    with torch.no_grad():
+        for parameter in model.head("new").parameters():
+            parameter.add_(0.1)
+    assert np.array_equal(model.score(block, "cpu.a"), before)
+
+
+def test_a_head_like_several_is_their_mean(model):
+    model.add_head("new", like=("cpu.a", "cpu_b"))
+    states = [model.head(d).state_dict() for d in ("cpu.a", "cpu_b")]
+    for name, value in model.head("new").state_dict().items():
+        assert torch.allclose(value, (states[0][name] + states[1][name]) / 2)
+
+
+def test_a_copy_shares_nothing(model):
+    twin = model.copy()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert (model.join.weight != 0).any()
+
+
+def test_scaler_uses_true_steps_only_and_leaves_constant_slots_alone(model):
+    block = with_padding(make_block(40), 0, 1)
+    block.numbers[..., 2] = 5.0
+    model.fit_scaler(block)
+    true = block.numbers[block.mask]
+    np.testing.assert_allclose(model.encoder.numbers.mean, true.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(model.encoder.numbers.std[:2], true.std(axis=0)[:2], rtol=1e-4)
+    assert model.encoder.numbers.std[2] == 1.0
+
+
+def test_errors_name_what_is_there(model):
+    with pytest.raises(TransferError, match=r"no head for device 'gpu'.*cpu\.a, cpu_b"):
+        model.score(make_block(2), "gpu")
+    with pytest.raises(TransferError, match="already has a head for device 'cpu_b'"):
+        model.add_head("cpu_b")
+    with pytest.raises(TransferError, match="no head for device 'gpu'"):
+        model.add_head("x", like="gpu")
+    block = make_block(2)
+    narrow = replace(block, numbers=block.numbers[..., :2], workload=block.workload[:, :1])
+    with pytest.raises(
+        TransferError, match=r"number slots: got 2, expected 3; workload slots: got 1, expected 2"
+    ):
+        model.score(narrow, "cpu.a")
+    with pytest.raises(TransferError, match="steps: got 9, at most 7"):
+        model.score(make_block(40, steps=9), "cpu.a")
+
+
+def test_default_sizes_stay_small():
+    from transfer.features import DEFAULT_SPEC
+
+    model = MultiTaskTLP(model_config(DEFAULT_SPEC), ("a",))
+    total = sum(p.numel() for p in model.parameters())
+    head = sum(p.numel() for p in model.head("a").parameters())
+    assert 100_000 < total < 600_000
+    assert head * 4 <= 2 * 2**20
+
+
+@pytest.mark.parametrize("bad", [{"step_width": 97}, {"dropout": 1.0}])
+def test_impossible_sizes_are_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        ModelSizes(**bad)
+
+
+def test_config_is_a_value():
+    assert model_config(SPEC, SIZES) == model_config(SPEC, SIZES)
+    assert isinstance(hash(model_config(SPEC, SIZES)), int)
+    assert isinstance(model_config(SPEC), ModelConfig)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model_fixtures import CONFIG, DEVICES, make_dataset
+from transfer.errors import TransferError
+from transfer.losses import LossWeights
+from transfer.model import MultiTaskTLP
+from transfer.train import TrainConfig, train, trainable_devices
+
+QUICK = replace(CONFIG, epochs=2)
+
+
+def same_weights(a: MultiTaskTLP, b: MultiTaskTLP) -> bool:
+    left, right = a.state_dict(), b.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def order_found(model: MultiTaskTLP, dataset, device_id: str, rows: np.ndarray) -> float:
+    """Share of the pairs inside a workload that the scores put in the right order."""
+    latency = dataset.latency_secs[rows, dataset.column(device_id)]
+    scores = model.score(dataset.features.take(rows), device_id)
+    faster = (latency[:, None] < latency[None, :]) & (
+        dataset.group[rows][:, None] == dataset.group[rows][None, :]
+    )
+    return float((scores[:, None] > scores[None, :])[faster].mean())
+
+
+def test_learns_to_order_candidates_of_workloads_it_never_saw():
+    dataset = make_dataset(workloads=16, candidates=16)
+    held = np.flatnonzero(dataset.group >= 12)
+    result = train(dataset, np.flatnonzero(dataset.group < 12), config=replace(CONFIG, epochs=30), seed=0)
+    assert result.model.device_ids == DEVICES
+    for device_id in DEVICES:
+        assert order_found(result.model, dataset, device_id, held) > 0.8
+    assert result.history[-1].train_loss < 0.7 * result.history[0].train_loss
+    assert [report.epoch for report in result.history] == list(range(1, 31))
+    assert result.seconds > 0
+
+
+def test_same_seed_gives_equal_weights_and_another_seed_does_not():
+    dataset = make_dataset()
+    rows = np.arange(len(dataset))
+    first, second, other = (train(dataset, rows, config=QUICK, seed=s).model for s in (3, 3, 4))
+    assert same_weights(first, second)
+    assert not same_weights(first, other)
+
+
+def test_global_random_state_is_left_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    train(make_dataset(), np.arange(40), config=QUICK, seed=9)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_rows_outside_of_the_training_rows_have_no_influence():
+    dataset = make_dataset()
+    rows = np.flatnonzero(dataset.group < 5)
+    others = dataset.group >= 5
+    changed = dataset.latency_secs.copy()
+    changed[others] *= 7
+    numbers = dataset.features.numbers.copy()
+    numbers[others] += 3
+    other = replace(dataset, latency_secs=changed, features=replace(dataset.features, numbers=numbers))
+    assert same_weights(*(train(d, rows, config=QUICK, seed=0).model for d in (dataset, other)))
+
+
+def test_a_head_without_labels_gets_exactly_zero_gradient():
+    dataset = make_dataset()
+    rows = np.arange(len(dataset))
+    start = train(dataset, rows, config=QUICK, seed=0).model
+    latency = dataset.latency_secs.copy()
+    latency[:, dataset.column("cpu-new")] = np.nan
+    blind = replace(dataset, latency_secs=latency)
+    after = train(blind, rows, config=QUICK, seed=1, init=start).model
+    for a, b in zip(start.head("cpu-new").parameters(), after.head("cpu-new").parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(start.join.weight, after.join.weight)
+
+
+def test_a_single_label_in_a_workload_teaches_nothing():
+    dataset = make_dataset()
+    column = dataset.column("cpu-new")
+    latency = dataset.latency_secs.copy()
+    latency[:, column] = np.nan
+    latency[::10, column] = 1e-3
+    lonely = replace(dataset, latency_secs=latency)
+    assert trainable_devices(lonely, np.arange(len(dataset))) == DEVICES[:2]
+    with pytest.raises(TransferError, match=r"cpu-new.*no workload has two measured"):
+        train(lonely, np.arange(len(dataset)), config=QUICK, seed=0, devices=("cpu-new",))
+
+
+def test_init_is_not_changed_and_keeps_its_scaler():
+    dataset = make_dataset()
+    start = train(dataset, np.arange(40), config=QUICK, seed=0, devices=DEVICES[:2]).model
+    before = start.copy()
+    after = train(dataset, np.arange(40, 80), config=QUICK, seed=0, devices=DEVICES, init=start).model
+    assert same_weights(start, before)
+    assert torch.equal(after.encoder.numbers.mean, start.encoder.numbers.mean)
+    assert after.device_ids == DEVICES
+
+
+def test_scaler_comes_from_the_training_rows():
+    dataset = make_dataset()
+    rows = np.flatnonzero(dataset.group < 4)
+    model = train(dataset, rows, config=QUICK, seed=0).model
+    np.testing.assert_allclose(model.summary.mean, dataset.features.summary[rows].mean(axis=0), rtol=1e-4)
+
+
+def test_early_stopping_returns_the_best_epoch():
+    dataset = make_dataset()
+    rows, held = np.flatnonzero(dataset.group < 5), np.flatnonzero(dataset.group >= 5)
+    config = replace(CONFIG, epochs=60, patience=3, learning_rate=2e-2)
+    seen = []
+    result = train(dataset, rows, config=config, seed=0, validation_rows=held, on_epoch=seen.append)
+    losses = [report.validation_loss for report in result.history]
+    best = int(np.argmin(losses))
+    assert len(losses) < 60
+    assert len(losses) == best + 1 + 3
+    assert seen == list(result.history)
+
+
+def test_a_row_of_weight_zero_is_as_good_as_absent_for_the_loss():
+    dataset = make_dataset()
+    rows = np.arange(len(dataset))
+    weights = np.ones(len(rows))
+    weights[7] = 0
+    spoilt = dataset.latency_secs.copy()
+    spoilt[7] = np.nanmax(spoilt) * 2
+    other = replace(dataset, latency_secs=np.where(np.isnan(dataset.latency_secs), np.nan, spoilt))
+    # Regression and log ratio only: LambdaRank's ideal DCG looks at the labels of all rows.
+    config = replace(QUICK, loss=LossWeights(rank=0, regression=1, log_ratio=1))
+    models = [train(d, rows, config=config, seed=0, row_weights=weights).model for d in (dataset, other)]
+    assert same_weights(*models)
+    assert not same_weights(models[0], train(dataset, rows, config=config, seed=0).model)
+
+
+def test_large_workloads_are_sampled():
+    dataset = make_dataset()
+    config = replace(QUICK, candidates_per_workload=4)
+    assert np.isfinite(train(dataset, np.arange(80), config=config, seed=0).history[-1].train_loss)
+
+
+def test_features_that_are_not_finite_are_refused():
+    dataset = make_dataset()
+    summary = dataset.features.summary.copy()
+    summary[3] = np.nan
+    broken = replace(dataset, features=replace(dataset.features, summary=summary))
+    with pytest.raises(TransferError, match=r"`summary` of the training rows hold NaN"):
+        train(broken, np.arange(40), config=QUICK, seed=0)
+    assert train(broken, np.arange(40, 80), config=QUICK, seed=0).history
+
+
+def test_a_model_that_is_not_finite_is_an_error():
+    dataset = make_dataset()
+    start = train(dataset, np.arange(40), config=QUICK, seed=0).model
+    with torch.no_grad():
+        start.join.weight[0, 0] = torch.nan
+    with pytest.raises(TransferError, match="training diverged: loss nan"):
+        train(dataset, np.arange(40), config=QUICK, seed=0, init=start)
+
+
+def test_a_start_from_other_features_is_refused():
+    dataset = make_dataset()
+    start = train(dataset, np.arange(40), config=QUICK, seed=0).model
+    other = replace(dataset, spec=replace(dataset.spec, version=dataset.spec.version + 1))
+    with pytest.raises(TransferError, match="the model to start from reads features"):
+        train(other, np.arange(40), config=QUICK, seed=0, init=start)
+
+
+def test_useless_requests_are_refused():
+    dataset = make_dataset()
+    with pytest.raises(TransferError, match="any device"):
+        train(dataset, np.array([0, 10]), config=QUICK, seed=0)
+    with pytest.raises(TransferError, match="row_weights must be 40"):
+        train(dataset, np.arange(40), config=QUICK, seed=0, row_weights=np.ones(3))
+    with pytest.raises(ValueError, match="epochs must be at least 1"):
+        TrainConfig(epochs=0)

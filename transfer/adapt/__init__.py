@@ -1,0 +1,1 @@
+"""Ways to give a new device a head from few measured candidates."""

@@ -1,0 +1,36 @@
+"""No transfer: the same network trained on the support set alone. The yardstick of every other strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.adapt.base import visible_part
+from transfer.dataset import Dataset
+from transfer.model import MultiTaskTLP
+from transfer.train import TrainConfig, train
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Train a new model with the target's head only, on the support rows only."""
+
+    name: str = "scratch"
+
+    def adapt(
+        self,
+        source: MultiTaskTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        support_rows: NDArray[np.int64],
+        *,
+        source_rows: NDArray[np.int64],
+        config: TrainConfig,
+        seed: int,
+    ) -> MultiTaskTLP:
+        """Train from nothing; `source` and `source_rows` are not looked at. See `Strategy.adapt`."""
+        part = visible_part(dataset, target_device, support_rows, np.zeros(0, dtype=np.int64))
+        rows = np.arange(len(part))
+        return train(part, rows, config=config, seed=seed, devices=(target_device,)).model

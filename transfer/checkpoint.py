@@ -1,0 +1,199 @@
+"""Keep a model in a folder: `model.safetensors` beside `manifest.json`.
+
+Called by the registry and the command line. A folder appears whole or not at all, and a loaded model
+is either the one that was saved or an error that says why not. Nothing is unpickled.
+
+The manifest holds what the caller gives (table version, metrics, seed, git commit...) and, under its
+own keys, what is needed to build the model and to check the tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from transfer.errors import TransferError
+from transfer.features import FeatureSpec
+from transfer.model import ModelConfig, ModelSizes, MultiTaskTLP
+
+#: Version of the folder's layout. 1: first published layout.
+FORMAT_VERSION = 1
+
+TENSORS_NAME = "model.safetensors"
+MANIFEST_NAME = "manifest.json"
+
+#: Keys of the manifest that belong to this module.
+_OWN_KEYS = frozenset({"format_version", "model", "spec_hash", "heads", "parameters", "tensors_sha256"})
+
+
+class CheckpointError(TransferError):
+    """A checkpoint is missing, damaged, too new, or made for other features."""
+
+
+def save(directory: Path, model: MultiTaskTLP, manifest: Mapping[str, Any]) -> None:
+    """Write a checkpoint that appears under its name only when it is whole and on disk.
+
+    Args:
+        directory: Folder to make; its parent is made as needed.
+        model: Model to keep; its input scaling is part of its tensors.
+        manifest: More to remember, as JSON: table version, metrics, seed, vocabulary hash...
+
+    Raises:
+        CheckpointError: The folder exists, or `manifest` is not JSON or uses a key of this module.
+    """
+    taken = sorted(_OWN_KEYS & manifest.keys())
+    if taken:
+        raise CheckpointError(f"manifest must not set the key(s) {', '.join(taken)}: save() fills them")
+    if directory.exists():
+        raise CheckpointError(
+            f"{directory} exists already; a checkpoint is never overwritten, choose a new name"
+        )
+    tensors = save_tensors({name: value.contiguous() for name, value in model.state_dict().items()})
+    own = {
+        "format_version": FORMAT_VERSION,
+        "model": asdict(model.config),
+        "spec_hash": model.config.spec_hash,
+        "heads": list(model.device_ids),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
+    }
+    try:
+        text = json.dumps({**manifest, **own}, indent=2, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"manifest for {directory} is not plain JSON: {error}") from error
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, because a rename is atomic only inside one file system.
+    part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".part", dir=directory.parent))
+    try:
+        _write_synced(part / TENSORS_NAME, tensors)
+        _write_synced(part / MANIFEST_NAME, text.encode())
+        # mkdtemp makes it private; readers of the registry may be other users.
+        part.chmod(0o755)
+        _sync_folder(part)
+        _rename(part, directory)
+        _sync_folder(directory.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[MultiTaskTLP, dict[str, Any]]:
+    """Read a checkpoint back.
+
+    Args:
+        directory: Folder written by `save`.
+        spec: Features that the model is going to read; None leaves that check to the caller.
+
+    Returns:
+        The model in evaluation mode, and the whole manifest.
+
+    Raises:
+        CheckpointError: A file is missing, torn or changed; the layout is newer than this program;
+            or the model was made for other features than `spec`.
+    """
+    manifest = read_manifest(directory)
+    if spec is not None and manifest["spec_hash"] != spec.hash:
+        raise CheckpointError(
+            f"{directory}: model reads features {manifest['spec_hash']}, this program makes {spec.hash} "
+            f"(other vocabulary or slots); train it again or use the program that made it"
+        )
+    raw = _read(directory, TENSORS_NAME)
+    found = hashlib.sha256(raw).hexdigest()
+    if found != manifest["tensors_sha256"]:
+        raise CheckpointError(
+            f"{directory / TENSORS_NAME}: torn or changed since it was saved "
+            f"(sha256 {found[:12]}, manifest says {str(manifest['tensors_sha256'])[:12]}); "
+            "restore it or roll back"
+        )
+    try:
+        config = _config(manifest["model"])
+        with torch.random.fork_rng(devices=[]):
+            model = MultiTaskTLP(config, manifest["heads"])
+        model.load_state_dict(load_tensors(raw))
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{directory}: manifest and tensors do not fit together: {str(error).splitlines()[0]}; restore it"
+        ) from error
+    return model.eval(), manifest
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Read and check the manifest alone, without the tensors.
+
+    Raises:
+        CheckpointError: It is missing, not JSON, incomplete, or of a newer layout.
+    """
+    raw = _read(directory, MANIFEST_NAME)
+    try:
+        manifest = json.loads(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{directory / MANIFEST_NAME}: not JSON ({error}); restore it") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(
+            f"{directory / MANIFEST_NAME}: expected an object, got {type(manifest).__name__}"
+        )
+    version = manifest.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{directory}: layout version {version} is newer than this program's {FORMAT_VERSION}; "
+            "update the program"
+        )
+    missing = sorted(_OWN_KEYS - manifest.keys())
+    if missing or version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{directory / MANIFEST_NAME}: not a manifest of layout {FORMAT_VERSION} "
+            f"(version {version!r}, missing: {', '.join(missing) or 'nothing'})"
+        )
+    return manifest
+
+
+def _config(values: Mapping[str, Any]) -> ModelConfig:
+    """Build the configuration from its JSON form."""
+    fields = dict(values)
+    fields["category_sizes"] = tuple(fields["category_sizes"])
+    fields["sizes"] = ModelSizes(**fields["sizes"])
+    return ModelConfig(**fields)
+
+
+def _read(directory: Path, name: str) -> bytes:
+    try:
+        return (directory / name).read_bytes()
+    except FileNotFoundError as error:
+        state = "folder without this file" if directory.is_dir() else "no such folder"
+        raise CheckpointError(
+            f"{directory / name}: missing ({state}); expected a folder made by save()"
+        ) from error
+
+
+def _write_synced(path: Path, raw: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rename(part: Path, directory: Path) -> None:
+    """Rename, refusing a target that appeared meanwhile (rename(2) would replace an empty folder only)."""
+    try:
+        part.rename(directory)
+    except OSError as error:
+        raise CheckpointError(f"{directory}: could not be put in place: {error}") from error

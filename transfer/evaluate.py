@@ -1,0 +1,313 @@
+"""Judge models on workloads they never saw: one model now, or the whole onboarding story by cross-validation.
+
+For each fold `cross_validate` trains the source devices on the training workloads, adapts to the target with
+k samples drawn from those workloads, and scores the held-out workloads. Beside it stand the same network
+without transfer (scratch), without adaptation (nearest), and with all target data (full). Called by the
+command line and onboarding; knows nothing of how data were collected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from transfer.adapt.base import Strategy, visible_part
+from transfer.adapt.multitask import MultiTask, with_target_head
+from transfer.adapt.scratch import Scratch
+from transfer.adapt.select import draw_support
+from transfer.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.metrics import Metrics, bootstrap_interval, concatenate, evaluate_ranking, paired_bootstrap
+from transfer.model import MultiTaskTLP
+from transfer.splits import Split
+from transfer.train import TrainConfig, train, trainable_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `cross_validate` trains, and how."""
+
+    target_device: str
+    #: Target measurements that adaptation may see (k).
+    samples: int
+    source: TrainConfig
+    adapt: TrainConfig
+    scratch: TrainConfig
+    strategy: Strategy = field(default_factory=MultiTask)
+    #: Train the upper bound with all target data too; costs about as much as the source model.
+    with_full: bool = True
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is trained in each fold, in this order."""
+        return ("source", "warm", "scratch", "full") if self.with_full else ("source", "warm", "scratch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One finished part of a cross-validation."""
+
+    fold: str
+    #: One of `Plan.parts`.
+    part: str
+    seconds: float
+    #: Parts finished so far, and in all.
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scored:
+    """Predicted and measured values of one device's held-out candidates, for plots; all arrays are (n,)."""
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    #: Relative speed among the held-out candidates, NaN where not measured.
+    labels: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Approach:
+    """How one way to get a head did on all held-out workloads."""
+
+    metrics: Metrics
+    #: 90 % bootstrap intervals over workloads.
+    top1_interval: tuple[float, float]
+    top5_interval: tuple[float, float]
+    scored: Scored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CrossValidation:
+    """Result of `cross_validate`; every workload was held out once."""
+
+    target_device: str
+    #: Target measurements used in each fold.
+    samples: int
+    #: Source heads by device.
+    sources: Mapping[str, Approach]
+    #: Ways to get the target's head: `warm`, `nearest`, `scratch` and, if asked for, `full`.
+    target: Mapping[str, Approach]
+    #: Mean wall seconds of each part in one fold.
+    seconds: Mapping[str, float]
+    #: Mean difference of top-1, warm less scratch, over the same workloads, with its 90 % interval.
+    warm_minus_scratch: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fold:
+    """Scores of one fold's test rows, by (part, device)."""
+
+    split: Split
+    scores: dict[tuple[str, str], NDArray[np.float64]]
+    seconds: dict[str, float]
+
+
+#: Told of a split, the part of it that is finished, and its seconds.
+_Tell = Callable[[Split, str, float], None]
+_FoldRunner = Callable[[Split, int, _Tell | None], _Fold]
+
+
+def evaluate(model: MultiTaskTLP, dataset: Dataset, device_id: str, rows: NDArray[np.int64]) -> Metrics:
+    """Judge one head on some rows, workload by workload.
+
+    Raises:
+        TransferError: The model has no such head, or no row has a latency on the device.
+    """
+    scores = model.score(dataset.features.take(rows), device_id)
+    return _judge(dataset, device_id, rows, scores)
+
+
+def cross_validate(
+    dataset: Dataset,
+    splits: Sequence[Split],
+    plan: Plan,
+    *,
+    seed: int,
+    workers: int = 1,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> CrossValidation:
+    """Tell how well a new device is onboarded, on workloads that nobody trained on.
+
+    Args:
+        dataset: Candidates of all devices, the target included; its other devices are the sources.
+        splits: Folds that hold each workload out once, see `transfer.splits.workload_folds`.
+        plan: What to train.
+        seed: Of everything random; fold i uses `seed + i`.
+        workers: Processes that work on folds. The result does not depend on it: each fold runs on one
+            thread either way.
+        on_progress: Called after each part; with several workers, for all parts of a fold at its end.
+
+    Raises:
+        TransferError: A fold cannot be trained or judged, or a worker process died.
+    """
+    folds = _run_folds(partial(_onboard, dataset, plan), splits, seed, workers, plan.parts, on_progress)
+    found = {key: _approach(dataset, key, folds, seed) for key in folds[0].scores}
+    target = {part: approach for (part, _), approach in found.items() if part != "source"}
+    return CrossValidation(
+        target_device=plan.target_device,
+        samples=plan.samples,
+        sources={device_id: approach for (part, device_id), approach in found.items() if part == "source"},
+        target=target,
+        seconds={part: float(np.mean([f.seconds[part] for f in folds])) for part in plan.parts},
+        warm_minus_scratch=paired_bootstrap(
+            target["warm"].metrics.top1_by_workload, target["scratch"].metrics.top1_by_workload, seed
+        ),
+    )
+
+
+def hold_out(
+    dataset: Dataset,
+    splits: Sequence[Split],
+    config: TrainConfig,
+    *,
+    seed: int,
+    workers: int = 1,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Approach]:
+    """Judge the heads of all devices on workloads held out in turn; arguments as in `cross_validate`."""
+    folds = _run_folds(partial(_train_all, dataset, config), splits, seed, workers, ("source",), on_progress)
+    return {key[1]: _approach(dataset, key, folds, seed) for key in folds[0].scores}
+
+
+def _run_folds(
+    run: _FoldRunner,
+    splits: Sequence[Split],
+    seed: int,
+    workers: int,
+    parts: Sequence[str],
+    on_progress: Callable[[Progress], None] | None,
+) -> list[_Fold]:
+    """Run every fold, here or in processes, and tell of each part.
+
+    A device that only some folds can train a head for is left out: its workloads would not all be judged.
+    """
+    total, done = len(parts) * len(splits), 0
+
+    def tell(split: Split, part: str, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        if on_progress is not None:
+            on_progress(Progress(fold=split.name, part=part, seconds=seconds, done=done, total=total))
+
+    folds: list[_Fold] = []
+    if workers <= 1 or len(splits) == 1:
+        folds = [run(split, seed + i, tell) for i, split in enumerate(splits)]
+    else:
+        with ProcessPoolExecutor(min(workers, len(splits)), mp_context=get_context("spawn")) as pool:
+            futures = [pool.submit(run, split, seed + i, None) for i, split in enumerate(splits)]
+            try:
+                for future in futures:
+                    folds.append(future.result())
+                    for part, seconds in folds[-1].seconds.items():
+                        tell(folds[-1].split, part, seconds)
+            except BrokenProcessPool as error:
+                raise TransferError(
+                    f"a worker of the cross-validation died (killed, or out of memory) in one of "
+                    f"{len(splits)} folds; run it again with workers=1"
+                ) from error
+    shared = set(folds[0].scores).intersection(*(fold.scores for fold in folds))
+    for fold in folds:
+        for key in set(fold.scores) - shared:
+            del fold.scores[key]
+    return folds
+
+
+def _train_all(dataset: Dataset, config: TrainConfig, split: Split, seed: int, tell: _Tell | None) -> _Fold:
+    """Train one fold with all devices and score its test rows, on one thread."""
+    with _one_thread():
+        result = train(dataset, split.train, config=config, seed=seed)
+        held = dataset.features.take(split.test)
+        scores = {("source", d): result.model.score(held, d) for d in result.model.device_ids}
+    if tell is not None:
+        tell(split, "source", result.seconds)
+    return _Fold(split, scores, {"source": result.seconds})
+
+
+def _onboard(dataset: Dataset, plan: Plan, split: Split, seed: int, tell: _Tell | None) -> _Fold:
+    """Onboard the target in one fold and score its test rows, on one thread."""
+    target = plan.target_device
+    seconds: dict[str, float] = {}
+    scores: dict[tuple[str, str], NDArray[np.float64]] = {}
+    held = dataset.features.take(split.test)
+
+    def timed(part: str, make: Callable[[], MultiTaskTLP]) -> MultiTaskTLP:
+        started = time.perf_counter()
+        model = make()
+        seconds[part] = time.perf_counter() - started
+        if tell is not None:
+            tell(split, part, seconds[part])
+        return model
+
+    with _one_thread():
+        sources = [d for d in trainable_devices(dataset, split.train) if d != target]
+        support = draw_support(dataset, target, split.train, plan.samples, seed=seed)
+        model = timed(
+            "source",
+            lambda: train(dataset, split.train, config=plan.source, seed=seed, devices=sources).model,
+        )
+        for device_id in sources:
+            scores["source", device_id] = model.score(held, device_id)
+        visible = visible_part(dataset, target, support, split.train)
+        scores["nearest", target] = with_target_head(model, visible, target, seed=seed).score(held, target)
+        for part, strategy, config in (
+            ("warm", plan.strategy, plan.adapt),
+            ("scratch", Scratch(), plan.scratch),
+        ):
+            adapt = partial(strategy.adapt, model, dataset, target, support)
+            adapted = timed(part, partial(adapt, source_rows=split.train, config=config, seed=seed))
+            scores[part, target] = adapted.score(held, target)
+        if plan.with_full:
+            full = timed("full", lambda: train(dataset, split.train, config=plan.source, seed=seed).model)
+            scores["full", target] = full.score(held, target)
+    return _Fold(split, scores, seconds)
+
+
+def _approach(dataset: Dataset, key: tuple[str, str], folds: Sequence[_Fold], seed: int) -> Approach:
+    """Metrics and pairs of one (part, device) over all folds; workloads without measurements are left out."""
+    device_id = key[1]
+    column = dataset.column(device_id)
+    measured = [f for f in folds if np.isfinite(dataset.latency_secs[f.split.test, column]).any()]
+    if not measured:
+        raise TransferError(
+            f"no held-out candidate was measured on {device_id!r}; measure more workloads there"
+        )
+    metrics = concatenate([_judge(dataset, device_id, f.split.test, f.scores[key]) for f in measured])
+    rows = np.concatenate([f.split.test for f in measured])
+    return Approach(
+        metrics=metrics,
+        top1_interval=bootstrap_interval(metrics.top1_by_workload, seed),
+        top5_interval=bootstrap_interval(metrics.top5_by_workload, seed),
+        scored=Scored(
+            rows=rows,
+            scores=np.concatenate([f.scores[key] for f in measured]),
+            labels=dataset.labels(rows)[:, column],
+        ),
+    )
+
+
+def _judge(dataset: Dataset, device_id: str, rows: NDArray[np.int64], scores: NDArray[np.float64]) -> Metrics:
+    """Metrics of scores for some rows on one device."""
+    latency = dataset.latency_secs[rows, dataset.column(device_id)]
+    return evaluate_ranking(scores, latency, dataset.group[rows], dataset.weight)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread inside the block: sums in another order would give other weights."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
