@@ -14,5 +14,5 @@ class SpoolError(AgentError):
     """The spool is damaged or in use; the message names file and offset."""
 
 
-class SpoolFull(SpoolError):
+class SpoolFull(SpoolError):  # noqa: N818 - a state of the disk, named so
     """The spool has no room: nothing of the refused records was kept, those kept before are safe."""

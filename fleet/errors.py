@@ -14,9 +14,9 @@ class StoreError(FleetError):
     """The store cannot be opened, read or written as asked."""
 
 
-class StoreLocked(StoreError):
+class StoreLocked(StoreError):  # noqa: N818 - a state of the store, named so
     """Another process writes to the store; readers need no lock."""
 
 
-class StoreFull(StoreError):
+class StoreFull(StoreError):  # noqa: N818 - a state of the disk, named so
     """The disk is full: nothing of the refused batch was kept, and the table is whole and readable."""

@@ -1,0 +1,205 @@
+"""How fast the store keeps records: `python -m benchmarks.store --json`.
+
+The baseline is deltalake's own `write_deltalake(mode="append")` of the same rows, without fsync and without a
+look at which records are known. The two take turns batch by batch, so a busy disk disturbs both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deltalake import write_deltalake
+
+from agents.records import Candidate, DeviceId, Outcome, Protocol, Record, WorkloadId, canonical_json
+from fleet.store import Store
+from fleet.store_schema import TABLE_SCHEMA, records_to_table
+
+#: Instructions of one trace: with 40, its text is about 4 KB, as for a matrix multiplication of MetaSchedule.
+TRACE_INSTRUCTIONS = 40
+OPEN_RECORDS = 100_000
+
+
+def make_records(start: int, count: int) -> list[Record]:
+    """Records of the usual size with decisions that differ; only the size of their content counts."""
+    return [_record(number) for number in range(start, start + count)]
+
+
+def _record(number: int) -> Record:
+    decisions = [[step, [1 + (number * (step + 7)) % 64, 4, 2, (number >> step) % 32]] for step in range(8)]
+    instructions = [
+        ["SamplePerfectTile", [f"l{step}"], [4, 64], [f"v{step}"]] for step in range(TRACE_INSTRUCTIONS)
+    ]
+    candidate = Candidate(
+        workload_id=WorkloadId(f"{number % 50:016x}"), trace=canonical_json([instructions, decisions, number])
+    )
+    return Record(
+        device_id=DeviceId("bench"),
+        workload_id=candidate.workload_id,
+        candidate_id=candidate.candidate_id,
+        dialect=candidate.dialect,
+        trace=candidate.trace,
+        origin="random",
+        outcome=Outcome.OK,
+        run_secs=(1e-3 + number * 1e-9, 1.01e-3, 1.02e-3),
+        warmup_secs=(1.5e-3,),
+        number=10,
+        build_secs=0.1,
+        wait_secs=0.0,
+        timing_secs=0.2,
+        error="",
+        protocol=Protocol(),
+        environment=canonical_json({"load": number % 7, "clock_mhz": 2100 + number % 11, "tvm": "0.27"}),
+        environment_id="0" * 32,
+        attempt=0,
+        measured_at=1.7e9 + number,
+    )
+
+
+def _baseline_append(folder: Path, records: list[Record]) -> None:
+    table = records_to_table(records)
+    devices = [record.device_id for record in records]
+    table = table.add_column(0, TABLE_SCHEMA.field("device_id"), [devices])
+    write_deltalake(folder, table, mode="append", partition_by=["device_id"])
+
+
+def appends(folder: Path, batch: int, batches: int) -> dict[str, Any]:
+    """Append batches to a new store and to a plain table by turns."""
+    ours: list[float] = []
+    plain: list[float] = []
+    with Store.open(folder / "store") as store:
+        # The first commit makes folders and loads code paths on both sides.
+        store.append(make_records(0, batch))
+        _baseline_append(folder / "plain", make_records(0, batch))
+        for number in range(1, batches + 1):
+            records = make_records(number * batch, batch)
+            started = time.perf_counter()
+            store.append(records)
+            between = time.perf_counter()
+            _baseline_append(folder / "plain", records)
+            plain.append(time.perf_counter() - between)
+            ours.append(between - started)
+    return {
+        "records_per_commit": batch,
+        "commits": batches,
+        "records_per_s": round(batch * batches / sum(ours), 1),
+        "ms_per_commit_median": round(1e3 * statistics.median(ours), 2),
+        "ms_per_commit_p95": round(1e3 * statistics.quantiles(ours, n=20)[-1], 2),
+        "ms_per_commit_max": round(1e3 * max(ours), 2),
+        "baseline_ms_per_commit_median": round(1e3 * statistics.median(plain), 2),
+        # Above 1: the store takes longer than the baseline.
+        "time_ratio_to_baseline_median": round(statistics.median(ours) / statistics.median(plain), 3),
+        "time_ratio_to_baseline_total": round(sum(ours) / sum(plain), 3),
+    }
+
+
+def _fill(folder: Path, count: int, batch: int) -> None:
+    with Store.open(folder) as store:
+        for start in range(0, count, batch):
+            store.append(make_records(start, min(batch, count - start)))
+
+
+#: Run in processes of their own, so that the memory of one is not that of another. `ru_maxrss` would not do:
+#: a child inherits its parent's.
+_CHILD = """
+import json, pathlib, sys, time
+from fleet.store import Store
+def peak_kb():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+base = peak_kb()
+started = time.perf_counter()
+{work}
+secs = time.perf_counter() - started
+print(json.dumps([secs, count, (peak_kb() - base) / 1024]))
+"""
+_WORK = {
+    "open_for_writing": "store = Store.open(sys.argv[1]); count = store.version; store.close()",
+    "open_for_reading": "count = Store.read(sys.argv[1]).version",
+    "read_all": "count = sum(1 for _ in Store.read(sys.argv[1]).records())",
+    "count_all": "count = sum(one.records for one in Store.read(sys.argv[1]).counts().values())",
+}
+
+
+def _in_child(work: str, folder: Path) -> dict[str, float]:
+    program = _CHILD.format(work=_WORK[work])
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], check=True, capture_output=True, text=True
+    )
+    secs, count, megabytes = json.loads(done.stdout)
+    return {"secs": round(secs, 4), "count": count, "extra_peak_mb": round(megabytes, 1)}
+
+
+def large_store(folder: Path, count: int) -> Iterator[tuple[str, Any]]:
+    """Yield what opening and reading a store of many records costs, before and after upkeep."""
+    started = time.perf_counter()
+    _fill(folder, count, 64)
+    yield "fill_in_batches_of_64_records_per_s", round(count / (time.perf_counter() - started), 1)
+    yield "data_files_before_upkeep", len(Store.read(folder).data_files())
+    for work in _WORK:
+        yield work, _in_child(work, folder)
+    with Store.open(folder) as store:
+        started = time.perf_counter()
+        store.upkeep(retention_hours=0)
+        yield "upkeep_secs", round(time.perf_counter() - started, 3)
+    yield "open_for_writing_after_upkeep", _in_child("open_for_writing", folder)
+    files = Store.read(folder).data_files()
+    yield "bytes_per_record_after_upkeep", round(sum(path.stat().st_size for path in files) / count, 1)
+
+
+def measure(
+    *, small_batches: int, large_batches: int, open_records: int, folder: Path | None
+) -> dict[str, Any]:
+    """Run all parts.
+
+    Args:
+        small_batches: Commits of 64 records.
+        large_batches: Commits of 1,000 records.
+        open_records: Records in the store that is opened and read.
+        folder: Where the stores are made, for instance on the disk of interest; the system's default if None.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        root = Path(made)
+        for name in ("small", "large"):
+            (root / name).mkdir()
+        result: dict[str, Any] = {
+            "benchmark": "store",
+            "baseline": "deltalake write_deltalake append of the same rows, no fsync, no duplicate check",
+            "append_64": appends(root / "small", 64, small_batches),
+            "append_1000": appends(root / "large", 1000, large_batches),
+            "store_records": open_records,
+            "store": dict(large_store(root / "open", open_records)),
+        }
+    result["peak_rss_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+    return result
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--small-batches", type=int, default=200, metavar="N", help="commits of 64 records")
+    parser.add_argument("--large-batches", type=int, default=20, metavar="N", help="commits of 1,000 records")
+    parser.add_argument("--records", type=int, default=OPEN_RECORDS, help="records in the store to open")
+    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
+    options = parser.parse_args()
+    result = measure(
+        small_batches=options.small_batches,
+        large_batches=options.large_batches,
+        open_records=options.records,
+        folder=options.folder,
+    )
+    print(json.dumps(result, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

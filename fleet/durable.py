@@ -1,0 +1,66 @@
+"""Files that survive a kill and a power cut, and plain words for what a disk says.
+
+The store's modules call it; it knows nothing of records or tables.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleet.errors import StoreError, StoreFull
+
+#: What a full disk, a used-up quota and a file size limit say.
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file in one step: after any crash it is the old one or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync(path.parent)
+
+
+@contextmanager
+def disk_errors(doing: str, where: Path) -> Iterator[None]:
+    """Turn the system's errors into the store's, saying what was being done.
+
+    Raises:
+        StoreFull: There was no room.
+        StoreError: Any other error of the system.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_ERRNOS:
+            raise StoreFull(
+                f"no room while {doing} in {where}: {error.strerror or error};"
+                " nothing of it was kept; free some space and try again"
+            ) from error
+        raise StoreError(
+            f"error while {doing} in {where}: {error.strerror or error}; check the folder and its permissions"
+        ) from error
+
+
+__all__ = ["FULL_ERRNOS", "disk_errors", "fsync", "write_durably"]

@@ -1,0 +1,168 @@
+"""Read the store: no lock, a frozen snapshot, bounded memory.
+
+Called by training, export, reports and status; `fleet.store` builds the writer on it. It never writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
+from fleet.durable import disk_errors
+from fleet.store_catalog import DeviceEntry, check_name, read_device, read_devices, read_workloads
+from fleet.store_log import Snapshot, delta_errors, load_snapshot
+from fleet.store_schema import RECORD_COLUMNS, batch_to_records, read_batches
+
+#: Folders of a store.
+RECORDS, WORKLOADS, DEVICES = "records", "workloads", "devices"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCounts:
+    """How much is known of one device."""
+
+    records: int
+    ok: int
+    #: Records with another outcome than `ok`, by outcome; outcomes that never occurred are left out.
+    failed: Mapping[Outcome, int]
+    #: Unix seconds of the first and last measurement.
+    first_at: float
+    last_at: float
+
+
+class StoreReader:
+    """The dataset as it was at one version.
+
+    Promises: a reader needs no lock and is never in a writer's way; what it returns does not change while
+    others append; upkeep leaves the files of its version in place for `fleet.store_log.RETENTION_HOURS`.
+    A reader may be shared by threads.
+    """
+
+    def __init__(self, path: Path, snapshot: Snapshot) -> None:
+        self._path = path
+        self._snapshot = snapshot
+
+    @property
+    def path(self) -> Path:
+        """Folder of the store."""
+        return self._path
+
+    @property
+    def version(self) -> int:
+        """Version of the records table that this reader shows; keep it to read the same again."""
+        return self._snapshot.version
+
+    def records(
+        self,
+        device_id: str | None = None,
+        workload_id: str | None = None,
+        outcomes: Collection[Outcome] | None = None,
+        version: int | None = None,
+    ) -> Iterator[Record]:
+        """Yield records, device by device in the order of the ids, always in the same order for one version.
+
+        Args:
+            device_id: Only of this device.
+            workload_id: Only of this workload.
+            outcomes: Only with these outcomes.
+            version: The table as it was at this version; this reader's own if None.
+
+        Raises:
+            StoreError: The version does not exist any more, a file is damaged, or a newer version wrote it.
+        """
+        for device, batch in self._batches(RECORD_COLUMNS, device_id, version):
+            chosen = batch
+            if workload_id is not None:
+                chosen = chosen.filter(pc.equal(chosen.column("workload_id"), workload_id))
+            if outcomes is not None:
+                wanted = pa.array([str(outcome) for outcome in outcomes], pa.string())
+                chosen = chosen.filter(pc.is_in(chosen.column("outcome"), wanted))
+            yield from batch_to_records(device, chosen)
+
+    def workloads(self) -> dict[WorkloadId, Workload]:
+        """All workloads by id."""
+        with disk_errors("reading the workloads", self._path):
+            return read_workloads(self._path / WORKLOADS)
+
+    def devices(self) -> dict[DeviceId, DeviceEntry]:
+        """The last thing known of each device, by device."""
+        with disk_errors("reading the devices", self._path):
+            return read_devices(self._path / DEVICES)
+
+    def device_history(self, device_id: str) -> list[DeviceEntry]:
+        """All that was ever stored about one device, oldest first; empty for an unknown device."""
+        path = self._path / DEVICES / f"{check_name('device', device_id)}.jsonl"
+        with disk_errors("reading the devices", self._path):
+            return read_device(path) if path.exists() else []
+
+    def counts(self) -> dict[DeviceId, DeviceCounts]:
+        """Count the records of each device that has any, sorted by device."""
+        found: dict[DeviceId, DeviceCounts] = {}
+        for device, batches in groupby(self._batches(("outcome", "measured_at")), key=lambda pair: pair[0]):
+            by_outcome: dict[str, int] = {}
+            first, last = float("inf"), float("-inf")
+            for _, batch in batches:
+                for entry in pc.value_counts(batch.column("outcome")).to_pylist():
+                    by_outcome[entry["values"]] = by_outcome.get(entry["values"], 0) + entry["counts"]
+                times = pc.min_max(batch.column("measured_at")).as_py()
+                first, last = min(first, times["min"]), max(last, times["max"])
+            found[DeviceId(device)] = _counts(by_outcome, first, last)
+        return found
+
+    def measured(self, device_id: str) -> set[tuple[CandidateId, str]]:
+        """Pairs (candidate_id, environment_id) with any record of this device, whatever its outcome."""
+        pairs: set[tuple[CandidateId, str]] = set()
+        for _, batch in self._batches(("candidate_id", "environment_id"), device_id):
+            candidates = batch.column("candidate_id").to_pylist()
+            environments = batch.column("environment_id").to_pylist()
+            pairs.update(zip(candidates, environments, strict=True))
+        return pairs
+
+    def known_ids(self, device_id: str | None = None) -> set[str]:
+        """Ids of all records, or of those of one device."""
+        known: set[str] = set()
+        for _, batch in self._batches(("record_id",), device_id):
+            known.update(batch.column("record_id").to_pylist())
+        return known
+
+    def data_files(self) -> list[Path]:
+        """The Parquet files of this version: for DuckDB, pandas, polars, or a copy."""
+        return [self._path / RECORDS / file.path for file in self._snapshot.files]
+
+    def _batches(
+        self, columns: Sequence[str], device_id: str | None = None, version: int | None = None
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield (device, rows) with some columns, a few MB at a time."""
+        snapshot = self._snapshot
+        if version is not None and version != snapshot.version:
+            snapshot = load_snapshot(self._path / RECORDS, version)
+        doing = f"reading version {snapshot.version}"
+        for file in sorted(snapshot.files, key=lambda file: (file.device_id, file.path)):
+            if device_id is not None and file.device_id != device_id:
+                continue
+            path = self._path / RECORDS / file.path
+            batches = read_batches(path, columns)
+            while True:
+                # Not around the `yield`: the caller's own errors must pass untouched.
+                with delta_errors(doing, path), disk_errors(doing, path):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                if batch.num_rows:
+                    yield file.device_id, batch
+
+
+def _counts(by_outcome: Mapping[str, int], first: float, last: float) -> DeviceCounts:
+    ok = by_outcome.get(Outcome.OK, 0)
+    failed = {outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome}
+    failed.pop(Outcome.OK, None)
+    return DeviceCounts(records=sum(by_outcome.values()), ok=ok, failed=failed, first_at=first, last_at=last)
+
+
+__all__ = ["DEVICES", "RECORDS", "WORKLOADS", "DeviceCounts", "StoreReader"]

@@ -1,0 +1,150 @@
+"""Records, workloads and descriptors with plausible content, for the tests of what keeps them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+from agents.records import (
+    Candidate,
+    CandidateId,
+    Descriptor,
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Family,
+    Outcome,
+    Protocol,
+    Record,
+    Workload,
+    WorkloadId,
+)
+
+
+def make_record(number: int, *, device: str = "dev-a", workload: str = "a1b2", **changes: Any) -> Record:
+    """A record that differs from those of other numbers; failed unless `number` leaves a rest by 4."""
+    trace = json.dumps([[["SampleCategorical", [], [8], [f"v{number}"]]] * 5, [[number]]])
+    candidate = Candidate(workload_id=WorkloadId(workload), trace=trace)
+    is_ok = number % 4 != 0
+    values: dict[str, Any] = {
+        "device_id": DeviceId(device),
+        "workload_id": candidate.workload_id,
+        "candidate_id": candidate.candidate_id,
+        "dialect": candidate.dialect,
+        "trace": candidate.trace,
+        "origin": "random",
+        "outcome": Outcome.OK if is_ok else Outcome.RUN_TIMEOUT,
+        "run_secs": (1e-3 + number * 1e-9, 3e-3, 2e-3) if is_ok else (),
+        "warmup_secs": (0.125,),
+        "number": 11,
+        "build_secs": 0.25,
+        "wait_secs": 0.0,
+        "timing_secs": 0.5,
+        "error": "" if is_ok else "no answer in 5 s",
+        "protocol": Protocol(repeat=3),
+        "environment": '{"load":0.5}',
+        "environment_id": "e" * 32,
+        "attempt": 0,
+        "measured_at": 1_700_000_000.0 + number,
+    }
+    return Record(**values | changes)
+
+
+def make_batch(start: int, count: int, **changes: Any) -> list[Record]:
+    """Records with the numbers from `start` on."""
+    return [make_record(number, **changes) for number in range(start, start + count)]
+
+
+def make_workload(number: int, networks: tuple[tuple[str, int], ...] = ()) -> Workload:
+    """A matrix multiplication with a module of some KB."""
+    return Workload(
+        workload_id=WorkloadId(f"{number:016x}"),
+        name=f"GMM_{number}",
+        operator="GMM",
+        arg_shapes=((128, 128), (128, 128), (128, 128)),
+        arg_dtypes=("float32",) * 3,
+        flops=4194304.0,
+        networks=networks,
+        module_json=json.dumps({"nodes": list(range(300)), "number": number}),
+    )
+
+
+def make_spec(device: str = "dev-a", **changes: Any) -> DeviceSpec:
+    """A one-thread CPU."""
+    values: dict[str, Any] = {
+        "device_id": DeviceId(device),
+        "kind": DeviceKind.LOCAL,
+        "family": Family.CPU,
+        "target_json": '{"kind":"llvm","num-cores":1}',
+    }
+    return DeviceSpec(**values | changes)
+
+
+def make_descriptor(**changes: Any) -> Descriptor:
+    """What a probe could have seen."""
+    values: dict[str, Any] = {
+        "host": "lab-1",
+        "arch": "x86_64",
+        "cpu_model": "Some CPU",
+        "physical_cores": 2,
+        "logical_cores": 4,
+        "usable_cores": (0, 1),
+        "isa_flags": ("avx2", "fma"),
+        "vector_bytes": 32,
+        "l1d_bytes": 32768,
+        "l2_bytes": 1 << 20,
+        "l3_bytes": 0,
+        "cache_line_bytes": 64,
+        "memory_bytes": 8 << 30,
+        "clock_min_mhz": 800.0,
+        "clock_max_mhz": 3600.5,
+        "clock_now_mhz": 2100.25,
+        "governor": "",
+        "smt": True,
+        "kernel": "6.1",
+        "versions": (("llvm", "20"), ("tvm", "0.27")),
+        "ansor_params": (1, 32, 64, 0, 0, 0, 0, 0),
+        "cuda_devices": ((("name", "x"), ("sm", "80")),),
+    }
+    return Descriptor(**values | changes)
+
+
+_SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
+_TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@st.composite
+def any_records(draw: st.DrawFn) -> Record:
+    """Any record that the types allow, odd text and extreme numbers included."""
+    run_secs = tuple(draw(st.lists(_SECONDS, max_size=4)))
+    return Record(
+        device_id=DeviceId(draw(st.sampled_from(["dev-a", "dev-b", "e5-2673.v4_x"]))),
+        workload_id=WorkloadId(draw(_TEXT)),
+        candidate_id=CandidateId(draw(_TEXT)),
+        dialect=draw(_TEXT),
+        trace=draw(_TEXT),
+        origin=draw(_TEXT),
+        outcome=draw(st.sampled_from(Outcome)),
+        run_secs=run_secs,
+        warmup_secs=tuple(draw(st.lists(_SECONDS, max_size=3))),
+        number=draw(st.integers(0, 2**40)),
+        build_secs=draw(_SECONDS),
+        wait_secs=draw(_SECONDS),
+        timing_secs=draw(_SECONDS),
+        error=draw(_TEXT),
+        protocol=Protocol(
+            repeat=draw(st.integers(1, 100)),
+            min_repeat_ms=draw(_SECONDS),
+            max_number=draw(st.integers(1, 2**31)),
+            cooldown_ms=draw(_SECONDS),
+            build_timeout_sec=draw(st.floats(1e-9, 1e9)),
+            run_timeout_sec=draw(st.floats(1e-9, 1e9)),
+        ),
+        environment=draw(_TEXT),
+        environment_id=draw(_TEXT),
+        attempt=draw(st.integers(0, 1000)),
+        measured_at=draw(_SECONDS),
+        model_version=draw(_TEXT),
+    )

@@ -1,0 +1,651 @@
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fleet.store as store_module
+from agents.records import Outcome, Record
+from fleet.errors import StoreError, StoreFull, StoreLocked
+from fleet.store import AppendResult, Store
+from fleet.store_log import commit_path
+from fleet.store_schema import SCHEMA_KEY, TABLE_SCHEMA, RecordIds
+from tests.record_fixtures import (
+    any_records,
+    make_batch,
+    make_descriptor,
+    make_record,
+    make_spec,
+    make_workload,
+)
+
+
+def data_files(folder: Path) -> set[Path]:
+    return set((folder / "records").glob("device_id=*/*.parquet"))
+
+
+def last_commit(folder: Path) -> Path:
+    return max(path for path in (folder / "records" / "_delta_log").glob("*.json"))
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    records = [*make_batch(0, 30), *make_batch(0, 20, device="dev-b")]
+    with Store.open(tmp_path / "s") as store:
+        assert store.append(records) == AppendResult(appended=50, duplicates=0, table_version=1)
+        assert list(store.records()) == records
+    assert list(Store.read(tmp_path / "s").records()) == records
+
+
+@settings(max_examples=40, deadline=None)
+@given(records=st.lists(any_records(), max_size=5, unique_by=lambda record: record.record_id))
+def test_any_record_survives_the_table(
+    tmp_path_factory: pytest.TempPathFactory, records: list[Record]
+) -> None:
+    with Store.open(tmp_path_factory.mktemp("s")) as store:
+        store.append(records)
+        assert set(store.records()) == set(records)
+
+
+def test_a_known_record_is_left_as_it_is(tmp_path: Path) -> None:
+    first = make_batch(0, 10)
+    changed = [replace(record, build_secs=9.0) for record in first[5:]]
+    with Store.open(tmp_path) as store:
+        store.append(first)
+        result = store.append([*changed, *make_batch(10, 3), *make_batch(11, 2)])
+        assert result == AppendResult(appended=3, duplicates=7, table_version=2)
+        assert store.append(first) == AppendResult(appended=0, duplicates=10, table_version=2)
+    with Store.open(tmp_path) as store:
+        assert store.append(changed) == AppendResult(appended=0, duplicates=5, table_version=2)
+        assert list(store.records()) == make_batch(0, 13)
+
+
+def test_the_first_of_two_deliveries_in_one_batch_counts(tmp_path: Path) -> None:
+    record = make_record(1)
+    with Store.open(tmp_path) as store:
+        assert store.append([record, replace(record, build_secs=9.0)]).duplicates == 1
+        assert list(store.records()) == [record]
+
+
+def test_another_attempt_environment_or_device_is_another_record(tmp_path: Path) -> None:
+    record = make_record(1)
+    others = [
+        replace(record, attempt=1),
+        replace(record, environment_id="other"),
+        replace(record, device_id="dev-b"),
+    ]
+    with Store.open(tmp_path) as store:
+        assert store.append([record, *others]).appended == 4
+        assert store.measured("dev-a") == {
+            (record.candidate_id, record.environment_id),
+            (record.candidate_id, "other"),
+        }
+        assert store.measured("nobody") == set()
+        assert store.known_ids() == {one.record_id for one in [record, *others]}
+        assert store.known_ids("dev-b") == {others[2].record_id}
+
+
+def test_an_empty_append_changes_nothing(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        assert store.append([]) == AppendResult(appended=0, duplicates=0, table_version=0)
+        assert (list(store.records()), store.counts(), store.measured("dev-a")) == ([], {}, set())
+
+
+def test_records_can_be_chosen(tmp_path: Path) -> None:
+    records = [*make_batch(0, 8), *make_batch(8, 8, workload="beef"), *make_batch(0, 8, device="dev-b")]
+    with Store.open(tmp_path) as store:
+        store.append(records)
+        assert list(store.records(device_id="dev-b")) == make_batch(0, 8, device="dev-b")
+        assert list(store.records(workload_id="beef")) == make_batch(8, 8, workload="beef")
+        failed = [record for record in records if record.outcome is Outcome.RUN_TIMEOUT]
+        assert list(store.records(outcomes=[Outcome.RUN_TIMEOUT])) == failed
+        assert list(store.records("dev-a", "a1b2", {Outcome.OK})) == [
+            record for record in records[:8] if record.outcome is Outcome.OK
+        ]
+        assert list(store.records(outcomes=[])) == []
+
+
+def test_counts_add_up(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append([*make_batch(0, 10), *make_batch(4, 4, device="dev-b")])
+        store.append([make_record(99, device="dev-b", outcome=Outcome.LOST, run_secs=())])
+        counts = store.counts()
+    assert list(counts) == ["dev-a", "dev-b"]
+    assert (counts["dev-a"].records, counts["dev-a"].ok) == (10, 7)
+    assert counts["dev-a"].failed == {Outcome.RUN_TIMEOUT: 3}
+    assert (counts["dev-a"].first_at, counts["dev-a"].last_at) == (1.7e9, 1.7e9 + 9)
+    assert counts["dev-b"].failed == {Outcome.RUN_TIMEOUT: 1, Outcome.LOST: 1}
+
+
+def test_a_reader_keeps_its_version_while_others_append(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 5))
+        reader = Store.read(tmp_path)
+        store.append(make_batch(5, 5))
+        assert list(reader.records()) == make_batch(0, 5)
+        assert list(store.records(version=reader.version)) == make_batch(0, 5)
+        assert list(Store.read(tmp_path, version=1).records()) == make_batch(0, 5)
+        assert len(list(Store.read(tmp_path).records())) == 10
+        with pytest.raises(StoreError, match="reading the table"):
+            list(store.records(version=99))
+
+
+def test_people_can_query_plain_columns(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 8))
+        files = store.data_files()
+    table = ds.dataset([str(path) for path in files]).to_table().to_pydict()
+    assert table["record_id"] == [record.record_id for record in make_batch(0, 8)]
+    assert table["latency_secs"] == [None, *[2e-3] * 3, None, *[2e-3] * 3]
+    assert json.loads(table["protocol"][0])["repeat"] == 3
+    delta = DeltaTable(tmp_path / "records")
+    assert delta.to_pyarrow_dataset().to_table().num_rows == delta.count() == 8
+    assert pa.schema(delta.schema()).names == TABLE_SCHEMA.names
+
+
+def test_an_error_text_cut_inside_a_character_is_kept_readable(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append([make_record(0, error="half \udce2 a character")])
+        (kept,) = store.records()
+    assert kept.error == "half \\udce2 a character"
+
+
+def test_a_field_of_the_wrong_type_refuses_the_batch(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        with pytest.raises(StoreError, match="cannot be stored"):
+            store.append([make_record(1), replace(make_record(2), number="many")])
+        with pytest.raises(StoreError, match=r"device '\.\./x' cannot be stored"):
+            store.append([make_record(1, device="../x")])
+        assert list(store.records()) == []
+        assert data_files(tmp_path) == set()
+
+
+def test_a_second_writer_is_told_who_writes_and_readers_are_not_held_up(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    store.append(make_batch(0, 2))
+    with pytest.raises(StoreLocked, match=f"is being written by process {os.getpid()}"):
+        Store.open(tmp_path)
+    assert len(list(Store.read(tmp_path).records())) == 2
+    store.close()
+    store.close()
+    Store.open(tmp_path).close()
+    with pytest.raises(StoreError, match="was closed"):
+        store.append(make_batch(0, 1))
+
+
+def test_the_errors_survive_a_process_boundary() -> None:
+    for kind in (StoreError, StoreFull, StoreLocked):
+        assert str(pickle.loads(pickle.dumps(kind("what, where")))) == "what, where"
+
+
+def test_a_file_in_the_place_of_the_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("x")
+    for call in (Store.open, Store.read):
+        with pytest.raises(StoreError, match="is a file, expected the folder of a store"):
+            call(tmp_path / "s")
+    with pytest.raises(StoreError):
+        Store.open(tmp_path / "s" / "below")
+
+
+def test_a_missing_store_is_made_only_where_asked(tmp_path: Path) -> None:
+    for call in (Store.read, lambda path: Store.open(path, create=False)):
+        with pytest.raises(StoreError, match="there is no store at"):
+            call(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    Store.open(tmp_path / "new").close()
+    assert list(Store.read(tmp_path / "new").records()) == []
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(StoreError, match=r"is no store but holds thesis\.tex"):
+        Store.open(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "message"),
+    [
+        ({}, "tensor-fleet did not write it"),
+        ({SCHEMA_KEY: "2"}, "upgrade tensor-fleet"),
+        ({SCHEMA_KEY: "one"}, "is not known"),
+    ],
+)
+def test_other_tables_and_newer_layouts_are_refused(
+    tmp_path: Path, configuration: dict[str, str], message: str
+) -> None:
+    DeltaTable.create(
+        tmp_path / "records",
+        schema=TABLE_SCHEMA,
+        partition_by=["device_id"],
+        configuration=configuration,
+        raise_if_key_not_exists=False,
+    )
+    for call in (Store.open, Store.read):
+        with pytest.raises(StoreError, match=message):
+            call(tmp_path)
+
+
+def test_upkeep_merges_and_keeps_every_record(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        for start in range(0, 50, 5):
+            store.append(make_batch(start, 5))
+            store.append(make_batch(start, 2, device="dev-b"))
+        before = list(store.records())
+        result = store.upkeep()
+        assert (result.merged_files, result.deleted_files) == (20, 0)
+        assert len(store.data_files()) == 2
+        assert list(store.records()) == before
+        assert store.upkeep().merged_files == 0
+        assert store.append(make_batch(0, 51)) == AppendResult(
+            appended=1, duplicates=50, table_version=result.table_version + 1
+        )
+    with Store.open(tmp_path) as store:
+        assert list(store.records()) == [*make_batch(0, 51), *before[50:]]
+        assert DeltaTable(tmp_path / "records").count() == 71
+
+
+def test_upkeep_leaves_a_large_file_alone_until_as_much_has_come(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 20))
+        for start in (20, 25):
+            store.append(make_batch(start, 5))
+        assert store.upkeep().merged_files == 2
+        store.append(make_batch(30, 10))
+        assert store.upkeep().merged_files == 3
+        assert len(store.data_files()) == 1
+        assert set(store.records()) == set(make_batch(0, 40))
+
+
+def test_upkeep_keeps_the_files_of_readers_until_they_are_old(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 5))
+        store.append(make_batch(5, 5))
+        for path in data_files(tmp_path):
+            os.utime(path, (1e9, 1e9))
+        reader = Store.read(tmp_path)
+        assert store.upkeep(retention_hours=1).deleted_files == 0
+        assert list(reader.records()) == make_batch(0, 10)
+        assert store.upkeep(retention_hours=0).deleted_files == 2
+        assert list(store.records()) == make_batch(0, 10)
+        assert data_files(tmp_path) == set(store.data_files())
+        with pytest.raises(StoreError, match=f"reading version {reader.version}"):
+            list(reader.records())
+
+
+def test_small_files_and_commits_stay_few_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MERGE_FILES", 5)
+    monkeypatch.setattr(store_module, "CHECKPOINT_EVERY", 10)
+    with Store.open(tmp_path) as store:
+        for start in range(60):
+            store.append(make_batch(start, 1))
+            assert len(store.data_files()) <= 5
+        assert list(store.records()) == make_batch(0, 60)
+    assert len(list((tmp_path / "records" / "_delta_log").glob("*.checkpoint.parquet"))) >= 5
+    with Store.open(tmp_path) as store:
+        assert store.append(make_batch(0, 61)).appended == 1
+        assert list(store.records()) == make_batch(0, 61)
+
+
+def test_a_partly_written_file_without_commit_is_ignored_and_swept(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 5))
+        (file,) = store.data_files()
+    orphan = file.with_name("part-00000000000000000002-orphan.parquet")
+    orphan.write_bytes(file.read_bytes()[:300])
+    leftover = tmp_path / "records" / "_delta_log" / ".00000000000000000002.json.1.tmp"
+    leftover.write_text('{"add":')
+    with Store.open(tmp_path) as store:
+        assert store.repairs == ()
+        assert not leftover.exists()
+        assert list(store.records()) == make_batch(0, 5)
+        store.append(make_batch(5, 5))
+        assert store.upkeep(retention_hours=0).deleted_files == 3
+        assert list(store.records()) == make_batch(0, 10)
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.2, 0.6, 0.99, "line", "zeros"])
+def test_a_torn_last_commit_is_refused_by_readers_and_mended_by_the_writer(
+    tmp_path: Path, cut: float | str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 5))
+        store.append([*make_batch(5, 5), *make_batch(0, 3, device="dev-b")])
+    commit = last_commit(tmp_path)
+    whole = commit.read_bytes()
+    torn = {"line": whole[: whole.rfind(b"\n", 0, -1) + 1], "zeros": bytes(len(whole))}
+    commit.write_bytes(torn[cut] if isinstance(cut, str) else whole[: int(len(whole) * cut)])
+
+    with pytest.raises(StoreError, match=r"last commit of the store is damaged.*or read version 1"):
+        Store.read(tmp_path)
+    assert list(Store.read(tmp_path, version=1).records()) == make_batch(0, 5)
+
+    with caplog.at_level(logging.WARNING), Store.open(tmp_path) as store:
+        assert "was damaged; it is kept as" in store.repairs[0]
+        assert store.repairs[-1].startswith("8 records were taken up again")
+        assert set(store.records()) == {*make_batch(0, 10), *make_batch(0, 3, device="dev-b")}
+        assert store.append(make_batch(9, 2)).appended == 1
+    assert "was damaged" in caplog.text
+    assert len(list(Store.read(tmp_path).records())) == 14
+    with Store.open(tmp_path) as store:
+        assert store.repairs == ()
+
+
+def test_a_torn_first_commit_makes_the_table_anew(tmp_path: Path) -> None:
+    Store.open(tmp_path).close()
+    os.truncate(last_commit(tmp_path), 10)
+    with Store.open(tmp_path) as store:
+        assert len(store.repairs) == 2
+        assert store.append(make_batch(0, 3)).appended == 3
+
+
+def test_a_torn_merge_commit_costs_no_record_and_doubles_none(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        for start in range(0, 20, 5):
+            store.append(make_batch(start, 5))
+        store._merge(store._snapshot.files, 1 << 30)
+    os.truncate(last_commit(tmp_path), 100)
+    with Store.open(tmp_path) as store:
+        assert sorted(record.record_id for record in store.records()) == sorted(
+            record.record_id for record in make_batch(0, 20)
+        )
+
+
+def test_a_torn_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 5))
+        store.upkeep()
+        store.append(make_batch(5, 5))
+    (checkpoint,) = (tmp_path / "records" / "_delta_log").glob("*.checkpoint.parquet")
+    os.truncate(checkpoint, checkpoint.stat().st_size // 2)
+    with Store.open(tmp_path) as store:
+        assert len(store.repairs) == 1
+        assert list(store.records()) == make_batch(0, 10)
+    assert list(Store.read(tmp_path).records()) == make_batch(0, 10)
+
+
+def test_checkpoints_can_be_deleted(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 5))
+        store.append(make_batch(5, 5))
+        store.upkeep()
+    log = tmp_path / "records" / "_delta_log"
+    for path in [*log.glob("*.checkpoint.parquet"), log / "_last_checkpoint"]:
+        path.unlink()
+    assert list(Store.read(tmp_path).records()) == make_batch(0, 10)
+    with Store.open(tmp_path) as store:
+        assert store.repairs == ()
+        assert store.append(make_batch(0, 11)).appended == 1
+
+
+def test_a_damaged_data_file_is_one_clear_error_and_spares_other_devices(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append([*make_batch(0, 5), *make_batch(0, 5, device="dev-b")])
+        file = next(path for path in store.data_files() if "dev-a" in str(path))
+    os.truncate(file, 200)
+    reader = Store.read(tmp_path)
+    with pytest.raises(StoreError, match="reading version 1"):
+        list(reader.records())
+    assert list(reader.records("dev-b")) == make_batch(0, 5, device="dev-b")
+
+
+def test_a_writer_that_ignores_the_lock_is_noticed(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 5))
+        foreign = DeltaTable(tmp_path / "records").to_pyarrow_dataset().to_table().slice(0, 1)
+        write_deltalake(tmp_path / "records", foreign, mode="append")
+        with pytest.raises(StoreError, match="written by somebody else"):
+            store.append(make_batch(5, 5))
+        with pytest.raises(StoreError, match="open the store again"):
+            store.append(make_batch(5, 5))
+
+
+@pytest.mark.parametrize("failing", range(1, 6))
+def test_an_error_of_the_disk_at_any_fsync_keeps_the_table_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    # One append of a new device syncs: table folder, file, its folder, commit, log folder.
+    real, calls = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise OSError(errno.ENOSPC if failing < 5 else errno.EIO, "disk trouble")
+        real(descriptor)
+
+    with Store.open(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            with pytest.raises(StoreError, match=r"appending records in .*disk trouble") as caught:
+                store.append(make_batch(0, 5))
+        if failing < 5:
+            assert isinstance(caught.value, StoreFull)
+            assert data_files(tmp_path) == set()
+            assert store.append(make_batch(0, 5)).appended == 5
+        else:
+            # The commit may be durable or not, so this writer must not go on from what it believes.
+            with pytest.raises(StoreError, match="unknown state; open the store again"):
+                store.append(make_batch(0, 5))
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 5))
+        assert list(store.records()) == make_batch(0, 5)
+
+
+def test_a_failure_of_tidying_up_does_not_refuse_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store_module, "MERGE_FILES", 2)
+    monkeypatch.setattr(store_module, "merge_data_files", no_room)
+    with caplog.at_level(logging.WARNING), Store.open(tmp_path) as store:
+        for start in range(5):
+            assert store.append(make_batch(start, 1)).appended == 1
+    assert "tidying up failed: no room while merging files" in caplog.text
+    assert list(Store.read(tmp_path).records()) == make_batch(0, 5)
+
+
+def test_a_full_file_system_refuses_the_batch_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        ballast = folder / "ballast"
+        with Store.open(folder / "s") as store:
+            store.append(make_batch(0, 5))
+            with ballast.open("wb", buffering=0) as stream:
+                free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+                stream.write(bytes(free - 8192))
+            with pytest.raises(StoreFull, match="No space left"):
+                store.append(make_batch(5, 5, environment=os.urandom(20_000).hex()))
+            kept = list(store.records())
+            assert kept == make_batch(0, 5)
+            assert list(Store.read(folder / "s").records()) == kept
+            with pytest.raises(StoreFull):
+                store.put_workloads([make_workload(number) for number in range(100)])
+            ballast.unlink()
+            assert store.append(make_batch(200, 5)).appended == 5
+        with Store.open(folder / "s") as store:
+            assert list(store.records()) == [*kept, *make_batch(200, 5)]
+            assert data_files(folder / "s") == set(store.data_files())
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+FILE_SIZE_LIMIT = """
+import resource, sys
+from fleet.errors import StoreFull
+from fleet.store import Store
+from tests.record_fixtures import make_batch
+store = Store.open(sys.argv[1])
+store.append(make_batch(0, 5))
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
+try:
+    store.append(make_batch(5, 200))
+except StoreFull as error:
+    print("refused", error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(store.append(make_batch(5, 5)).appended)
+"""
+
+
+def test_a_file_size_limit_counts_as_full(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FILE_SIZE_LIMIT, str(tmp_path / "s")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "refused no room while appending records" in done.stdout
+    assert done.stdout.splitlines()[-1] == "5"
+    assert list(Store.read(tmp_path / "s").records()) == make_batch(0, 10)
+
+
+READ_ONLY = """
+import os, sys
+from fleet.errors import StoreError
+from fleet.store import Store
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    Store.open(sys.argv[1])
+except StoreError as error:
+    print("refused", error)
+print(len(list(Store.read(sys.argv[1]).records())))
+"""
+
+
+def test_a_read_only_folder_can_be_read_and_not_written(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with Store.open(folder) as store:
+        store.append(make_batch(0, 5))
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    parents = [path for path in tmp_path.parents if path.stat().st_uid == os.getuid() and path != Path("/")]
+    modes = {path: path.stat().st_mode for path in [tmp_path, *parents]}
+    try:
+        for path, mode in modes.items():
+            path.chmod(mode | 0o055)
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY, str(folder)], capture_output=True, text=True, timeout=60
+        )
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+        folder.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert "refused" in done.stdout
+    assert "check the folder and its permissions" in done.stdout
+    assert done.stdout.splitlines()[-1] == "5"
+
+
+def test_each_workload_is_kept_once_and_its_networks_are_joined(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        assert store.put_workloads([make_workload(1, (("bert", 3),)), make_workload(2)]) == 2
+        assert store.put_workloads([make_workload(1, (("resnet", 5),)), make_workload(3)]) == 1
+        assert store.put_workloads([make_workload(1, (("bert", 3),))]) == 0
+        found = store.workloads()
+    assert [int(key, 16) for key in found] == [1, 2, 3]
+    assert found[make_workload(1).workload_id] == make_workload(1, (("bert", 3), ("resnet", 5)))
+    assert Store.read(tmp_path).workloads() == found
+
+
+def test_a_newer_or_damaged_workload_file_is_refused(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.put_workloads([make_workload(1)])
+    (path,) = (tmp_path / "workloads").iterdir()
+    text = path.read_text()
+    for bad, message in [
+        (text.replace('"schema":1', '"schema":2'), "upgrade tensor-fleet"),
+        (text[:-20], "is damaged"),
+        ("[]", "no schema number"),
+        (text.replace('"flops":4194304.0', '"flops":"many"'), "flops"),
+    ]:
+        path.write_text(bad)
+        with pytest.raises(StoreError, match=message):
+            Store.read(tmp_path).workloads()
+
+
+def test_the_last_of_a_device_wins_and_the_history_is_kept(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        assert store.put_device(make_spec(), make_descriptor())
+        assert not store.put_device(make_spec(), make_descriptor(clock_now_mhz=999.0))
+        assert store.put_device(make_spec(note="moved"), make_descriptor())
+        assert store.put_device(make_spec("dev-b"))
+        devices = store.devices()
+        history = store.device_history("dev-a")
+    assert list(devices) == ["dev-a", "dev-b"]
+    assert (devices["dev-a"].spec, devices["dev-a"].descriptor) == (
+        make_spec(note="moved"),
+        make_descriptor(),
+    )
+    assert devices["dev-b"].descriptor is None
+    assert [entry.spec.note for entry in history] == ["", "moved"]
+    assert store.device_history("nobody") == []
+
+
+def test_a_torn_line_of_a_device_is_dropped(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.put_device(make_spec(), make_descriptor())
+        path = tmp_path / "devices" / "dev-a.jsonl"
+        whole = path.read_bytes()
+        path.write_bytes(whole + whole[:50])
+        assert store.devices()["dev-a"].spec == make_spec()
+        assert store.put_device(make_spec(note="new"), make_descriptor())
+        assert [entry.spec.note for entry in store.device_history("dev-a")] == ["", "new"]
+
+
+@given(st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=12), st.integers(1, 20))
+def test_record_ids_are_a_set(batches: list[list[int]], merge_at: int) -> None:
+    import fleet.store_schema as schema_module
+
+    before, schema_module.MERGE_AT = schema_module.MERGE_AT, merge_at
+    try:
+        ids, model = RecordIds(), set[str]()
+        ids.load([pa.array([f"{number:032x}" for number in (3, 1, 2)]), pa.array([], pa.string())])
+        model |= {f"{number:032x}" for number in (1, 2, 3)}
+        for batch in batches:
+            names = list({f"{number:032x}" for number in batch})
+            assert ids.known(names) == [name in model for name in names]
+            ids.add(name for name in names if name not in model)
+            model |= set(names)
+            assert len(ids) == len(model)
+            assert set(ids) == model
+    finally:
+        schema_module.MERGE_AT = before
+
+
+def test_the_commit_is_what_delta_asks_for(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 5))
+    info, add = (json.loads(line) for line in commit_path(tmp_path / "records", 1).read_text().splitlines())
+    assert info["commitInfo"]["operation"] == "WRITE"
+    assert add["add"]["partitionValues"] == {"device_id": "dev-a"}
+    assert json.loads(add["add"]["stats"]) == {
+        "numRecords": 5,
+        "minValues": {"measured_at": 1.7e9},
+        "maxValues": {"measured_at": 1.7e9 + 4},
+    }
+    assert DeltaTable(tmp_path / "records").history()[0]["operation"] == "WRITE"
