@@ -232,13 +232,13 @@ def main(arguments: list[str]) -> None:
     """Take the socket's descriptor from the command line, the settings from its first message."""
     descriptor, parent_pid = int(arguments[0]), int(arguments[1])
     die_with_parent(parent_pid)
-    with socket.socket(fileno=descriptor) as end:
-        channel = Channel(end)
-        first = channel.receive()
-        if first is None:
-            return
-        cores = {key: tuple(first[key]) for key in ("timing_cores", "build_cores")}
-        serve(channel, ChildSettings(**{**first, **cores}))
+    # Left open until the process ends: its end is what tells the parent, which then reads the last words.
+    channel = Channel(socket.socket(fileno=descriptor))
+    first = channel.receive()
+    if first is None:
+        return
+    cores = {key: tuple(first[key]) for key in ("timing_cores", "build_cores")}
+    serve(channel, ChildSettings(**{**first, **cores}))
 
 
 if __name__ == "__main__":

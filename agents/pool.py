@@ -32,6 +32,8 @@ START_TIMEOUT_SEC = 120.0
 _PREPARE_TIMEOUT_SEC = 120.0
 #: A job is dropped as lost when the timing lock does not come free for this long.
 _LOCK_TIMEOUT_SEC = 600.0
+#: Time for a process whose socket closed to print its last words and be gone.
+_LAST_WORDS_SEC = 2.0
 _STDERR_TAIL_BYTES = 2000
 _STDERR_KEPT_BYTES = 1 << 20
 
@@ -297,10 +299,14 @@ class WorkerPool:
 
     def _lost(self, child: _Child) -> Iterator[Result]:
         """A process ended by itself: its job's fate, or an error when it had not even started."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(_LAST_WORDS_SEC)
         if child.stage is Stage.STARTING:
             tail = child.stderr_tail()
+            # Of a traceback, the last line says what is wrong.
+            what = tail.splitlines()[-1] if tail else "no output"
             raise AgentError(
-                f"a worker process {self._discard(child)} before its first job: {tail or 'no output'}; "
+                f"a worker process {self._discard(child)} before its first job: {what}; "
                 "`fleet doctor` names what is missing"
             )
         if child.job is None:

@@ -1,0 +1,122 @@
+"""Live progress of a collection in the terminal; plain lines where there is no terminal.
+
+Implements `collect.Watcher`; knows nothing of stores, agents or models.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from agents.records import DeviceId, Outcome, Record, Workload
+
+#: Pause between plain lines: often enough to see life in a log, seldom enough not to flood it.
+_PLAIN_EVERY_SECS = 20.0
+
+_PHASES = {
+    "propose": "Drawing candidates",
+    "measure": "Measuring",
+    "remeasure": "Measuring a sample again",
+    "learn": "Training and holding out",
+}
+
+
+class Display:
+    """Progress of one run: a bar a phase, and a running line of what the devices have given.
+
+    Args:
+        console: Where to print; bars appear when it is a terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("[dim]{task.fields[note]}"),
+            console=console,
+            transient=False,
+        )
+        self._bar: TaskID | None = None
+        self._phase = ""
+        self._total = self._done = 0
+        self._failed = 0
+        self._printed_at = self._began = 0.0
+
+    @contextmanager
+    def live(self) -> Iterator[Display]:
+        """Show bars while the block runs."""
+        if not self._console.is_terminal:
+            yield self
+            return
+        with self._progress:
+            yield self
+
+    def say(self, text: str) -> None:
+        """Print one line above the bars."""
+        self._console.print(text, highlight=False)
+
+    def phase(self, name: str, total: int) -> None:
+        """Begin a phase of `total` steps."""
+        self._end_phase()
+        self._phase = _PHASES.get(name, name)
+        self._total, self._done, self._failed = total, 0, 0
+        self._began = self._printed_at = time.monotonic()
+        if total:
+            self._bar = self._progress.add_task(self._phase, total=total, note="")
+
+    def proposed(self, workload: Workload, candidates: int) -> None:
+        """One workload has its candidates."""
+        self._advance(1, f"{workload.name}: {candidates}")
+
+    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
+        """Records of one device are durable."""
+        self._failed += sum(record.outcome is not Outcome.OK for record in records)
+        failed = f", {self._failed} failed" if self._failed else ""
+        self._advance(len(records), f"{device_id}{failed}")
+
+    def step(self, done: int, note: str) -> None:
+        """Advance the phase by `done` steps."""
+        self._advance(done, note)
+
+    def finish(self) -> None:
+        """End the last phase."""
+        self._end_phase()
+
+    def _advance(self, steps: int, note: str) -> None:
+        self._done += steps
+        if self._bar is not None:
+            self._progress.update(self._bar, advance=steps, note=note)
+        now = time.monotonic()
+        if self._done >= self._total:
+            self._end_phase()
+        elif not self._console.is_terminal and now - self._printed_at >= _PLAIN_EVERY_SECS:
+            self._printed_at = now
+            self._plain_line(note)
+
+    def _end_phase(self) -> None:
+        if self._total and not self._console.is_terminal:
+            self._plain_line("")
+        self._bar, self._total = None, 0
+
+    def _plain_line(self, note: str) -> None:
+        seconds = time.monotonic() - self._began
+        rate = f"{self._done / seconds:.1f}/s" if seconds > 0 else ""
+        self.say(f"{self._phase}: {self._done}/{self._total} in {seconds:.0f} s ({rate}) {note}".rstrip())

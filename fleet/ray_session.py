@@ -1,0 +1,190 @@
+"""Start Ray on this host, put one actor on each device, end both in order.
+
+One of the two modules that import Ray (the other is `agents.actors`). Ray listens on the loopback
+interface only and asks for a token; both are checked after the start, not assumed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from agents.records import DeviceId, DeviceSpec
+from agents.worker import quiet_cores
+from fleet.errors import FleetError
+
+#: With 0 Ray's own address is the loopback one on Linux too, and every port of it binds there; read when
+#: Ray is first imported. The name is Ray's (`ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR`).
+_LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+#: Records and workloads are small; Ray's default takes a third of the host's memory.
+_OBJECT_STORE_BYTES = 256 << 20
+_CLOSE_TIMEOUT_SEC = 20.0
+_RESTART_TIMEOUT_SEC = 60.0
+#: A fresh agent takes about a second to start.
+_RESTART_POLL_SEC = 0.2
+
+
+def resource_of(device_id: DeviceId) -> str:
+    """Name of the custom resource that places the actor of a device on its host."""
+    return f"device:{device_id}"
+
+
+class RaySession:
+    """A Ray instance of our own with one actor a device.
+
+    Args:
+        specs: Devices to reach; all on this host.
+        spool_root: Folder for the devices' spools.
+
+    Raises:
+        FleetError: Ray does not start, is not confined to loopback, or an actor refuses its device.
+    """
+
+    def __init__(self, specs: Sequence[DeviceSpec], spool_root: Path) -> None:
+        self._actors: dict[DeviceId, Any] = {}
+        self._usable_cores = os.sched_getaffinity(0)
+        # Ray's processes inherit this: with a dozen of them awake beside a timing, repeats differed by 7 %.
+        timing = {core for spec in specs for core in spec.cores}
+        os.sched_setaffinity(0, quiet_cores(sorted(timing), sorted(self._usable_cores)))
+        try:
+            _start(specs, len(self._usable_cores))
+            self._create(specs, spool_root)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> RaySession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def device_ids(self) -> list[DeviceId]:
+        """Devices with a live actor, in the order of the specs."""
+        return list(self._actors)
+
+    def call(self, device_id: DeviceId, method: str, *arguments: Any) -> Any:
+        """Call a method of a device's actor and wait for its answer.
+
+        Raises:
+            FleetError: The actor raised, or died.
+        """
+        return self.result(self.submit(device_id, method, *arguments), device_id)
+
+    def await_restart(self, device_id: DeviceId) -> None:
+        """Wait until the agent that Ray starts in place of a dead one answers.
+
+        Raises:
+            ActorDiedError: It does not within a minute.
+        """
+        deadline = time.monotonic() + _RESTART_TIMEOUT_SEC
+        while True:
+            try:
+                self.call(device_id, "pids")
+            except ActorDiedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_RESTART_POLL_SEC)
+            else:
+                return
+
+    def submit(self, device_id: DeviceId, method: str, *arguments: Any) -> Any:
+        """Start a call; the returned reference goes to `wait` and `result`."""
+        return getattr(self._actors[device_id], method).remote(*arguments)
+
+    def wait(self, references: Iterable[Any], timeout_sec: float | None = None) -> list[Any]:
+        """Wait until at least one call is over; returns those that are (empty on time-out)."""
+        import ray
+
+        ready, _ = ray.wait(list(references), num_returns=1, timeout=timeout_sec)
+        return list(ready)
+
+    def result(self, reference: Any, device_id: DeviceId) -> Any:
+        """The answer of a call that is over.
+
+        Raises:
+            FleetError: The actor raised, or died.
+        """
+        import ray
+
+        try:
+            return ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise FleetError(f"device {device_id}: {error.cause}") from error
+        except ray.exceptions.RayActorError as error:
+            raise ActorDiedError(
+                f"device {device_id}: its agent process died ({str(error).splitlines()[0]}); "
+                "Ray starts a fresh one"
+            ) from error
+
+    def close(self) -> None:
+        """End the agents' worker processes, the actors, and Ray."""
+        import ray
+
+        os.sched_setaffinity(0, self._usable_cores)
+        if not ray.is_initialized():
+            return
+        references = [actor.close.remote() for actor in self._actors.values()]
+        if references:
+            ray.wait(references, num_returns=len(references), timeout=_CLOSE_TIMEOUT_SEC)
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors.clear()
+        ray.shutdown()
+
+    def _create(self, specs: Sequence[DeviceSpec], spool_root: Path) -> None:
+        from agents.actors import create
+
+        for spec in specs:
+            folder = spool_root.absolute() / spec.device_id
+            self._actors[spec.device_id] = create(
+                spec, folder, resource_of(spec.device_id), self._usable_cores
+            )
+        for device_id in list(self._actors):
+            self.call(device_id, "pids")  # raises what the constructor raised
+
+
+class ActorDiedError(FleetError):
+    """The agent process of a device ended; a call to it has no answer, and Ray starts it afresh."""
+
+
+def _start(specs: Sequence[DeviceSpec], cores: int) -> None:
+    if "ray" not in sys.modules:
+        os.environ[_LOOPBACK_VARIABLE] = "0"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    if ray.is_initialized():
+        raise FleetError("Ray runs in this process already; end it with ray.shutdown() first")
+    try:
+        ray.init(
+            address="local",
+            num_cpus=max(2, cores),
+            resources={resource_of(spec.device_id): 1 for spec in specs},
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:
+        raise FleetError(
+            f"Ray does not start on this host: {error}; a session left behind ends with `ray stop`, "
+            "and Ray needs some free space under its temporary folder"
+        ) from error
+    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray publishes no types for it
+    if address != "127.0.0.1":
+        ray.shutdown()
+        raise FleetError(
+            f"Ray would listen on {address} instead of 127.0.0.1: it was imported before this session could "
+            f"confine it; set {_LOOPBACK_VARIABLE}=0 in the environment and start again"
+        )
