@@ -64,7 +64,7 @@ def test_the_order_of_records_makes_no_difference() -> None:
     np.testing.assert_array_equal(forward.features.numbers, backward.features.numbers)
 
 
-def test_repeated_measurements_give_the_median_of_their_medians() -> None:
+def test_repeated_measurements_give_the_median_of_their_latencies() -> None:
     first, second, third = (
         record_of(CANDIDATES[0], "old", 9.0, 1.0, 2.0),
         record_of(CANDIDATES[0], "old", 4.0, attempt=1),

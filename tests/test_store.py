@@ -149,7 +149,9 @@ def test_people_can_query_plain_columns(tmp_path: Path) -> None:
         files = store.data_files()
     table = ds.dataset([str(path) for path in files]).to_table().to_pydict()
     assert table["record_id"] == [record.record_id for record in make_batch(0, 8)]
-    assert table["latency_secs"] == [None, *[2e-3] * 3, None, *[2e-3] * 3]
+    fastest = [min(record.run_secs, default=None) for record in make_batch(0, 8)]
+    assert table["latency_secs"] == fastest
+    assert fastest.count(None) == 2
     assert json.loads(table["protocol"][0])["repeat"] == 3
     delta = DeltaTable(tmp_path / "records")
     assert delta.to_pyarrow_dataset().to_table().num_rows == delta.count() == 8

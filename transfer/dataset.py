@@ -135,7 +135,7 @@ def build_dataset(
 ) -> Dataset:
     """Join records by candidate and extract their features.
 
-    Several ok records of one candidate on one device give the median of their medians. Devices of the
+    Several ok records of one candidate on one device give the median of their latencies. Devices of the
     result are those with at least one record, by name; rows go by workload, then candidate. A candidate
     whose every record was lost or rejected is left out.
 
