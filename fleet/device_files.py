@@ -1,0 +1,299 @@
+"""Device YAML: one file a device becomes one frozen `DeviceSpec`, or every fault of every file is named.
+
+Called through `fleet.config`. Checks what a file says against itself; whether the host keeps it is
+`agents.probe.differences`. The meaning of each key is in the header of the shipped files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, canonical_json
+from fleet.yaml_files import ConfigError, kind_of, model_faults, nearest, read_mapping, show
+
+#: Folder of the device files, under the current folder.
+DEFAULT_HARDWARE = Path("configs/hardware")
+
+# A device id names a file, a table partition, a Ray resource and a head of the model; torch allows no dot
+# in the name of a module.
+_DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_SUFFIXES = (".yaml", ".yml")
+_MAX_NUMBER = 2**31 - 1
+
+# Options of TVM 0.27's target kinds and their types (`target.ListTargetKindOptionsFromName`).
+_COMMON_OPTIONS: dict[str, type] = {
+    "kind": str,
+    "keys": list,
+    "tag": str,
+    "device": str,
+    "model": str,
+    "libs": list,
+    "host": dict,
+    "from_device": int,
+    "target_device_type": int,
+    "mcpu": str,
+}
+TARGET_OPTIONS: Mapping[str, Mapping[str, type]] = {
+    "llvm": {
+        **_COMMON_OPTIONS,
+        "mattr": list,
+        "mtriple": str,
+        "mfloat-abi": str,
+        "mabi": str,
+        "num-cores": int,
+        "fast-math": bool,
+        "fast-math-nnan": bool,
+        "fast-math-ninf": bool,
+        "fast-math-nsz": bool,
+        "fast-math-arcp": bool,
+        "fast-math-contract": bool,
+        "fast-math-reassoc": bool,
+        "opt-level": int,
+        "cl-opt": list,
+        "jit": str,
+        "vector-width": int,
+    },
+    "cuda": {
+        **_COMMON_OPTIONS,
+        "arch": str,
+        "max_shared_memory_per_block": int,
+        "max_threads_per_block": int,
+        "thread_warp_size": int,
+        "registers_per_block": int,
+        "l2_cache_size_bytes": int,
+        "max_num_threads": int,
+    },
+}
+_CUDA_NEEDS = ("arch", "max_threads_per_block", "max_shared_memory_per_block", "thread_warp_size")
+
+
+class _DeviceFile(BaseModel):
+    """The keys of a device file and the type of each."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    device_id: str
+    kind: Literal["local", "cuda", "rpc", "replay"]
+    family: Literal["cpu", "gpu"]
+    target: dict[str, Any]
+    threads: int = Field(default=1, ge=1, le=1024)
+    cores: list[int] = Field(default=[0], min_length=1, max_length=1024)
+    index: int = Field(default=0, ge=0, le=1023)
+    note: str = Field(default="", max_length=2000)
+
+
+_KEYS = {"": [field.alias or name for name, field in _DeviceFile.model_fields.items()]}
+
+
+def load_devices(folder: Path) -> dict[DeviceId, DeviceSpec]:
+    """Read every device file of a folder.
+
+    Args:
+        folder: Where the YAML files are. If it is the default folder and does not exist, the profiles that
+            `fleet init` would write for this host are returned instead.
+
+    Returns:
+        The specs by device id, sorted.
+
+    Raises:
+        ConfigError: The folder does not exist or holds no device, or any file has a fault: all faults of all
+            files, one line each.
+    """
+    if folder == DEFAULT_HARDWARE and not folder.exists():
+        return _specs_of_this_host()
+    files = _device_files(folder)
+    if not files:
+        raise ConfigError(f"{folder}: holds no device file (*.yaml): run `fleet init --folder {folder}`")
+    specs: dict[DeviceId, DeviceSpec] = {}
+    faults: list[str] = []
+    origins: dict[str, Path] = {}
+    for path in files:
+        try:
+            spec = _load_file(path)
+        except ConfigError as error:
+            faults.extend(error.args)
+            continue
+        if spec.device_id in origins:
+            faults.append(
+                f"{path}: device_id: {spec.device_id!r} is also in {origins[spec.device_id]}: delete one"
+            )
+        origins[spec.device_id] = path
+        specs[spec.device_id] = spec
+    if faults:
+        raise ConfigError(*faults)
+    return dict(sorted(specs.items()))
+
+
+def load_device(folder: Path, device_id: str) -> DeviceSpec:
+    """Read the file of one device; faults in the files of others do not matter.
+
+    Raises:
+        ConfigError: The device is not known, with the nearest names and the folder, or its file has a fault.
+    """
+    if folder == DEFAULT_HARDWARE and not folder.exists():
+        specs = _specs_of_this_host()
+        if device_id in specs:
+            return specs[DeviceId(device_id)]
+        raise unknown_device(device_id, specs, folder)
+    files = _device_files(folder)
+    matching = [path for path in files if path.stem == device_id]
+    if not matching:
+        raise unknown_device(device_id, (path.stem for path in files), folder)
+    if len(matching) > 1:
+        raise ConfigError(f"{matching[1]}: device_id: {device_id!r} is also in {matching[0]}: delete one")
+    return _load_file(matching[0])
+
+
+def unknown_device(device_id: str, known: Iterable[str], folder: Path) -> ConfigError:
+    """Make the error for a device id that no file has; it names the nearest ids and the folder."""
+    return ConfigError(f"no device {device_id!r} in {folder}{nearest(device_id, known)}")
+
+
+def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
+    """Turn the mapping of one device file into a spec.
+
+    Args:
+        value: The parsed YAML.
+        name: The id that the file's name promises.
+
+    Raises:
+        ConfigError: All faults of the mapping, each `key: sentence`.
+    """
+    try:
+        file = _DeviceFile.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(*(f"{key}: {fault}" for key, fault in model_faults(error, _KEYS))) from error
+    faults = [*_id_faults(file, name), *_kind_faults(file), *_core_faults(file), *_target_faults(file)]
+    if not _is_encodable(file.note):
+        faults.append("note: holds characters that are no Unicode text")
+    if faults:
+        raise ConfigError(*faults)
+    return DeviceSpec(
+        device_id=DeviceId(file.device_id),
+        kind=DeviceKind(file.kind),
+        family=Family(file.family),
+        target_json=canonical_json(file.target),
+        threads=file.threads,
+        cores=tuple(file.cores),
+        index=file.index,
+        note=file.note,
+    )
+
+
+def _specs_of_this_host() -> dict[DeviceId, DeviceSpec]:
+    # Imported here: init writes the files that this module reads.
+    from fleet.init import host_profiles
+
+    return dict(sorted((profile.spec.device_id, profile.spec) for profile in host_profiles()))
+
+
+def _device_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder of device files: run `fleet init --folder {folder}`")
+    return sorted(
+        path for path in folder.iterdir() if path.suffix in _SUFFIXES and not path.name.startswith(".")
+    )
+
+
+def _load_file(path: Path) -> DeviceSpec:
+    value = read_mapping(path)
+    try:
+        return parse_device(value, path.stem)
+    except ConfigError as error:
+        raise ConfigError(*(f"{path}: {fault}" for fault in error.args)) from error
+
+
+def _id_faults(file: _DeviceFile, name: str) -> Iterable[str]:
+    if not _DEVICE_ID.fullmatch(file.device_id):
+        yield (
+            f"device_id: {show('', file.device_id)} is not allowed: use up to 64 small letters, digits, '-' "
+            "and '_', starting with a letter or digit"
+        )
+    elif file.device_id != name:
+        yield f"device_id: is {file.device_id!r}, but the file is named {name!r}: rename one of them"
+
+
+def _kind_faults(file: _DeviceFile) -> Iterable[str]:
+    expected = {"local": ("cpu", "llvm"), "cuda": ("gpu", "cuda")}.get(file.kind)
+    if expected is None:
+        return
+    family, target_kind = expected
+    if file.family != family:
+        yield f"family: a device of kind {file.kind!r} belongs to {family!r}, got {file.family!r}"
+    if file.target.get("kind") not in (None, target_kind):
+        got = show("", file.target["kind"])
+        yield f"target.kind: a device of kind {file.kind!r} needs {target_kind!r}, got {got}"
+    if file.kind == "local" and file.index:
+        yield f"index: is for CUDA devices; write 0, got {file.index}"
+
+
+def _core_faults(file: _DeviceFile) -> Iterable[str]:
+    if any(core < 0 or core > _MAX_NUMBER for core in file.cores):
+        yield f"cores: numbers of logical CPUs start at 0, got {show('', file.cores)}"
+    if len(set(file.cores)) < len(file.cores):
+        yield f"cores: a core is named twice in {show('', file.cores)}"
+    if len(file.cores) < file.threads:
+        yield f"cores: {file.threads} threads need at least {file.threads} cores, got {len(file.cores)}"
+
+
+def _target_faults(file: _DeviceFile) -> Iterable[str]:
+    target = file.target
+    kind = target.get("kind")
+    if not isinstance(kind, str) or not kind:
+        yield "target.kind: missing; write the kind of TVM target, such as llvm or cuda"
+        return
+    yield from _option_faults(target, TARGET_OPTIONS.get(kind), "target")
+    if kind == "llvm" and file.kind != "replay":
+        cores = target.get("num-cores")
+        if cores is None:
+            yield f"target.num-cores: missing; TVM's search needs it: write num-cores: {file.threads}"
+        elif isinstance(cores, int) and cores != file.threads:
+            yield f"target.num-cores: is {show('', cores)}, but threads is {file.threads}: make them equal"
+    if kind == "cuda" and file.kind != "replay":
+        for key in _CUDA_NEEDS:
+            if key not in target:
+                yield f"target.{key}: missing; TVM's search needs it: `fleet init` writes it"
+
+
+def _option_faults(
+    target: Mapping[Any, Any], options: Mapping[str, type] | None, where: str
+) -> Iterable[str]:
+    for key, value in target.items():
+        if not isinstance(key, str) or not _is_encodable(key):
+            yield f"{where}: key {show('', key)} is {kind_of(key)}, expected plain text"
+            continue
+        name = f"{where}.{key}"
+        if options is not None and key not in options:
+            yield f"{name}: unknown key{nearest(key, options)}"
+            continue
+        wanted = None if options is None else options[key]
+        if isinstance(value, dict):
+            if wanted not in (None, dict):
+                yield f"{name}: must be {kind_of(wanted())}, got a mapping"
+            elif key == "host":
+                yield from _option_faults(value, TARGET_OPTIONS.get(str(value.get("kind"))), name)
+            else:
+                yield from _option_faults(value, None, name)
+        elif isinstance(value, list):
+            if wanted not in (None, list):
+                yield f"{name}: must be {kind_of(wanted())}, got a list"
+            elif not all(isinstance(item, str) and _is_encodable(item) for item in value):
+                yield f"{name}: must be a list of texts, got {show(key, value)}"
+        elif type(value) not in (str, int, bool) or (wanted is not None and type(value) is not wanted):
+            expected = "text, a whole number, yes or no, or a list" if wanted is None else kind_of(wanted())
+            yield f"{name}: must be {expected}, got {show(key, value)}"
+        elif (isinstance(value, int) and abs(value) > _MAX_NUMBER) or (
+            isinstance(value, str) and not _is_encodable(value)
+        ):
+            yield f"{name}: {show(key, value)} is out of range"
+
+
+def _is_encodable(text: str) -> bool:
+    """Tell whether text can be written to a file: YAML can spell half a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

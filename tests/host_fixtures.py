@@ -1,0 +1,165 @@
+"""File trees and descriptors of hosts other than this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Family, canonical_json
+
+V2_FLAGS = "fpu cx8 cmov mmx fxsr sse sse2 ht syscall lm pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm"
+SANDYBRIDGE_FLAGS = f"{V2_FLAGS} pclmulqdq xsave avx"
+V3_FLAGS = f"{SANDYBRIDGE_FLAGS} f16c fma movbe abm bmi1 avx2 bmi2"
+V4_FLAGS = f"{V3_FLAGS} avx512f avx512dq avx512cd avx512bw avx512vl"
+PI_FLAGS = "fp asimd evtstrm crc32 cpuid"
+GRAVITON_FLAGS = (
+    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
+)
+
+PI_CPUINFO = "\n".join(
+    f"""processor\t: {cpu}
+BogoMIPS\t: 108.00
+Features\t: {PI_FLAGS}
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x0
+CPU part\t: 0xd08
+CPU revision\t: 3
+"""
+    for cpu in range(4)
+) + ("\nRevision\t: c03114\nSerial\t\t: 10000000abcdef01\nModel\t\t: Raspberry Pi 4 Model B Rev 1.4\n")
+
+
+def laptop_cpuinfo(flags: str = V3_FLAGS) -> str:
+    """A laptop with two cores of two threads each: CPU 0 and 2 share one, 1 and 3 the other."""
+    return "\n".join(
+        f"""processor\t: {cpu}
+vendor_id\t: GenuineIntel
+model\t\t: 142
+model name\t: Intel(R) Core(TM) i5-7200U CPU @ 2.50GHz
+cpu MHz\t\t: {800 + cpu}.036
+physical id\t: 0
+core id\t\t: {cpu % 2}
+flags\t\t: {flags}
+"""
+        for cpu in range(4)
+    )
+
+
+def laptop_files() -> dict[str, str]:
+    """The files of that laptop: frequency control, caches, sensors, pressure."""
+    files = {
+        "proc/cpuinfo": laptop_cpuinfo(),
+        "proc/meminfo": "MemTotal:  8048836 kB\nMemFree:  500000 kB\nMemAvailable:  3000000 kB\n",
+        "proc/pressure/memory": "some avg10=1.25 avg60=0.40 total=5\nfull avg10=0.00 avg60=0 total=2\n",
+        "sys/devices/system/cpu/online": "0-3\n",
+        "sys/devices/system/cpu/intel_pstate/no_turbo": "0\n",
+        "sys/class/thermal/thermal_zone0/type": "iwlwifi_1\n",
+        "sys/class/thermal/thermal_zone0/temp": "99000\n",
+        "sys/class/thermal/thermal_zone1/type": "x86_pkg_temp\n",
+        "sys/class/thermal/thermal_zone1/temp": "61000\n",
+        "sys/class/hwmon/hwmon2/name": "coretemp\n",
+        "sys/class/hwmon/hwmon2/temp2_input": "63500\n",
+    }
+    for cpu in range(4):
+        base = f"sys/devices/system/cpu/cpu{cpu}"
+        files[f"{base}/topology/thread_siblings_list"] = f"{cpu % 2},{cpu % 2 + 2}\n"
+        files[f"{base}/cpufreq/scaling_governor"] = "powersave\n"
+        files[f"{base}/cpufreq/scaling_cur_freq"] = f"{2_400_000 + cpu * 1000}\n"
+        files[f"{base}/cpufreq/cpuinfo_min_freq"] = "400000\n"
+        files[f"{base}/cpufreq/cpuinfo_max_freq"] = "3100000\n"
+        sizes = (
+            ("1", "Data", "32K"),
+            ("1", "Instruction", "64K"),
+            ("2", "Unified", "256K"),
+            ("3", "Unified", "3M"),
+        )
+        for index, (level, kind, size) in enumerate(sizes):
+            cache = f"{base}/cache/index{index}"
+            files |= {f"{cache}/level": level, f"{cache}/type": kind, f"{cache}/size": size}
+            files[f"{cache}/coherency_line_size"] = "64\n"
+    return files
+
+
+def write_tree(root: Path, files: Mapping[str, str]) -> Path:
+    """Write files under a root that stands for `/`."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+_DESCRIPTOR = Descriptor(
+    host="box",
+    arch="x86_64",
+    cpu_model="Example CPU",
+    physical_cores=4,
+    logical_cores=4,
+    usable_cores=(0, 1, 2, 3),
+    isa_flags=tuple(sorted(V4_FLAGS.split())),
+    vector_bytes=64,
+    l1d_bytes=32 << 10,
+    l2_bytes=1 << 20,
+    l3_bytes=32 << 20,
+    cache_line_bytes=64,
+    memory_bytes=16 << 30,
+    clock_min_mhz=0.0,
+    clock_max_mhz=0.0,
+    clock_now_mhz=2600.0,
+    governor="",
+    smt=False,
+    kernel="6.1.0",
+    versions=(("apache-tvm", "0.27.0.post1"), ("apache-tvm-ffi", "0.1.14.post0")),
+    ansor_params=(4, 64, 64, 0, 0, 0, 0, 0),
+)
+
+GPU = {
+    "index": "0",
+    "name": "NVIDIA A100-SXM4-40GB",
+    "uuid": "GPU-1",
+    "arch": "sm_80",
+    "max_threads_per_block": "1024",
+    "max_shared_memory_per_block": "49152",
+    "thread_warp_size": "32",
+}
+
+
+def x86_host(flags: str = V4_FLAGS, usable: tuple[int, ...] = (0, 1, 2, 3)) -> Descriptor:
+    """An x86 box of four cores without SMT."""
+    return replace(_DESCRIPTOR, isa_flags=tuple(sorted(flags.split())), usable_cores=usable)
+
+
+def arm_host(flags: str = GRAVITON_FLAGS) -> Descriptor:
+    """A 64-bit Arm box of four cores."""
+    return replace(_DESCRIPTOR, arch="aarch64", isa_flags=tuple(sorted(flags.split())), vector_bytes=16)
+
+
+def gpu_host(*devices: Mapping[str, str]) -> Descriptor:
+    """The x86 box with CUDA devices."""
+    return replace(_DESCRIPTOR, cuda_devices=tuple(tuple(sorted(device.items())) for device in devices))
+
+
+def local_spec(target: Mapping[str, object], threads: int = 1, cores: tuple[int, ...] = (0,)) -> DeviceSpec:
+    """A device of kind `local` with an LLVM target."""
+    return DeviceSpec(
+        device_id=DeviceId("box-cpu"),
+        kind=DeviceKind.LOCAL,
+        family=Family.CPU,
+        target_json=canonical_json({"kind": "llvm", "num-cores": threads, **target}),
+        threads=threads,
+        cores=cores,
+    )
+
+
+def cuda_spec(index: int = 0, **target: object) -> DeviceSpec:
+    """A device of kind `cuda` as `fleet init` writes it for an A100."""
+    limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32}
+    return DeviceSpec(
+        device_id=DeviceId(f"cuda-{index}"),
+        kind=DeviceKind.CUDA,
+        family=Family.GPU,
+        target_json=canonical_json({"kind": "cuda", "arch": "sm_80", **limits, **target}),
+        index=index,
+    )
