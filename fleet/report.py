@@ -173,7 +173,8 @@ def _model_json(model: ModelSummary) -> dict[str, Any]:
 def _onboarding_json(onboarding: OnboardingSummary) -> dict[str, Any]:
     estimates = {
         name: getattr(onboarding, name)
-        for name in ("top1", "top5", "scratch_top1", "scratch_top5", "full_top1", "full_top5")
+        for start in ("", "scratch_", "nearest_", "full_")
+        for name in (f"{start}top1", f"{start}top5")
     }
     return {
         "device": onboarding.device,

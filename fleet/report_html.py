@@ -236,6 +236,12 @@ def _onboarding(onboarding: OnboardingSummary) -> Table:
         rows=(
             (f"warm ({onboarding.strategy})", few, _scored(onboarding.top1), _scored(onboarding.top5)),
             ("scratch", few, _scored(onboarding.scratch_top1), _scored(onboarding.scratch_top5)),
+            (
+                "nearest known head",
+                few,
+                _scored(onboarding.nearest_top1),
+                _scored(onboarding.nearest_top5),
+            ),
             ("full", full, _scored(onboarding.full_top1), _scored(onboarding.full_top5)),
             ("random choice", "0", score_text(onboarding.random_top1), score_text(onboarding.random_top5)),
         ),

@@ -145,6 +145,7 @@ def _levels(onboarding: OnboardingSummary) -> Panel | None:
     rows = [
         (f"warm {few}", onboarding.top1, onboarding.top5),
         (f"scratch {few}", onboarding.scratch_top1, onboarding.scratch_top5),
+        ("nearest known head", onboarding.nearest_top1, onboarding.nearest_top5),
         (full, onboarding.full_top1, onboarding.full_top5),
     ]
     rows = [row for row in rows if known(row[1].value) or known(row[2].value)]

@@ -165,6 +165,9 @@ class OnboardingSummary:
     top5: Estimate = Estimate()
     scratch_top1: Estimate = Estimate()
     scratch_top5: Estimate = Estimate()
+    #: The best fitting head of a known device, unchanged: what no adaptation at all gives.
+    nearest_top1: Estimate = Estimate()
+    nearest_top5: Estimate = Estimate()
     #: The head trained on every record of the device: the reference to reach.
     full_top1: Estimate = Estimate()
     full_top5: Estimate = Estimate()

@@ -11,7 +11,9 @@ def test_resnet_50_has_the_multiply_adds_of_its_paper() -> None:
         _, height, width, c_in, c_out, kernel, stride, _ = args
         return (height / stride) * (width / stride) * c_in * c_out * kernel * kernel
 
-    total = sum(multiply_adds(layer.args) * layer.count for layer in layers("resnet-50") if layer.operator == "C2D")
+    total = sum(
+        multiply_adds(layer.args) * layer.count for layer in layers("resnet-50") if layer.operator == "C2D"
+    )
     # He et al. 2016 give 3.8e9 for the original strides; v1.5 moves the stride to the 3x3 layer: 4.1e9.
     assert total == pytest.approx(4.09e9, rel=0.01)
 
@@ -66,7 +68,9 @@ def test_unknown_networks_and_operators_are_refused() -> None:
 
 
 @pytest.mark.tvm
-@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)`:FutureWarning")  # inside torch.export
+@pytest.mark.filterwarnings(
+    "ignore:`isinstance\\(treespec, LeafSpec\\)`:FutureWarning"
+)  # inside torch.export
 def test_a_torch_network_gives_weighted_workloads() -> None:
     import torch
 

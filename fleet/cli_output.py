@@ -1,0 +1,58 @@
+"""What every verb of the command line shares: common options, a JSON printer, a table printer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fleet.errors import FleetError
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Fleet file [configs/fleet.yaml].")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value, as a flag would.")
+]
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value."""
+    typer.echo(json.dumps(value, indent=2, sort_keys=True))
+
+
+def print_rows(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table without borders; long values wrap."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        # Values may hold square brackets, which rich would take for its markup.
+        table.add_row(*(escape(cell) for cell in row))
+    Console().print(table)
+
+
+def parse_changes(changes: list[str]) -> dict[str, Any]:
+    """Read `KEY=VALUE` texts of `--set` into overrides for `fleet.config.load_fleet`.
+
+    Raises:
+        FleetError: A text has no `=` or its value is no YAML.
+    """
+    from fleet.config import ConfigError, parse_setting
+
+    overrides: dict[str, Any] = {}
+    for change in changes:
+        key, separator, text = change.partition("=")
+        if not separator or "." not in key:
+            raise FleetError(f"--set {key}: expected SECTION.KEY=VALUE, such as protocol.repeat=5")
+        try:
+            overrides[key] = parse_setting(key, text)
+        except ConfigError as error:
+            raise FleetError(f"--set {key}: {error}") from error
+    return overrides

@@ -1,0 +1,144 @@
+"""The command as a person meets it: exit codes, one clear line, instant help."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet.cli import run
+
+ROOT = Path(__file__).parent.parent
+VERBS = ("init", "probe", "doctor", "demo", "collect", "train", "eval", "onboard", "status")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty folder, without settings of the caller."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("FLEET_")]:
+        monkeypatch.delenv(name)
+
+
+def failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must fail with exit 1 and one line; return the line."""
+    assert run(arguments) == 1
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("fleet: ")
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
+    output = capsys.readouterr().out
+    assert f"Example: {'FLEET' if verb == 'config' else 'fleet'} {verb}" in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["no-such-verb"], ["status", "--no-such-flag"], ["demo", "--folds", "1"]]
+)
+def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:
+    assert run(arguments) == 2
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"tensor-fleet {version('tensor-fleet')}"
+
+
+def test_the_installed_command_fails_with_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet.cli", "status", "--store", "nowhere"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "nowhere" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["status", "train", "eval"])
+def test_a_missing_store_is_named(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no-store" in failure([verb, "--store", "no-store"], capsys)
+    assert not Path("no-store").exists()
+
+
+def test_an_unknown_device_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("configs/hardware").mkdir(parents=True)
+    for name in ("x86-64-v2", "x86-64-v3"):
+        Path(f"configs/hardware/{name}.yaml").write_text((ROOT / f"configs/hardware/{name}.yaml").read_text())
+    line = failure(["collect", "--device", "x86-64-v33"], capsys)
+    assert "x86-64-v33" in line
+    assert "x86-64-v3" in line.replace("x86-64-v33", "")
+    assert not Path("runs").exists()
+
+
+def test_all_faults_of_a_configuration_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("fleet.yaml").write_text(
+        "schema: 1\nprotocol:\n  repeats: 3\n  min_repeat_ms: fast\nstoer:\n  path: x\n"
+    )
+    assert run(["collect", "--config", "fleet.yaml"]) == 1
+    errors = capsys.readouterr().err
+    assert "repeats" in errors
+    assert "repeat" in errors.replace("repeats", "")
+    assert "min_repeat_ms" in errors
+    assert "stoer" in errors
+    assert "store" in errors.replace("stoer", "")
+    assert "Traceback" not in errors
+
+
+def test_a_folder_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    # /sys refuses even root.
+    assert "/sys/tensor-fleet" in failure(["demo", "--folder", "/sys/tensor-fleet"], capsys)
+
+
+def test_a_file_where_the_store_should_be_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("store").write_text("mine")
+    assert "store" in failure(["collect", "--store", "store", "--workloads", "1", "--samples", "1"], capsys)
+    assert Path("store").read_text() == "mine"
+
+
+def test_onboarding_without_a_model_says_what_to_run_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "fleet train" in failure(["onboard", "x86-64-v2", "--samples", "8"], capsys)
+
+
+@pytest.mark.ray
+@pytest.mark.tvm
+def test_a_missing_package_of_tvm_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken" / "tvm"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("import no_such_extra_of_tvm\n")
+    environment = {**os.environ, "PYTHONPATH": str(broken.parent)}
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet.cli", "collect", "--workloads", "1", "--samples", "1"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert "no_such_extra_of_tvm" in lines[0]
+    assert "fleet doctor" in lines[0]
+
+
+def test_doctor_and_probe_answer_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["probe", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["descriptor"]["logical_cores"] >= 1
+    assert run(["doctor", "--json"]) in {0, 1}
+    assert isinstance(json.loads(capsys.readouterr().out), list)

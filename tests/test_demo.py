@@ -1,0 +1,140 @@
+"""The main job as a user runs it, small: killed in the middle, run again, its report read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fleet.errors import FleetError
+from fleet.store import Store
+
+pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--workloads", "4", "--samples", "6", "--support", "8", "--folds", "2", "--epochs", "2"]
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fleet.cli", "demo", "--folder", str(folder), *SMALL, *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def count(store: Path) -> int:
+    try:
+        return sum(counts.records for counts in Store.read(store).counts().values())
+    except FleetError:
+        return 0
+
+
+def measuring_processes(pid: int) -> list[psutil.Process]:
+    """Agents and their worker processes below a process."""
+    return [
+        process
+        for process in psutil.Process(pid).children(recursive=True)
+        if "DeviceActor" in process.name() or "agents.child" in process.cmdline()
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The folder of a demo that was killed in mid-measurement and run again; records at the kill."""
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    killed = start(folder)
+    deadline = time.monotonic() + 300
+    while count(folder / "store") < 12:
+        assert killed.poll() is None, killed.communicate()
+        assert time.monotonic() < deadline, "no records after five minutes"
+        time.sleep(0.2)
+    measuring = measuring_processes(killed.pid)
+    assert len(measuring) >= 4
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    # Ray's own helper processes notice within a minute; whatever could disturb a timing ends at once.
+    _, alive = psutil.wait_procs(measuring, timeout=20)
+    assert not alive, f"processes outlived the killed demo: {alive}"
+    kept = count(folder / "store")
+    again = start(folder)
+    _, errors = again.communicate(timeout=500)
+    assert again.returncode == 0, errors
+    return folder, kept
+
+
+def test_the_same_command_goes_on_after_a_kill(finished: tuple[Path, int]) -> None:
+    folder, kept = finished
+    records = list(Store.read(folder / "store").records())
+    assert kept >= 12
+    first = [record for record in records if record.attempt == 0]
+    assert len({record.record_id for record in records}) == len(records)
+    by_device: dict[str, set[str]] = {}
+    for record in first:
+        by_device.setdefault(record.device_id, set()).add(record.candidate_id)
+    assert len(by_device) >= 2
+    candidates = next(iter(by_device.values()))
+    assert all(found == candidates for found in by_device.values())
+    assert len(candidates) == 4 * 6
+
+
+def test_the_report_keeps_its_contract(finished: tuple[Path, int]) -> None:
+    folder, _ = finished
+    report = json.loads((folder / "report.json").read_text())
+    assert report["version"] == 1
+    store = Store.read(folder / "store")
+    for device_id, device in report["devices"].items():
+        assert device["records"] == device["ok"] + device["failed"]
+        assert device["ok"] <= sum(record.attempt == 0 for record in store.records(device_id=device_id))
+        assert device["records_per_s"] > 0
+        assert 0 <= device["remeasure_median_change"] < 1
+    model = report["model"]
+    assert set(model["heads"]) == set(report["devices"]) == set(model["top1"]) == set(model["top5"])
+    assert all(0 < value <= 1 for value in [*model["top1"].values(), *model["top5"].values()])
+    new = report["onboarding"]
+    assert new["device"] in report["devices"]
+    assert new["samples"] == 8
+    assert new["strategy"] == "multitask"
+    assert new["seconds"] > 0
+    for key in ("top1", "top5", "scratch_top1", "scratch_top5", "full_top1"):
+        assert 0 < new[key] <= 1
+    assert new["top1"] <= new["top5"]
+    page = (folder / "report.html").read_text()
+    assert "<svg" in page
+    assert new["device"] in page
+
+
+def test_the_kept_model_scores_every_head(finished: tuple[Path, int]) -> None:
+    from fleet.learning import load_snapshot
+    from fleet.models import latest
+    from transfer import checkpoint
+    from transfer.features import DEFAULT_SPEC
+
+    folder, _ = finished
+    model, manifest = checkpoint.load(latest(folder / "models"), DEFAULT_SPEC)
+    snapshot = load_snapshot(Store.read(folder / "store"))
+    assert set(model.device_ids) == set(snapshot.dataset.device_ids)
+    assert manifest["samples"] == 8
+    for device_id in model.device_ids:
+        scores = model.score(snapshot.dataset.features, device_id)
+        assert scores.shape == (24,)
+        assert len(set(scores.tolist())) > 12
+
+
+def test_a_finished_demo_run_again_measures_nothing(finished: tuple[Path, int]) -> None:
+    folder, _ = finished
+    before = count(folder / "store")
+    again = start(folder, "--json")
+    output, errors = again.communicate(timeout=500)
+    assert again.returncode == 0, errors
+    assert count(folder / "store") == before
+    assert json.loads(output)["version"] == 1
