@@ -17,7 +17,7 @@ from agents.child import ChildSettings, workload_from_json
 from agents.errors import AgentError
 from agents.measure import host_lock_path, pin_process
 from agents.pool import Result, WorkerPool
-from agents.probe import differences, environment, environment_id, probe
+from agents.probe import core_groups, differences, environment, environment_id, probe
 from agents.records import (
     Candidate,
     CandidateId,
@@ -53,20 +53,37 @@ class Batch:
     model_version: str = ""
 
 
-def quiet_cores(timing_cores: Sequence[int], usable_cores: Sequence[int]) -> tuple[int, ...]:
-    """Cores for everything that must not disturb a timing; all of them where each one times."""
-    return tuple(core for core in usable_cores if core not in timing_cores) or tuple(usable_cores)
+def quiet_cores(
+    timing_cores: Sequence[int], usable_cores: Sequence[int], groups: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """Cores for everything that must not disturb a timing.
+
+    Args:
+        timing_cores: Logical CPUs that time.
+        usable_cores: Logical CPUs that may be used.
+        groups: Logical CPUs by physical core: siblings of a timing core share its units.
+
+    Returns:
+        Usable CPUs outside the physical cores that time; where there are none, those that do not time
+        themselves; where all of them do, all.
+    """
+    shared = {core for group in groups if set(group) & set(timing_cores) for core in group}
+    for taken in (shared | set(timing_cores), set(timing_cores)):
+        left = tuple(core for core in usable_cores if core not in taken)
+        if left:
+            return left
+    return tuple(usable_cores)
 
 
-def process_cores(timing_cores: Sequence[int], usable_cores: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Cores that each worker process of a device builds on.
+def process_cores(timing_cores: Sequence[int], quiet: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Cores that each worker process of a device builds on, given those that must not disturb a timing.
 
     One process builds on the cores that do not time. A second one builds on the timing cores, under the
     host's timing lock: timing takes a small share of their time, compiling would leave them idle. Where
     all cores time, one process does everything.
     """
-    others = quiet_cores(timing_cores, usable_cores)
-    return (tuple(timing_cores),) if set(others) & set(timing_cores) else (others, tuple(timing_cores))
+    one_for_all = bool(set(quiet) & set(timing_cores))
+    return (tuple(timing_cores),) if one_for_all else (tuple(quiet), tuple(timing_cores))
 
 
 class DeviceWorker:
@@ -99,6 +116,7 @@ class DeviceWorker:
                 f"device {spec.device_id} is refused by host {self.descriptor.host}: {'; '.join(faults)}"
             )
         self._spool = Spool(spool_folder)
+        quiet = quiet_cores(spec.cores, self.descriptor.usable_cores, core_groups())
         self._pool = WorkerPool(
             [
                 ChildSettings(
@@ -109,11 +127,11 @@ class DeviceWorker:
                     build_cores=cores,
                     lock_path=str(host_lock_path()),
                 )
-                for cores in process_cores(spec.cores, self.descriptor.usable_cores)
+                for cores in process_cores(spec.cores, quiet)
             ],
             threads=spec.threads,
         )
-        pin_process(quiet_cores(spec.cores, self.descriptor.usable_cores))
+        pin_process(quiet)
 
     def close(self) -> None:
         """End the worker processes; records that nobody acknowledged stay in the spool."""

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from fleet.config import FleetConfig
 
 _Devices = Annotated[
-    list[str] | None, typer.Option("--device", help="Device id; may be given again [all that fit this host].")
+    list[str] | None, typer.Option("--device", help="Device id; may be given again (all that fit this host).")
 ]
-_Store = Annotated[Path | None, typer.Option("--store", help="Folder of the store [store.path].")]
+_Store = Annotated[Path | None, typer.Option("--store", help="Folder of the store (store.path).")]
 _Models = Annotated[Path, typer.Option("--models", help="Folder of the model versions.")]
 _Epochs = Annotated[
-    int | None, typer.Option("--epochs", min=1, help="Passes over the data [training.epochs].")
+    int | None, typer.Option("--epochs", min=1, help="Passes over the data (training.epochs).")
 ]
-_Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Of everything random [training.seed].")]
+_Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Of everything random (training.seed).")]
 
 DEFAULT_MODELS = Path("runs/models")
 DEFAULT_DEMO = Path("runs/demo")
@@ -85,8 +85,8 @@ def demo(
 def collect(
     device: _Devices = None,
     store: _Store = None,
-    workloads: Annotated[int | None, typer.Option(min=1, help="Workloads [workloads.count].")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Candidates each [workloads.samples].")] = None,
+    workloads: Annotated[int | None, typer.Option(min=1, help="Workloads (workloads.count).")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Candidates each (workloads.samples).")] = None,
     remeasure: Annotated[int, typer.Option(min=0, help="Candidates of each device to measure again.")] = 0,
     seed: _Seed = None,
     config: ConfigOption = None,
@@ -149,7 +149,7 @@ def evaluate(
     store: _Store = None,
     device: _Devices = None,
     epochs: _Epochs = None,
-    folds: Annotated[int | None, typer.Option(min=2, help="Parts of the workloads [training.folds].")] = None,
+    folds: Annotated[int | None, typer.Option(min=2, help="Parts of the workloads (training.folds).")] = None,
     seed: _Seed = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -180,9 +180,9 @@ def evaluate(
 def onboard(
     device: Annotated[str, typer.Argument(help="Id of the new device; its file must exist.")],
     samples: Annotated[
-        int | None, typer.Option(min=8, help="Candidates to measure [onboarding.samples].")
+        int | None, typer.Option(min=8, help="Candidates to measure (onboarding.samples).")
     ] = None,
-    strategy: Annotated[str | None, typer.Option(help="multitask or scratch [onboarding.strategy].")] = None,
+    strategy: Annotated[str | None, typer.Option(help="multitask or scratch (onboarding.strategy).")] = None,
     store: _Store = None,
     models: _Models = DEFAULT_MODELS,
     epochs: _Epochs = None,

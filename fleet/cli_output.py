@@ -12,7 +12,7 @@ import typer
 from fleet.errors import FleetError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="Fleet file [configs/fleet.yaml].")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Fleet file (configs/fleet.yaml).")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value, as a flag would.")
 ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from agents.probe import core_groups
 from agents.records import DeviceId, DeviceSpec
 from agents.worker import quiet_cores
 from fleet.errors import FleetError
@@ -51,7 +52,7 @@ class RaySession:
         self._usable_cores = os.sched_getaffinity(0)
         # Ray's processes inherit this: with a dozen of them awake beside a timing, repeats differed by 7 %.
         timing = {core for spec in specs for core in spec.cores}
-        os.sched_setaffinity(0, quiet_cores(sorted(timing), sorted(self._usable_cores)))
+        os.sched_setaffinity(0, quiet_cores(sorted(timing), sorted(self._usable_cores), core_groups()))
         try:
             _start(specs, len(self._usable_cores))
             self._create(specs, spool_root)

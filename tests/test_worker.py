@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from agents.worker import process_cores, quiet_cores
+
+
+@pytest.mark.parametrize(
+    ("timing", "usable", "groups", "quiet"),
+    [
+        ((0,), (0, 1), ((0,), (1,)), (1,)),
+        ((0,), (0, 1, 2, 3), ((0, 2), (1, 3)), (1, 3)),
+        ((0,), (0, 2), ((0, 2),), (2,)),
+        ((0,), (0,), ((0,),), (0,)),
+        ((0, 1), (0, 1), ((0,), (1,)), (0, 1)),
+        ((0,), (0, 1), (), (1,)),
+    ],
+    ids=["two cores", "siblings stay free", "only a sibling", "one core", "all time", "unknown groups"],
+)
+def test_whatever_must_not_disturb_a_timing_keeps_off_its_physical_cores(
+    timing: tuple[int, ...],
+    usable: tuple[int, ...],
+    groups: tuple[tuple[int, ...], ...],
+    quiet: tuple[int, ...],
+) -> None:
+    assert quiet_cores(timing, usable, groups) == quiet
+
+
+def test_one_process_builds_beside_the_timing_and_one_where_it_times() -> None:
+    assert process_cores((0,), (1, 2)) == ((1, 2), (0,))
+    assert process_cores((0, 1), (0, 1)) == ((0, 1),)
