@@ -58,6 +58,11 @@ class ChildSettings:
     build_cores: tuple[int, ...]
     lock_path: str
 
+    @property
+    def builds_where_it_times(self) -> bool:
+        """Whether this process may build only while it holds the timing lock."""
+        return bool(set(self.build_cores) & set(self.timing_cores))
+
 
 class _Programs:
     """Modules and arguments of the workloads in use, least recently used dropped."""
@@ -100,11 +105,13 @@ def die_with_parent(parent_pid: int) -> None:
 
 def serve(channel: Channel, settings: ChildSettings) -> None:
     """Answer messages until the other end closes."""
-    import tvm
-
-    from agents.measure import pin_process
+    from agents.measure import pin_process, timing_lock
 
     pin_process(settings.build_cores)
+    with ExitStack() as held:
+        if settings.builds_where_it_times:  # importing TVM is seconds of work on timing cores
+            held.enter_context(timing_lock(Path(settings.lock_path)))
+        import tvm
     device = tvm.device(settings.device, settings.index)
     target = tvm.target.Target(settings.target)
     programs = _Programs(device)
@@ -160,9 +167,8 @@ def _measure(
 
     with ExitStack() as held:
         lock = partial(timing_lock, Path(settings.lock_path))
-        builds_where_it_times = bool(set(settings.build_cores) & set(settings.timing_cores))
         wait_secs = 0.0
-        if builds_where_it_times:
+        if settings.builds_where_it_times:
             wait_secs = held.enter_context(lock())
         enter(Stage.BUILDING)
         started = time.perf_counter()
@@ -173,7 +179,7 @@ def _measure(
             channel.send({**failed, "build_secs": time.perf_counter() - started, "wait_secs": wait_secs})
             return
         arguments = programs.arguments(workload)
-        if not builds_where_it_times:
+        if not settings.builds_where_it_times:
             enter(Stage.WAITING, build_secs=built.build_secs)
             wait_secs = held.enter_context(lock())
         enter(Stage.TIMING, build_secs=built.build_secs, wait_secs=wait_secs)

@@ -160,6 +160,11 @@ class WorkerPool:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Start every process now instead of with its first job; returns before they are ready."""
+        while len(self._children) < len(self._settings):
+            self._start()
+
     @property
     def pids(self) -> list[int]:
         """Process ids of the live workers."""

@@ -132,6 +132,7 @@ class DeviceWorker:
             threads=spec.threads,
         )
         pin_process(quiet)
+        self._pool.start()
 
     def close(self) -> None:
         """End the worker processes; records that nobody acknowledged stay in the spool."""

@@ -47,7 +47,7 @@ def demo(
     samples: Annotated[int, typer.Option(min=4, help="Candidates of each workload on each device.")] = 12,
     support: Annotated[int, typer.Option(min=8, help="Candidates that the new device may show first.")] = 64,
     folds: Annotated[int, typer.Option(min=2, help="Parts of the workloads, each held out once.")] = 4,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 40,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 24,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     config: ConfigOption = None,
     as_json: JsonOption = False,

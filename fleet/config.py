@@ -103,7 +103,7 @@ class StoreSection(_Section):
 class TrainingSection(_Section):
     """How the cost model is trained."""
 
-    epochs: int = Field(default=40, ge=1, le=100_000)
+    epochs: int = Field(default=24, ge=1, le=100_000)
     seed: int = Field(default=0, ge=0, lt=2**31)
     #: Parts into which the workloads are split; each is held out once by `fleet eval`.
     folds: int = Field(default=5, ge=2, le=100)

@@ -70,7 +70,7 @@ class DemoSettings:
     support: int = 64
     #: Parts of the workloads; each is held out once to judge the heads.
     folds: int = 4
-    epochs: int = 40
+    epochs: int = 24
     #: Candidates measured a second time on each device.
     remeasure: int = 30
     seed: int = 0

@@ -9,16 +9,14 @@ command line and onboarding; knows nothing of how data were collected.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from transfer.adapt.base import Strategy, visible_part
@@ -30,7 +28,7 @@ from transfer.errors import TransferError
 from transfer.metrics import Metrics, bootstrap_interval, concatenate, evaluate_ranking, paired_bootstrap
 from transfer.model import MultiTaskTLP
 from transfer.splits import Split
-from transfer.train import TrainConfig, train, trainable_devices
+from transfer.train import TrainConfig, torch_threads, train, trainable_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +223,7 @@ def _run_folds(
 
 def _train_all(dataset: Dataset, config: TrainConfig, split: Split, seed: int, tell: _Tell | None) -> _Fold:
     """Train one fold with all devices and score its test rows, on one thread."""
-    with _one_thread():
+    with torch_threads(1):
         result = train(dataset, split.train, config=config, seed=seed)
         held = dataset.features.take(split.test)
         scores = {("source", d): result.model.score(held, d) for d in result.model.device_ids}
@@ -249,7 +247,7 @@ def _onboard(dataset: Dataset, plan: Plan, split: Split, seed: int, tell: _Tell 
             tell(split, part, seconds[part])
         return model
 
-    with _one_thread():
+    with torch_threads(1):
         sources = [d for d in trainable_devices(dataset, split.train) if d != target]
         support = draw_support(dataset, target, split.train, plan.samples, seed=seed)
         model = timed(
@@ -300,14 +298,3 @@ def _judge(dataset: Dataset, device_id: str, rows: NDArray[np.int64], scores: ND
     """Metrics of scores for some rows on one device."""
     latency = dataset.latency_secs[rows, dataset.column(device_id)]
     return evaluate_ranking(scores, latency, dataset.group[rows], dataset.weight)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch use one thread inside the block: sums in another order would give other weights."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,9 +50,12 @@ class TrainConfig:
     sizes: ModelSizes = field(default_factory=ModelSizes)
     #: Epochs without a better validation loss before stopping; used only with validation rows.
     patience: int = 10
+    #: Threads of torch. One is the fastest for a model of this size, and sums in another order would give
+    #: other weights.
+    threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "workloads_per_batch", "patience"):
+        for name in ("epochs", "workloads_per_batch", "patience", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train config: {name} must be at least 1, got {getattr(self, name)}")
         if self.candidates_per_workload < 2:
@@ -138,11 +142,22 @@ def train(
     validation = None
     if validation_rows is not None and len(validation_rows):
         validation = _gather(dataset, np.asarray(validation_rows, dtype=np.int64), device_ids, None)
-    with scoped_seed(seed):
+    with scoped_seed(seed), torch_threads(config.threads):
         model = _start(dataset, rows, device_ids, config, init)
         history = _fit(model, training, validation, config, np.random.default_rng(seed), on_epoch)
     model.eval()
     return TrainResult(model=model, history=history, seconds=time.perf_counter() - started)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def trainable_devices(dataset: Dataset, rows: np.ndarray) -> tuple[str, ...]:
