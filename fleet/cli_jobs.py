@@ -47,6 +47,7 @@ def demo(
     samples: Annotated[int, typer.Option(min=4, help="Candidates of each workload on each device.")] = 12,
     support: Annotated[int, typer.Option(min=8, help="Candidates that the new device may show first.")] = 64,
     folds: Annotated[int, typer.Option(min=2, help="Parts of the workloads, each held out once.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Times to judge, with other samples and weights.")] = 4,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 24,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     config: ConfigOption = None,
@@ -68,7 +69,13 @@ def demo(
     from fleet.summary import print_summary
 
     settings = DemoSettings(
-        workloads=workloads, samples=samples, support=support, folds=folds, epochs=epochs, seed=seed
+        workloads=workloads,
+        samples=samples,
+        support=support,
+        folds=folds,
+        repeats=repeats,
+        epochs=epochs,
+        seed=seed,
     )
     specs = list(select_devices(load_fleet(config).config).values())
     if fresh:

@@ -70,6 +70,8 @@ class DemoSettings:
     support: int = 64
     #: Parts of the workloads; each is held out once to judge the heads.
     folds: int = 4
+    #: Times that the judging is repeated with other samples and initial weights.
+    repeats: int = 4
     epochs: int = 24
     #: Candidates measured a second time on each device.
     remeasure: int = 30
@@ -238,7 +240,7 @@ def _train_sources(
 
 def _judge(snapshot: Snapshot, target: DeviceId, settings: DemoSettings, display: Display) -> CrossValidation:
     """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
-    parts = 4 * settings.folds
+    parts = 4 * settings.folds * settings.repeats
     display.phase("learn", parts)
 
     def tell(progress: Progress) -> None:
@@ -253,5 +255,6 @@ def _judge(snapshot: Snapshot, target: DeviceId, settings: DemoSettings, display
         seed=settings.seed,
         workers=len(os.sched_getaffinity(0)),
         strategy=strategy_named("multitask"),
+        repeats=settings.repeats,
         on_progress=tell,
     )

@@ -96,10 +96,14 @@ def hold_out_target(
     workers: int,
     strategy: Strategy,
     with_full: bool = True,
+    repeats: int = 1,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> CrossValidation:
-    """Onboard `target` once a fold, each time judged on workloads that neither it nor its sources saw."""
-    from transfer.evaluate import Plan, cross_validate
+    """Onboard `target` once a fold, each time judged on workloads that neither it nor its sources saw.
+
+    With `repeats` above 1 all of it is done again with other samples and initial weights, and averaged.
+    """
+    from transfer.evaluate import Plan, average_repeats, cross_validate
     from transfer.splits import workload_folds
 
     config = train_config(epochs)
@@ -113,7 +117,19 @@ def hold_out_target(
         with_full=with_full,
     )
     splits = workload_folds(snapshot.dataset, snapshot.workloads, folds, seed)
-    return cross_validate(snapshot.dataset, splits, plan, seed=seed, workers=workers, on_progress=on_progress)
+    results = [
+        # Fold i of a repeat uses its seed + i.
+        cross_validate(
+            snapshot.dataset,
+            splits,
+            plan,
+            seed=seed + repeat * folds,
+            workers=workers,
+            on_progress=on_progress,
+        )
+        for repeat in range(repeats)
+    ]
+    return average_repeats(results, seed)
 
 
 def strategy_named(name: str) -> Strategy:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -167,6 +169,7 @@ def _start(specs: Sequence[DeviceSpec], cores: int) -> None:
 
     if ray.is_initialized():
         raise FleetError("Ray runs in this process already; end it with ray.shutdown() first")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(
             address="local",
@@ -182,6 +185,10 @@ def _start(specs: Sequence[DeviceSpec], cores: int) -> None:
             f"Ray does not start on this host: {error}; a session left behind ends with `ray stop`, "
             "and Ray needs some free space under its temporary folder"
         ) from error
+    if threading.current_thread() is threading.main_thread():
+        # Ray's handlers print a stack and end the process at once; ours close what is open first.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray publishes no types for it
     if address != "127.0.0.1":
         ray.shutdown()

@@ -19,7 +19,20 @@ from fleet.store import Store
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parent.parent
-SMALL = ["--workloads", "4", "--samples", "6", "--support", "8", "--folds", "2", "--epochs", "2"]
+SMALL = [
+    "--workloads",
+    "4",
+    "--samples",
+    "6",
+    "--support",
+    "8",
+    "--folds",
+    "2",
+    "--epochs",
+    "2",
+    "--repeats",
+    "2",
+]
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen[str]:
@@ -128,6 +141,25 @@ def test_the_kept_model_scores_every_head(finished: tuple[Path, int]) -> None:
         scores = model.score(snapshot.dataset.features, device_id)
         assert scores.shape == (24,)
         assert len(set(scores.tolist())) > 12
+
+
+def test_a_demo_that_is_asked_to_stop_closes_everything_and_says_so(tmp_path: Path) -> None:
+    stopped = start(tmp_path)
+    deadline = time.monotonic() + 300
+    while count(tmp_path / "store") < 2:
+        assert stopped.poll() is None, stopped.communicate()
+        assert time.monotonic() < deadline, "no records after five minutes"
+        time.sleep(0.2)
+    family = psutil.Process(stopped.pid).children(recursive=True)
+    stopped.send_signal(signal.SIGTERM)
+    _, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert errors.strip().splitlines()[-1] == (
+        "fleet: interrupted; the same command goes on where this one stopped"
+    )
+    assert "Traceback" not in errors
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
 
 
 def test_a_finished_demo_run_again_measures_nothing(finished: tuple[Path, int]) -> None:

@@ -10,6 +10,7 @@ from scipy.stats import kendalltau
 
 from transfer.errors import DatasetError
 from transfer.metrics import (
+    average,
     best_of_k,
     bootstrap_interval,
     concatenate,
@@ -185,3 +186,24 @@ def test_a_paired_bootstrap_sees_a_small_steady_difference() -> None:
     assert unpaired[1] - unpaired[0] > 0.05
     with pytest.raises(ValueError, match="same workloads"):
         paired_bootstrap(better, base[:-1], seed=0)
+
+
+def test_the_average_of_repeats_has_the_mean_of_their_top_k() -> None:
+    random = np.random.default_rng(5)
+    latency = random.uniform(1, 9, size=40)
+    group = np.repeat(np.arange(4, dtype=np.int32), 10)
+    repeats = [evaluate_ranking(random.normal(size=40), latency, group) for _ in range(3)]
+    joined = average(repeats)
+    for name in ("top1", "top5", "tau", "pairwise"):
+        assert getattr(joined, name) == pytest.approx(np.mean([getattr(one, name) for one in repeats]))
+    assert joined.random_top1 == repeats[0].random_top1
+
+
+def test_only_the_same_workloads_are_averaged() -> None:
+    latency = np.array([1.0, 2.0])
+    one = evaluate_ranking(latency, latency, np.array([0, 0], dtype=np.int32))
+    other = evaluate_ranking(latency, latency, np.array([1, 1], dtype=np.int32))
+    with pytest.raises(DatasetError, match="same workloads"):
+        average([one, other])
+    with pytest.raises(DatasetError, match="no metrics"):
+        average([])

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 
@@ -25,7 +25,14 @@ from transfer.adapt.scratch import Scratch
 from transfer.adapt.select import draw_support
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.metrics import Metrics, bootstrap_interval, concatenate, evaluate_ranking, paired_bootstrap
+from transfer.metrics import (
+    Metrics,
+    average,
+    bootstrap_interval,
+    concatenate,
+    evaluate_ranking,
+    paired_bootstrap,
+)
 from transfer.model import MultiTaskTLP
 from transfer.splits import Split
 from transfer.train import TrainConfig, torch_threads, train, trainable_devices
@@ -158,6 +165,41 @@ def cross_validate(
         sources={device_id: approach for (part, device_id), approach in found.items() if part == "source"},
         target=target,
         seconds={part: float(np.mean([f.seconds[part] for f in folds])) for part in plan.parts},
+        warm_minus_scratch=paired_bootstrap(
+            target["warm"].metrics.top1_by_workload, target["scratch"].metrics.top1_by_workload, seed
+        ),
+    )
+
+
+def average_repeats(repeats: Sequence[CrossValidation], seed: int) -> CrossValidation:
+    """Several cross-validations of the same plan and splits with other seeds as one.
+
+    One draw of the support and one initialisation decide much of a top-1 score; a mean over several says
+    more about the method. Scored candidates are those of the first.
+
+    Raises:
+        DatasetError: They held out different workloads.
+    """
+
+    def joined(one: Mapping[str, Approach], others: Sequence[Mapping[str, Approach]]) -> dict[str, Approach]:
+        result = {}
+        for key, approach in one.items():
+            metrics = average([approach.metrics, *(other[key].metrics for other in others)])
+            result[key] = replace(
+                approach,
+                metrics=metrics,
+                top1_interval=bootstrap_interval(metrics.top1_by_workload, seed),
+                top5_interval=bootstrap_interval(metrics.top5_by_workload, seed),
+            )
+        return result
+
+    first, *rest = repeats
+    target = joined(first.target, [other.target for other in rest])
+    return replace(
+        first,
+        sources=joined(first.sources, [other.sources for other in rest]),
+        target=target,
+        seconds={part: float(np.mean([one.seconds[part] for one in repeats])) for part in first.seconds},
         warm_minus_scratch=paired_bootstrap(
             target["warm"].metrics.top1_by_workload, target["scratch"].metrics.top1_by_workload, seed
         ),

@@ -11,7 +11,7 @@ TLP the ratio of weighted sums, in which slow workloads weigh most. Both are giv
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -253,6 +253,32 @@ def concatenate(parts: list[Metrics]) -> Metrics:
     if len(np.unique(joined.groups)) != len(joined.groups):
         raise DatasetError("two parts hold the same workload: folds must hold each workload out once")
     return joined
+
+
+def average(repeats: list[Metrics]) -> Metrics:
+    """Metrics of the same workloads ranked several times (other seeds) as one: means of ratios by workload.
+
+    The latency of the best choice becomes the harmonic mean, so that top-k is the mean of the repeats' top-k.
+
+    Raises:
+        DatasetError: There is no repeat, or they are of different workloads.
+    """
+    if not repeats:
+        raise DatasetError("no metrics to average")
+    first = repeats[0]
+    if any(not np.array_equal(first.groups, other.groups) for other in repeats):
+        raise DatasetError("metrics can be averaged only over the same workloads in the same order")
+
+    def mean(name: str) -> Floats:
+        return np.asarray(np.mean([getattr(one, name) for one in repeats], axis=0))
+
+    return replace(
+        first,
+        best_of_1_secs=first.best_secs / mean("top1_by_workload"),
+        best_of_5_secs=first.best_secs / mean("top5_by_workload"),
+        pairwise_by_workload=mean("pairwise_by_workload"),
+        tau_by_workload=mean("tau_by_workload"),
+    )
 
 
 def bootstrap_interval(
