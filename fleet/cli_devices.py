@@ -158,9 +158,12 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
         ("levels", ", ".join(_levels(descriptor)) or "none known"),
         ("vectors", f"{descriptor.vector_bytes} bytes"),
         ("caches", " / ".join(_size(size) for size in _cache_sizes(descriptor)) + " (L1d / L2 / L3)"),
+        ("cache line", f"{descriptor.cache_line_bytes} bytes"),
         ("memory", _size(descriptor.memory_bytes)),
         ("clock MHz", " / ".join(f"{mhz:.0f}" if mhz else "?" for mhz in clocks) + " (least / now / most)"),
         ("governor", descriptor.governor or "hidden"),
+        ("Ansor parameters", _ansor_parameters(descriptor)),
+        ("instruction sets", " ".join(descriptor.isa_flags)),
         ("versions", ", ".join(f"{name} {version}" for name, version in descriptor.versions)),
     ]
     for pairs in descriptor.cuda_devices:
@@ -169,6 +172,13 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
             (f"cuda {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
         )
     return rows
+
+
+def _ansor_parameters(descriptor: Descriptor) -> str:
+    from agents.records import ANSOR_HARDWARE_PARAMS
+
+    pairs = zip(ANSOR_HARDWARE_PARAMS, descriptor.ansor_params, strict=True)
+    return ", ".join(f"{name} {value}" for name, value in pairs)
 
 
 def _levels(descriptor: Descriptor) -> list[str]:

@@ -142,3 +142,11 @@ def test_doctor_and_probe_answer_in_json(capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out)["descriptor"]["logical_cores"] >= 1
     assert run(["doctor", "--json"]) in {0, 1}
     assert isinstance(json.loads(capsys.readouterr().out), list)
+
+
+def test_probe_shows_the_eight_hardware_parameters_of_ansor(capsys: pytest.CaptureFixture[str]) -> None:
+    from agents.records import ANSOR_HARDWARE_PARAMS
+
+    assert run(["probe"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in ANSOR_HARDWARE_PARAMS)
