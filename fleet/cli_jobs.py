@@ -45,7 +45,7 @@ def demo(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
     workloads: Annotated[int, typer.Option(min=4, help="Workloads to measure.")] = 32,
     samples: Annotated[int, typer.Option(min=4, help="Candidates of each workload on each device.")] = 12,
-    support: Annotated[int, typer.Option(min=8, help="Candidates that the new device may show first.")] = 64,
+    support: Annotated[int, typer.Option(min=8, help="Candidates that the new device may show first.")] = 32,
     folds: Annotated[int, typer.Option(min=2, help="Parts of the workloads, each held out once.")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="Times to judge, with other samples and weights.")] = 4,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 24,

@@ -67,7 +67,7 @@ class DemoSettings:
     #: Candidates of each workload, measured on every device.
     samples: int = 12
     #: Candidates that the new device shows before it gets its head (k).
-    support: int = 64
+    support: int = 32
     #: Parts of the workloads; each is held out once to judge the heads.
     folds: int = 4
     #: Times that the judging is repeated with other samples and initial weights.
