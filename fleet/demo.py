@@ -89,6 +89,8 @@ class DemoRun:
     workloads: tuple[Workload, ...]
     #: Candidates that the new device showed before it got its head.
     support: frozenset[CandidateId]
+    #: Some of them were measured by an earlier, interrupted run, so their time was not seen by this one.
+    resumed: bool
     snapshot: Snapshot
     held_out: CrossValidation
     model: MultiTaskTLP
@@ -164,8 +166,11 @@ def run_demo(specs: Sequence[DeviceSpec], folder: Path, settings: DemoSettings, 
                 new.register()
             few = few_of_each(pools, settings.support, seed=settings.seed)
             support = frozenset(candidate.candidate_id for chosen in few.values() for candidate in chosen)
+            resumed = any(candidate_id in support for candidate_id, _ in store.measured(target.device_id))
             with clock.part("onboard: measure"):
                 new.measure({Family.CPU: few}, workloads)
+            if resumed:
+                clock.parts["onboard: measure"] = _work_secs(store, target.device_id, support)
             with clock.part("onboard: adapt"):
                 seen = load_snapshot(store, device_ids=all_ids, workload_ids=chosen_ids)
                 model, version = adapt_version(
@@ -194,6 +199,7 @@ def run_demo(specs: Sequence[DeviceSpec], folder: Path, settings: DemoSettings, 
         target=target,
         workloads=tuple(workloads),
         support=support,
+        resumed=resumed,
         snapshot=snapshot,
         held_out=held_out,
         model=model,
@@ -219,6 +225,15 @@ def start_over(folder: Path) -> None:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise FleetError(f"cannot delete {path}: {error.strerror}; delete it by hand") from error
+
+
+def _work_secs(store: Store, device_id: DeviceId, candidates: Ids[CandidateId]) -> float:
+    """Seconds spent on building and timing some candidates, one after the other."""
+    return sum(
+        record.build_secs + record.timing_secs
+        for record in store.records(device_id=device_id)
+        if record.attempt == 0 and record.candidate_id in candidates
+    )
 
 
 def _train_sources(

@@ -279,10 +279,14 @@ def _caveats(run: DemoRun) -> tuple[str, ...]:
         "The devices are instruction-set profiles of one CPU. Each is built for and timed for real, but they "
         "share caches, memory and clock, so they are more alike than boards from different makers.",
         f"Scores are means over {len(run.workloads)} workloads of at most {run.settings.samples} random "
-        "candidates each; every workload was held out once, and the head that ranked it knew nothing of it. "
-        f"All of it was done {run.settings.repeats} times with other samples and initial weights; scores are "
-        "means over these.",
+        "candidates each; every workload was held out, and the head that ranked it knew nothing of it. All "
+        f"of it was done {run.settings.repeats} times with other samples and initial weights.",
     ]
+    if run.resumed:
+        caveats.append(
+            "This run went on with records of an earlier one. The time to measure the new device's samples "
+            "is therefore the sum of building and timing them one after the other."
+        )
     if len(run.sources) < 3:
         caveats.append(f"This host could be only {len(run.sources)} known devices; three or more are meant.")
     return tuple(caveats)
