@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fleet.durable import disk_errors, write_durably
+from fleet.errors import StoreError, StoreFull
+
+DELTALAKE = "Generic LocalFileSystem error\n   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n"
+
+
+@pytest.mark.parametrize("error", [OSError(DELTALAKE), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+def test_a_full_disk_is_one_line_whoever_reports_it(error: OSError) -> None:
+    with (
+        pytest.raises(StoreFull, match="No space left on device") as caught,
+        disk_errors("testing", Path("x")),
+    ):
+        raise error
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError("first line\nsecond"), "first line;"),
+        (PermissionError(errno.EACCES, "Permission denied"), "denied"),
+    ],
+)
+def test_other_errors_keep_their_words(error: OSError, words: str) -> None:
+    with pytest.raises(StoreError, match=words) as caught, disk_errors("testing", Path("x")):
+        raise error
+    assert not isinstance(caught.value, StoreFull)
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_durably(path, b"one")
+    write_durably(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
