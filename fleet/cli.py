@@ -62,33 +62,51 @@ class Interrupted(BaseException):  # no error: somebody asked for it
         self.signal_number = signal_number
 
 
-def _interrupt(signal_number: int, _frame: FrameType | None) -> NoReturn:
-    # A second signal ends the process at once, should closing hang.
-    signal.signal(signal_number, signal.SIG_DFL)
-    raise Interrupted(signal_number)
+class _Signals:
+    """Handler of SIGINT and SIGTERM that remembers which one came.
+
+    It must: an exception raised by a handler comes out of a call to Ray as a `SystemError`, and typer answers
+    a `KeyboardInterrupt` with an exit code of its own.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def __call__(self, number: int, _frame: FrameType | None) -> NoReturn:
+        # A second signal ends the process at once, should closing hang.
+        signal.signal(number, signal.SIG_DFL)
+        self.number = number
+        raise Interrupted(number)
 
 
 cli_devices.register(app)
 cli_jobs.register(app)
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
     """Run one command line and return its exit code."""
     from transfer.errors import TransferError
 
+    code = 0
     try:
         app(args=list(arguments), prog_name="fleet")
     except SystemExit as done:  # typer has printed what is wrong with the usage
-        return done.code if isinstance(done.code, int) else 1
+        code = done.code if isinstance(done.code, int) else 1
     except Interrupted as interruption:
-        _say("interrupted; the same command goes on where this one stopped")
-        return 128 + interruption.signal_number
+        code = 128 + interruption.signal_number
+    except SystemError:
+        if signals is None or signals.number is None:
+            raise
     except (FleetError, AgentError, TransferError, OSError) as error:
         if os.environ.get("FLEET_DEBUG") == "1":
             traceback.print_exc()
-        _say(str(error) or type(error).__name__)
-        return 1
-    return 0
+        if signals is None or signals.number is None:
+            _say(str(error) or type(error).__name__)
+        code = 1
+    if signals is not None and signals.number is not None:
+        _say("interrupted; the same command goes on where this one stopped")
+        code = 128 + signals.number
+    return code
 
 
 def _say(text: str) -> None:
@@ -99,10 +117,11 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Entry point of the command."""
+    signals = _Signals()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signals)
     try:
-        code = run(sys.argv[1:])
+        code = run(sys.argv[1:], signals)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (head, less) has seen enough.
