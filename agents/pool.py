@@ -84,16 +84,7 @@ class _Child:
                 start_new_session=True,
             )
         self.channel = Channel(ours)
-        self.channel.send(
-            {
-                "target": settings.target,
-                "device": settings.device,
-                "index": settings.index,
-                "timing_cores": settings.timing_cores,
-                "build_cores": settings.build_cores,
-                "lock_path": settings.lock_path,
-            }
-        )
+        self.channel.send(as_json_dict(settings))
         self.stage = Stage.STARTING
         self.deadline = time.monotonic() + START_TIMEOUT_SEC
         self.job: int | None = None

@@ -57,10 +57,6 @@ class Interrupted(BaseException):  # no error: somebody asked for it
     Not a `KeyboardInterrupt`, which typer would answer by itself.
     """
 
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(signal_number)
-        self.signal_number = signal_number
-
 
 class _Signals:
     """Handler of SIGINT and SIGTERM that remembers which one came.
@@ -92,9 +88,7 @@ def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
         app(args=list(arguments), prog_name="fleet")
     except SystemExit as done:  # typer has printed what is wrong with the usage
         code = done.code if isinstance(done.code, int) else 1
-    except Interrupted as interruption:
-        code = 128 + interruption.signal_number
-    except SystemError:
+    except (Interrupted, SystemError):
         if signals is None or signals.number is None:
             raise
     except (FleetError, AgentError, TransferError, OSError) as error:

@@ -7,17 +7,15 @@ proposals are drawn from a seed and the store tells what has been measured.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from typing import Protocol as TypingProtocol
 
 from agents.records import (
     Candidate,
     CandidateId,
-    Descriptor,
     DeviceId,
     DeviceSpec,
     Family,
@@ -63,17 +61,6 @@ class Watcher(TypingProtocol):
         """Records are durable."""
 
 
-@dataclass(slots=True)
-class Spent:
-    """Wall seconds of the coordinator by part of the work."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def add(self, part: str, started: float) -> None:
-        """Add the time since `started` (`time.perf_counter`)."""
-        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - started
-
-
 class Collection:
     """One collection over the devices of a session.
 
@@ -98,17 +85,12 @@ class Collection:
         self._specs = specs
         self._settings = settings
         self._watcher = watcher
-        self.spent = Spent()
 
-    def register(self) -> dict[DeviceId, Descriptor]:
+    def register(self) -> None:
         """Store what the devices are, and take over what their agents measured but never had acknowledged."""
-        descriptors: dict[DeviceId, Descriptor] = {}
         for device_id, spec in self._specs.items():
-            descriptor: Descriptor = self._session.call(device_id, "descriptor")
-            self._store.put_device(spec, descriptor)
-            descriptors[device_id] = descriptor
+            self._store.put_device(spec, self._session.call(device_id, "descriptor"))
             self._take_over(device_id)
-        return descriptors
 
     def propose(self, workloads: Sequence[Workload]) -> dict[Family, dict[WorkloadId, list[Candidate]]]:
         """Fill the pool of each workload up to `samples` candidates, for each family of devices.
@@ -116,7 +98,6 @@ class Collection:
         Candidates that any device of the family has measured come first, so labels line up across devices;
         fresh random ones follow.
         """
-        started = time.perf_counter()
         self._store.put_workloads(workloads)
         proposers: dict[Family, list[DeviceId]] = {}
         for device_id, spec in self._specs.items():
@@ -138,7 +119,6 @@ class Collection:
                     )
                 pools[family][workload.workload_id] = pool
                 self._watcher.proposed(workload, len(pool))
-        self.spent.add("propose", started)
         return pools
 
     def measure(
@@ -177,7 +157,6 @@ class Collection:
 
     def _run(self, phase: str, jobs: Sequence[Job]) -> None:
         """Keep every device busy until its jobs are done; store and acknowledge as batches come back."""
-        started = time.perf_counter()
         self._watcher.phase(phase, sum(len(job.batch.candidates) for job in jobs))
         queues: dict[DeviceId, deque[Job]] = {}
         for job in jobs:
@@ -198,7 +177,6 @@ class Collection:
                     queues[job.device_id].appendleft(self._after_crash(job, death))
                 else:
                     self._keep(job.device_id, records)
-        self.spent.add(phase, started)
 
     def _after_crash(self, job: Job, death: ActorDiedError) -> Job:
         """Take over what the dead agent had finished; what is left of the batch is tried again."""
@@ -222,12 +200,10 @@ class Collection:
 
     def _keep(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Make records durable, then let the agent forget them."""
-        started = time.perf_counter()
         self._store.append(records)
         # Not waited for: the agent answers after the batch that it works on. Should it die before, the
         # records come back as `pending`, and the store knows them already.
         self._session.submit(device_id, "acknowledge", [record.record_id for record in records])
-        self.spent.add("store", started)
         self._watcher.stored(device_id, records)
 
     def _measured(self, device_id: DeviceId) -> set[CandidateId]:

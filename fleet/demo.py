@@ -87,9 +87,8 @@ class DemoRun:
     sources: tuple[DeviceSpec, ...]
     target: DeviceSpec
     workloads: tuple[Workload, ...]
-    #: Candidates that the new device showed before it got its head.
-    support: frozenset[CandidateId]
-    #: Some of them were measured by an earlier, interrupted run, so their time was not seen by this one.
+    #: Some of the new device's samples were measured by an earlier, interrupted run: this one did not see
+    #: their time.
     resumed: bool
     snapshot: Snapshot
     held_out: CrossValidation
@@ -198,7 +197,6 @@ def run_demo(specs: Sequence[DeviceSpec], folder: Path, settings: DemoSettings, 
         sources=sources,
         target=target,
         workloads=tuple(workloads),
-        support=support,
         resumed=resumed,
         snapshot=snapshot,
         held_out=held_out,

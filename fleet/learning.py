@@ -198,5 +198,4 @@ def manifest_of(
         "seed": seed,
         "train": asdict(config),
         "train_secs": seconds,
-        "feature_spec_hash": snapshot.dataset.spec.hash,
     }

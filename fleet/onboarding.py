@@ -33,6 +33,7 @@ from fleet.store import Store
 
 if TYPE_CHECKING:
     from fleet.config import FleetConfig
+    from transfer.adapt.base import Strategy
 
 
 def onboard_device(settings: FleetConfig, device: str, models: Path, display: Display) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
             snapshot, models, source, target, support, strategy, train_config(settings.training.epochs), seed
         )
     with clock.part("check"):
-        check = _check(snapshot, target, support, settings)
+        check = _check(snapshot, target, support, strategy, settings)
     return {
         "device": target,
         "samples": len(support),
@@ -119,7 +120,11 @@ def _siblings(
 
 
 def _check(
-    snapshot: Snapshot, target: DeviceId, support: frozenset[CandidateId], settings: FleetConfig
+    snapshot: Snapshot,
+    target: DeviceId,
+    support: frozenset[CandidateId],
+    strategy: Strategy,
+    settings: FleetConfig,
 ) -> dict[str, Any]:
     """Hold out workloads of the samples in turn and rank their measured candidates.
 
@@ -146,7 +151,7 @@ def _check(
         epochs=settings.training.epochs,
         seed=settings.training.seed,
         workers=len(os.sched_getaffinity(0)),
-        strategy=strategy_named(settings.onboarding.strategy),
+        strategy=strategy,
         with_full=False,
     )
     warm, scratch = result.target["warm"], result.target["scratch"]

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agents.records import as_json_dict, median
 from fleet import report_words
+from fleet.durable import write_durably
 from fleet.errors import FleetError
 from fleet.report_values import (
     INTERVAL_LEVEL,
@@ -88,34 +87,14 @@ def write(report: Report, folder: Path) -> tuple[Path, Path]:
     json_path, html_path = folder / "report.json", folder / "report.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(html_path, page)
-        _replace(json_path, text)
+        write_durably(html_path, page.encode())
+        write_durably(json_path, text.encode())
     except OSError as error:
         reason = error.strerror or error
         raise FleetError(
             f"cannot write the report to {folder}: {reason}; free space or choose another folder"
         ) from error
     return json_path, html_path
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _finite(value: Any) -> Any:

@@ -52,6 +52,14 @@ def count(store: Path) -> int:
         return 0
 
 
+def await_records(demo: subprocess.Popen[str], store: Path, least: int) -> None:
+    deadline = time.monotonic() + 300
+    while count(store) < least:
+        assert demo.poll() is None, demo.communicate()
+        assert time.monotonic() < deadline, "no records after five minutes"
+        time.sleep(0.2)
+
+
 def measuring_processes(pid: int) -> list[psutil.Process]:
     """Agents and their worker processes below a process."""
     return [
@@ -66,11 +74,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """The folder of a demo that was killed in mid-measurement and run again; records at the kill."""
     folder = tmp_path_factory.mktemp("demo") / "run"
     killed = start(folder)
-    deadline = time.monotonic() + 300
-    while count(folder / "store") < 12:
-        assert killed.poll() is None, killed.communicate()
-        assert time.monotonic() < deadline, "no records after five minutes"
-        time.sleep(0.2)
+    await_records(killed, folder / "store", 12)
     measuring = measuring_processes(killed.pid)
     assert len(measuring) >= 4
     os.kill(killed.pid, signal.SIGKILL)
@@ -145,11 +149,7 @@ def test_the_kept_model_scores_every_head(finished: tuple[Path, int]) -> None:
 
 def test_a_demo_that_is_asked_to_stop_closes_everything_and_says_so(tmp_path: Path) -> None:
     stopped = start(tmp_path)
-    deadline = time.monotonic() + 300
-    while count(tmp_path / "store") < 2:
-        assert stopped.poll() is None, stopped.communicate()
-        assert time.monotonic() < deadline, "no records after five minutes"
-        time.sleep(0.2)
+    await_records(stopped, tmp_path / "store", 2)
     family = psutil.Process(stopped.pid).children(recursive=True)
     stopped.send_signal(signal.SIGTERM)
     _, errors = stopped.communicate(timeout=60)
