@@ -40,6 +40,12 @@ class DeviceActor:
         """See `DeviceWorker.propose`."""
         return self._worker.propose(workload, count, seed=seed, exclude=frozenset(exclude))
 
+    def evolve(
+        self, workload: Workload, parents: list[str], count: int, seed: int, exclude: list[CandidateId]
+    ) -> list[Candidate]:
+        """See `DeviceWorker.evolve`."""
+        return self._worker.evolve(workload, parents, count, seed=seed, exclude=frozenset(exclude))
+
     def measure(self, batch: Batch) -> list[Record]:
         """See `DeviceWorker.measure`."""
         return self._worker.measure(batch)

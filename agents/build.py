@@ -52,12 +52,12 @@ def build(module: Any, trace: str, target: Any) -> Built:
     Raises:
         CandidateRefused: TVM refuses the trace or the program.
     """
-    import tvm
+    from tvm import tirx
 
     started = time.perf_counter()
     scheduled = replay(module, trace)
     try:
-        runtime = tvm.build(scheduled, target=target)
+        runtime = tirx.build(scheduled, target=target)
         runtime.get_function("main", query_imports=True)
     except Exception as error:
         raise CandidateRefused(f"TVM cannot compile the candidate: {error}") from error

@@ -8,7 +8,7 @@ machines and containers, gives the empty value of the type; nothing here knows o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,16 +207,64 @@ def turbo(root: Path) -> str:
 
 def temperature_c(root: Path) -> float | None:
     """Read the hottest sensor of the CPU in degrees Celsius; None where there is none to read."""
-    found = []
+    return max((degrees for _, degrees in _cpu_temperatures(root)), default=None)
+
+
+def temperature_margin_c(root: Path) -> float | None:
+    """Read by how many degrees Celsius the CPU is below the point at which its clock is lowered.
+
+    None where no sensor of the CPU shows both.
+    """
+    margins: list[float] = []
+    for sensor, degrees in _cpu_temperatures(root):
+        limits = [sensor.with_name(sensor.name.replace("_input", "_crit"))]
+        if sensor.name == "temp":
+            # Trips of other kinds (`active`) start a fan.
+            kinds = sensor.parent.glob("trip_point_*_type")
+            slowing = [kind for kind in kinds if read_text(kind) in ("passive", "hot", "critical")]
+            limits = [kind.with_name(kind.name.replace("_type", "_temp")) for kind in slowing]
+        found = [read_number(limit) / 1000 for limit in limits]
+        margins.extend(limit - degrees for limit in found if limit > 0)
+    return min(margins, default=None)
+
+
+def _cpu_temperatures(root: Path) -> Iterator[tuple[Path, float]]:
+    """File and degrees Celsius of each sensor of the CPU."""
+    files: list[Path] = []
     for zone in (root / "sys/class/thermal").glob("thermal_zone*"):
         kind = read_text(zone / "type").replace("-", "_")
         if kind in _CPU_SENSORS or kind.startswith("cpu"):
-            found.append(read_text(zone / "temp"))
+            files.append(zone / "temp")
     for monitor in (root / "sys/class/hwmon").glob("hwmon*"):
         if read_text(monitor / "name") in _CPU_SENSORS:
-            found.extend(read_text(sensor) for sensor in monitor.glob("temp*_input"))
-    degrees = [int(text) / 1000 for text in found if text.lstrip("-").isdecimal()]
-    return max(degrees, default=None)
+            files.extend(monitor.glob("temp*_input"))
+    for sensor in files:
+        text = read_text(sensor)
+        if text.lstrip("-").isdecimal():
+            yield sensor, int(text) / 1000
+
+
+def steal_ticks(root: Path, cores: Collection[int]) -> int | None:
+    """Read for how long the hypervisor ran something else while one of `cores` wanted to run.
+
+    Returns:
+        Ticks since boot (`os.sysconf("SC_CLK_TCK")` make a second), summed over the cores: only the
+        difference of two readings says something. None where the kernel does not count them.
+    """
+    wanted = {f"cpu{core}" for core in cores}
+    # The field's place is given in proc(5): user nice system idle iowait irq softirq steal.
+    stolen = [
+        int(words[8])
+        for words in (line.split() for line in read_text(root / "proc/stat").splitlines())
+        if words and words[0] in wanted and len(words) > 8 and words[8].isdecimal()
+    ]
+    return sum(stolen) if stolen else None
+
+
+def uptime_secs(root: Path) -> float:
+    """Read the seconds since boot; 0 if unknown."""
+    words = read_text(root / "proc/uptime").split()
+    return float(words[0]) if words and words[0].replace(".", "", 1).isdecimal() else 0.0
 
 
 def memory_bytes(root: Path, field: str) -> int:

@@ -1,7 +1,8 @@
 """Time a compiled candidate under a protocol. Runs in a worker process (`child.py`).
 
 What makes a number trustworthy here: one timing at a time on the host (a lock that every process of every
-fleet on the host takes), fixed cores that no builder uses, warm-up kept apart, raw repeats kept.
+fleet on the host takes), fixed cores that no builder uses, warm-up kept apart, raw repeats kept, more repeats
+where they disagree. How many are enough, and when a program is not worth them, is for `quality.py`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.link import is_remote
+from agents.quality import surely_slower, wants_repeats
 from agents.records import Protocol
 
-#: A program's second run decides how many runs make a repeat, unless the first one already filled a repeat.
+#: A program's last warm-up run decides how many runs make a repeat; no clock is finer than this.
 _TINY_SECS = 1e-7
+#: TVM's number for the CPU (`DLDeviceType.kDLCPU`).
+_CPU = 1
+#: TVM's preprocessing of a repeat that empties the CPU's caches of the arguments, the output excepted.
+_FLUSH = "cache_flush_cpu_non_first_arg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +40,13 @@ class Timing:
     warmup_secs: tuple[float, ...]
     #: Runs inside one repeat.
     number: int
+    #: Given one repeat only, being surely several times slower than the best.
+    stopped_early: bool
 
 
-def host_lock_path() -> Path:
-    """Where the host-wide timing lock lies: one a host, whoever runs the fleet."""
-    return Path(tempfile.gettempdir()) / "tensor-fleet-timing.lock"
+def host_lock_path(device: str = "") -> Path:
+    """Where a timing lock lies: one a host for its CPU, one for each other device, whoever runs the fleet."""
+    return Path(tempfile.gettempdir()) / f"tensor-fleet-timing{device and '-'}{device}.lock"
 
 
 @contextmanager
@@ -47,7 +56,7 @@ def timing_lock(path: Path) -> Iterator[float]:
     `flock` blocks in the kernel (no polling, so the next holder starts at once) and falls with its
     process, however that dies.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    handle = _open_lock(path)
     try:
         started = time.perf_counter()
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -56,54 +65,83 @@ def timing_lock(path: Path) -> Iterator[float]:
         os.close(handle)
 
 
+def _open_lock(path: Path) -> int:
+    """Open for reading, which is enough for a lock: the file may belong to another user of the host."""
+    while True:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            # In a folder such as /tmp the kernel refuses O_CREAT on other users' files, even to open them.
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+
 def pin_process(cores: Sequence[int]) -> None:
     """Bind every thread of this process to `cores`."""
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), cores)
 
 
-def make_arguments(
-    shapes: Sequence[Sequence[int]], dtypes: Sequence[str], device: Any, seed: int
-) -> list[Any]:
-    """Allocate the arguments of a workload on `device`, filled with reproducible random values.
-
-    Floating-point values lie in [0.1, 1): no zeros, denormals or infinities, whose speed is not typical.
-    """
-    import numpy as np
-    import tvm
-
-    generator = np.random.default_rng(seed)
-    arguments = []
-    for shape, dtype in zip(shapes, dtypes, strict=True):
-        if dtype.startswith(("float", "bfloat")):
-            values = generator.uniform(0.1, 1.0, size=shape).astype(dtype)
-        else:
-            values = generator.integers(0, 2, size=shape).astype(dtype)
-        arguments.append(tvm.runtime.tensor(values, device=device))
-    return arguments
-
-
-def time_module(module: Any, arguments: Sequence[Any], device: Any, protocol: Protocol) -> Timing:
+def time_module(
+    module: Any, arguments: Sequence[Any], device: Any, protocol: Protocol, best_secs: float = 0.0
+) -> Timing:
     """Run `main` of a compiled module under `protocol`.
 
     One or two single runs come first: they warm caches and tell how many runs fill `min_repeat_ms`, so
     that TVM's evaluator need not grow the number by trial (its `min_repeat_ms` throws those runs away).
+
+    Args:
+        module: `tvm.runtime.Module` with the function `main`, local or remote.
+        arguments: Its arguments, on `device`.
+        device: TVM device that they live on.
+        protocol: How to time.
+        best_secs: Best latency known for the workload on this device; 0 if none is.
     """
-    function = module.get_function("main", query_imports=True)
-    warmup = [_single_run(function, arguments, device)]
-    if warmup[0] < protocol.min_repeat_ms / 1e3:
-        warmup.append(_single_run(function, arguments, device))
+    flush = {"f_preproc": _FLUSH} if protocol.cache_flush else {}
+
+    def timed(number: int, repeat: int) -> tuple[float, ...]:
+        evaluator = module.time_evaluator("main", device, number=number, repeat=repeat, **flush)
+        return tuple(float(seconds) for seconds in evaluator(*arguments).results)
+
+    single = _single_run(module, arguments, device, timed)
+    warmup = [single()]
+    # The first call to a GPU loads the program, whatever the time that it takes.
+    if warmup[0] < protocol.min_repeat_ms / 1e3 or device.dlpack_device_type() != _CPU:
+        warmup.append(single())
+    stopped = surely_slower(warmup, best_secs, protocol)
     number = math.ceil(protocol.min_repeat_ms / 1e3 / max(warmup[-1], _TINY_SECS))
-    number = min(max(number, 1), protocol.max_number)
-    evaluator = module.time_evaluator("main", device, number=number, repeat=protocol.repeat)
+    number = 1 if protocol.cache_flush else min(max(number, 1), protocol.max_number)
+    heating = protocol.warmup_ms / 1e3 - sum(warmup)
+    while heating > 0 and not stopped:
+        began = time.perf_counter()
+        warmup.extend(timed(number, 1))
+        heating -= time.perf_counter() - began
     if protocol.cooldown_ms:
         time.sleep(protocol.cooldown_ms / 1e3)
-    results = tuple(float(seconds) for seconds in evaluator(*arguments).results)
-    return Timing(results, tuple(warmup), number)
+    results = timed(number, 1 if stopped else protocol.repeat)
+    if stopped and not surely_slower((*warmup, *results), best_secs, protocol):
+        stopped = False  # what ran alone was slower than the program is
+        results += timed(number, protocol.repeat - 1) if protocol.repeat > 1 else ()
+    # Each call of the evaluator runs the program once more for nothing, so repeats are added in some number.
+    more = max(1, protocol.repeat // 2)
+    limit = protocol.repeat + protocol.extra_repeats
+    while not stopped and wants_repeats(results, protocol):
+        results += timed(number, min(more, limit - len(results)))
+    return Timing(results, tuple(warmup), number, stopped)
 
 
-def _single_run(function: Any, arguments: Sequence[Any], device: Any) -> float:
-    started = time.perf_counter()
-    function(*arguments)
-    device.sync()
-    return time.perf_counter() - started
+def _single_run(
+    module: Any, arguments: Sequence[Any], device: Any, timed: Callable[[int, int], tuple[float, ...]]
+) -> Callable[[], float]:
+    """Give what times one run: by this process's clock, or by the remote one where a wire lies between."""
+    if is_remote(device):
+        return lambda: timed(1, 1)[0]
+    function = module.get_function("main", query_imports=True)
+
+    def run() -> float:
+        started = time.perf_counter()
+        function(*arguments)
+        device.sync()
+        return time.perf_counter() - started
+
+    return run

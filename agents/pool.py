@@ -1,48 +1,56 @@
 """Persistent worker processes of one device: jobs in, typed outcomes out, whatever a candidate does.
 
-Used by `worker.py`, from one thread. The parent holds the clock: a build or a run that takes too long
-ends with the death of its process, and a fresh process takes the next job. Time in the queue for the
-host's timing lock counts as neither.
+Used by `worker.py`, from one thread. The parent holds the clock: a build or a run that takes too long, or too
+much memory, ends with the death of its process, and a fresh one takes the next job. Time in the queue for
+the device counts as neither.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 from agents.child import ChildSettings, Stage
 from agents.errors import AgentError
+from agents.process import STDERR_TAIL_BYTES, WorkerProcess, Zygote, limit_of, refuse_start
 from agents.records import Candidate, Outcome, Protocol, Workload, as_json_dict
-from agents.wire import Channel
 
-#: Importing TVM takes about 3 s on an idle core; a loaded host may need many times that.
-START_TIMEOUT_SEC = 120.0
 #: Design spaces and workload lists; they never depend on a candidate.
 _PREPARE_TIMEOUT_SEC = 120.0
-#: A job is dropped as lost when the timing lock does not come free for this long.
-_LOCK_TIMEOUT_SEC = 600.0
 #: Time for a process whose socket closed to print its last words and be gone.
 _LAST_WORDS_SEC = 2.0
-_STDERR_TAIL_BYTES = 2000
-_STDERR_KEPT_BYTES = 1 << 20
+#: How often the memory of working processes is looked at.
+_MEMORY_POLL_SEC = 0.2
+#: A candidate that killed this many worker processes is not tried again. One death may have had another
+#: cause: the kernel's out-of-memory killer, an operator, a board that was unplugged.
+MAX_STRIKES = 3
+#: Stages in which the candidate itself is at work; elsewhere a death is not its doing.
+_AT_WORK = frozenset({Stage.BUILDING, Stage.TIMING, Stage.CHECKING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One candidate to build and time."""
+
+    candidate: Candidate
+    workload: Workload
+    protocol: Protocol
+    #: Compare its output with that of the unscheduled program.
+    check: bool = False
+    #: It will be asked for again: keep the compiled program.
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """How one job ended: the measured part of a record."""
 
-    #: Position of the candidate in the batch.
+    #: Position of the job in the batch.
     job: int
     outcome: Outcome
     run_secs: tuple[float, ...] = ()
@@ -52,75 +60,27 @@ class Result:
     wait_secs: float = 0.0
     timing_secs: float = 0.0
     error: str = ""
+    #: Unix seconds when it ended.
+    ended_at: float = field(default_factory=time.time)
     environment: dict[str, Any] = field(default_factory=dict)
+    #: See `docs/measuring.md`.
+    quality: dict[str, Any] = field(default_factory=dict)
 
 
-class _Child:
-    """One worker process and what it is doing."""
+@dataclass(slots=True)
+class _Run:
+    """One batch under way."""
 
-    def __init__(self, settings: ChildSettings, threads: int) -> None:
-        self.settings = settings
-        self.stderr: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as the child
-        ours, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
-            # Read by TVM when its thread pool starts; binding is ours (`pin_process`).
-            "TVM_NUM_THREADS": str(threads),
-            "TVM_BIND_THREADS": "0",
-            # NumPy only fills arguments: its own threads would disturb a timing.
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-        }
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "agents.child", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self.stderr,
-                stderr=self.stderr,
-                env=environment,
-                # Ctrl-C in the terminal is for the coordinator, which then closes the children in order.
-                start_new_session=True,
-            )
-        self.channel = Channel(ours)
-        self.channel.send(as_json_dict(settings))
-        self.stage = Stage.STARTING
-        self.deadline = time.monotonic() + START_TIMEOUT_SEC
-        self.job: int | None = None
-        self.jobs_done = 0
-        self.known_workloads: set[str] = set()
-        self.build_secs = self.wait_secs = 0.0
-        self._stderr_start = 0
-
-    def enter(self, stage: Stage, protocol: Protocol) -> None:
-        """Begin a stage of a job, with the time it may take."""
-        limits = {Stage.BUILDING: protocol.build_timeout_sec, Stage.TIMING: protocol.run_timeout_sec}
-        self.stage = stage
-        self.deadline = time.monotonic() + limits.get(stage, _LOCK_TIMEOUT_SEC)
-
-    def mark_stderr(self) -> None:
-        """Remember where the next job's output begins; drop old output before it fills the disk."""
-        size = os.fstat(self.stderr.fileno()).st_size
-        if size > _STDERR_KEPT_BYTES:
-            self.stderr.truncate(0)
-            self.stderr.seek(0)
-            size = 0
-        self._stderr_start = size
-
-    def stderr_tail(self) -> str:
-        """The end of what the process printed since `mark_stderr`."""
-        size = os.fstat(self.stderr.fileno()).st_size
-        start = max(self._stderr_start, size - _STDERR_TAIL_BYTES)
-        return os.pread(self.stderr.fileno(), size - start, start).decode(errors="replace").strip()
-
-    def kill(self) -> str:
-        """End the process group and say how the process ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        code = self.process.wait()
-        self.channel.close()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    jobs: Sequence[Job]
+    #: Best latency known by workload; the caller adds to it while the batch runs.
+    best_secs: Mapping[str, float]
+    todo: deque[int]
+    #: Worker processes that each job has killed.
+    strikes: dict[int, int] = field(default_factory=dict)
+    #: Jobs whose unscheduled program cannot be run in time.
+    unchecked: set[int] = field(default_factory=set)
+    #: Why the device is out of reach; empty while it is not.
+    device_lost: str = ""
 
 
 class WorkerPool:
@@ -128,20 +88,17 @@ class WorkerPool:
 
     Args:
         settings: One for each process: target, cores and lock.
-        threads: Threads of a measured program.
         recycle_after: Jobs after which an idle process is replaced, which bounds what compiled code and
             leaks may gather.
     """
 
-    def __init__(
-        self, settings: Sequence[ChildSettings], *, threads: int = 1, recycle_after: int = 400
-    ) -> None:
+    def __init__(self, settings: Sequence[ChildSettings], *, recycle_after: int = 400) -> None:
         if not settings:
             raise ValueError("a pool needs the settings of at least one process")
         self._settings = tuple(settings)
-        self._threads = threads
         self._recycle_after = recycle_after
-        self._children: list[_Child] = []
+        self._zygote: Zygote | None = None
+        self._processes: list[WorkerProcess] = []
         #: Processes started since the pool was made.
         self.started = 0
 
@@ -153,20 +110,20 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start every process now instead of with its first job; returns before they are ready."""
-        while len(self._children) < len(self._settings):
+        while len(self._processes) < len(self._settings):
             self._start()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the live workers."""
-        return [child.process.pid for child in self._children]
+        """Process ids of the live workers and of the process that they are forked from."""
+        zygote = [self._zygote.pid] if self._zygote else []
+        return zygote + [process.pid for process in self._processes if process.pid]
 
     def close(self) -> None:
         """End every process."""
-        while self._children:
-            child = self._children.pop()
-            child.kill()
-            child.stderr.close()
+        for process in list(self._processes):
+            self._discard(process)
+        self._end_zygote()
 
     def ask(self, message: dict[str, Any], workload: Workload | None = None) -> dict[str, Any]:
         """Put one question that does not depend on a candidate to a process and wait for the answer.
@@ -174,205 +131,273 @@ class WorkerPool:
         Raises:
             AgentError: No answer in time, or the process died of it.
         """
-        child = self._start() if not self._children else self._children[0]
-        self._await_ready(child)
-        try:
-            if workload is not None:
-                self._tell_workload(child, workload)
-            child.mark_stderr()
-            child.channel.send(message)
-            answer = self._receive(child, _PREPARE_TIMEOUT_SEC)
-        except OSError:
-            answer = None
-        if answer is None:
-            tail = child.stderr_tail()
-            raise AgentError(
-                f"a worker process {self._discard(child)} at {message['op']!r}: {tail or 'no output'}"
-            )
-        return answer
+        for is_last in (False, True):
+            process = self._idle_process()
+            process.begin(None)
+            with contextlib.suppress(OSError):
+                if workload is not None:
+                    process.tell_workload(workload)
+                process.channel.send(message)
+                answer = self._receive(process, _PREPARE_TIMEOUT_SEC)
+                if answer is not None:
+                    process.rest()
+                    return answer
+            fate, tail = self._discard(process)
+            # One that was killed while it was idle knew nothing of the question: a fresh one gets it.
+            if is_last:
+                break
+        raise AgentError(f"a worker process {fate} at {message['op']!r}: {tail or 'no output'}")
 
-    def run(
-        self, candidates: Sequence[Candidate], workloads: Sequence[Workload], protocol: Protocol
-    ) -> Iterator[Result]:
-        """Measure candidates; yields one result for each of them, in the order in which they end.
+    def run(self, jobs: Sequence[Job], best_secs: Mapping[str, float] | None = None) -> Iterator[Result]:
+        """Measure candidates; yields one result for each job, in the order in which they end.
 
         Args:
-            candidates: What to measure; a result's `job` is the index here.
-            workloads: The workload of each candidate, same length.
-            protocol: How to time, and the time-outs.
+            jobs: What to measure; a result's `job` is the index here.
+            best_secs: Best latency known on this device by workload id, for early stop. Read when a job is
+                handed over, so what the caller adds between two results counts at once.
         """
-        for child in [child for child in self._children if child.job is not None]:
-            self._discard(child)  # its batch was abandoned: a late result must not count for this one
-        todo = deque(range(len(candidates)))
-        wire_protocol = as_json_dict(protocol)
-        while todo or any(child.job is not None for child in self._children):
-            while todo and len(self._children) < min(len(self._settings), len(candidates)):
+        for process in [process for process in self._processes if process.job is not None]:
+            self._discard(process)  # its batch was abandoned: a late result must not count for this one
+        batch = _Run(jobs, best_secs or {}, deque(range(len(jobs))))
+        while batch.todo or any(process.job is not None for process in self._processes):
+            if batch.device_lost:
+                while batch.todo:
+                    yield Result(job=batch.todo.popleft(), outcome=Outcome.LOST, error=batch.device_lost)
+                if not any(process.job is not None for process in self._processes):
+                    return
+            while batch.todo and len(self._processes) < min(len(self._settings), len(jobs)):
                 self._start()
-            for child in list(self._children):
-                if todo and child.stage is Stage.IDLE:
-                    yield from self._give(child, todo, candidates, workloads, wire_protocol, protocol)
-            yield from self._wait(protocol)
+            for process in list(self._processes):
+                if batch.todo and process.stage is Stage.IDLE:
+                    self._give(process, batch)
+            yield from self._wait(batch)
 
-    def _give(
-        self,
-        child: _Child,
-        todo: deque[int],
-        candidates: Sequence[Candidate],
-        workloads: Sequence[Workload],
-        wire_protocol: dict[str, Any],
-        protocol: Protocol,
-    ) -> Iterator[Result]:
-        if child.jobs_done >= self._recycle_after:
-            self._discard(child)
+    def _give(self, process: WorkerProcess, batch: _Run) -> None:
+        if process.jobs_done >= self._recycle_after:
+            self._discard(process)
             return
-        job = todo.popleft()
-        child.mark_stderr()
-        child.job, child.build_secs, child.wait_secs = job, 0.0, 0.0
-        child.enter(Stage.WAITING, protocol)
+        number = batch.todo.popleft()
+        job = batch.jobs[number]
+        process.begin(number)
         try:
-            self._tell_workload(child, workloads[job])
-            child.channel.send(
+            process.tell_workload(job.workload)
+            process.channel.send(
                 {
                     "op": "measure",
-                    "job": job,
-                    "workload_id": workloads[job].workload_id,
-                    "trace": candidates[job].trace,
-                    "protocol": wire_protocol,
+                    "job": number,
+                    "workload_id": job.workload.workload_id,
+                    "candidate_id": job.candidate.candidate_id,
+                    "trace": job.candidate.trace,
+                    "protocol": as_json_dict(job.protocol),
+                    "check": job.check and number not in batch.unchecked,
+                    "keep": job.keep,
+                    "best_secs": batch.best_secs.get(job.workload.workload_id, 0.0),
                 }
             )
         except OSError:
-            yield self._bury(child)
+            # It had died while it was idle: the job has not begun.
+            self._discard(process)
+            batch.todo.appendleft(number)
 
-    def _wait(self, protocol: Protocol) -> Iterator[Result]:
+    def _wait(self, batch: _Run) -> Iterator[Result]:
         """Wait for news or for the next deadline, and turn both into results."""
-        if not self._children:
+        if not self._processes:
             return
         with selectors.DefaultSelector() as selector:
-            for child in self._children:
-                selector.register(child.channel, selectors.EVENT_READ, child)
-            nearest = min(child.deadline for child in self._children)
-            events = selector.select(max(0.0, min(nearest - time.monotonic(), 60.0)))
+            for process in self._processes:
+                selector.register(process.channel, selectors.EVENT_READ, process)
+            nearest = min(process.deadline for process in self._processes) - time.monotonic()
+            is_working = any(process.stage in _AT_WORK for process in self._processes)
+            limit = _MEMORY_POLL_SEC if is_working else 60.0
+            events = selector.select(max(0.0, min(nearest, limit)))
         for key, _ in events:
-            child = key.data
-            messages, alive = child.channel.receive_ready()
+            process = key.data
+            messages, alive = process.channel.receive_ready()
             for message in messages:
-                result = self._advance(child, message, protocol)
-                if result is not None:
-                    yield result
+                yield from self._advance(process, message, batch)
             if not alive:
-                yield from self._lost(child)
+                yield from self._gone(process, batch)
         now = time.monotonic()
-        for child in list(self._children):
-            if now > child.deadline:
-                yield from self._overdue(child, protocol)
+        for process in list(self._processes):
+            if now > process.deadline:
+                yield from self._overdue(process, batch)
+            elif process.stage in _AT_WORK:
+                yield from self._check_memory(process, batch)
 
-    def _advance(self, child: _Child, message: dict[str, Any], protocol: Protocol) -> Result | None:
+    def _advance(self, process: WorkerProcess, message: dict[str, Any], batch: _Run) -> Iterator[Result]:
         event = message["event"]
         if event == "ready":
-            child.stage, child.deadline = Stage.IDLE, float("inf")
-        elif event == "stage":
-            child.build_secs = message.get("build_secs", child.build_secs)
-            child.wait_secs = message.get("wait_secs", child.wait_secs)
-            child.enter(Stage(message["stage"]), protocol)
-        elif event == "done":
-            assert child.job is not None
-            result = Result(
-                job=child.job,
-                outcome=Outcome(message["outcome"]),
-                run_secs=tuple(message.get("run_secs", ())),
-                warmup_secs=tuple(message.get("warmup_secs", ())),
-                number=message.get("number", 0),
-                build_secs=message.get("build_secs", child.build_secs),
-                wait_secs=message.get("wait_secs", child.wait_secs),
-                timing_secs=message.get("timing_secs", 0.0),
-                error=message["error"][-_STDERR_TAIL_BYTES:],
-                environment=message.get("environment", {}),
-            )
-            child.job, child.stage, child.deadline = None, Stage.IDLE, float("inf")
-            child.jobs_done += 1
-            return result
-        return None
+            process.pid = message["pid"]
+            process.rest()
+            return
+        assert process.job is not None
+        number = process.job
+        if event == "stage":
+            process.build_secs = message.get("build_secs", process.build_secs)
+            process.wait_secs = message.get("wait_secs", process.wait_secs)
+            process.enter(Stage(message["stage"]), batch.jobs[number].protocol)
+            return
+        process.rest()
+        process.jobs_done += 1
+        if message.get("broken") and self._strike(number, batch):
+            return
+        if message.get("device_lost"):
+            batch.device_lost = message["error"]
+        quality = message.get("quality", {}) | self._strikes_quality(number, batch)
+        yield Result(
+            job=number,
+            outcome=Outcome(message["outcome"]),
+            run_secs=tuple(message.get("run_secs", ())),
+            warmup_secs=tuple(message.get("warmup_secs", ())),
+            number=message.get("number", 0),
+            build_secs=message.get("build_secs", process.build_secs),
+            wait_secs=message.get("wait_secs", process.wait_secs),
+            timing_secs=message.get("timing_secs", 0.0),
+            error=message["error"][-STDERR_TAIL_BYTES:],
+            environment=message.get("environment", {}),
+            quality=quality,
+        )
 
-    def _lost(self, child: _Child) -> Iterator[Result]:
-        """A process ended by itself: its job's fate, or an error when it had not even started."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(_LAST_WORDS_SEC)
-        if child.stage is Stage.STARTING:
-            tail = child.stderr_tail()
-            # Of a traceback, the last line says what is wrong.
-            what = tail.splitlines()[-1] if tail else "no output"
+    def _gone(self, process: WorkerProcess, batch: _Run | None) -> Iterator[Result]:
+        """A process ended by itself: a strike against its job, or an error when it had not even started."""
+        number, stage = process.job, process.stage
+        build_secs, wait_secs = process.build_secs, process.wait_secs
+        words = self._zygote.last_words() if self._zygote and stage is Stage.STARTING else ""
+        fate, tail = self._discard(process, _LAST_WORDS_SEC)
+        if stage is Stage.STARTING:
+            raise refuse_start(fate, tail or words)
+        if number is None or batch is None or self._strike(number, batch):
+            return
+        yield Result(
+            job=number,
+            outcome=Outcome.BUILD_FAILED if stage is Stage.BUILDING else Outcome.RUN_FAILED,
+            build_secs=build_secs,
+            wait_secs=wait_secs,
+            error=f"its worker process {fate} while {stage}: {tail or 'no output'}",
+            quality=self._strikes_quality(number, batch),
+        )
+
+    def _check_memory(self, process: WorkerProcess, batch: _Run) -> Iterator[Result]:
+        assert process.job is not None
+        limit_gib = batch.jobs[process.job].protocol.memory_limit_gib
+        if process.memory_bytes() > limit_gib * 2**30:
+            yield self._end_job(
+                process,
+                Outcome.BUILD_FAILED if process.stage is Stage.BUILDING else Outcome.RUN_FAILED,
+                f"{process.stage} took more than {limit_gib:g} GiB of memory; its worker process was ended",
+            )
+
+    def _overdue(self, process: WorkerProcess, batch: _Run) -> Iterator[Result]:
+        if process.stage is Stage.STARTING:
+            self._discard(process)
             raise AgentError(
-                f"a worker process {self._discard(child)} before its first job: {what}; "
-                "`fleet doctor` names what is missing"
+                "a worker process was not ready in time (importing TVM takes about 3 s on an idle core); "
+                "free the host or raise its share of CPU"
             )
-        if child.job is None:
-            self._discard(child)
-        else:
-            yield self._bury(child)
+        if process.job is None:
+            return
+        stage, number = process.stage, process.job
+        if stage is Stage.REFERENCE:
+            # Not the candidate's fault: it is measured without the check.
+            self._discard(process)
+            batch.unchecked.add(number)
+            batch.todo.appendleft(number)
+            return
+        outcome = {
+            Stage.BUILDING: Outcome.BUILD_TIMEOUT,
+            Stage.TIMING: Outcome.RUN_TIMEOUT,
+            Stage.CHECKING: Outcome.RUN_TIMEOUT,
+        }.get(stage, Outcome.LOST)
+        limit = limit_of(stage, batch.jobs[number].protocol)
+        yield self._end_job(
+            process, outcome, f"{stage} took more than {limit:g} s; its worker process was ended"
+        )
 
-    def _overdue(self, child: _Child, protocol: Protocol) -> Iterator[Result]:
-        if child.stage is Stage.STARTING:
-            self._discard(child)
-            raise AgentError(
-                f"a worker process was not ready after {START_TIMEOUT_SEC:.0f} s (importing TVM takes about "
-                "3 s on an idle core); free the host or raise its share of CPU"
-            )
-        if child.job is not None:
-            yield self._bury(child, overdue=protocol)
+    def _end_job(self, process: WorkerProcess, outcome: Outcome, error: str) -> Result:
+        """Kill a process for what its job does, and give the job its outcome."""
+        number = process.job
+        assert number is not None
+        result = Result(
+            job=number,
+            outcome=outcome,
+            build_secs=process.build_secs,
+            wait_secs=process.wait_secs,
+            error=error,
+        )
+        self._discard(process)
+        return result
 
-    def _bury(self, child: _Child, overdue: Protocol | None = None) -> Result:
-        """Replace a dead or overdue process and give its job the outcome of the stage that it died in."""
-        stage, job, tail = child.stage, child.job, child.stderr_tail()
-        build_secs, wait_secs = child.build_secs, child.wait_secs
-        fate = self._discard(child)
-        assert job is not None
-        if overdue is None:
-            outcome = Outcome.BUILD_FAILED if stage is Stage.BUILDING else Outcome.RUN_FAILED
-            error = f"its worker process {fate} while {stage}: {tail or 'no output'}"
-        else:
-            outcome, limit = {
-                Stage.BUILDING: (Outcome.BUILD_TIMEOUT, overdue.build_timeout_sec),
-                Stage.TIMING: (Outcome.RUN_TIMEOUT, overdue.run_timeout_sec),
-            }.get(stage, (Outcome.LOST, _LOCK_TIMEOUT_SEC))
-            error = f"{stage} took more than {limit:g} s; its worker process was ended"
-        return Result(job=job, outcome=outcome, build_secs=build_secs, wait_secs=wait_secs, error=error)
+    def _strike(self, number: int, batch: _Run) -> bool:
+        """Count a death against a job; true if it is to be tried again, after the others."""
+        batch.strikes[number] = batch.strikes.get(number, 0) + 1
+        if batch.strikes[number] >= MAX_STRIKES:
+            return False
+        batch.todo.append(number)
+        return True
 
-    def _start(self) -> _Child:
-        taken = [child.settings for child in self._children]
-        free = next(settings for settings in self._settings if settings not in taken)
-        child = _Child(free, self._threads)
-        self._children.append(child)
+    def _strikes_quality(self, number: int, batch: _Run) -> dict[str, Any]:
+        strikes = batch.strikes.get(number, 0)
+        quality: dict[str, Any] = {"strikes": strikes} if strikes else {}
+        return {**quality, "quarantined": True} if strikes >= MAX_STRIKES else quality
+
+    def _start(self) -> WorkerProcess:
+        taken = [process.slot for process in self._processes]
+        slot = next(slot for slot in range(len(self._settings)) if slot not in taken)
+        try:
+            process = WorkerProcess(self._living_zygote(), slot, self._settings[slot])
+        except OSError:  # it died a moment ago
+            self._end_zygote()
+            process = WorkerProcess(self._living_zygote(), slot, self._settings[slot])
+        self._processes.append(process)
         self.started += 1
-        return child
+        return process
 
-    def _discard(self, child: _Child) -> str:
-        self._children.remove(child)
-        fate = child.kill()
-        child.stderr.close()
-        return fate
+    def _living_zygote(self) -> Zygote:
+        if self._zygote is not None and not self._zygote.is_alive():
+            self._end_zygote()
+        if self._zygote is None:
+            # The first of the processes is the one that disturbs no timing, where there is such a one.
+            first = self._settings[0]
+            lock = first.lock_path if first.builds_where_it_times else ""
+            self._zygote = Zygote(first.threads, first.build_cores, lock)
+        return self._zygote
 
-    def _tell_workload(self, child: _Child, workload: Workload) -> None:
-        if workload.workload_id not in child.known_workloads:
-            child.channel.send({"op": "workload", "workload": as_json_dict(workload)})
-            child.known_workloads.add(workload.workload_id)
+    def _end_zygote(self) -> None:
+        if self._zygote:
+            self._zygote.close()
+            self._zygote = None
 
-    def _await_ready(self, child: _Child) -> None:
-        while child.stage is Stage.STARTING:
-            message = self._receive(child, START_TIMEOUT_SEC)
+    def _discard(self, process: WorkerProcess, last_words_sec: float = 0.0) -> tuple[str, str]:
+        self._processes.remove(process)
+        return process.end(last_words_sec)
+
+    def _idle_process(self) -> WorkerProcess:
+        """A process that waits for a question; a dead one is replaced first."""
+        while True:
+            process = self._processes[0] if self._processes else self._start()
+            if process.stage is Stage.IDLE:
+                with selectors.DefaultSelector() as selector:
+                    selector.register(process.channel, selectors.EVENT_READ)
+                    if not selector.select(0):
+                        return process
+                self._discard(process)  # an idle process says nothing: this is its end
+                continue
+            message = self._receive(process, max(0.0, process.deadline - time.monotonic()))
             if message is None:
-                for _ in self._lost(child):
+                for _ in self._gone(process, None):
                     pass
-            else:
-                self._advance(child, message, Protocol())
+            elif message["event"] == "ready":
+                process.pid = message["pid"]
+                process.rest()
 
-    def _receive(self, child: _Child, timeout_sec: float) -> dict[str, Any] | None:
-        """One message of one process; None when it died. Kills it when it is overdue."""
+    def _receive(self, process: WorkerProcess, timeout_sec: float) -> dict[str, Any] | None:
+        """One message of one process; None when it died or is overdue."""
         end = time.monotonic() + timeout_sec
         with selectors.DefaultSelector() as selector:
-            selector.register(child.channel, selectors.EVENT_READ)
+            selector.register(process.channel, selectors.EVENT_READ)
             while (left := end - time.monotonic()) > 0:
                 if selector.select(left):
-                    messages, alive = child.channel.receive_ready()
+                    messages, alive = process.channel.receive_ready()
                     if messages:
                         return messages[0]
                     if not alive:

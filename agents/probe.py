@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from agents import host, isa
-from agents.cuda import cuda_devices
+from agents.cuda import cuda_devices, gpu_state
 from agents.llvm_features import LlvmSilentError, ask_llvm
 from agents.records import (
     Descriptor,
     DeviceKind,
     DeviceSpec,
     Protocol,
-    as_json_dict,
     canonical_json,
     content_hash,
 )
@@ -34,9 +33,17 @@ _ROOT = Path("/")
 # Packages whose version changes the programs that are made or how they are timed.
 _PROGRAM_PACKAGES = ("apache-tvm", "apache-tvm-ffi")
 
-#: Parts of an environment that last: another value makes other measurements. The rest (load, clocks,
-#: temperature, governor, kernel) belongs to one moment and only travels along.
+_CUDA_DRIVER = "cuda-driver"
+
+#: Parts of an environment that last: another value makes other measurements. `governor` and `turbo` are
+#: settings that last too, but many hosts hide them. The rest belongs to one moment and only travels along.
+#: So does the kernel's release: it changes every few weeks and moves a latency by less than noise, so it
+#: would only make good records incomparable.
 LASTING_KEYS = ("arch", "cpu_model", "versions")
+
+# Fields of the protocol that change what a number means. The others decide when a candidate is given up,
+# checked or repeated, not what one repeat measures.
+_TIMING_FIELDS = ("repeat", "min_repeat_ms", "max_number", "warmup_ms", "cooldown_ms", "cache_flush")
 
 
 @cache
@@ -108,22 +115,61 @@ def core_groups(root: Path = _ROOT) -> tuple[tuple[int, ...], ...]:
 
 def _program_versions(root: Path) -> dict[str, str]:
     versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
-    versions["cuda-driver"] = host.cuda_driver(root)
+    versions[_CUDA_DRIVER] = host.cuda_driver(root)
     return {name: version for name, version in versions.items() if version}
 
 
-def environment(cores: tuple[int, ...], root: Path = _ROOT) -> dict[str, Any]:
-    """Take the snapshot of this host that travels with a record; JSON-ready, about 0.2 ms.
+def remote_descriptor(spec: DeviceSpec) -> Descriptor:
+    """Describe a device of kind `rpc` by what its YAML tells, without asking it.
+
+    Args:
+        spec: The device; `mtriple`, `mcpu` and `mattr` of its target (for a GPU, of the target's `host`)
+            tell architecture and vectors. A target without them is built for this host's architecture.
+
+    Returns:
+        The host is `tracker/key` and the versions are those of the programs that build here; everything
+        that only a probe on the device could tell is 0 or empty.
+    """
+    target = spec.target if spec.target.get("kind") == "llvm" else spec.target.get("host", {})
+    needs = isa.requirement(target if isinstance(target, Mapping) else {}, platform.machine())
+    # With a name that the tables do not hold, the flags are only those of the oldest CPU.
+    vector = 0 if needs.unlisted else isa.vector_bytes(needs.arch, needs.flags)
+    versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
+    sizes = ("l1d_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes", "memory_bytes")
+    clocks = ("clock_min_mhz", "clock_max_mhz", "clock_now_mhz")
+    unknown: dict[str, Any] = dict.fromkeys(("physical_cores", "logical_cores", *sizes), 0)
+    unknown |= dict.fromkeys(clocks, 0.0)
+    return Descriptor(
+        host=f"{spec.tracker}/{spec.key}",
+        arch=needs.arch,
+        cpu_model="",
+        usable_cores=(),
+        isa_flags=(),
+        vector_bytes=vector,
+        governor="",
+        smt=False,
+        kernel="",
+        versions=tuple(sorted((name, version) for name, version in versions.items() if version)),
+        ansor_params=(0, vector, 0, 0, 0, 0, 0, 0),
+        **unknown,
+    )
+
+
+def environment(cores: tuple[int, ...], root: Path = _ROOT, gpu_index: int | None = None) -> dict[str, Any]:
+    """Take the snapshot of this host that travels with a record; JSON-ready, about 0.2 ms without a GPU.
 
     Args:
         cores: Logical CPUs that timing is pinned to; their clocks and governors are read.
         root: Root of the file tree to read.
+        gpu_index: Ordinal of the CUDA device that times, in the order of `agents.cuda.cuda_devices`.
 
     Returns:
         The keys of `LASTING_KEYS`, and of this moment: `kernel`, `python`, `cores`, `affinity`, `load`
         (processes ready to run, over 1, 5 and 15 minutes), `memory_available_bytes`. Where the host shows
         them also `governor` and `clock_mhz` (one a core of `cores`), `turbo`, `temperature_c` (hottest
-        sensor) and `memory_pressure` (per cent of the last 10 s).
+        sensor), `memory_pressure` (per cent of the last 10 s), `steal_ticks` (of `cores` since boot: the
+        difference of two records tells what a hypervisor took between them) and `gpu` (see
+        `agents.cuda.gpu_state`).
     """
     snapshot: dict[str, Any] = {
         "arch": isa.normal_arch(platform.machine()),
@@ -143,38 +189,55 @@ def environment(cores: tuple[int, ...], root: Path = _ROOT) -> dict[str, Any]:
     snapshot.update({key: values for key, values in shown.items() if any(values)})
     if speed := host.turbo(root):
         snapshot["turbo"] = speed
-    if (degrees := host.temperature_c(root)) is not None:
-        snapshot["temperature_c"] = degrees
-    if (pressure := host.memory_pressure(root)) is not None:
-        snapshot["memory_pressure"] = pressure
-    return snapshot
+    moment = {
+        "temperature_c": host.temperature_c(root),
+        "memory_pressure": host.memory_pressure(root),
+        "steal_ticks": host.steal_ticks(root, cores),
+        "gpu": None if gpu_index is None else gpu_state(gpu_index) or None,
+    }
+    return snapshot | {key: value for key, value in moment.items() if value is not None}
 
 
 def environment_id(snapshot: Mapping[str, Any], spec: DeviceSpec, protocol: Protocol) -> str:
     """Hash the lasting part of an environment: two records under one value may be compared.
 
+    What enters is what makes numbers incomparable. The version of the GPU's driver counts for CUDA devices
+    only. A device of kind `rpc` is known by its address, and the snapshot's CPU is that of the host that
+    builds: of the snapshot only the versions count.
+
     Args:
         snapshot: What `environment` returned.
-        spec: The device; its target, threads, cores and index enter the hash, its name and note do not.
-        protocol: How candidates are timed.
+        spec: The device; its target, threads, cores, index, tracker and key enter the hash, its name and
+            note do not.
+        protocol: How candidates are timed; time-outs, early stop, checks and extra repeats do not enter.
 
     Raises:
         KeyError: The snapshot lacks a key of `LASTING_KEYS`.
     """
     lasting = {key: snapshot[key] for key in LASTING_KEYS}
-    pinning = [spec.threads, list(spec.cores), spec.index]
+    if spec.kind is not DeviceKind.CUDA:
+        lasting["versions"] = {key: v for key, v in snapshot["versions"].items() if key != _CUDA_DRIVER}
+    place: list[Any] = [spec.threads, list(spec.cores), spec.index]
+    if spec.kind is DeviceKind.RPC:
+        lasting = {"versions": lasting["versions"]}
+        place += [spec.tracker, spec.key]
+    else:
+        lasting["governor"] = sorted(set(snapshot.get("governor", ())))
+        lasting["turbo"] = snapshot.get("turbo", "")
     return content_hash(
         canonical_json(lasting),
         canonical_json(spec.target),
-        canonical_json(pinning),
-        canonical_json(as_json_dict(protocol)),
+        canonical_json(place),
+        # As floats: a file's `10` and a default's `10.0` are the same protocol.
+        canonical_json([float(getattr(protocol, name)) for name in _TIMING_FIELDS]),
     )
 
 
 def differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
-    """Say what this host contradicts in a device's YAML; empty when the device can be measured here.
+    """Say what this host contradicts in a device's YAML; empty when the device can be measured from here.
 
-    Devices of kind `rpc` and `replay` are not checked: they run somewhere else or nowhere.
+    A device of kind `rpc` is somewhere else: only whether its YAML says where is checked. One of kind
+    `replay` is nowhere.
 
     Returns:
         Sentences, each with what was asked, what is there and what to do.
@@ -183,7 +246,17 @@ def differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
         return _cuda_differences(spec, descriptor) + _core_differences(spec, descriptor)
     if spec.kind is DeviceKind.LOCAL:
         return _isa_differences(spec, descriptor) + _core_differences(spec, descriptor)
-    return []
+    return _address_differences(spec) if spec.kind is DeviceKind.RPC else []
+
+
+def _address_differences(spec: DeviceSpec) -> list[str]:
+    found = []
+    name, _, port = spec.tracker.rpartition(":")
+    if not (name and port.isdecimal() and 0 < int(port) < 1 << 16):
+        found.append(f"the address of its RPC tracker is {spec.tracker!r}: write tracker as host:port")
+    if not spec.key:
+        found.append("its RPC key is missing: write the key that its server gives to the tracker")
+    return found
 
 
 def _isa_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
@@ -242,7 +315,9 @@ def _cuda_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
     count = len(descriptor.cuda_devices)
     if spec.index >= count:
         there = f"{count} CUDA device{'s' * (count != 1)}"
-        cure = f"use an index below {count}" if count else "check the driver with `nvidia-smi`"
+        cure = "check the driver with `nvidia-smi`, and CUDA_VISIBLE_DEVICES"
+        if count:
+            cure = f"use an index below {count}"
         return [f"CUDA device {spec.index} is asked for, but this host shows {there}: {cure}"]
     device = dict(descriptor.cuda_devices[spec.index])
     found = []
@@ -267,4 +342,5 @@ __all__ = [
     "environment_id",
     "installed_version",
     "probe",
+    "remote_descriptor",
 ]

@@ -1,10 +1,12 @@
 """A record as JSON and back, exactly: for the spool and for files that people exchange.
 
-Standard library only. Strict on the way in: what it accepts is a whole record of a known layout.
+Standard library only. Strict on the way in: what it accepts is a whole record of a known layout. The store
+calls the protocol's part alone, so what a layout leaves unsaid is said here once.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -33,23 +35,51 @@ _FLOATS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
 _INTS = ("number", "attempt", "schema")
 _SECONDS = ("run_secs", "warmup_secs")
 _NAMES = frozenset(field.name for field in fields(Record))
-_PROTOCOL_INTS = ("repeat", "max_number")
-_PROTOCOL_FLOATS = ("min_repeat_ms", "cooldown_ms", "build_timeout_sec", "run_timeout_sec")
+_PROTOCOL_INTS = frozenset({"repeat", "extra_repeats", "max_number"})
+_PROTOCOL_BOOLS = frozenset({"cache_flush"})
+_PROTOCOL_NAMES = frozenset(field.name for field in fields(Protocol))
+
+#: Layout 1 was written when worker processes had no memory limit; the protocol of today needs a number.
+NO_MEMORY_LIMIT_GIB = 1e6
+
+#: What layout 1 does not say because nothing else could be done then.
+_SINCE_LAYOUT_2: Mapping[str, float] = {
+    "extra_repeats": 0,
+    "target_interval": 0.0,
+    "reject_interval": 0.0,
+    "warmup_ms": 0.0,
+    "cache_flush": False,
+    "early_stop_ratio": 0.0,
+    "check_share": 0.0,
+    "memory_limit_gib": NO_MEMORY_LIMIT_GIB,
+}
+_QUALITY_OF_LAYOUT_1 = "{}"
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """Turn a record into values that `json.dumps` takes; `record_from_json` gives an equal record back."""
+    """Turn a record into values that `json.dumps` takes; `record_from_json` gives an equal record back.
+
+    A record of layout 1 is written in layout 1.
+
+    Raises:
+        AgentError: Its layout cannot say what the record says, or `quality` is no JSON object.
+    """
+    _check_layout("record", record.schema)
+    _check_quality(record.quality)
     value: dict[str, Any] = {name: getattr(record, name) for name in _NAMES}
     value["outcome"] = record.outcome.value
     value["run_secs"] = list(record.run_secs)
     value["warmup_secs"] = list(record.warmup_secs)
-    protocol = record.protocol
-    value["protocol"] = {name: getattr(protocol, name) for name in _PROTOCOL_INTS + _PROTOCOL_FLOATS}
+    value["protocol"] = protocol_to_json(record.protocol, record.schema)
+    if record.schema == 1 and value.pop("quality") != _QUALITY_OF_LAYOUT_1:
+        raise AgentError(f"record: layout 1 has no quality, got {record.quality!r}; give it layout 2")
     return value
 
 
 def record_from_json(value: Any) -> Record:
     """Rebuild a record from what `json.loads` gives.
+
+    A record of layout 1 keeps its layout; its quality is empty and its protocol the one used then.
 
     Raises:
         AgentError: Not a record, a key too many or too few, a value of the wrong type, or a layout of a
@@ -57,13 +87,9 @@ def record_from_json(value: Any) -> Record:
     """
     if not isinstance(value, dict):
         raise AgentError(f"record: expected a JSON object, got {type(value).__name__}")
-    schema = value.get("schema")
-    if schema != RECORD_SCHEMA or isinstance(schema, bool):
-        raise AgentError(
-            f"record: layout {schema!r} is not known, this version reads {RECORD_SCHEMA};"
-            " upgrade tensor-fleet"
-        )
-    _check_names("record", value, _NAMES)
+    schema: Any = value.get("schema")
+    _check_layout("record", schema)
+    _check_names("record", value, _NAMES - {"quality"} if schema == 1 else _NAMES)
     outcome = _typed("record", value, "outcome", str)
     if outcome not in set(Outcome):
         raise AgentError(f"record: outcome {outcome!r} is not known; expected one of {', '.join(Outcome)}")
@@ -71,20 +97,86 @@ def record_from_json(value: Any) -> Record:
     kept |= {name: _number("record", value, name) for name in _FLOATS}
     kept |= {name: _typed("record", value, name, int) for name in _INTS}
     kept |= {name: _seconds(value, name) for name in _SECONDS}
-    kept |= {"outcome": Outcome(outcome), "protocol": _protocol(value["protocol"])}
+    kept["quality"] = _QUALITY_OF_LAYOUT_1 if schema == 1 else _typed("record", value, "quality", str)
+    _check_quality(kept["quality"])
+    kept |= {"outcome": Outcome(outcome), "protocol": protocol_from_json(value["protocol"], schema)}
     return Record(**kept)
 
 
-def _protocol(value: Any) -> Protocol:
+def protocol_to_json(protocol: Protocol, schema: int = RECORD_SCHEMA) -> dict[str, Any]:
+    """Turn a protocol into values that `json.dumps` takes.
+
+    Args:
+        protocol: The protocol of a record.
+        schema: Layout of that record.
+
+    Raises:
+        AgentError: Layout 1 cannot say this protocol, or the layout is not known.
+    """
+    _check_layout("protocol", schema)
+    value = {field.name: getattr(protocol, field.name) for field in fields(Protocol)}
+    if schema == 1:
+        for name, then in _SINCE_LAYOUT_2.items():
+            if value.pop(name) != then:
+                raise AgentError(
+                    f"record: protocol: layout 1 means {name} {then}, got {getattr(protocol, name)};"
+                    " give the record layout 2"
+                )
+    return value
+
+
+def protocol_from_json(value: Any, schema: int = RECORD_SCHEMA) -> Protocol:
+    """Rebuild a protocol from what `json.loads` gives.
+
+    Args:
+        value: The protocol as a record holds it.
+        schema: Layout of that record. What layout 1 does not say is what was done then: no extra repeats,
+            no early stop, no checks, no cache flush, no memory limit (`NO_MEMORY_LIMIT_GIB`).
+
+    Raises:
+        AgentError: Not a protocol of this layout, or the layout is of a newer version.
+    """
+    where = "record: protocol"
+    _check_layout(where, schema)
     if not isinstance(value, dict):
-        raise AgentError(f"record: protocol: expected a JSON object, got {type(value).__name__}")
-    _check_names("record: protocol", value, frozenset(_PROTOCOL_INTS + _PROTOCOL_FLOATS))
-    kept: dict[str, Any] = {name: _typed("record: protocol", value, name, int) for name in _PROTOCOL_INTS}
-    kept |= {name: _number("record: protocol", value, name) for name in _PROTOCOL_FLOATS}
+        raise AgentError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    _check_names(where, value, _PROTOCOL_NAMES - _SINCE_LAYOUT_2.keys() if schema == 1 else _PROTOCOL_NAMES)
+    kept: dict[str, Any] = dict(_SINCE_LAYOUT_2)
+    for name in value:
+        if name in _PROTOCOL_BOOLS:
+            kept[name] = _flag(where, value, name)
+        else:
+            kept[name] = (
+                _typed(where, value, name, int) if name in _PROTOCOL_INTS else _number(where, value, name)
+            )
     try:
         return Protocol(**kept)
     except ValueError as error:
         raise AgentError(f"record: {error}") from error
+
+
+def _check_layout(where: str, schema: Any) -> None:
+    if type(schema) is not int or not 1 <= schema <= RECORD_SCHEMA:
+        raise AgentError(
+            f"{where}: layout {schema!r} is not known, this version reads 1 to {RECORD_SCHEMA};"
+            " upgrade tensor-fleet"
+        )
+
+
+def _check_quality(text: str) -> None:
+    """Refuse what `Record.is_suspect` and readers of other languages could not read."""
+    try:
+        found = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise AgentError(f"record: quality: expected the text of a JSON object: {error}") from error
+    if not isinstance(found, dict):
+        raise AgentError(
+            f"record: quality: expected the text of a JSON object, got that of {type(found).__name__}"
+        )
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _check_names(where: str, value: Mapping[str, Any], names: frozenset[str]) -> None:
@@ -99,6 +191,13 @@ def _typed(where: str, value: Mapping[str, Any], name: str, kind: type) -> Any:
     # `True` is an int to Python, but never a count.
     if not isinstance(found, kind) or isinstance(found, bool):
         raise AgentError(f"{where}: {name}: expected {kind.__name__}, got {type(found).__name__}")
+    return found
+
+
+def _flag(where: str, value: Mapping[str, Any], name: str) -> bool:
+    found = value[name]
+    if not isinstance(found, bool):
+        raise AgentError(f"{where}: {name}: expected true or false, got {type(found).__name__}")
     return found
 
 
@@ -119,4 +218,10 @@ def _seconds(value: Mapping[str, Any], name: str) -> tuple[float, ...]:
     return tuple(found)
 
 
-__all__ = ["record_from_json", "record_to_json"]
+__all__ = [
+    "NO_MEMORY_LIMIT_GIB",
+    "protocol_from_json",
+    "protocol_to_json",
+    "record_from_json",
+    "record_to_json",
+]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, NewType
 
-#: Version of the record layout. 1: first published layout.
-RECORD_SCHEMA = 1
+#: Version of the record layout. 1: first published layout. 2: `quality`, and more fields of the protocol.
+RECORD_SCHEMA = 2
 
 DeviceId = NewType("DeviceId", str)
 WorkloadId = NewType("WorkloadId", str)
@@ -78,6 +78,62 @@ def content_hash(*parts: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How candidates are timed, and when one is given up. Zero switches an optional rule off."""
+
+    #: Timed repeats that every program gets; each gives one number of seconds.
+    repeat: int = 5
+    #: Repeats added at most, while the interval of the latency is wider than `target_interval`.
+    extra_repeats: int = 5
+    #: Width of the latency's 90 % interval, over the latency, at which repeats end.
+    target_interval: float = 0.02
+    #: A latency with a wider interval than this after all repeats is `rejected`.
+    reject_interval: float = 0.5
+    #: A repeat runs the program often enough to last at least this long.
+    min_repeat_ms: float = 10.0
+    #: Most runs in one repeat (bounds the time of a very short program).
+    max_number: int = 20_000
+    #: The program runs at least this long before its repeats (GPUs raise their clock only under load).
+    warmup_ms: float = 0.0
+    #: Pause before the repeats, for devices that heat up.
+    cooldown_ms: float = 0.0
+    #: Empty the CPU's caches of the arguments before every run; a repeat is then one run.
+    cache_flush: bool = False
+    #: A program this many times slower than the best of its workload gets one repeat only.
+    early_stop_ratio: float = 3.0
+    #: Share of the candidates whose output is compared with that of the unscheduled program.
+    check_share: float = 0.1
+    build_timeout_sec: float = 15.0
+    run_timeout_sec: float = 5.0
+    #: Memory of a worker process above which its candidate is ended.
+    memory_limit_gib: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name in ("repeat", "max_number"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"protocol: {name} must be at least 1, got {getattr(self, name)}")
+        for name in (
+            "extra_repeats",
+            "target_interval",
+            "reject_interval",
+            "min_repeat_ms",
+            "warmup_ms",
+            "cooldown_ms",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"protocol: {name} must not be negative, got {getattr(self, name)}")
+        if self.early_stop_ratio and self.early_stop_ratio <= 1:
+            raise ValueError(
+                f"protocol: early_stop_ratio must be 0 (never) or above 1, got {self.early_stop_ratio}"
+            )
+        if not 0 <= self.check_share <= 1:
+            raise ValueError(f"protocol: check_share must be between 0 and 1, got {self.check_share}")
+        for name in ("build_timeout_sec", "run_timeout_sec", "memory_limit_gib"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"protocol: {name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
     """What the YAML of one device claims."""
 
@@ -93,6 +149,11 @@ class DeviceSpec:
     cores: tuple[int, ...] = (0,)
     #: Index of the device among those of its kind (CUDA ordinal); 0 for a CPU.
     index: int = 0
+    #: Address (`host:port`) of the TVM RPC tracker, and the key of the device there; empty unless `rpc`.
+    tracker: str = ""
+    key: str = ""
+    #: What this device needs otherwise than the fleet's protocol says: (field, value), sorted by field.
+    protocol_changes: tuple[tuple[str, float], ...] = ()
     #: Free text for people.
     note: str = ""
 
@@ -102,6 +163,13 @@ class DeviceSpec:
         value = json.loads(self.target_json)
         assert isinstance(value, dict)
         return value
+
+    def protocol(self, common: Protocol) -> Protocol:
+        """The fleet's protocol with this device's changes."""
+        changes: dict[str, Any] = {
+            name: type(getattr(common, name))(value) for name, value in self.protocol_changes
+        }
+        return replace(common, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,33 +205,6 @@ class Descriptor:
     ansor_params: tuple[int, ...]
     #: One mapping a CUDA device, as sorted (name, value) pairs; empty where there is none.
     cuda_devices: tuple[tuple[tuple[str, str], ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
-    """How candidates are timed."""
-
-    #: Timed repeats; each gives one number of seconds.
-    repeat: int = 5
-    #: A repeat runs the program often enough to last at least this long.
-    min_repeat_ms: float = 10.0
-    #: Most runs in one repeat (bounds the time of a very short program).
-    max_number: int = 20_000
-    #: Pause before the repeats, for devices that heat up.
-    cooldown_ms: float = 0.0
-    build_timeout_sec: float = 15.0
-    run_timeout_sec: float = 5.0
-
-    def __post_init__(self) -> None:
-        for name in ("repeat", "max_number"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"protocol: {name} must be at least 1, got {getattr(self, name)}")
-        for name in ("min_repeat_ms", "cooldown_ms"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"protocol: {name} must not be negative, got {getattr(self, name)}")
-        for name in ("build_timeout_sec", "run_timeout_sec"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"protocol: {name} must be above 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +253,7 @@ class Candidate:
     #: The schedule trace as canonical JSON (`[instructions, decisions]` for MetaSchedule).
     trace: str
     dialect: str = "meta_schedule"
-    #: Why it was chosen: `random`, `paired`, `model`, `remeasure`.
+    #: Why it was chosen: `random`, `evolved`, `paired`, `model`, `remeasure`, `noise` (A/A run), `canary`.
     origin: str = "random"
 
     @property
@@ -256,12 +297,24 @@ class Record:
     measured_at: float
     #: Model that proposed the candidate; empty for random and paired ones.
     model_version: str = ""
+    #: How far the number can be trusted (canonical JSON; see `docs/measuring.md` for its keys).
+    quality: str = "{}"
     schema: int = RECORD_SCHEMA
 
     @property
     def record_id(self) -> str:
         """The same for every delivery of the same measurement: (candidate, device, environment, attempt)."""
         return content_hash(self.candidate_id, self.device_id, self.environment_id, str(self.attempt))
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the device was drifting while this was measured (`agents.quality`)."""
+        return bool(json.loads(self.quality).get("suspect", False))
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether the candidate killed its worker process every time that it was tried."""
+        return bool(json.loads(self.quality).get("quarantined", False))
 
     @property
     def latency_secs(self) -> float:

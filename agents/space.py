@@ -1,4 +1,4 @@
-"""Candidates of a workload: random members of MetaSchedule's design space, made once for a family.
+"""Candidates of a workload: members of MetaSchedule's design space, random or near good ones, for a family.
 
 A candidate's trace is complete: sampled decisions and the instructions of the post-processors are in it,
 so the same trace gives the same program under any target of the family. Runs in a worker process
@@ -7,9 +7,10 @@ so the same trace gives the same program under any target of the family. Runs in
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from agents.records import Candidate, CandidateId, Family, Workload, WorkloadId, canonical_json
@@ -32,6 +33,9 @@ SPACE_TARGETS: dict[Family, dict[str, Any]] = {
 #: Draws allowed for one wanted candidate before the space counts as used up. CPU draws nearly all pass;
 #: about one CUDA draw in ten passes the post-processors.
 _TRIES_PER_CANDIDATE = {Family.CPU: 4, Family.GPU: 60}
+#: Mutations in a row without a new candidate after which the neighbourhood counts as used up.
+_BARREN_DRAWS = 300
+_MOST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,49 @@ class Proposal:
     """Fresh candidates, and what it took to find them."""
 
     candidates: tuple[Candidate, ...]
-    #: Draws made.
+    #: Draws made, and parents that were refused.
     tries: int
-    #: Draws that a post-processor refused.
+    #: Draws that a mutator or post-processor refused, and parents that do not replay.
     refused: int
     #: Draws whose program was known already.
     repeated: int
+
+
+@dataclass(slots=True)
+class _Search:
+    """Distinct candidates of one workload, and counts of what was drawn for them."""
+
+    workload_id: WorkloadId
+    origin: str
+    exclude: Collection[CandidateId]
+    found: list[Candidate] = field(default_factory=list)
+    #: Structural hashes of the programs that are known.
+    programs: set[int] = field(default_factory=set)
+    tries: int = 0
+    refused: int = 0
+    repeated: int = 0
+
+    def take(self, schedule: Any) -> None:
+        """Count one draw: a finished schedule, or None if it was refused."""
+        import tvm_ffi
+
+        self.tries += 1
+        if schedule is None:
+            self.refused += 1
+            return
+        program = tvm_ffi.structural_hash(schedule.mod)
+        candidate = None
+        if program not in self.programs:
+            self.programs.add(program)
+            trace = canonical_json(plain_json(schedule.trace.as_json()))
+            candidate = Candidate(workload_id=self.workload_id, trace=trace, origin=self.origin)
+        if candidate is None or candidate.candidate_id in self.exclude:
+            self.repeated += 1
+        else:
+            self.found.append(candidate)
+
+    def proposal(self) -> Proposal:
+        return Proposal(tuple(self.found), self.tries, self.refused, self.repeated)
 
 
 def plain_json(value: Any) -> Any:
@@ -88,8 +129,13 @@ class DesignSpace:
             rand_state=1,
         )
         self._spaces = [schedule.trace for schedule in context.generate_design_space()]
-        self._postprocs = list(context.space_generator.postprocs)
-        self._context = context  # post-processors keep a weak view of it
+        self._space_steps = [plain_json(space.as_json())[0] for space in self._spaces]
+        generator = context.space_generator
+        self._postprocs = list(generator.postprocs)
+        chances = generator.mutator_probs
+        self._mutators = list(chances)
+        self._mutator_chances = [float(plain_json(chances[mutator])) for mutator in self._mutators]
+        self._context = context  # post-processors and mutators keep a weak view of it
 
     def sample(self, count: int, *, seed: int, exclude: Collection[CandidateId] = ()) -> Proposal:
         """Draw up to `count` distinct random candidates, none of them in `exclude`.
@@ -97,34 +143,91 @@ class DesignSpace:
         Distinct means distinct programs: two traces that give the same scheduled module count once.
         The same seed gives the same draws; `exclude` only filters them.
         """
-        import tvm_ffi
-        from tvm.s_tir.schedule import Schedule, Trace
+        from tvm.s_tir.schedule import Trace
 
         draws = random.Random(f"{seed}/{self._workload.workload_id}")
-        found: list[Candidate] = []
-        programs: set[int] = set()
-        tries = refused = repeated = 0
+        search = _Search(WorkloadId(self._workload.workload_id), "random", exclude)
         limit = count * _TRIES_PER_CANDIDATE[self._family] + 2 * len(exclude)
-        while len(found) < count and tries < limit:
-            tries += 1
+        while len(search.found) < count and search.tries < limit:
             space = draws.choice(self._spaces)
-            schedule = Schedule(self._module, seed=draws.randrange(1, 2**31 - 1), error_render_level="none")
             # Without its decisions the trace samples them afresh from the schedule's seed.
-            Trace(space.insts, {}).apply_to_schedule(schedule, remove_postproc=True)
-            if not all(postproc.apply(schedule) for postproc in self._postprocs):
-                refused += 1
+            search.take(self._finish(Trace(space.insts, {}), draws.randrange(1, _MOST_SEED)))
+        return search.proposal()
+
+    def evolve(
+        self,
+        parents: Sequence[str],
+        count: int,
+        *,
+        seed: int,
+        exclude: Collection[CandidateId] = (),
+    ) -> Proposal:
+        """Draw up to `count` distinct candidates that differ from a parent by one mutation.
+
+        MetaSchedule's mutators of the family are drawn with its own probabilities (tile sizes mostly), and
+        parents with a chance of one over their rank. Parents that do not replay, or belong to no design
+        space of this family, are skipped and counted as refused.
+
+        Args:
+            parents: Traces (JSON text) of good candidates of this workload, best first.
+            count: Candidates wanted; fewer are returned once the parents' neighbourhood is used up.
+            seed: The same seed and parents give the same draws.
+            exclude: Candidates not to return. Programs equal to a parent's never are.
+        """
+        from tvm_ffi import get_global_func, structural_hash
+
+        # `Mutator.apply` draws its own random seed; this is the function beneath it.
+        mutate = get_global_func("s_tir.meta_schedule.MutatorApply")
+        draws = random.Random(f"evolve/{seed}/{self._workload.workload_id}")
+        search = _Search(WorkloadId(self._workload.workload_id), "evolved", exclude)
+        bases: list[Any] = []
+        chances: list[float] = []
+        for rank, parent in enumerate(dict.fromkeys(parents), start=1):
+            base = self._before_postprocs(parent)
+            schedule = None if base is None else self._finish(base, 1)
+            if schedule is None:
+                search.take(None)
                 continue
-            program = tvm_ffi.structural_hash(schedule.mod)
-            if program in programs:
-                repeated += 1
-                continue
-            programs.add(program)
-            candidate = Candidate(
-                workload_id=WorkloadId(self._workload.workload_id),
-                trace=canonical_json(plain_json(schedule.trace.as_json())),
-            )
-            if candidate.candidate_id in exclude:
-                repeated += 1
-                continue
-            found.append(candidate)
-        return Proposal(tuple(found), tries, refused, repeated)
+            search.programs.add(structural_hash(schedule.mod))
+            bases.append(base)
+            chances.append(1 / rank)
+        barren = 0
+        while bases and len(search.found) < count and barren < _BARREN_DRAWS:
+            before = len(search.found)
+            [base] = draws.choices(bases, chances)
+            [mutator] = draws.choices(self._mutators, self._mutator_chances)
+            mutant = mutate(mutator, base, draws.randrange(1, _MOST_SEED))
+            schedule_seed = draws.randrange(1, _MOST_SEED)
+            search.take(None if mutant is None else self._finish(mutant, schedule_seed))
+            barren = barren + 1 if len(search.found) == before else 0
+        return search.proposal()
+
+    def _finish(self, trace: Any, seed: int) -> Any:
+        """Apply a trace and the post-processors to the workload; None if it is refused."""
+        from tvm.s_tir.schedule import Schedule
+
+        schedule = Schedule(self._module, seed=seed, error_render_level="none")
+        try:
+            trace.apply_to_schedule(schedule, remove_postproc=True)
+            finished = all(postproc.apply(schedule) for postproc in self._postprocs)
+        except Exception:  # a decision that does not fit the ones before it
+            return None
+        return schedule if finished else None
+
+    def _before_postprocs(self, parent: str) -> Any:
+        """Cut a trace to the part that came from a design space; None if it does not replay.
+
+        Traces of this project hold no mark where the post-processors begin, so `remove_postproc` leaves
+        them in. But a trace begins with the instructions of its design space, all but the decisions.
+        """
+        from tvm.s_tir.schedule import Schedule, Trace
+
+        schedule = Schedule(self._module, error_render_level="none")
+        try:
+            steps, decisions = json.loads(parent)
+            length = max(len(space) for space in self._space_steps if steps[: len(space)] == space)
+            kept = [decision for decision in decisions if decision[0] < length]
+            Trace.apply_json_to_schedule([steps[:length], kept], schedule)
+        except Exception:  # whatever else it holds, it is no parent for this space
+            return None
+        return schedule.trace

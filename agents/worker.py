@@ -7,23 +7,28 @@ candidate may harm happens in the processes of `pool.py`.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
-from agents.child import ChildSettings, workload_from_json
+from agents.canaries import Canary
+from agents.canary_watch import CanaryWatch
+from agents.check import is_checkable
+from agents.child import workload_from_json
+from agents.device_cores import quiet_cores, remote_environment, worker_settings
 from agents.errors import AgentError
-from agents.measure import host_lock_path, pin_process
-from agents.pool import Result, WorkerPool
-from agents.probe import core_groups, differences, environment, environment_id, probe
+from agents.measure import pin_process
+from agents.pool import Job, Result, WorkerPool
+from agents.probe import core_groups, differences, environment, environment_id, probe, remote_descriptor
+from agents.quality import Drift, is_rejected, relative_interval
 from agents.records import (
     Candidate,
     CandidateId,
     Descriptor,
     DeviceKind,
     DeviceSpec,
+    Outcome,
     Protocol,
     Record,
     Workload,
@@ -31,9 +36,6 @@ from agents.records import (
     canonical_json,
 )
 from agents.spool import Spool
-
-#: Kinds of device that this version can time.
-_TVM_DEVICES = MappingProxyType({DeviceKind.LOCAL: "cpu", DeviceKind.CUDA: "cuda"})
 
 
 class DeviceRefusedError(AgentError):
@@ -53,39 +55,6 @@ class Batch:
     model_version: str = ""
 
 
-def quiet_cores(
-    timing_cores: Sequence[int], usable_cores: Sequence[int], groups: Sequence[Sequence[int]]
-) -> tuple[int, ...]:
-    """Cores for everything that must not disturb a timing.
-
-    Args:
-        timing_cores: Logical CPUs that time.
-        usable_cores: Logical CPUs that may be used.
-        groups: Logical CPUs by physical core: siblings of a timing core share its units.
-
-    Returns:
-        Usable CPUs outside the physical cores that time; where there are none, those that do not time
-        themselves; where all of them do, all.
-    """
-    shared = {core for group in groups if set(group) & set(timing_cores) for core in group}
-    for taken in (shared | set(timing_cores), set(timing_cores)):
-        left = tuple(core for core in usable_cores if core not in taken)
-        if left:
-            return left
-    return tuple(usable_cores)
-
-
-def process_cores(timing_cores: Sequence[int], quiet: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Cores that each worker process of a device builds on, given those that must not disturb a timing.
-
-    One process builds on the cores that do not time. A second one builds on the timing cores, under the
-    host's timing lock: timing takes a small share of their time, compiling would leave them idle. Where
-    all cores time, one process does everything.
-    """
-    one_for_all = bool(set(quiet) & set(timing_cores))
-    return (tuple(timing_cores),) if one_for_all else (tuple(quiet), tuple(timing_cores))
-
-
 class DeviceWorker:
     """One device and its worker processes.
 
@@ -96,7 +65,8 @@ class DeviceWorker:
             process itself moves to those that do not time.
 
     Raises:
-        DeviceRefusedError: The host contradicts the spec, or the kind cannot be timed by this version.
+        DeviceRefusedError: The host contradicts the spec, nobody serves the device, or its kind cannot be
+            timed by this version.
 
     One thread at a time may use it.
     """
@@ -107,42 +77,36 @@ class DeviceWorker:
         self.spec = spec
         if usable_cores is not None:
             pin_process(usable_cores)
-        self.descriptor: Descriptor = probe()
-        faults = differences(spec, self.descriptor)
-        if spec.kind not in _TVM_DEVICES:
-            faults = [f"devices of kind {spec.kind} cannot be timed by this version; use kind local or cuda"]
+        here = probe()
+        faults = _faults(spec, here)
         if faults:
             raise DeviceRefusedError(
-                f"device {spec.device_id} is refused by host {self.descriptor.host}: {'; '.join(faults)}"
+                f"device {spec.device_id} is refused by host {here.host}: {'; '.join(faults)}"
             )
+        self.descriptor: Descriptor = remote_descriptor(spec) if spec.kind is DeviceKind.RPC else here
+        self._spool_folder = spool_folder
         self._spool = Spool(spool_folder)
-        quiet = quiet_cores(spec.cores, self.descriptor.usable_cores, core_groups())
-        self._pool = WorkerPool(
-            [
-                ChildSettings(
-                    target=spec.target,
-                    device=_TVM_DEVICES[spec.kind],
-                    index=spec.index,
-                    timing_cores=spec.cores,
-                    build_cores=cores,
-                    lock_path=str(host_lock_path()),
-                )
-                for cores in process_cores(spec.cores, quiet)
-            ],
-            threads=spec.threads,
-        )
+        # A GPU's programs are launched from its timing cores; a device behind a wire has its own.
+        timing = () if spec.kind is DeviceKind.RPC else spec.cores
+        quiet = quiet_cores(timing, here.usable_cores, core_groups())
+        #: The worker processes.
+        self.pool = WorkerPool(worker_settings(spec, self.descriptor, quiet))
         pin_process(quiet)
-        self._pool.start()
+        self.pool.start()
+        self._canaries: tuple[Canary, ...] = ()
+        self._watches: dict[str, CanaryWatch] = {}
+        #: Best latency of each (environment, workload), for early stop.
+        self._best_secs: dict[str, dict[str, float]] = {}
 
     def close(self) -> None:
         """End the worker processes; records that nobody acknowledged stay in the spool."""
-        self._pool.close()
+        self.pool.close()
         self._spool.close()
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the worker and its worker processes."""
-        return [os.getpid(), *self._pool.pids]
+        return [os.getpid(), *self.pool.pids]
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """List the distinct workloads of known networks (see `agents.networks`), heaviest first.
@@ -150,7 +114,7 @@ class DeviceWorker:
         Raises:
             AgentError: A network is unknown.
         """
-        answer = self._pool.ask({"op": "networks", "networks": list(networks)})
+        answer = self.pool.ask({"op": "networks", "networks": list(networks)})
         if answer["event"] == "refused":
             raise AgentError(answer["error"])
         return [workload_from_json(value) for value in answer["workloads"]]
@@ -162,36 +126,63 @@ class DeviceWorker:
 
         The space belongs to the device's family, so another device of the family draws the same ones.
         """
-        answer = self._pool.ask(
-            {
-                "op": "propose",
-                "workload_id": workload.workload_id,
-                "family": self.spec.family,
-                "count": count,
-                "seed": seed,
-                "exclude": sorted(exclude),
-            },
-            workload,
-        )
-        return [Candidate(workload_id=workload.workload_id, trace=trace) for trace in answer["traces"]]
+        return self._ask_space({"op": "propose"}, "random", workload, count, seed, exclude)
+
+    def evolve(
+        self,
+        workload: Workload,
+        parents: Sequence[str],
+        count: int,
+        *,
+        seed: int,
+        exclude: Collection[CandidateId] = (),
+    ) -> list[Candidate]:
+        """Make up to `count` candidates near good ones, none of `exclude`.
+
+        Args:
+            workload: What they schedule.
+            parents: Traces of good candidates, best first.
+            count: How many are wanted; a small neighbourhood gives fewer.
+            seed: Of the mutations.
+            exclude: Candidates that are known already.
+        """
+        question = {"op": "evolve", "parents": list(parents)}
+        return self._ask_space(question, "evolved", workload, count, seed, exclude)
 
     def measure(self, batch: Batch) -> list[Record]:
         """Measure a batch; the records are on disk in the spool before they are returned.
 
-        Every candidate gives a record, whatever becomes of it.
+        Every candidate gives a record, whatever becomes of it. Candidates of earlier batches that were
+        measured while the device drifted may come with them, measured again.
         """
-        workloads = [batch.workloads[candidate.workload_id] for candidate in batch.candidates]
         lasting = self.environment_id(batch.protocol)
-        records = [
-            self._record(batch, batch.candidates[result.job], result, lasting)
-            for result in self._pool.run(batch.candidates, workloads, batch.protocol)
+        watch = self._watch(lasting)
+        jobs = [
+            self._job(candidate, batch.workloads[candidate.workload_id], batch.protocol)
+            for candidate in batch.candidates
         ]
+        results, drift = self._window(jobs, watch, lasting)
+        records = [
+            self._record(batch, jobs[result.job], result, drift, lasting, batch.attempt) for result in results
+        ]
+        if drift.suspect:
+            watch.remember(records, batch.workloads)
+        elif again := watch.take_again():
+            jobs = [self._job(one.candidate, one.workload, batch.protocol) for one in again]
+            results, drift = self._window(jobs, watch, lasting)
+            records += [
+                self._record(batch, jobs[result.job], result, drift, lasting, again[result.job].attempt)
+                for result in results
+            ]
         self._spool.put(records)
         return records
 
     def environment_id(self, protocol: Protocol) -> str:
         """Hash of what must be equal for two records of this device to be compared."""
-        return environment_id(environment(self.spec.cores), self.spec, protocol)
+        snapshot = environment(self.spec.cores)
+        if self.spec.kind is DeviceKind.RPC:
+            snapshot |= remote_environment(self.spec, self.descriptor)
+        return environment_id(snapshot, self.spec, protocol)
 
     def pending(self) -> list[Record]:
         """Records that were measured but never acknowledged, oldest first."""
@@ -201,26 +192,124 @@ class DeviceWorker:
         """Forget records that the store holds for good."""
         self._spool.acknowledge(record_ids)
 
-    def _record(self, batch: Batch, candidate: Candidate, result: Result, lasting: str) -> Record:
+    def _window(self, jobs: Sequence[Job], watch: CanaryWatch, lasting: str) -> tuple[list[Result], Drift]:
+        """Measure jobs between two readings of the canaries, and judge the time between them."""
+        ahead = watch.jobs() if watch.is_due() else []
+        behind = watch.jobs()
+        best = self._best_secs.setdefault(lasting, {})
+        results: list[Result] = []
+        canaries: dict[int, Result] = {}
+        first, last = len(ahead), len(ahead) + len(jobs)
+        for result in self.pool.run([*ahead, *jobs, *behind], best):
+            if first <= result.job < last:
+                place = result.job - first
+                results.append(replace(result, job=place))
+                if result.outcome is Outcome.OK:
+                    workload_id = jobs[place].workload.workload_id
+                    best[workload_id] = min(best.get(workload_id, float("inf")), *result.run_secs)
+            else:
+                canaries[result.job] = result
+        if ahead:
+            watch.read([canaries[number] for number in range(first)])
+        return results, watch.read([canaries[last + number] for number in range(len(behind))])
+
+    def _watch(self, lasting: str) -> CanaryWatch:
+        if not self._canaries:
+            answer = self.pool.ask({"op": "canaries", "family": self.spec.family})
+            self._canaries = tuple(_canary(value) for value in answer["canaries"])
+        if lasting not in self._watches:
+            self._watches[lasting] = CanaryWatch(self._spool_folder, self._canaries, lasting)
+        return self._watches[lasting]
+
+    def _ask_space(
+        self,
+        question: dict[str, Any],
+        origin: str,
+        workload: Workload,
+        count: int,
+        seed: int,
+        exclude: Collection[CandidateId],
+    ) -> list[Candidate]:
+        answer = self.pool.ask(
+            {
+                **question,
+                "workload_id": workload.workload_id,
+                "family": self.spec.family,
+                "count": count,
+                "seed": seed,
+                "exclude": sorted(exclude),
+            },
+            workload,
+        )
+        return [
+            Candidate(workload_id=workload.workload_id, trace=trace, origin=origin)
+            for trace in answer["traces"]
+        ]
+
+    def _job(self, candidate: Candidate, workload: Workload, protocol: Protocol) -> Job:
+        # By the hash, so that every device checks the same ones and a run can be repeated.
+        place = int(candidate.candidate_id[:8], 16) / 2**32
+        return Job(
+            candidate=candidate,
+            workload=workload,
+            protocol=protocol,
+            check=place < protocol.check_share and is_checkable(workload.flops),
+        )
+
+    def _record(
+        self, batch: Batch, job: Job, result: Result, drift: Drift, lasting: str, attempt: int
+    ) -> Record:
+        outcome, error = result.outcome, result.error
+        if outcome is Outcome.OK and is_rejected(result.run_secs, batch.protocol):
+            outcome = Outcome.REJECTED
+            error = (
+                f"its {len(result.run_secs)} repeats leave the latency uncertain by "
+                f"{relative_interval(result.run_secs):.0%}, more than reject_interval"
+            )
+        quality = dict(result.quality)
+        if drift.ratios:
+            quality["canary"] = dict(drift.ratios)
+        if drift.suspect:
+            quality["suspect"] = True
         return Record(
             device_id=self.spec.device_id,
-            workload_id=candidate.workload_id,
-            candidate_id=candidate.candidate_id,
-            dialect=candidate.dialect,
-            trace=candidate.trace,
-            origin=candidate.origin,
-            outcome=result.outcome,
+            workload_id=job.candidate.workload_id,
+            candidate_id=job.candidate.candidate_id,
+            dialect=job.candidate.dialect,
+            trace=job.candidate.trace,
+            origin=job.candidate.origin,
+            outcome=outcome,
             run_secs=result.run_secs,
             warmup_secs=result.warmup_secs,
             number=result.number,
             build_secs=result.build_secs,
             wait_secs=result.wait_secs,
             timing_secs=result.timing_secs,
-            error=result.error,
+            error=error,
             protocol=batch.protocol,
             environment=canonical_json(result.environment),
             environment_id=lasting,
-            attempt=batch.attempt,
-            measured_at=time.time(),
+            attempt=attempt,
+            measured_at=result.ended_at,
             model_version=batch.model_version,
+            quality=canonical_json(quality),
         )
+
+
+def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:
+    """Why this host cannot be, or reach, a device."""
+    if spec.kind is DeviceKind.REPLAY:
+        return ["devices of kind replay cannot be timed by this version; use kind local, cuda or rpc"]
+    faults = differences(spec, here)
+    if spec.kind is DeviceKind.RPC and not faults:
+        from agents.rpc import served
+
+        if missing := served(spec.tracker, spec.key):
+            faults = [missing]
+    return faults
+
+
+def _canary(value: Mapping[str, Any]) -> Canary:
+    workload = workload_from_json(value["workload"])
+    candidate = Candidate(workload_id=workload.workload_id, trace=value["trace"], origin="canary")
+    return Canary(name=value["name"], workload=workload, candidate=candidate)

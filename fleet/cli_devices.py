@@ -71,7 +71,7 @@ def probe(
     """
     from agents.probe import differences
     from agents.probe import probe as look
-    from agents.records import as_json_dict
+    from agents.records import DeviceKind, as_json_dict
     from fleet.device_files import load_device
 
     spec = load_device(_folder(folder), device) if device else None
@@ -85,7 +85,8 @@ def probe(
     else:
         print_rows(("host", descriptor.host), _descriptor_rows(descriptor))
         if spec and not found:
-            typer.echo(f"device {device}: this host can be it")
+            reach = "reach" if spec.kind is DeviceKind.RPC else "be"
+            typer.echo(f"device {device}: this host can {reach} it")
     if found:
         raise FleetError(f"device {device} cannot be measured on this host: {'; '.join(found)}")
 
@@ -105,7 +106,8 @@ def doctor(folder: _Folder = None, config: ConfigOption = None, as_json: JsonOpt
 
     changes = {"devices.folder": str(folder) if folder else None}
     settings = load_fleet(config, changes).config
-    findings = diagnose(look_at_host(), select_devices(settings).values(), look(Path(settings.store.path)))
+    devices = list(select_devices(settings).values())
+    findings = diagnose(look_at_host(), devices, look(Path(settings.store.path), specs=devices))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     elif findings:

@@ -95,13 +95,18 @@ def collect(
     workloads: Annotated[int | None, typer.Option(min=1, help="Workloads (workloads.count).")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Candidates each (workloads.samples).")] = None,
     remeasure: Annotated[int, typer.Option(min=0, help="Candidates of each device to measure again.")] = 0,
+    noise: Annotated[
+        int | None, typer.Option(min=1, help="Only measure this many known candidates twice (A/A run).")
+    ] = None,
     seed: _Seed = None,
     config: ConfigOption = None,
     changes: SetOption = None,
 ) -> None:
     """Measure candidates on devices of this host, the same ones on each, into the store.
 
-    What the store holds already is not measured again.
+    What the store holds already is not measured again. Workloads that take more of their networks' time get
+    more candidates; some are random, some evolve from the best measured ones. Once a day it measures a few
+    twice, which tells the device's noise floor. It ends with where the time went.
 
     Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
     """
@@ -109,7 +114,10 @@ def collect(
 
     from fleet.jobs import collect_records
     from fleet.progress import Display
+    from fleet.spending import print_spending
 
+    if noise is not None and remeasure:
+        raise typer.BadParameter("--noise makes an A/A run and nothing else: leave out --remeasure")
     settings = _settings(
         config,
         changes,
@@ -122,8 +130,9 @@ def collect(
         },
     )
     display = Display(Console())
-    collect_records(settings, remeasure, display)
+    spent = collect_records(settings, display, remeasure=remeasure, noise=noise)
     display.finish()
+    print_spending(spent)
     _print_status(Path(settings.store.path), DEFAULT_MODELS)
 
 
@@ -243,19 +252,30 @@ def _print_status(store: Path, models: Path) -> None:
     from fleet.status import read_status
 
     found = read_status(store, models)
-    rows = [
-        (
-            name,
-            *(str(entry[key]) for key in ("records", "ok", "failed", "candidates")),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["last_at"]))
-            if entry["last_at"]
-            else "never",
-        )
-        for name, entry in found["devices"].items()
-    ]
-    print_rows(("device", "records", "ok", "failed", "candidates", "last"), rows)
+    columns = ("records", "failed", "rejected", "suspect", "quarantined", "noise", "last")
+    rows = [(name, *_status_cells(entry)) for name, entry in found["devices"].items()]
+    print_rows(("device", *columns), rows)
+    typer.echo(
+        "failed: all but ok, rejected too. suspect: measured while the device drifted.\n"
+        "quarantined: candidates that kill their process. noise: median change of the\n"
+        "same program measured twice (A/A run), unless the device drifted meanwhile."
+    )
     known = ", ".join(found["models"]) or "none yet"
     typer.echo(f"store {found['store']}, table version {found['table_version']}; models: {known}")
+
+
+def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    noise, share = entry["noise"], entry["suspect_share"]
+    unknown = "drifted" if entry["noise_suspect"] else "-"
+    return (
+        str(entry["records"]),
+        str(entry["failed"]),
+        str(entry["rejected"]),
+        "-" if share is None else f"{share:.1%}",
+        str(entry["quarantined"]),
+        f"{noise['median_change']:.2%}" if noise else unknown,
+        time.strftime("%m-%d %H:%M", time.localtime(entry["last_at"])) if entry["last_at"] else "never",
+    )
 
 
 def _settings(config: Path | None, changes: list[str] | None, flags: dict[str, Any]) -> FleetConfig:

@@ -1,17 +1,17 @@
 """Collect records: candidates of workloads, each once on every device, into the store.
 
-The shell around `selection.py`: it talks to the devices' agents and the store, and decides nothing that
-`selection` could decide. Started again after any interruption it goes on with what is missing, because
-proposals are drawn from a seed and the store tells what has been measured.
+The shell around `selection.py` and `planning.py`: it talks to the devices' agents and the store, and decides
+nothing that they could decide. Started again after any interruption it goes on with what is missing, because
+random candidates are drawn from a seed and the store tells what has been proposed and measured.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-from typing import Protocol as TypingProtocol
 
 from agents.records import (
     Candidate,
@@ -19,46 +19,35 @@ from agents.records import (
     DeviceId,
     DeviceSpec,
     Family,
-    Protocol,
+    Outcome,
     Record,
     Workload,
     WorkloadId,
 )
+from fleet.collect_settings import CollectSettings, Pools, Watcher
 from fleet.errors import FleetError
+from fleet.planning import (
+    MAX_LOSSES,
+    Job,
+    Progress,
+    noise_is_due,
+    plan_jobs,
+    plan_noise,
+    plan_remeasure,
+)
+from fleet.proposing import GENERATIONS, Proposer, records_of
 from fleet.ray_session import ActorDiedError, RaySession
-from fleet.selection import Job, plan_jobs, plan_remeasure
+from fleet.selection import allocate, survey
+from fleet.spending import Ledger, Spent
 from fleet.store import Store
 
 #: Batches that a device's agent holds: one runs, one waits, so the device never idles.
 _IN_FLIGHT = 2
 #: A batch that the agent died of this often ends the collection with an error.
 _MAX_CRASHES = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectSettings:
-    """How much to collect, and how."""
-
-    #: Candidates a workload.
-    samples: int
-    protocol: Protocol
-    seed: int = 0
-    batch_size: int = 12
-    #: Candidates measured a second time on each device.
-    remeasure: int = 0
-
-
-class Watcher(TypingProtocol):
-    """Sees the collection as it goes; for progress displays."""
-
-    def phase(self, name: str, total: int) -> None:
-        """A phase (`propose`, `measure`, `remeasure`) begins, with `total` steps in it."""
-
-    def proposed(self, workload: Workload, candidates: int) -> None:
-        """One workload has its candidates."""
-
-    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
-        """Records are durable."""
+#: Workloads that are finished before others begin: their candidates are held in memory, some 20 KB each.
+_WORKLOADS_AT_ONCE = 64
+_SECS_OF_DAY = 86_400
 
 
 class Collection:
@@ -85,6 +74,16 @@ class Collection:
         self._specs = specs
         self._settings = settings
         self._watcher = watcher
+        self._protocols = {
+            device_id: spec.protocol(settings.protocol) for device_id, spec in self._specs.items()
+        }
+        self._progress: dict[DeviceId, Progress] = {}
+        self._families: dict[Family, list[DeviceId]] = {}
+        for device_id, spec in specs.items():
+            self._families.setdefault(spec.family, []).append(device_id)
+        self._losses: Counter[tuple[DeviceId, CandidateId]] = Counter()
+        self._ledger = Ledger()
+        self._proposer = Proposer(session, store, self._families, settings, watcher, self._ledger)
 
     def register(self) -> None:
         """Store what the devices are, and take over what their agents measured but never had acknowledged."""
@@ -92,68 +91,136 @@ class Collection:
             self._store.put_device(spec, self._session.call(device_id, "descriptor"))
             self._take_over(device_id)
 
-    def propose(self, workloads: Sequence[Workload]) -> dict[Family, dict[WorkloadId, list[Candidate]]]:
-        """Fill the pool of each workload up to `samples` candidates, for each family of devices.
+    def run(self, workloads: Sequence[Workload]) -> None:
+        """Do everything for some workloads: random candidates first, then those that evolve from the best.
 
-        Candidates that any device of the family has measured come first, so labels line up across devices;
-        fresh random ones follow.
+        The settings' samples are shared out over the workloads (`selection.allocate`).
+        """
+        samples = self._settings.samples
+        minimum = samples if self._settings.minimum is None else min(self._settings.minimum, samples)
+        targets = allocate(workloads, samples * len(workloads), minimum)
+        for start in range(0, len(workloads), _WORKLOADS_AT_ONCE):
+            group = workloads[start : start + _WORKLOADS_AT_ONCE]
+            pools = self.propose(group, targets)
+            self.measure(pools, group)
+            for generation in range(GENERATIONS):
+                if self._proposer.evolve(pools, group, targets, generation, self._present):
+                    self.measure(pools, group)
+
+    def propose(
+        self, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int] | None = None
+    ) -> Pools:
+        """Fill the pool of each workload with known and random candidates (see `Proposer.begin`).
+
+        Args:
+            workloads: What to schedule; they are stored.
+            targets: Candidates of each workload; the settings' samples where None.
         """
         self._store.put_workloads(workloads)
-        proposers: dict[Family, list[DeviceId]] = {}
-        for device_id, spec in self._specs.items():
-            proposers.setdefault(spec.family, []).append(device_id)
-        self._watcher.phase("propose", len(workloads) * len(proposers))
-        pools: dict[Family, dict[WorkloadId, list[Candidate]]] = {}
-        for family, device_ids in proposers.items():
-            siblings = [one for one, entry in self._store.devices().items() if entry.spec.family is family]
-            known = known_candidates(self._store, siblings)
-            pools[family] = {}
-            for workload in workloads:
-                pool = known.get(workload.workload_id, [])[: self._settings.samples]
-                missing = self._settings.samples - len(pool)
-                if missing > 0:
-                    exclude = [candidate.candidate_id for candidate in pool]
-                    # Drawn by one device for all: the space belongs to the family.
-                    pool += self._session.call(
-                        device_ids[0], "propose", workload, missing, self._settings.seed, exclude
-                    )
-                pools[family][workload.workload_id] = pool
-                self._watcher.proposed(workload, len(pool))
-        return pools
+        samples = self._settings.samples
+        return self._proposer.begin(workloads, targets or {one.workload_id: samples for one in workloads})
 
     def measure(
         self, pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]], workloads: Sequence[Workload]
     ) -> None:
-        """Measure every candidate of the pools once on every device of its family."""
-        by_id = {workload.workload_id: workload for workload in workloads}
-        jobs: list[Job] = []
-        for family, family_pools in pools.items():
-            device_ids = [device_id for device_id, spec in self._specs.items() if spec.family is family]
-            jobs += plan_jobs(
-                device_ids,
-                family_pools,
-                by_id,
-                {device_id: self._measured(device_id) for device_id in device_ids},
-                protocol=self._settings.protocol,
-                batch_size=self._settings.batch_size,
-                seed=self._settings.seed,
-            )
-        self._run("measure", jobs)
+        """Measure every candidate of the pools once on every device of its family.
+
+        Candidates that are lost (a device out of reach) are tried again once.
+        """
+        self._run("measure", self._plan(pools, workloads))
+        if again := self._plan(pools, workloads):
+            self._run("again", again)
 
     def remeasure(self, workloads: Sequence[Workload]) -> None:
         """Measure some candidates of every device a second time, to show how far numbers repeat."""
         by_id = {workload.workload_id: workload for workload in workloads}
         jobs: list[Job] = []
-        for device_id in self._specs:
-            records = [r for r in self._store.records(device_id=device_id) if r.workload_id in by_id]
+        for device_id, protocol in self._protocols.items():
+            records = [r for r in self._present(device_id) if r.workload_id in by_id]
             jobs += plan_remeasure(
                 records,
                 by_id,
-                protocol=self._settings.protocol,
+                protocol=protocol,
                 count=self._settings.remeasure,
                 seed=self._settings.seed,
+                batch_size=self._settings.batch_size,
             )
         self._run("remeasure", jobs)
+
+    def measure_noise(self, *, only_due: bool = True) -> list[DeviceId]:
+        """Make the A/A run of every device: the same candidates twice, nothing changed.
+
+        Args:
+            only_due: Leave out devices that had theirs less than a day ago.
+
+        Returns:
+            Devices that have no candidate to make it with.
+        """
+        now = time.time()
+        # Other candidates every day; the same after an interruption.
+        seed = self._settings.seed + int(now // _SECS_OF_DAY)
+        workloads = self._store.workloads()
+        jobs: list[Job] = []
+        empty: list[DeviceId] = []
+        for device_id, protocol in self._protocols.items():
+            lasting = self._progress_of(device_id).environment_id
+            if only_due and not noise_is_due(self._present(device_id), now, lasting):
+                continue
+            planned = plan_noise(
+                self._present(device_id),
+                workloads,
+                protocol=protocol,
+                count=self._settings.noise,
+                seed=seed,
+                batch_size=self._settings.batch_size,
+            )
+            jobs += planned
+            if not planned:
+                empty.append(device_id)
+        self._run("noise", jobs)
+        return empty
+
+    def lost(self) -> dict[DeviceId, int]:
+        """Candidates of each device that were lost as often as they were tried in this run."""
+        return dict(Counter(device_id for device_id, _ in self._given_up()))
+
+    def spent(self) -> list[Spent]:
+        """Where the time of every device went."""
+        return self._ledger.spent()
+
+    def _plan(
+        self, pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]], workloads: Sequence[Workload]
+    ) -> list[Job]:
+        by_id = {workload.workload_id: workload for workload in workloads}
+        given_up: dict[DeviceId, set[CandidateId]] = {}
+        for device_id, candidate_id in self._given_up():
+            given_up.setdefault(device_id, set()).add(candidate_id)
+        jobs: list[Job] = []
+        for family, pool in pools.items():
+            device_ids = self._families.get(family, [])
+            jobs += plan_jobs(
+                {device_id: self._protocols[device_id] for device_id in device_ids},
+                pool,
+                by_id,
+                {device_id: self._progress_of(device_id) for device_id in device_ids},
+                seed=self._settings.seed,
+                batch_size=self._settings.batch_size,
+                given_up=given_up,
+            )
+        return [job for job in map(self._spared, jobs) if job.batch.candidates]
+
+    def _given_up(self) -> list[tuple[DeviceId, CandidateId]]:
+        return [pair for pair, losses in self._losses.items() if losses >= MAX_LOSSES]
+
+    def _spared(self, job: Job) -> Job:
+        """A job without the candidates that were put under quarantine since it was planned."""
+        family = self._specs[job.device_id].family
+        left = tuple(
+            one
+            for one in job.batch.candidates
+            if (family, one.candidate_id) not in self._proposer.quarantined
+        )
+        return replace(job, batch=replace(job.batch, candidates=left))
 
     def _run(self, phase: str, jobs: Sequence[Job]) -> None:
         """Keep every device busy until its jobs are done; store and acknowledge as batches come back."""
@@ -162,21 +229,23 @@ class Collection:
         for job in jobs:
             queues.setdefault(job.device_id, deque()).append(job)
         running: dict[Any, Job] = {}
-        while any(queues.values()) or running:
-            for device_id, queue in queues.items():
-                busy = sum(job.device_id == device_id for job in running.values())
-                while queue and busy < _IN_FLIGHT:
-                    job = queue.popleft()
-                    running[self._session.submit(device_id, "measure", job.batch)] = job
-                    busy += 1
-            for reference in self._session.wait(running):
-                job = running.pop(reference)
-                try:
-                    records = self._session.result(reference, job.device_id)
-                except ActorDiedError as death:
-                    queues[job.device_id].appendleft(self._after_crash(job, death))
-                else:
-                    self._keep(job.device_id, records)
+        with self._ledger.measuring(queues):
+            while any(queues.values()) or running:
+                for device_id, queue in queues.items():
+                    busy = sum(job.device_id == device_id for job in running.values())
+                    while queue and busy < _IN_FLIGHT:
+                        job = self._spared(queue.popleft())
+                        if job.batch.candidates:
+                            running[self._session.submit(device_id, "measure", job.batch)] = job
+                            busy += 1
+                for reference in self._session.wait(running) if running else ():
+                    job = running.pop(reference)
+                    try:
+                        records = self._session.result(reference, job.device_id)
+                    except ActorDiedError as death:
+                        queues[job.device_id].appendleft(self._after_crash(job, death))
+                    else:
+                        self._keep(job.device_id, records)
 
     def _after_crash(self, job: Job, death: ActorDiedError) -> Job:
         """Take over what the dead agent had finished; what is left of the batch is tried again."""
@@ -200,25 +269,51 @@ class Collection:
 
     def _keep(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Make records durable, then let the agent forget them."""
-        self._store.append(records)
+        with self._ledger.storing(device_id, records):
+            self._store.append(records)
         # Not waited for: the agent answers after the batch that it works on. Should it die before, the
         # records come back as `pending`, and the store knows them already.
         self._session.submit(device_id, "acknowledge", [record.record_id for record in records])
+        progress = self._progress.get(device_id)
+        for record in records:
+            if progress is not None:
+                progress.add(record)
+            if record.outcome is Outcome.LOST:
+                self._losses[device_id, record.candidate_id] += 1
+            if record.is_quarantined:
+                self._proposer.quarantined.add((self._specs[device_id].family, record.candidate_id))
         self._watcher.stored(device_id, records)
 
-    def _measured(self, device_id: DeviceId) -> set[CandidateId]:
-        """Candidates that need no measurement: done in the environment that the device has now."""
-        now = self._session.call(device_id, "environment_id", self._settings.protocol)
-        return {candidate for candidate, environment in self._store.measured(device_id) if environment == now}
+    def _progress_of(self, device_id: DeviceId) -> Progress:
+        """What the device has measured in the environment that it has now; read once, kept up by `_keep`."""
+        if device_id not in self._progress:
+            now = self._session.call(device_id, "environment_id", self._protocols[device_id])
+            progress = self._progress[device_id] = Progress(environment_id=now)
+            for record in self._store.records(device_id=device_id):
+                progress.add(record)
+        return self._progress[device_id]
+
+    def _present(self, device_id: DeviceId) -> Iterator[Record]:
+        """Records of a device in the environment that it has now."""
+        lasting = self._progress_of(device_id).environment_id
+        return (r for r in self._store.records(device_id=device_id) if r.environment_id == lasting)
 
 
-def known_candidates(store: Store, device_ids: Iterable[DeviceId]) -> dict[WorkloadId, list[Candidate]]:
-    """Candidates that any of the devices has measured, by workload, in the order of their first record."""
-    known: dict[WorkloadId, dict[CandidateId, Candidate]] = {}
-    for device_id in device_ids:
-        for record in store.records(device_id=device_id):
-            candidate = Candidate(
-                workload_id=record.workload_id, trace=record.trace, dialect=record.dialect, origin="paired"
-            )
-            known.setdefault(record.workload_id, {}).setdefault(record.candidate_id, candidate)
-    return {workload_id: list(found.values()) for workload_id, found in known.items()}
+def known_candidates(
+    store: Store, device_ids: Iterable[DeviceId], limit: int
+) -> dict[WorkloadId, list[Candidate]]:
+    """Candidates that any of the devices has measured and none has put under quarantine.
+
+    Args:
+        store: Where the records are.
+        device_ids: Devices of one family.
+        limit: Most candidates of each workload, for the memory that their traces take.
+
+    Returns:
+        By workload, in the order of their first record; workloads without any are left out.
+    """
+    found = survey(records_of(store, device_ids), dict.fromkeys(store.workloads(), limit))
+    return {one: list(known.candidates.values()) for one, known in found.items() if known.candidates}
+
+
+__all__ = ["CollectSettings", "Collection", "Pools", "Watcher", "known_candidates"]

@@ -12,6 +12,9 @@ import numpy as np
 
 from agents.records import DeviceId, DeviceSpec, Outcome, Record, WorkloadId, median
 from fleet.demo import DemoRun
+from fleet.learning import fit_to_learn
+from fleet.noise import REMEASURE, settled
+from fleet.planning import is_full
 from fleet.report_values import (
     DeviceSummary,
     Estimate,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 #: A pause between two records longer than this is an interruption, not measuring.
 _LONGEST_PAUSE_SECS = 30.0
 _ONBOARD = "onboard: "
+_DRIFTED = "the device drifted while this was measured, and no steady measurement took its place"
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "torch", "ray", "deltalake", "numpy")
 
 
@@ -62,7 +66,7 @@ def build_report(run: DemoRun) -> Report:
         protocol=run.settings.protocol,
         host=_host(run),
         versions=_versions(),
-        caveats=_caveats(run),
+        caveats=_caveats(run, records),
         command="fleet demo",
         created_at=time.time(),
     )
@@ -73,25 +77,29 @@ def summarise_device(
 ) -> DeviceSummary:
     """Counts, failures, latencies and repeatability of one device.
 
+    A latency that no model learns from, because the device drifted (`fit_to_learn`), counts as `rejected`.
+
     Args:
         spec: The device.
         records: All its records.
         names: Names of workloads for people.
     """
-    first = [record for record in records if record.attempt == 0]
-    failed: dict[Outcome, list[Record]] = {}
+    failed: dict[Outcome, list[str]] = {}
     latencies: dict[WorkloadId, list[float]] = {}
-    for record in first:
-        if record.outcome is Outcome.OK:
-            latencies.setdefault(record.workload_id, []).append(record.latency_secs)
+    learned = {record.record_id for record in fit_to_learn(records)}
+    for record in settled(records):
+        if record.outcome is not Outcome.OK:
+            failed.setdefault(record.outcome, []).append(record.error)
+        elif record.record_id not in learned:
+            failed.setdefault(Outcome.REJECTED, []).append(_DRIFTED)
         else:
-            failed.setdefault(record.outcome, []).append(record)
+            latencies.setdefault(record.workload_id, []).append(record.latency_secs)
     return DeviceSummary(
         device_id=spec.device_id,
-        ok=sum(record.outcome is Outcome.OK for record in first),
+        ok=sum(map(len, latencies.values())),
         failures=tuple(
-            FailureGroup(outcome=outcome, count=len(group), example=group[0].error)
-            for outcome, group in sorted(failed.items())
+            FailureGroup(outcome=outcome, count=len(errors), example=errors[0])
+            for outcome, errors in sorted(failed.items())
         ),
         records_per_s=records_per_second(records),
         remeasure_median_change=remeasure_change(records),
@@ -111,18 +119,22 @@ def records_per_second(records: Sequence[Record]) -> float | None:
 
 
 def remeasure_change(records: Sequence[Record]) -> float | None:
-    """Median of |second / first - 1| over the candidates with two `ok` measurements in one environment."""
-    first = {
-        (r.candidate_id, r.environment_id): r for r in records if r.attempt == 0 and r.outcome is Outcome.OK
-    }
-    changes = [
-        abs(again.latency_secs / first[key].latency_secs - 1)
-        for again in records
-        if again.attempt > 0
-        and again.outcome is Outcome.OK
-        and (key := (again.candidate_id, again.environment_id)) in first
-    ]
-    return median(changes) if changes else None
+    """Median of |second / first - 1| over the candidates with two full measurements in one environment.
+
+    Both must be steady, where there are such pairs: a candidate whose first measurement was suspect is
+    measured again because that may be wrong.
+    """
+    full = [record for record in records if is_full(record)]
+    for used in ([record for record in full if not record.is_suspect], full):
+        first = {(r.candidate_id, r.environment_id): r for r in used if r.origin != REMEASURE}
+        changes = [
+            abs(again.latency_secs / first[key].latency_secs - 1)
+            for again in used
+            if again.origin == REMEASURE and (key := (again.candidate_id, again.environment_id)) in first
+        ]
+        if changes:
+            return median(changes)
+    return None
 
 
 def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> Similarity:
@@ -274,7 +286,7 @@ def _versions() -> Facts:
     return (("python", platform.python_version()), *((name, installed_version(name)) for name in _PACKAGES))
 
 
-def _caveats(run: DemoRun) -> tuple[str, ...]:
+def _caveats(run: DemoRun, records: dict[DeviceId, list[Record]]) -> tuple[str, ...]:
     caveats = [
         "The devices are instruction-set profiles of one CPU. Each is built for and timed for real, but they "
         "share caches, memory and clock, so they are more alike than boards from different makers.",
@@ -287,6 +299,15 @@ def _caveats(run: DemoRun) -> tuple[str, ...]:
             "This run went on with records of an earlier one. The time to measure the new device's samples "
             "is therefore the sum of building and timing them one after the other."
         )
+    for device_id, group in records.items():
+        ok = [record for record in fit_to_learn(group) if record.outcome is Outcome.OK]
+        drifted = sum(record.is_suspect for record in ok)
+        if drifted:
+            caveats.append(
+                f"{device_id} was hardly ever steady: {drifted} of its {len(ok)} latencies were measured "
+                "while its canary programs ran at another speed than usual. They were used all the same; "
+                "measure on a quieter host for numbers to rely on (`fleet doctor`)."
+            )
     if len(run.sources) < 3:
         caveats.append(f"This host could be only {len(run.sources)} known devices; three or more are meant.")
     return tuple(caveats)

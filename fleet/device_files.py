@@ -22,6 +22,10 @@ DEFAULT_HARDWARE = Path("configs/hardware")
 # A device id names a file, a table partition, a Ray resource and a head of the model; torch allows no dot
 # in the name of a module.
 _DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+# Host name, IPv4 address, or IPv6 address in brackets; then the port.
+_TRACKER = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
+# TVM's tracker splits what it is told at colons, its server at spaces.
+_RPC_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIXES = (".yaml", ".yml")
 _MAX_NUMBER = 2**31 - 1
 
@@ -85,6 +89,9 @@ class _DeviceFile(BaseModel):
     threads: int = Field(default=1, ge=1, le=1024)
     cores: list[int] = Field(default=[0], min_length=1, max_length=1024)
     index: int = Field(default=0, ge=0, le=1023)
+    tracker: str = ""
+    key: str = ""
+    protocol: dict[str, Any] = {}
     note: str = Field(default="", max_length=2000)
 
 
@@ -169,7 +176,17 @@ def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
         file = _DeviceFile.model_validate(value)
     except ValidationError as error:
         raise ConfigError(*(f"{key}: {fault}" for key, fault in model_faults(error, _KEYS))) from error
-    faults = [*_id_faults(file, name), *_kind_faults(file), *_core_faults(file), *_target_faults(file)]
+    faults = [
+        *_id_faults(file, name),
+        *_kind_faults(file),
+        *_rpc_faults(file),
+        *_core_faults(file),
+        *_target_faults(file),
+    ]
+    try:
+        protocol_changes = _protocol_changes(file.protocol)
+    except ConfigError as error:
+        faults.extend(error.args)
     if not _is_encodable(file.note):
         faults.append("note: holds characters that are no Unicode text")
     if faults:
@@ -182,6 +199,9 @@ def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
         threads=file.threads,
         cores=tuple(file.cores),
         index=file.index,
+        tracker=file.tracker,
+        key=file.key,
+        protocol_changes=protocol_changes,
         note=file.note,
     )
 
@@ -220,17 +240,47 @@ def _id_faults(file: _DeviceFile, name: str) -> Iterable[str]:
 
 
 def _kind_faults(file: _DeviceFile) -> Iterable[str]:
-    expected = {"local": ("cpu", "llvm"), "cuda": ("gpu", "cuda")}.get(file.kind)
-    if expected is None:
+    kinds = {"cpu": "llvm", "gpu": "cuda"}
+    family = {"local": "cpu", "cuda": "gpu", "rpc": file.family}.get(file.kind)
+    if family is None:
         return
-    family, target_kind = expected
     if file.family != family:
         yield f"family: a device of kind {file.kind!r} belongs to {family!r}, got {file.family!r}"
-    if file.target.get("kind") not in (None, target_kind):
+    if file.target.get("kind") not in (None, kinds[family]):
+        of = f" and family {family!r}" if file.kind == "rpc" else ""
         got = show("", file.target["kind"])
-        yield f"target.kind: a device of kind {file.kind!r} needs {target_kind!r}, got {got}"
-    if file.kind == "local" and file.index:
+        yield f"target.kind: a device of kind {file.kind!r}{of} needs {kinds[family]!r}, got {got}"
+    if family == "cpu" and file.index:
         yield f"index: is for CUDA devices; write 0, got {file.index}"
+
+
+def _rpc_faults(file: _DeviceFile) -> Iterable[str]:
+    address = _TRACKER.fullmatch(file.tracker)
+    is_address = address is not None and 0 < int(address[1]) < 1 << 16
+    where = "the address of the RPC tracker as host:port, such as 127.0.0.1:9190"
+    which = "the key of the device's RPC server: up to 64 letters, digits, '.', '-' and '_'"
+    for key, value, fits, wanted in (
+        ("tracker", file.tracker, is_address, where),
+        ("key", file.key, _RPC_KEY.fullmatch(file.key), which),
+    ):
+        if file.kind != "rpc" and value:
+            yield f"{key}: is for devices of kind 'rpc'; delete it, or write kind: rpc"
+        elif file.kind == "rpc" and not fits:
+            found = f"{show('', value)} is not allowed" if value else "missing"
+            yield f"{key}: {found}; write {wanted}"
+
+
+def _protocol_changes(value: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """What a device needs otherwise than the fleet's protocol: sorted (field, number), yes as 1, no as 0."""
+    # Imported here: the settings read the files that this module reads.
+    from fleet.config import ProtocolSection
+
+    try:
+        section = ProtocolSection.model_validate(value)
+    except ValidationError as error:
+        faults = model_faults(error, {"": ProtocolSection.model_fields})
+        raise ConfigError(*(f"protocol.{key}: {fault}" for key, fault in faults)) from error
+    return tuple((name, float(getattr(section, name))) for name in sorted(value))
 
 
 def _core_faults(file: _DeviceFile) -> Iterable[str]:

@@ -6,129 +6,31 @@ tests. Called by the command line; changes nothing.
 
 from __future__ import annotations
 
-import importlib.util
-import math
-import os
 import re
-import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Iterable
 
-from agents import host
-from agents.probe import core_groups, differences
-from agents.records import Descriptor, DeviceKind, DeviceSpec
+from agents.probe import differences
+from agents.records import Descriptor, DeviceSpec
+from fleet.doctor_look import look
+from fleet.doctor_state import (
+    TVM_VERSION,
+    WANTED_MODULES,
+    Finding,
+    HostState,
+    InterruptRate,
+    Level,
+    LockState,
+)
+from fleet.doctor_timing import timing_findings
 
 # With tvm-ffi 0.1.15 and later, TVM 0.27 ends in a segmentation fault as soon as a module is saved to JSON.
 _CRASHING_FFI = (0, 1, 15)
 _GOOD_FFI = "0.1.14.post0"
-_TVM = "0.27.0.post1"
 # Two processes with TVM (0.4 GiB each), one with torch, and a large convolution's arrays fit into 2 GiB.
 _LOW_MEMORY_BYTES = 2 << 30
 # A day of one device is a few hundred MiB of records; with less than 256 MiB the store refuses appends.
 _LOW_DISK_BYTES = 2 << 30
 _FULL_DISK_BYTES = 256 << 20
-# The fleet itself keeps one core per process busy; a load well above what it needs is someone else's.
-_QUIET_LOAD = 0.5
-
-
-class Level(StrEnum):
-    """How much a finding matters."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is not as it should be."""
-
-    level: Level
-    #: What is the case.
-    what: str
-    #: Why it matters.
-    why: str
-    #: What to do, with the command where there is one.
-    do: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostState:
-    """What the doctor looks at beside the descriptor."""
-
-    #: Processes that were ready to run, averaged over the last minute.
-    load: float = 0.0
-    #: Memory this process may still take, in bytes; 0 if unknown.
-    memory_available_bytes: int = 0
-    #: CPUs' worth of time that the control groups allow; infinity if unlimited.
-    cpu_quota: float = math.inf
-    #: Logical CPUs by physical core; empty if unknown.
-    core_groups: tuple[tuple[int, ...], ...] = ()
-    #: Governor of each usable core that shows one.
-    governors: tuple[tuple[int, str], ...] = ()
-    #: Modules of `WANTED_MODULES` that are not installed.
-    missing_modules: tuple[str, ...] = ()
-    #: Where the dataset is kept, and the bytes free there; -1 if unknown.
-    store: str = ""
-    disk_free_bytes: int = -1
-    #: True where NVIDIA's driver is loaded.
-    nvidia_driver: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedModule:
-    """A Python module that some verb needs."""
-
-    package: str
-    why: str
-    level: Level
-
-
-#: Modules that are looked for, none of them imported.
-WANTED_MODULES: Mapping[str, WantedModule] = {
-    "tvm": WantedModule(
-        package=f"apache-tvm=={_TVM}", why="programs are built and timed with TVM", level=Level.ERROR
-    ),
-    "psutil": WantedModule(package="psutil", why="TVM's worker processes need it", level=Level.WARNING),
-    "cloudpickle": WantedModule(
-        package="cloudpickle", why="TVM's worker processes need it", level=Level.WARNING
-    ),
-    "tornado": WantedModule(
-        package="tornado", why="TVM's RPC tracker and server need it", level=Level.WARNING
-    ),
-    "xgboost": WantedModule(
-        package="xgboost", why="only comparisons with TVM's own cost model need it", level=Level.NOTE
-    ),
-    "pynvml": WantedModule(
-        package="nvidia-ml-py",
-        why="CUDA devices are described through it, else by nvidia-smi",
-        level=Level.NOTE,
-    ),
-}
-
-
-def look(store: Path, root: Path = Path("/")) -> HostState:
-    """Gather the state of this host.
-
-    Args:
-        store: Where the dataset is or will be kept.
-        root: Root of the file tree to read.
-    """
-    usable = sorted(os.sched_getaffinity(0))
-    governors = ((core, host.cpufreq(root, core, "scaling_governor")) for core in usable)
-    return HostState(
-        load=os.getloadavg()[0],
-        memory_available_bytes=host.memory_available_bytes(root),
-        cpu_quota=host.cpu_quota(root),
-        core_groups=core_groups(root),
-        governors=tuple((core, governor) for core, governor in governors if governor),
-        missing_modules=tuple(name for name in WANTED_MODULES if importlib.util.find_spec(name) is None),
-        store=str(store),
-        disk_free_bytes=_free_bytes(store),
-        nvidia_driver=bool(host.cuda_driver(root)),
-    )
 
 
 def diagnose(
@@ -149,8 +51,8 @@ def diagnose(
     found = [
         *_software(descriptor, state),
         *_specs(descriptor, devices),
-        *_clock(descriptor, state),
-        *_cores(descriptor, devices, state),
+        *_remote(state),
+        *timing_findings(descriptor, devices, state),
         *_room(state),
     ]
     order = list(Level)
@@ -174,12 +76,12 @@ def _software(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
             do=f"pip install apache-tvm-ffi=={_GOOD_FFI}",
         )
     tvm = versions.get("apache-tvm", "")
-    if tvm and tvm != _TVM:
+    if tvm and tvm != TVM_VERSION:
         yield Finding(
             level=Level.WARNING,
             what=f"apache-tvm {tvm} is installed",
-            why=f"this project is tested with {_TVM}; TVM's Python interface changes between versions",
-            do=f"pip install apache-tvm=={_TVM} apache-tvm-ffi=={_GOOD_FFI}",
+            why=f"this project is tested with {TVM_VERSION}; TVM's Python interface changes between versions",
+            do=f"pip install apache-tvm=={TVM_VERSION} apache-tvm-ffi=={_GOOD_FFI}",
         )
     for name in state.missing_modules:
         wanted = WANTED_MODULES[name]
@@ -201,66 +103,29 @@ def _software(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
 
 
 def _specs(descriptor: Descriptor, devices: Iterable[DeviceSpec]) -> Iterable[Finding]:
+    # The profiles of one host are often refused for one reason, such as a narrower taskset.
+    refused: dict[str, list[str]] = {}
     for spec in devices:
         for difference in differences(spec, descriptor):
-            yield Finding(
-                level=Level.NOTE,
-                what=f"device {spec.device_id} cannot be measured here",
-                why=difference.partition(": ")[0],
-                do=difference.partition(": ")[2] or "change its file",
-            )
-
-
-def _clock(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
-    slow = [(core, governor) for core, governor in state.governors if governor != "performance"]
-    if slow:
-        governors = ", ".join(sorted({governor for _, governor in slow}))
+            refused.setdefault(difference, []).append(spec.device_id)
+    for difference, names in refused.items():
+        why, _, cure = difference.partition(": ")
         yield Finding(
-            level=Level.WARNING,
-            what=f"the frequency governor is {governors} on {len(slow)} of {len(state.governors)} cores",
-            why="the clock follows the load, so the same program gets faster while it is timed",
-            do="sudo cpupower frequency-set -g performance",
-        )
-    if state.load > _QUIET_LOAD * max(1, len(descriptor.usable_cores)):
-        yield Finding(
-            level=Level.WARNING,
-            what=f"the load is {state.load:.1f} on {len(descriptor.usable_cores)} usable cores",
-            why="programs beside the timed one take its caches, its memory bandwidth and its turn",
-            do="stop them, or wait: `uptime` shows the load",
+            level=Level.NOTE,
+            what=f"device{'s' * (len(names) > 1)} {', '.join(names)} cannot be measured here",
+            why=why,
+            do=cure or "change its file",
         )
 
 
-def _cores(descriptor: Descriptor, devices: Iterable[DeviceSpec], state: HostState) -> Iterable[Finding]:
-    usable = descriptor.usable_cores
-    timing = {core for spec in devices if spec.kind is not DeviceKind.REPLAY for core in spec.cores} & set(
-        usable
-    )
-    if len(usable) < 2:
+def _remote(state: HostState) -> Iterable[Finding]:
+    for device_id, reason in state.unserved:
+        why, _, cure = reason.partition(": ")
         yield Finding(
             level=Level.WARNING,
-            what=f"this process may use {len(usable)} core",
-            why="building and timing must take turns, which halves the speed or worse",
-            do="give it two cores or more (taskset, container limits)",
-        )
-    shared = sorted(
-        {cpu for group in state.core_groups if timing & set(group) for cpu in group if cpu in usable}
-    )
-    idle = [cpu for cpu in shared if cpu not in timing]
-    if idle:
-        names = ",".join(map(str, idle))
-        keep = ",".join(str(cpu) for cpu in usable if cpu not in idle)
-        yield Finding(
-            level=Level.WARNING,
-            what=f"logical CPU {names} shares a physical core with a timing core and would build programs",
-            why="a busy SMT sibling takes up to half of the timed core",
-            do=f"start with `taskset -c {keep}`, or switch SMT off (/sys/devices/system/cpu/smt/control)",
-        )
-    if state.cpu_quota < len(usable):
-        yield Finding(
-            level=Level.WARNING,
-            what=f"the container may use {state.cpu_quota:.2g} CPUs' worth of time on {len(usable)} cores",
-            why="once it is spent the kernel stops every process, in the middle of a timing too",
-            do="pin the container to whole cores (docker --cpuset-cpus) instead of --cpus",
+            what=f"device {device_id} cannot be reached",
+            why=why,
+            do=cure or "look at its tracker and its server",
         )
 
 
@@ -282,11 +147,14 @@ def _room(state: HostState) -> Iterable[Finding]:
         )
 
 
-def _free_bytes(store: Path) -> int:
-    place = store.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    try:
-        return shutil.disk_usage(place).free
-    except OSError:
-        return -1
+__all__ = [
+    "WANTED_MODULES",
+    "Finding",
+    "HostState",
+    "InterruptRate",
+    "Level",
+    "LockState",
+    "diagnose",
+    "look",
+    "version_numbers",
+]

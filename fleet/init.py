@@ -17,7 +17,7 @@ import yaml
 
 from agents import isa
 from agents.probe import core_groups, probe
-from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Family, canonical_json
+from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Family, Protocol, canonical_json
 from fleet.durable import write_durably
 from fleet.errors import FleetError
 
@@ -189,6 +189,9 @@ def render(profile: Profile) -> str:
         "threads": spec.threads,
         "cores": list(spec.cores),
         "index": spec.index,
+        # Only where they say something: most devices are on this host and keep to the fleet's protocol.
+        **{key: value for key, value in (("tracker", spec.tracker), ("key", spec.key)) if value},
+        **({"protocol": _protocol_values(spec)} if spec.protocol_changes else {}),
         "note": spec.note,
     }
     # Leaf collections go on one line: a device is easier to compare with the next one so.
@@ -238,6 +241,12 @@ def _cpu_profile(name: str, target: dict[str, Any], cores: tuple[int, ...]) -> P
     numbers = ", ".join(map(str, cores))
     pinned = f"Cores: timing is pinned to core {numbers}; the host's other cores build programs meanwhile."
     return Profile(spec=spec, header=(_WHAT_CPU, _CHECKED_CPU, pinned))
+
+
+def _protocol_values(spec: DeviceSpec) -> dict[str, Any]:
+    """The changes of a device in the types of the protocol's fields, as a file must give them."""
+    protocol = spec.protocol(Protocol())
+    return {name: getattr(protocol, name) for name, _ in spec.protocol_changes}
 
 
 def _action(path: Path, text: str, force: bool) -> Action:

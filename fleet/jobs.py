@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from fleet.learning import Snapshot, load_snapshot, manifest_of, save_version, t
 from fleet.progress import Display
 from fleet.ray_session import RaySession
 from fleet.selection import choose_workloads
+from fleet.spending import Spent
 from fleet.store import Store
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Folder of the agents' spools, beside the store.
 SPOOL = "spool"
+#: Random candidates that a workload gets at least: fewer are no ground to evolve from.
+_LEAST_RANDOM = 8
 
 
 def fitting_devices(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
@@ -48,14 +51,31 @@ def fitting_devices(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
     return fitting
 
 
-def collect_records(settings: FleetConfig, remeasure: int, display: Display) -> None:
-    """Measure the configured workloads on the configured devices."""
+def collect_records(
+    settings: FleetConfig, display: Display, *, remeasure: int = 0, noise: int | None = None
+) -> list[Spent]:
+    """Measure the configured workloads on the configured devices, and the noise where that is due.
+
+    Args:
+        settings: Devices, workloads, protocol, store.
+        display: Shows how it goes.
+        remeasure: Candidates of each device to measure a second time.
+        noise: Candidates of an A/A run that is made now, on every device, and is all that is done; None
+            for the usual work, which ends with an A/A run on devices that had none for a day.
+
+    Returns:
+        Where the time of each device went.
+    """
     specs = fitting_devices(settings)
+    samples = settings.workloads.samples
     how = CollectSettings(
-        samples=settings.workloads.samples,
+        samples=samples,
+        minimum=max(_LEAST_RANDOM, samples // 2),
+        exploration=settings.workloads.exploration,
         protocol=settings.timing_protocol(),
         seed=settings.training.seed,
         remeasure=remeasure,
+        noise=settings.workloads.noise_samples if noise is None else noise,
     )
     path = Path(settings.store.path)
     with (
@@ -65,6 +85,9 @@ def collect_records(settings: FleetConfig, remeasure: int, display: Display) -> 
     ):
         collection = Collection(session, store, specs, how, display)
         collection.register()
+        if noise is not None:
+            _measure_noise_now(collection, specs)
+            return collection.spent()
         first = next(iter(specs))
         listed = session.call(first, "network_workloads", list(settings.workloads.networks))
         workloads = choose_workloads(
@@ -79,8 +102,27 @@ def collect_records(settings: FleetConfig, remeasure: int, display: Display) -> 
                 f"between {settings.workloads.min_flops:g} and {settings.workloads.max_flops:g} FLOPs; "
                 "widen workloads.min_flops and workloads.max_flops"
             )
-        collection.measure(collection.propose(workloads), workloads)
+        collection.run(workloads)
         collection.remeasure(workloads)
+        if how.noise:
+            collection.measure_noise()
+        for device_id, count in collection.lost().items():
+            display.say(
+                f"{device_id}: {count} candidates were lost twice, so the device was out of reach or its "
+                "processes ended; the next run tries them again."
+            )
+        return collection.spent()
+
+
+def _measure_noise_now(collection: Collection, specs: Mapping[DeviceId, DeviceSpec]) -> None:
+    empty = collection.measure_noise(only_due=False)
+    if empty:
+        names = ", ".join(empty)
+        done = "; the others have theirs" if len(empty) < len(specs) else ""
+        raise FleetError(
+            f"no A/A run on {names}: the store has no ok candidate of it, as it is now, to measure twice; "
+            f"run `fleet collect` first{done}"
+        )
 
 
 def read_snapshot(store: Path, device_ids: Sequence[str]) -> Snapshot:

@@ -61,7 +61,7 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
     path = Path(settings.store.path)
     with Store.open(path, create=False) as store, display.live():
         siblings = _siblings(store, target, spec.family, source.device_ids, str(manifest["version"]))
-        pools = known_candidates(store, siblings)
+        pools = known_candidates(store, siblings, settings.onboarding.samples)
         few = few_of_each(pools, settings.onboarding.samples, seed=seed)
         support = frozenset(candidate.candidate_id for chosen in few.values() for candidate in chosen)
         if len(support) < settings.onboarding.samples:

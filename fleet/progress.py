@@ -1,6 +1,6 @@
 """Live progress of a collection in the terminal; plain lines where there is no terminal.
 
-Implements `collect.Watcher`; knows nothing of stores, agents or models.
+Implements `collect_settings.Watcher`; knows nothing of stores, agents or models.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ _PLAIN_EVERY_SECS = 20.0
 
 _PHASES = {
     "propose": "Drawing candidates",
+    "evolve": "Drawing near the best ones",
     "measure": "Measuring",
+    "again": "Trying lost ones again",
     "remeasure": "Measuring a sample again",
+    "noise": "Measuring the same twice",
     "learn": "Training and holding out",
 }
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from agents.device_cores import quiet_cores
 from agents.probe import core_groups
-from agents.records import DeviceId, DeviceSpec
-from agents.worker import quiet_cores
+from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.errors import FleetError
 
 #: With 0 Ray's own address is the loopback one on Linux too, and every port of it binds there; read when
@@ -38,6 +38,37 @@ def resource_of(device_id: DeviceId) -> str:
     return f"device:{device_id}"
 
 
+def agent_cores(
+    spec: DeviceSpec,
+    specs: Sequence[DeviceSpec],
+    usable_cores: Sequence[int],
+    groups: Sequence[Sequence[int]],
+) -> tuple[int, ...]:
+    """Cores that the agent of a device may use, so that it builds on none that another one times on.
+
+    Local devices that time on the same cores take turns by the host's timing lock, and each keeps its own
+    builders off these cores. The cores of an `rpc` device are its board's: here it only builds.
+
+    Args:
+        spec: The device.
+        specs: All devices of the session.
+        usable_cores: Logical CPUs of this host that the session may use.
+        groups: Logical CPUs by physical core.
+
+    Returns:
+        Its own timing cores, and what the local devices' timing leaves of the usable ones; all of them where
+        that leaves none.
+    """
+    local = {core for other in specs if other.kind is DeviceKind.LOCAL for core in other.cores}
+    own = set() if spec.kind is DeviceKind.RPC else set(spec.cores)
+    if spec.kind is DeviceKind.LOCAL:
+        local -= own
+    if not local:
+        return tuple(usable_cores)
+    left = quiet_cores(sorted(local), usable_cores, groups)
+    return tuple(core for core in usable_cores if core in left or core in own)
+
+
 class RaySession:
     """A Ray instance of our own with one actor a device.
 
@@ -53,7 +84,7 @@ class RaySession:
         self._actors: dict[DeviceId, Any] = {}
         self._usable_cores = os.sched_getaffinity(0)
         # Ray's processes inherit this: with a dozen of them awake beside a timing, repeats differed by 7 %.
-        timing = {core for spec in specs for core in spec.cores}
+        timing = {core for spec in specs if spec.kind is not DeviceKind.RPC for core in spec.cores}
         os.sched_setaffinity(0, quiet_cores(sorted(timing), sorted(self._usable_cores), core_groups()))
         try:
             _start(specs, len(self._usable_cores))
@@ -149,9 +180,8 @@ class RaySession:
 
         for spec in specs:
             folder = spool_root.absolute() / spec.device_id
-            self._actors[spec.device_id] = create(
-                spec, folder, resource_of(spec.device_id), self._usable_cores
-            )
+            usable = agent_cores(spec, specs, sorted(self._usable_cores), core_groups())
+            self._actors[spec.device_id] = create(spec, folder, resource_of(spec.device_id), usable)
         for device_id in list(self._actors):
             self.call(device_id, "pids")  # raises what the constructor raised
 
@@ -165,6 +195,9 @@ def _start(specs: Sequence[DeviceSpec], cores: int) -> None:
         os.environ[_LOOPBACK_VARIABLE] = "0"
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray runs its workers at niceness 15, and what is timed would inherit it: any other program on the host
+    # would then go first.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's own spelling
     import ray
 
     if ray.is_initialized():

@@ -1,31 +1,22 @@
-"""What to measure: which workloads, which candidates on which device, what a second time. Pure.
+"""Which workloads to measure, how many candidates of each, and which of them are known already. Pure.
 
 Given the same facts and seed it decides the same, so an interrupted collection goes on where it stopped.
-Called by `collect.py`; knows no Ray, disk or clock.
+Called by `collect.py`; `planning.py` makes batches of what is chosen. Knows no Ray, disk or clock.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, Record, Workload, WorkloadId
-from agents.worker import Batch
+from agents.records import Candidate, CandidateId, Outcome, Record, Workload, WorkloadId
 
 #: Candidates of each workload that a new device is asked for: the choice of `transfer.adapt.select`, so that
 #: held-out checks describe the real onboarding.
 SUPPORT_PER_WORKLOAD = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One batch for one device."""
-
-    device_id: DeviceId
-    batch: Batch
-    #: Times that the device's agent died of it.
-    crashes: int = 0
 
 
 def choose_workloads(
@@ -56,76 +47,54 @@ def choose_workloads(
     return chosen
 
 
-def plan_jobs(
-    device_ids: Sequence[DeviceId],
-    pools: Mapping[WorkloadId, Sequence[Candidate]],
-    workloads: Mapping[WorkloadId, Workload],
-    measured: Mapping[DeviceId, Collection[CandidateId]],
-    *,
-    protocol: Protocol,
-    batch_size: int,
-    seed: int,
-) -> list[Job]:
-    """Plan what is still to be measured: every candidate of every pool once on every device.
+def allocate(workloads: Sequence[Workload], total: int, minimum: int) -> dict[WorkloadId, int]:
+    """Share out `total` candidates: `minimum` for each workload, the rest where network time can be won.
 
-    The order of workloads is shuffled for each device, and candidates inside a workload are too: what
-    drifts over time then falls on all of them alike (random interleaving).
-    """
-    jobs: list[Job] = []
-    for device_id in device_ids:
-        draws = random.Random(f"{seed}/{device_id}")
-        done = measured.get(device_id, ())
-        batches: list[Job] = []
-        for workload_id, pool in pools.items():
-            todo = [candidate for candidate in pool if candidate.candidate_id not in done]
-            draws.shuffle(todo)
-            for start in range(0, len(todo), batch_size):
-                batch = Batch(
-                    candidates=tuple(todo[start : start + batch_size]),
-                    workloads={workload_id: workloads[workload_id]},
-                    protocol=protocol,
-                )
-                batches.append(Job(device_id=device_id, batch=batch))
-        draws.shuffle(batches)
-        jobs += batches
-    return jobs
-
-
-def plan_remeasure(
-    records: Sequence[Record],
-    workloads: Mapping[WorkloadId, Workload],
-    *,
-    protocol: Protocol,
-    count: int,
-    seed: int,
-) -> list[Job]:
-    """Plan a second measurement of `count` random `ok` candidates of one device, as far as it is missing.
+    The rest goes in proportion to sqrt(weight * flops). Of n random candidates the best is expected to lie
+    about 1/n of the spread above the fastest (the least of n uniform draws is 1/(n+1)), so the network time
+    still to be won is about the sum of time_i / n_i, where time_i is weight * flops at like efficiency. With
+    the sum of n_i given, that is least where n_i is proportional to sqrt(time_i). Shares of the time itself
+    (Ansor's task scheduler aims at it too, but with feedback) would leave the light workloads of a network
+    almost nothing, and a cost model learns from all of them.
 
     Args:
-        records: All records of one device; those measured twice already count towards `count`.
-        workloads: Workloads of the records.
-        protocol: The same protocol as the first time, so that the numbers may be compared.
-        count: Candidates to have measured twice.
-        seed: Draws the candidates.
+        workloads: Distinct workloads.
+        total: Candidates of all workloads together.
+        minimum: Candidates that every workload gets.
+
+    Returns:
+        Candidates by workload, in the order given; they add up to `total` (largest remainders are rounded
+        up, equal ones by workload id).
+
+    Raises:
+        ValueError: `total` is too small for the minimum.
     """
-    first = {r.candidate_id: r for r in records if r.attempt == 0 and r.outcome is Outcome.OK}
-    again = {r.candidate_id for r in records if r.attempt > 0}
-    draws = random.Random(f"{seed}/again")
-    chosen = draws.sample(sorted(first), min(count, len(first)))
-    todo = [first[candidate_id] for candidate_id in chosen if candidate_id not in again]
-    todo = todo[: max(0, count - len(again))]
-    if not todo:
-        return []
-    batch = Batch(
-        candidates=tuple(
-            Candidate(workload_id=r.workload_id, trace=r.trace, dialect=r.dialect, origin="remeasure")
-            for r in todo
-        ),
-        workloads={r.workload_id: workloads[r.workload_id] for r in todo},
-        protocol=protocol,
-        attempt=1,
-    )
-    return [Job(device_id=todo[0].device_id, batch=batch)]
+    rest = total - minimum * len(workloads)
+    if rest < 0:
+        raise ValueError(f"{total} candidates cannot give {len(workloads)} workloads {minimum} each")
+    worth = {one.workload_id: math.sqrt(one.weight * max(one.flops, 1.0)) for one in workloads}
+    whole = sum(worth.values())
+    exact = {workload_id: rest * value / whole for workload_id, value in worth.items()}
+    shares = {workload_id: math.floor(value) for workload_id, value in exact.items()}
+    by_remainder = sorted(exact, key=lambda one: (shares[one] - exact[one], one))
+    for workload_id in by_remainder[: rest - sum(shares.values())]:
+        shares[workload_id] += 1
+    return {workload_id: minimum + share for workload_id, share in shares.items()}
+
+
+def random_share(target: int, minimum: int, exploration: float) -> int:
+    """How many of a workload's `target` candidates are random; the others evolve from measured ones.
+
+    The first `minimum` are random, and of the rest the share `exploration` (0 to 1).
+    """
+    least = min(minimum, target)
+    return least + round((target - least) * exploration)
+
+
+def choose_parents(best: Iterable[Sequence[str]]) -> list[str]:
+    """Merge the best traces of several devices, each list best first, into one list without repeats."""
+    in_turn = chain.from_iterable(zip_longest(*best))
+    return list(dict.fromkeys(trace for trace in in_turn if trace is not None))
 
 
 def few_of_each(
@@ -161,3 +130,71 @@ def few_of_each(
                 chosen[workload_id] = taken + more
                 left -= len(more)
     return chosen
+
+
+@dataclass(slots=True)
+class Known:
+    """What the devices of a family have recorded of one workload."""
+
+    #: Candidates that siblings may measure too, in the order of their first record, up to a limit.
+    candidates: dict[CandidateId, Candidate] = field(default_factory=dict)
+    #: Those of them that evolved from others.
+    evolved: set[CandidateId] = field(default_factory=set)
+    #: Every candidate with a record, quarantined ones too: none of them is new.
+    ids: set[CandidateId] = field(default_factory=set)
+    #: Candidates that kill worker processes; siblings are spared them.
+    quarantined: set[CandidateId] = field(default_factory=set)
+
+
+def survey(records: Iterable[Record], limits: Mapping[WorkloadId, int]) -> dict[WorkloadId, Known]:
+    """Gather what the records of a family's devices say of some workloads; reads them once.
+
+    Args:
+        records: Records of all devices of the family, one device after the other.
+        limits: The workloads, and most candidates to keep of each: their traces take some 20 KB each.
+    """
+    found = {workload_id: Known() for workload_id in limits}
+    for record in records:
+        known = found.get(record.workload_id)
+        if known is None:
+            continue
+        one = record.candidate_id
+        known.ids.add(one)
+        if record.is_quarantined:
+            known.quarantined.add(one)
+            known.candidates.pop(one, None)
+        if one in known.quarantined:
+            continue
+        if record.origin == "evolved":
+            known.evolved.add(one)
+        if one not in known.candidates and len(known.candidates) < limits[record.workload_id]:
+            known.candidates[one] = Candidate(
+                workload_id=record.workload_id, trace=record.trace, dialect=record.dialect, origin="paired"
+            )
+    for known in found.values():
+        known.evolved &= known.candidates.keys()
+    return found
+
+
+def best_traces(
+    records: Iterable[Record], workload_ids: Collection[WorkloadId], few: int
+) -> dict[WorkloadId, list[str]]:
+    """Traces of the `few` fastest candidates of each workload, fastest first; reads the records once.
+
+    Args:
+        records: Records of one device in one environment.
+        workload_ids: Workloads to look at; those without an ok record are left out of the result.
+        few: Candidates of each workload.
+    """
+    best: dict[WorkloadId, dict[CandidateId, tuple[float, str]]] = {}
+    for record in records:
+        if record.workload_id not in workload_ids or record.outcome is not Outcome.OK or record.is_suspect:
+            continue
+        group = best.setdefault(record.workload_id, {})
+        known = group.get(record.candidate_id, (math.inf, ""))
+        group[record.candidate_id] = min(known, (record.latency_secs, record.trace))
+        if len(group) > few:
+            del group[max(group, key=group.__getitem__)]
+    return {
+        workload_id: [trace for _, trace in sorted(group.values())] for workload_id, group in best.items()
+    }

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from agents.records import Outcome, Record
 from fleet.models import versions
+from fleet.noise import NOISE, noise_floor
 from fleet.store import Store
+
+#: Records of A/A runs that are closer together than this belong to one run.
+_ONE_RUN_SECS = 12 * 3600.0
 
 
 def read_status(store: Path, models: Path) -> dict[str, Any]:
@@ -14,8 +21,12 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
 
     Returns:
         `{"store", "table_version", "devices": {id: {"records", "ok", "failed", "failed_by_outcome",
-        "candidates", "first_at", "last_at"}}, "workloads", "models"}`; times in Unix seconds,
-        None for a device without records.
+        "rejected", "suspect", "suspect_share", "quarantined", "noise", "noise_suspect", "candidates",
+        "first_at", "last_at"}}, "workloads", "models"}`; times in Unix seconds, None for a device without
+        records. `suspect` counts records of windows in which the device drifted, `suspect_share` is over all
+        records (None without any). `noise` is the last A/A run as `{"pairs", "median_change", "p90_change",
+        "false_win_share", "measured_at"}` (see `fleet.noise.NoiseFloor`), or None; `noise_suspect` counts its
+        records that tell nothing because the device drifted.
 
     Raises:
         StoreError: There is no store.
@@ -25,15 +36,14 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
     devices: dict[str, Any] = {}
     for device_id in sorted(set(reader.devices()) | set(counts)):
         known = counts.get(device_id)
-        candidates = {candidate_id for candidate_id, _ in reader.measured(device_id)}
+        failed = dict(known.failed) if known else {}
         devices[device_id] = {
             "records": known.records if known else 0,
             "ok": known.ok if known else 0,
-            "failed": sum(known.failed.values()) if known else 0,
-            "failed_by_outcome": {str(outcome): count for outcome, count in known.failed.items()}
-            if known
-            else {},
-            "candidates": len(candidates),
+            "failed": sum(failed.values()),
+            "failed_by_outcome": {str(outcome): count for outcome, count in failed.items()},
+            "rejected": failed.get(Outcome.REJECTED, 0),
+            **trust(reader.records(device_id=device_id)),
             "first_at": known.first_at if known else None,
             "last_at": known.last_at if known else None,
         }
@@ -43,4 +53,41 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
         "devices": devices,
         "workloads": len(reader.workloads()),
         "models": versions(models),
+    }
+
+
+def trust(records: Iterable[Record]) -> dict[str, Any]:
+    """How far the numbers of one device can be trusted; reads its records once.
+
+    Args:
+        records: Of one device.
+
+    Returns:
+        The keys `candidates`, `suspect`, `suspect_share`, `quarantined`, `noise` and `noise_suspect` of
+        `read_status`.
+    """
+    total = suspect = 0
+    candidates: set[str] = set()
+    quarantined: set[str] = set()
+    noise: list[Record] = []
+    for record in records:
+        total += 1
+        candidates.add(record.candidate_id)
+        if record.quality != "{}":
+            suspect += record.is_suspect
+            if record.is_quarantined:
+                quarantined.add(record.candidate_id)
+        if record.origin == NOISE:
+            # Without the long texts, so that a year of daily runs stays small.
+            noise.append(replace(record, trace="", environment="", error=""))
+    newest = max((record.measured_at for record in noise), default=0.0)
+    last = [record for record in noise if record.measured_at > newest - _ONE_RUN_SECS]
+    floor = noise_floor(last)
+    return {
+        "candidates": len(candidates),
+        "suspect": suspect,
+        "suspect_share": suspect / total if total else None,
+        "quarantined": len(quarantined),
+        "noise": asdict(floor) if floor else None,
+        "noise_suspect": sum(record.is_suspect for record in last),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import filelock
@@ -44,6 +44,7 @@ from fleet.store_log import (
     remove_action,
     repair,
 )
+from fleet.store_migration import migrated
 from fleet.store_reader import DEVICES, RECORDS, WORKLOADS, DeviceCounts, StoreReader
 from fleet.store_schema import RecordIds, records_to_table
 
@@ -103,7 +104,7 @@ class Store(StoreReader):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, create: bool = True) -> Store:
-        """Open a store for writing, mending what a crash has left.
+        """Open a store for writing, mending what a crash has left; an older layout is brought to this one.
 
         Args:
             path: Folder of the store.
@@ -133,7 +134,7 @@ class Store(StoreReader):
         notes = repair(table) if is_table(table) else []
         if not is_table(table):
             create_table(table)
-        store = cls(folder, load_snapshot(table), lock)
+        store = cls(folder, migrated(table, load_snapshot(table)), lock)
         store._ids.load(batch.column("record_id") for _, batch in store._batches(("record_id",)))
         if any(".json" in note for note in notes):
             notes.append(store._take_up_lost_rows())
@@ -287,10 +288,8 @@ class Store(StoreReader):
 
     def _advance(self, version: int, *, added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
         gone = {file.path for file in removed}
-        kept = (
-            [file for file in self._snapshot.files if file.path not in gone] if gone else self._snapshot.files
-        )
-        self._snapshot = Snapshot(version=version, files=(*kept, *added))
+        kept = [file for file in self._snapshot.files if file.path not in gone]
+        self._snapshot = replace(self._snapshot, version=version, files=(*kept, *added))
 
     def _merge(self, files: Sequence[DataFile], target_bytes: int) -> int:
         """Replace small files of one device by larger ones; return how many were replaced."""

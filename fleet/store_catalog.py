@@ -116,15 +116,15 @@ def _entry(path: Path, text: str) -> dict[str, Any]:
     return value
 
 
-def _valid(adapter: TypeAdapter[T], value: Any, path: Path) -> T:
+def _valid(
+    adapter: TypeAdapter[T], value: Any, where: Any, cure: str = "delete the file and store its content again"
+) -> T:
     try:
         return adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise StoreError(
-            f"{path}: {where}: {first['msg']}; delete the file and store its content again"
-        ) from error
+        key = ".".join(str(part) for part in first["loc"])
+        raise StoreError(f"{where}: {key}: {first['msg']}; {cure}") from error
 
 
 def put_device(folder: Path, spec: DeviceSpec, descriptor: Descriptor | None) -> bool:
@@ -145,6 +145,9 @@ def put_device(folder: Path, spec: DeviceSpec, descriptor: Descriptor | None) ->
         "spec": as_json_dict(spec),
         "descriptor": None if descriptor is None else as_json_dict(descriptor),
     }
+    # A line that cannot be read back would hide every device. (To Python, True is a number; not to JSON.)
+    cure = "give the field the type that DeviceSpec says"
+    _valid(_SPEC, value["spec"], f"device {spec.device_id} cannot be stored", cure)
     before = path.stat().st_size if path.exists() else 0
     with path.open("ab", buffering=0) as stream:
         try:

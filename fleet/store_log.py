@@ -55,6 +55,8 @@ class Snapshot:
 
     version: int
     files: tuple[DataFile, ...]
+    #: Layout of the store that the table had then.
+    layout: int
 
 
 def create_table(folder: Path) -> None:
@@ -137,8 +139,8 @@ def commit(folder: Path, version: int, operation: str, actions: Sequence[dict[st
     Args:
         folder: The table.
         version: The new version: one more than the last.
-        operation: Delta's word for what was done (`WRITE`, `OPTIMIZE`).
-        actions: Added and removed files; added ones are on the disk already.
+        operation: Delta's word for what was done (`WRITE`, `OPTIMIZE`, `ADD COLUMNS`).
+        actions: Added and removed files, or new metadata; added files are on the disk already.
 
     Raises:
         OSError: Nothing was published.
@@ -192,7 +194,7 @@ def load_snapshot(folder: Path, version: int | None = None) -> Snapshot:
         )
     with delta_errors("reading the table", folder):
         table = DeltaTable(folder, version=version)
-        _check_layout(folder, table.metadata().configuration.get(SCHEMA_KEY))
+        layout = _layout(folder, table.metadata().configuration.get(SCHEMA_KEY))
         rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     files = [
         DataFile(
@@ -205,10 +207,10 @@ def load_snapshot(folder: Path, version: int | None = None) -> Snapshot:
     ]
     # File names grow with the version that wrote them, so this is the order of appending.
     files.sort(key=lambda file: file.path)
-    return Snapshot(version=table.version(), files=tuple(files))
+    return Snapshot(version=table.version(), files=tuple(files), layout=layout)
 
 
-def _check_layout(folder: Path, found: str | None) -> None:
+def _layout(folder: Path, found: str | None) -> int:
     if found is None:
         raise StoreError(f"{folder} is a Delta table, but tensor-fleet did not write it; give another folder")
     if not found.isdigit() or int(found) < 1:
@@ -220,6 +222,7 @@ def _check_layout(folder: Path, found: str | None) -> None:
             f"{folder} has store layout {found}, this version knows up to {STORE_SCHEMA};"
             " upgrade tensor-fleet"
         )
+    return int(found)
 
 
 def is_table(folder: Path) -> bool:

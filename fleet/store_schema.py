@@ -15,20 +15,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agents.errors import AgentError
+from agents.record_json import protocol_from_json, protocol_to_json
 from agents.records import (
+    RECORD_SCHEMA,
     CandidateId,
     DeviceId,
     Outcome,
     Protocol,
     Record,
     WorkloadId,
-    as_json_dict,
     canonical_json,
 )
 from fleet.errors import StoreError
 
-#: Layout of the whole store (tables, folders). 1: first published layout.
-STORE_SCHEMA = 1
+#: Layout of the whole store (tables, folders). 1: first published layout. 2: column `quality`; older versions
+#: must refuse it, because they would merge files without the column.
+STORE_SCHEMA = 2
 
 #: Key of `STORE_SCHEMA` in the table's metadata.
 SCHEMA_KEY = "tensorFleet.storeSchema"
@@ -58,8 +61,12 @@ FILE_SCHEMA = pa.schema(
         ("dialect", pa.string()),
         ("trace", pa.string()),
         ("schema", pa.int32()),
+        ("quality", pa.string()),
     ]
 )
+
+#: Columns that older data files lack: null there. A merge writes the nulls, so that no row ever changes.
+ADDED_COLUMNS = frozenset({"quality"})
 
 #: The table as Delta sees it: the partition column and those of the files.
 TABLE_SCHEMA = pa.schema([("device_id", pa.string()), *FILE_SCHEMA])
@@ -114,10 +121,10 @@ def records_to_table(records: Sequence[Record]) -> pa.Table:
 
 
 def _row(record: Record) -> dict[str, object]:
-    if record.schema != 1:
+    if not _is_known(record.schema):
         raise StoreError(
-            f"record {record.record_id}: cannot store record layout {record.schema}, this version knows 1;"
-            " upgrade tensor-fleet"
+            f"record {record.record_id}: cannot store record layout {record.schema}, this version knows"
+            f" 1 to {RECORD_SCHEMA}; upgrade tensor-fleet"
         )
     row: dict[str, object] = {name: getattr(record, name) for name in RECORD_COLUMNS}
     row["record_id"] = record.record_id
@@ -125,24 +132,33 @@ def _row(record: Record) -> dict[str, object]:
     row["latency_secs"] = record.latency_secs if record.outcome is Outcome.OK and record.run_secs else None
     row["run_secs"] = list(record.run_secs)
     row["warmup_secs"] = list(record.warmup_secs)
-    row["protocol"] = _protocol_text(record.protocol)
+    try:
+        row["protocol"] = _protocol_text(record.protocol, record.schema)
+    except (AgentError, ValueError, TypeError) as error:
+        raise StoreError(f"record {record.record_id} cannot be stored: {error}") from error
     # The tail of a stream cut at any byte may hold halves of characters: they must not stop the batch.
     row["error"] = record.error.encode("utf-8", "backslashreplace").decode("utf-8")
     return row
 
 
-@functools.lru_cache(maxsize=256)
-def _protocol_text(protocol: Protocol) -> str:
-    return canonical_json(as_json_dict(protocol))
+def _is_known(schema: object) -> bool:
+    return isinstance(schema, int) and 1 <= schema <= RECORD_SCHEMA
 
 
 @functools.lru_cache(maxsize=256)
-def _protocol(text: str) -> Protocol:
-    return Protocol(**json.loads(text))
+def _protocol_text(protocol: Protocol, schema: int) -> str:
+    return canonical_json(protocol_to_json(protocol, schema))
+
+
+@functools.lru_cache(maxsize=256)
+def _protocol(text: str, schema: int) -> Protocol:
+    return protocol_from_json(json.loads(text), schema)
 
 
 def read_batches(path: Path, columns: Sequence[str] = tuple(FILE_SCHEMA.names)) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one data file, `BATCH_ROWS` at a time, in order.
+
+    `ADDED_COLUMNS` that the file lacks are null.
 
     It reads when asked. A scan of pyarrow's datasets reads ahead of a slow consumer: 330 MB for 400,000
     records, where this takes 31 MB.
@@ -152,10 +168,18 @@ def read_batches(path: Path, columns: Sequence[str] = tuple(FILE_SCHEMA.names)) 
         pyarrow.ArrowException, OSError: The file is damaged or gone.
     """
     with pq.ParquetFile(path) as file:
-        missing = [name for name in columns if name not in file.schema_arrow.names]
+        present = [name for name in columns if name in file.schema_arrow.names]
+        missing = [name for name in columns if name not in present and name not in ADDED_COLUMNS]
         if missing:
             raise StoreError(f"{path} lacks the columns {', '.join(missing)}: tensor-fleet did not write it")
-        yield from file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns), use_threads=False)
+        batches = file.iter_batches(batch_size=BATCH_ROWS, columns=present, use_threads=False)
+        if len(present) == len(columns):
+            yield from batches
+            return
+        for batch in batches:
+            kept = {name: batch.column(name) for name in present}
+            nulls = {name: pa.nulls(batch.num_rows, FILE_SCHEMA.field(name).type) for name in ADDED_COLUMNS}
+            yield pa.RecordBatch.from_pydict({name: (nulls | kept)[name] for name in columns})
 
 
 def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
@@ -167,18 +191,20 @@ def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
     columns = [batch.column(name).to_pylist() for name in RECORD_COLUMNS]
     for values in zip(*columns, strict=True):
         row = dict(zip(RECORD_COLUMNS, values, strict=True))
-        if row["schema"] != 1:
+        if not _is_known(row["schema"]):
             raise StoreError(
-                f"a record of device {device_id} has layout {row['schema']}, this version knows 1;"
-                " upgrade tensor-fleet"
+                f"a record of device {device_id} has layout {row['schema']}, this version knows"
+                f" 1 to {RECORD_SCHEMA}; upgrade tensor-fleet"
             )
         try:
             row["outcome"] = Outcome(row["outcome"])
-            row["protocol"] = _protocol(row["protocol"])
-        except (ValueError, TypeError) as error:
+            row["protocol"] = _protocol(row["protocol"], row["schema"])
+        except (AgentError, ValueError, TypeError) as error:
             raise StoreError(f"a record of device {device_id} cannot be read: {error}") from error
         row["run_secs"] = tuple(row["run_secs"])
         row["warmup_secs"] = tuple(row["warmup_secs"])
+        if row["quality"] is None:
+            row["quality"] = "{}"
         row["workload_id"] = WorkloadId(row["workload_id"])
         row["candidate_id"] = CandidateId(row["candidate_id"])
         yield Record(device_id=DeviceId(device_id), **row)
@@ -243,6 +269,7 @@ def _fixed_width(column: pa.Array) -> npt.NDArray[np.bytes_]:
 
 
 __all__ = [
+    "ADDED_COLUMNS",
     "BATCH_ROWS",
     "DICTIONARY_COLUMNS",
     "FILE_SCHEMA",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from agents.record_json import protocol_from_json
 from agents.records import (
     Candidate,
     CandidateId,
@@ -20,6 +22,36 @@ from agents.records import (
     Record,
     Workload,
     WorkloadId,
+    canonical_json,
+)
+
+#: Keys that a protocol has in records of layout 1.
+PROTOCOL_KEYS_OF_LAYOUT_1 = (
+    "repeat",
+    "min_repeat_ms",
+    "max_number",
+    "cooldown_ms",
+    "build_timeout_sec",
+    "run_timeout_sec",
+)
+
+#: One record in each published layout; every later version must read it. Never change a line, only add.
+LAYOUT_1 = (
+    '{"attempt":2,"build_secs":0.25,"candidate_id":"c0ffee","device_id":"dev-a","dialect":"meta_schedule",'
+    '"environment":"{}","environment_id":"e1","error":"","measured_at":1700000000.5,"model_version":"m7",'
+    '"number":3,"origin":"paired","outcome":"ok","protocol":{"build_timeout_sec":15.0,"cooldown_ms":0.0,'
+    '"max_number":20000,"min_repeat_ms":10.0,"repeat":3,"run_timeout_sec":5.0},"run_secs":[0.001,0.002],'
+    '"schema":1,"timing_secs":0.5,"trace":"[[],[]]","wait_secs":0.0,"warmup_secs":[],"workload_id":"a1"}'
+)
+LAYOUT_2 = (
+    '{"attempt":0,"build_secs":0.05,"candidate_id":"c0ffee","device_id":"dev-a","dialect":"meta_schedule",'
+    '"environment":"{}","environment_id":"e2","error":"","measured_at":1700000000.5,"model_version":"",'
+    '"number":3,"origin":"evolved","outcome":"ok","protocol":{"build_timeout_sec":15.0,"cache_flush":true,'
+    '"check_share":0.25,"cooldown_ms":0.0,"early_stop_ratio":4.0,"extra_repeats":7,"max_number":20000,'
+    '"memory_limit_gib":2.5,"min_repeat_ms":10.0,"reject_interval":0.4,"repeat":3,"run_timeout_sec":5.0,'
+    '"target_interval":0.03,"warmup_ms":80.0},"quality":"{\\"interval\\":0.021,\\"suspect\\":true}",'
+    '"run_secs":[0.001,0.002],"schema":2,"timing_secs":0.5,"trace":"[[],[]]","wait_secs":0.0,'
+    '"warmup_secs":[],"workload_id":"a1"}'
 )
 
 
@@ -48,13 +80,25 @@ def make_record(number: int, *, device: str = "dev-a", workload: str = "a1b2", *
         "environment_id": "e" * 32,
         "attempt": 0,
         "measured_at": 1_700_000_000.0 + number,
+        "quality": canonical_json({"interval": 0.01 + number * 1e-6} if is_ok else {"strikes": 1}),
     }
     return Record(**values | changes)
+
+
+def as_layout_1(record: Record) -> Record:
+    """The record as the version before `quality` would have made it."""
+    kept = {name: getattr(record.protocol, name) for name in PROTOCOL_KEYS_OF_LAYOUT_1}
+    return replace(record, schema=1, quality="{}", protocol=protocol_from_json(kept, 1))
 
 
 def make_batch(start: int, count: int, **changes: Any) -> list[Record]:
     """Records with the numbers from `start` on."""
     return [make_record(number, **changes) for number in range(start, start + count)]
+
+
+def make_batch_of_layout_1(start: int, count: int, **changes: Any) -> list[Record]:
+    """Records with the numbers from `start` on, in layout 1."""
+    return [as_layout_1(record) for record in make_batch(start, count, **changes)]
 
 
 def make_workload(number: int, networks: tuple[tuple[str, int], ...] = ()) -> Workload:
@@ -113,13 +157,39 @@ def make_descriptor(**changes: Any) -> Descriptor:
 
 _SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | _SECONDS | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@st.composite
+def any_protocols(draw: st.DrawFn) -> Protocol:
+    """Any protocol that the type allows."""
+    return Protocol(
+        repeat=draw(st.integers(1, 100)),
+        extra_repeats=draw(st.integers(0, 2**31)),
+        target_interval=draw(_SECONDS),
+        reject_interval=draw(_SECONDS),
+        min_repeat_ms=draw(_SECONDS),
+        max_number=draw(st.integers(1, 2**31)),
+        warmup_ms=draw(_SECONDS),
+        cooldown_ms=draw(_SECONDS),
+        cache_flush=draw(st.booleans()),
+        early_stop_ratio=draw(st.just(0.0) | st.floats(1, 1e9, exclude_min=True)),
+        check_share=draw(st.floats(0, 1)),
+        build_timeout_sec=draw(st.floats(1e-9, 1e9)),
+        run_timeout_sec=draw(st.floats(1e-9, 1e9)),
+        memory_limit_gib=draw(st.floats(1e-9, 1e9)),
+    )
 
 
 @st.composite
 def any_records(draw: st.DrawFn) -> Record:
-    """Any record that the types allow, odd text and extreme numbers included."""
+    """Any record of any layout that the types allow, odd text and extreme numbers included."""
     run_secs = tuple(draw(st.lists(_SECONDS, max_size=4)))
-    return Record(
+    record = Record(
         device_id=DeviceId(draw(st.sampled_from(["dev-a", "dev-b", "e5-2673.v4_x"]))),
         workload_id=WorkloadId(draw(_TEXT)),
         candidate_id=CandidateId(draw(_TEXT)),
@@ -134,17 +204,12 @@ def any_records(draw: st.DrawFn) -> Record:
         wait_secs=draw(_SECONDS),
         timing_secs=draw(_SECONDS),
         error=draw(_TEXT),
-        protocol=Protocol(
-            repeat=draw(st.integers(1, 100)),
-            min_repeat_ms=draw(_SECONDS),
-            max_number=draw(st.integers(1, 2**31)),
-            cooldown_ms=draw(_SECONDS),
-            build_timeout_sec=draw(st.floats(1e-9, 1e9)),
-            run_timeout_sec=draw(st.floats(1e-9, 1e9)),
-        ),
+        protocol=draw(any_protocols()),
         environment=draw(_TEXT),
         environment_id=draw(_TEXT),
         attempt=draw(st.integers(0, 1000)),
         measured_at=draw(_SECONDS),
         model_version=draw(_TEXT),
+        quality=canonical_json(draw(st.dictionaries(_TEXT, _JSON, max_size=3))),
     )
+    return as_layout_1(record) if draw(st.booleans()) else record

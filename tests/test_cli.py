@@ -43,7 +43,14 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    "arguments", [["no-such-verb"], ["status", "--no-such-flag"], ["demo", "--folds", "1"]]
+    "arguments",
+    [
+        ["no-such-verb"],
+        ["status", "--no-such-flag"],
+        ["demo", "--folds", "1"],
+        ["collect", "--noise", "5", "--remeasure", "5"],
+        ["collect", "--noise", "0"],
+    ],
 )
 def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:
     assert run(arguments) == 2

@@ -121,7 +121,7 @@ def test_doctor_judges_this_host() -> None:
 def test_doctor_fails_when_something_stops_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     from fleet.doctor import HostState
 
-    monkeypatch.setattr("fleet.doctor.look", lambda store: HostState(missing_modules=("tvm",)))
+    monkeypatch.setattr("fleet.doctor.look", lambda store, **_: HostState(missing_modules=("tvm",)))
     result = run("doctor")
     assert isinstance(result.exception, FleetError)
     assert "pip install apache-tvm==" in str(result.exception)

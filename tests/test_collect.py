@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,8 @@ from fleet.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(300)]
 
-QUICK = Protocol(repeat=3, min_repeat_ms=2.0)
+#: What is tested here must not depend on how quiet the host is.
+QUICK = Protocol(repeat=3, extra_repeats=0, min_repeat_ms=2.0, reject_interval=0.0, early_stop_ratio=0.0)
 
 
 class Log:
@@ -69,6 +70,10 @@ def settings(samples: int, *, remeasure: int = 0) -> CollectSettings:
     return CollectSettings(samples=samples, protocol=QUICK, batch_size=4, remeasure=remeasure)
 
 
+def first_hand(records: Iterable[Record]) -> list[Record]:
+    return [record for record in records if record.attempt == 0]
+
+
 def collect(
     session: RaySession,
     store: Store,
@@ -97,6 +102,12 @@ def test_ray_listens_on_loopback_only_and_asks_for_a_token(session: RaySession) 
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
+def test_what_is_timed_runs_at_the_priority_of_its_fleet(session: RaySession) -> None:
+    pids = session.call(DeviceId("generic"), "pids")
+    assert len(pids) >= 2
+    assert {psutil.Process(pid).nice() for pid in pids} == {psutil.Process().nice()}
+
+
 def test_every_device_measures_the_same_candidates_once(
     session: RaySession, specs: dict[DeviceId, DeviceSpec], bert_workloads: list[Workload], folder: Path
 ) -> None:
@@ -104,7 +115,9 @@ def test_every_device_measures_the_same_candidates_once(
     with Store.open(folder / "store") as store:
         log = collect(session, store, specs, chosen, settings(5, remeasure=3))
         records = list(store.records())
-        assert len(log.records) == len(records) == 2 * (2 * 5 + 3)
+        assert len(log.records) == len(records)
+        # A drifting device has some of them measured once more than asked.
+        assert sum(r.attempt > 0 for r in records) >= 2 * 3
         first = {
             device_id: {r.candidate_id for r in records if r.device_id == device_id and r.attempt == 0}
             for device_id in specs
@@ -119,12 +132,12 @@ def test_every_device_measures_the_same_candidates_once(
         assert entry.descriptor.logical_cores == psutil.cpu_count()
 
         again = collect(session, store, specs, chosen, settings(5, remeasure=3))
-        assert again.records == []
+        assert first_hand(again.records) == []
         more = collect(session, store, specs, chosen, settings(6, remeasure=3))
-        assert len(more.records) == 2 * 2 * 1
+        assert len(first_hand(more.records)) == 2 * 2 * 1
 
     with Store.open(folder / "store") as store:
-        assert len(list(store.records())) == len(records) + 4
+        assert len(first_hand(store.records())) == len(first_hand(records)) + 4
 
 
 def test_an_agent_killed_in_mid_batch_costs_nothing(
@@ -153,7 +166,7 @@ def test_an_agent_killed_in_mid_batch_costs_nothing(
         assert session.call(generic, "pids")[0] != agent
         wanted = {candidate.candidate_id for candidate in pools[Family.CPU][matmul.workload_id]}
         for device_id in specs:
-            found = [record.candidate_id for record in store.records(device_id=device_id)]
+            found = [record.candidate_id for record in first_hand(store.records(device_id=device_id))]
             assert sorted(found) == sorted(wanted)
         assert session.call(generic, "pending") == []
 
@@ -177,7 +190,7 @@ def test_records_nobody_acknowledged_are_taken_over_at_the_next_start(
         log = Log()
         Collection(session, store, specs, settings(4), log).register()
         assert sorted(r.record_id for r in store.records()) == sorted(r.record_id for r in lost)
-        assert len(log.records) == 4
+        assert len(log.records) == len(lost) >= 4
 
 
 def test_a_device_that_the_host_cannot_be_is_refused(

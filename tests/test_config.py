@@ -290,6 +290,63 @@ def test_the_protocol_section_has_the_fields_and_defaults_of_the_protocol() -> N
     assert FleetConfig().timing_protocol() == Protocol()
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("protocol.extra_repeats", -1),
+        ("protocol.extra_repeats", 1.5),
+        ("protocol.target_interval", -0.01),
+        ("protocol.reject_interval", 11),
+        ("protocol.warmup_ms", -1.0),
+        ("protocol.cache_flush", 1),
+        ("protocol.cache_flush", "yes"),
+        ("protocol.early_stop_ratio", 1.0),
+        ("protocol.early_stop_ratio", 0.5),
+        ("protocol.early_stop_ratio", -1.0),
+        ("protocol.early_stop_ratio", float("inf")),
+        ("protocol.check_share", 1.01),
+        ("protocol.memory_limit_gib", 0.0),
+        ("protocol.memory_limit_gib", 0.1),
+        ("workloads.exploration", 1.1),
+        ("workloads.exploration", -0.1),
+        ("workloads.noise_samples", -1),
+        ("workloads.noise_samples", 2.5),
+    ],
+)
+def test_a_setting_out_of_bounds_is_one_fault_with_its_key(key: str, value: Any) -> None:
+    section, name = key.split(".")
+    with pytest.raises(ConfigError) as caught:
+        resolve({"schema": 1, section: {name: value}}, "f.yaml", {}, {})
+    (fault,) = caught.value.args
+    assert fault.startswith(f"f.yaml: {key}: ")
+
+
+def test_zero_switches_the_optional_rules_off() -> None:
+    off = ("extra_repeats", "target_interval", "reject_interval", "warmup_ms", "early_stop_ratio")
+    file = {"schema": 1, "protocol": dict.fromkeys((*off, "check_share"), 0)}
+    environ = {
+        "FLEET_WORKLOADS__NOISE_SAMPLES": "0",
+        "FLEET_WORKLOADS__EXPLORATION": "1",
+        "FLEET_PROTOCOL__CACHE_FLUSH": "true",
+        "FLEET_PROTOCOL__MEMORY_LIMIT_GIB": "0.5",
+    }
+    config = resolve(file, "f.yaml", environ, {}).config
+    protocol = config.timing_protocol()
+    assert [getattr(protocol, name) for name in (*off, "check_share")] == [0] * 6
+    assert (protocol.cache_flush, protocol.memory_limit_gib) == (True, 0.5)
+    assert (config.workloads.exploration, config.workloads.noise_samples) == (1.0, 0)
+
+
+@given(st.data())
+def test_a_protocol_section_that_is_accepted_makes_a_protocol(data: st.DataObject) -> None:
+    numbers = st.integers(-1, 20_000) | st.floats(-1, 20_000) | st.booleans()
+    file = data.draw(st.dictionaries(st.sampled_from([field.name for field in fields(Protocol)]), numbers))
+    with suppress(ConfigError):
+        config = resolve({"schema": 1, "protocol": file}, "f", {}, {}).config
+        protocol = config.timing_protocol()
+        assert all(getattr(protocol, name) == value for name, value in file.items())
+
+
 def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_secret("ray.auth_token")
     assert is_secret("store.Secret-Key")

@@ -1,14 +1,44 @@
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
+import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from host_fixtures import GPU, arm_host, gpu_host, local_spec, x86_host
+from host_fixtures import (
+    GPU,
+    V4_FLAGS,
+    arm_host,
+    cuda_spec,
+    gpu_host,
+    laptop_files,
+    local_spec,
+    write_tree,
+    x86_host,
+)
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agents.probe import probe
-from agents.records import DeviceKind
-from fleet.doctor import WANTED_MODULES, Finding, HostState, Level, diagnose, look, version_numbers
+from agents.records import DeviceId, DeviceKind
+from fleet.doctor import (
+    WANTED_MODULES,
+    Finding,
+    HostState,
+    InterruptRate,
+    Level,
+    LockState,
+    diagnose,
+    look,
+    version_numbers,
+)
+from fleet.doctor_look import parse_interrupts
 
 QUIET = HostState(memory_available_bytes=8 << 30, disk_free_bytes=100 << 30)
 
@@ -39,7 +69,10 @@ def test_a_sibling_that_would_build_beside_the_timed_thread_is_found() -> None:
     assert "CPU 2 " in found.what
     assert "taskset -c 0,1,3" in found.do
     assert diagnose(x86_host(usable=(0, 1, 3)), [spec], state) == []
+    # Neither a replay nor a board behind a wire times on this host's cores.
     assert diagnose(x86_host(), [replace(spec, kind=DeviceKind.REPLAY)], state) == []
+    board = replace(spec, kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
+    assert diagnose(x86_host(), [board], state) == []
 
 
 def test_load_of_others_is_found() -> None:
@@ -54,6 +87,135 @@ def test_a_single_core_is_found() -> None:
 def test_a_quota_below_the_cores_is_found() -> None:
     assert "1.5 CPUs" in only(diagnose(x86_host(), [], replace(QUIET, cpu_quota=1.5))).what
     assert diagnose(x86_host(), [], replace(QUIET, cpu_quota=4.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("/sys/devices/system/cpu/intel_pstate/no_turbo", "echo 1 "),
+        ("/sys/devices/system/cpu/cpufreq/boost", "echo 0 "),
+    ],
+)
+def test_turbo_comes_with_the_command_that_switches_it_off(file: str, value: str) -> None:
+    found = only(diagnose(x86_host(), [], replace(QUIET, turbo_file=file)))
+    assert found.level is Level.WARNING
+    assert value in found.do
+    assert file in found.do
+
+
+def test_heat_is_found_before_and_after_it_slows_the_cpu() -> None:
+    near = only(diagnose(x86_host(), [], replace(QUIET, temperature_margin_c=4.0)))
+    assert "4 degrees C" in near.what
+    assert diagnose(x86_host(), [], replace(QUIET, temperature_margin_c=10.0)) == []
+    past = only(diagnose(x86_host(), [], replace(QUIET, throttled=7)))
+    assert (past.level, "7 times since" in past.what) == (Level.NOTE, True)
+    now = only(diagnose(x86_host(), [], replace(QUIET, throttled=7, throttled_now=2)))
+    assert (now.level, "2 times just now" in now.what) == (Level.WARNING, True)
+
+
+def test_time_stolen_by_another_virtual_machine_is_found() -> None:
+    assert "10%" in only(diagnose(x86_host(), [], replace(QUIET, stolen_share=0.1))).what
+    # One tick of 10 ms in 0.3 s.
+    assert diagnose(x86_host(), [], replace(QUIET, stolen_share=0.034)) == []
+
+
+def test_a_virtual_machine_is_a_note() -> None:
+    found = only(diagnose(x86_host(f"{V4_FLAGS} hypervisor"), [], QUIET))
+    assert found.level is Level.NOTE
+    assert "virtual machine" in found.what
+
+
+def test_a_timing_lock_that_is_held_is_a_note_and_a_refused_one_an_error() -> None:
+    held = only(diagnose(x86_host(), [], replace(QUIET, timing_lock=LockState.HELD)))
+    assert held.level is Level.NOTE
+    state = replace(QUIET, timing_lock=LockState.REFUSED, timing_lock_path="/tmp/some.lock")
+    refused = only(diagnose(x86_host(), [], state))
+    assert (refused.level, "/tmp/some.lock" in refused.what) == (Level.ERROR, True)
+
+
+def test_interrupts_matter_where_they_hit_a_timing_core() -> None:
+    rates = (
+        InterruptRate(irq=41, source="eth0-rx-0", core=0, per_sec=450.0),
+        InterruptRate(irq=42, source="nvme0q1", core=0, per_sec=80.0),
+        InterruptRate(irq=42, source="nvme0q1", core=1, per_sec=5.0),
+        InterruptRate(irq=43, source="far", core=9, per_sec=1e6),
+    )
+    state = replace(QUIET, interrupts=rates)
+    found = only(diagnose(x86_host(), [local_spec({"mcpu": "x86-64-v3"})], state))
+    assert "core 0 serves 530 interrupts a second, most of eth0-rx-0" in found.what
+    assert "time on core 2" in found.do
+    assert "/proc/irq/41/smp_affinity_list" in found.do
+    assert diagnose(x86_host(), [local_spec({"mcpu": "x86-64-v3"}, cores=(1,))], state) == []
+    assert diagnose(x86_host(), [], state) == []
+
+
+def test_interrupts_with_no_quieter_core_name_no_core() -> None:
+    rates = (InterruptRate(irq=41, source="eth0", core=0, per_sec=600.0),)
+    found = only(
+        diagnose(
+            x86_host(usable=(0, 1)),
+            [local_spec({"mcpu": "x86-64-v3"}, 2, (0, 1))],
+            replace(QUIET, interrupts=rates),
+        )
+    )
+    assert "smp_affinity_list" not in found.do
+
+
+def test_a_host_short_of_memory_is_found() -> None:
+    assert "12 %" in only(diagnose(x86_host(), [], replace(QUIET, memory_pressure=12.3))).what
+    assert diagnose(x86_host(), [], replace(QUIET, memory_pressure=0.5)) == []
+    swapping = only(diagnose(x86_host(), [], replace(QUIET, swapped_pages=9, swap_used_bytes=1 << 30)))
+    assert (swapping.level, "9 pages" in swapping.what) == (Level.WARNING, True)
+    swapped = only(diagnose(x86_host(), [], replace(QUIET, swap_used_bytes=1 << 30)))
+    assert (swapped.level, "1024 MiB" in swapped.what) == (Level.NOTE, True)
+    assert diagnose(x86_host(), [], replace(QUIET, swap_used_bytes=1 << 20)) == []
+
+
+CARD = {**GPU, "clock_max_mhz": "1410", "pci_bus_id": "00000000:07:00.0", "persistence_mode": "on"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "card", "level", "word"),
+    [
+        ({"throttle_reasons": ["hw_thermal_slowdown"]}, {}, Level.WARNING, "hw_thermal_slowdown"),
+        ({"utilisation": 80}, {}, Level.WARNING, "80 %"),
+        ({"sm_clock_mhz": 210, "throttle_reasons": ["gpu_idle"]}, {}, Level.NOTE, "210 of 1410 MHz"),
+        ({"sm_clock_mhz": 1410}, {"persistence_mode": "off"}, Level.NOTE, "persistence"),
+    ],
+    ids=["slowed down", "busy", "not locked", "no persistence"],
+)
+def test_a_gpu_that_gives_unsteady_numbers_is_found(
+    seen: dict[str, Any], card: dict[str, str], level: Level, word: str
+) -> None:
+    host = gpu_host({**CARD, **card})
+    found = only(diagnose(host, [cuda_spec()], replace(QUIET, gpus=((0, seen),))))
+    assert found.level is level
+    assert word in found.what
+    # The number that nvidia-smi counts by may be another one.
+    assert "-i 00000000:07:00.0" in found.do
+
+
+def test_a_gpu_with_a_locked_clock_is_fit() -> None:
+    seen = {"sm_clock_mhz": 1200, "utilisation": 0, "throttle_reasons": ["applications_clocks_setting"]}
+    assert diagnose(gpu_host(CARD), [cuda_spec()], replace(QUIET, gpus=((0, seen),))) == []
+
+
+def test_a_cuda_device_that_is_not_there_is_a_note_with_its_index() -> None:
+    found = only(diagnose(gpu_host(CARD), [cuda_spec(index=3)], QUIET))
+    assert "CUDA device 3" in found.why
+    assert "below 1" in found.do
+
+
+def test_a_board_that_does_not_answer_is_a_warning() -> None:
+    state = replace(QUIET, unserved=(("pi4", "nobody serves the key 'pi4' at box:9190: start it"),))
+    found = only(diagnose(x86_host(), [], state))
+    assert (found.level, "pi4" in found.what, "box:9190" in found.why) == (Level.WARNING, True, True)
+    assert found.do == "start it"
+
+
+def test_several_devices_on_one_core_are_no_finding() -> None:
+    specs = [local_spec({"mcpu": level}) for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4")]
+    assert diagnose(x86_host(), specs, QUIET) == []
 
 
 @pytest.mark.parametrize("module", [name for name in WANTED_MODULES if name != "pynvml"])
@@ -103,6 +265,13 @@ def test_a_device_of_another_host_is_a_note_with_its_reason() -> None:
     assert "x86_64" in found.why
 
 
+def test_devices_that_are_refused_for_one_reason_share_a_finding() -> None:
+    specs = [
+        replace(local_spec({"mcpu": "x86-64-v2"}, cores=(9,)), device_id=DeviceId(name)) for name in "ab"
+    ]
+    assert "devices a, b cannot" in only(diagnose(x86_host(), specs, QUIET)).what
+
+
 def test_the_worst_comes_first() -> None:
     state = replace(QUIET, missing_modules=("xgboost", "tornado", "tvm"))
     assert [finding.level for finding in diagnose(x86_host(), [], state)] == [
@@ -118,6 +287,159 @@ def test_this_host_can_be_looked_at_and_judged(tmp_path: Path) -> None:
     assert state.memory_available_bytes > 0
     assert "tvm" not in state.missing_modules
     assert all(finding.level is not Level.ERROR for finding in diagnose(probe(), [], state))
+
+
+INTERRUPTS = """\
+           CPU0       CPU1
+ 24:          1          0  IO-APIC   5-edge      ACPI:Ged
+ 41:       3000         20  PCI-MSIX-0000:00:04.0   1-edge      virtio3-rx
+ 99:          7
+NMI:          0          0   Non-maskable interrupts
+LOC:      17133      36176   Local timer interrupts
+ERR:          0
+"""
+
+
+def test_only_interrupts_of_devices_are_read() -> None:
+    assert parse_interrupts(INTERRUPTS) == {
+        (24, "ACPI:Ged", 0): 1,
+        (24, "ACPI:Ged", 1): 0,
+        (41, "virtio3-rx", 0): 3000,
+        (41, "virtio3-rx", 1): 20,
+    }
+    # Cores that are switched off have no column.
+    assert parse_interrupts("  CPU0 CPU3\n 5: 1 2 IO-APIC timer\n") == {
+        (5, "timer", 0): 1,
+        (5, "timer", 3): 2,
+    }
+
+
+@given(st.text(alphabet="CPU0123456789: \nabc-", max_size=200))
+def test_no_text_breaks_the_reader_of_interrupts(text: str) -> None:
+    assert all(count >= 0 for count in parse_interrupts(text).values())
+
+
+def test_a_laptop_is_looked_at(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    throttle = f"sys/devices/system/cpu/cpu{core}/thermal_throttle"
+    files = laptop_files() | {
+        "proc/interrupts": INTERRUPTS,
+        "proc/uptime": "10.0 5.0\n",
+        "proc/vmstat": "pgpgin 5\npswpin 3\npswpout 4\n",
+        "proc/meminfo": "MemAvailable: 3000000 kB\nSwapTotal: 4096 kB\nSwapFree: 1024 kB\n",
+        "sys/class/hwmon/hwmon2/temp2_crit": "100000\n",
+        f"{throttle}/core_throttle_count": "5\n",
+        f"{throttle}/package_throttle_count": "8\n",
+    }
+    state = look(tmp_path, write_tree(tmp_path, files))
+    assert state.turbo_file == "/sys/devices/system/cpu/intel_pstate/no_turbo"
+    assert state.temperature_margin_c == 36.5
+    assert (state.throttled, state.throttled_now, state.swapped_pages) == (8, 0, 0)
+    assert state.swap_used_bytes == 3 << 20
+    assert state.memory_pressure == 1.25
+    assert InterruptRate(irq=41, source="virtio3-rx", core=0, per_sec=300.0) in state.interrupts
+    assert (state.stolen_share, state.nvidia_driver, state.gpus, state.unserved) == (0.0, False, (), ())
+
+
+def test_what_the_kernel_counts_while_looking_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = min(os.sched_getaffinity(0))
+    throttle = f"sys/devices/system/cpu/cpu{core}/thermal_throttle/core_throttle_count"
+
+    def files(count: int) -> dict[str, str]:
+        return {
+            "proc/stat": f"cpu{core} 1 1 1 1 1 1 1 {count} 0 0\n",
+            "proc/vmstat": f"pswpin {count}\npswpout {count}\n",
+            "proc/interrupts": f"  CPU{core}\n 41: {count} PCI-MSI eth0\n",
+            throttle: f"{count}\n",
+        }
+
+    def watch(lock: Path) -> LockState:
+        write_tree(tmp_path, files(600))
+        time.sleep(0.1)
+        return LockState.FREE
+
+    monkeypatch.setattr("fleet.doctor_look._watch", watch)
+    state = look(tmp_path, write_tree(tmp_path, files(100)))
+    assert (state.throttled, state.throttled_now, state.swapped_pages) == (600, 500, 1000)
+    (rate,) = state.interrupts
+    # 500 in 0.1 s or somewhat more.
+    assert 0 < rate.per_sec <= 5000
+    assert 0 < state.stolen_share <= 500 / os.sysconf("SC_CLK_TCK") / 0.1
+
+
+def test_a_fleet_that_times_meanwhile_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "timing.lock"
+    monkeypatch.setattr("fleet.doctor_look.host_lock_path", lambda: path)
+    assert look(tmp_path).timing_lock is LockState.FREE
+    assert not path.exists()
+    path.touch()
+    assert look(tmp_path).timing_lock is LockState.FREE
+    began, done = threading.Event(), threading.Event()
+
+    def time_now_and_then() -> None:
+        handle = os.open(path, os.O_RDWR)
+        while not done.is_set():
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            began.set()
+            time.sleep(0.02)
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            time.sleep(0.005)
+        os.close(handle)
+
+    other = threading.Thread(target=time_now_and_then)
+    other.start()
+    try:
+        assert began.wait(10)
+        assert look(tmp_path).timing_lock is LockState.HELD
+    finally:
+        done.set()
+        other.join()
+    path.unlink()
+    path.symlink_to(path)  # a loop cannot be opened
+    state = look(tmp_path)
+    assert (state.timing_lock, state.timing_lock_path) == (LockState.REFUSED, str(path))
+
+
+def test_boards_are_asked_for_at_their_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentences = {("box:9190", "pi4"): "", ("box:9190", "pi5"): "nobody serves it: start it"}
+    monkeypatch.setattr("fleet.doctor_look.served", lambda tracker, key: sentences[tracker, key])
+    board = replace(local_spec({}), kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
+    # Without an address its file is at fault, which `differences` says.
+    specs = [board, replace(board, key="pi5"), replace(board, tracker=""), replace(board, key="")]
+    assert look(tmp_path, specs=specs).unserved == (("box-cpu", "nobody serves it: start it"),)
+
+
+def test_a_tracker_that_is_not_there_is_found(tmp_path: Path) -> None:
+    with socket.socket() as port:
+        # Bound but not listening: nobody else can take it, and connections are refused at once.
+        port.bind(("127.0.0.1", 0))
+        tracker = f"127.0.0.1:{port.getsockname()[1]}"
+        board = replace(local_spec({}), kind=DeviceKind.RPC, tracker=tracker, key="pi4")
+        state = look(tmp_path, specs=[board])
+    ((device_id, reason),) = state.unserved
+    assert device_id == "box-cpu"
+    assert tracker in reason
+    found = only(diagnose(x86_host(), [board], replace(QUIET, unserved=state.unserved)))
+    assert (found.level, tracker in found.why) == (Level.WARNING, True)
+
+
+def test_looking_loads_no_tvm() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from pathlib import Path; from fleet.doctor import look; look(Path('.')); "
+        "print([name for name in ('tvm', 'torch', 'ray') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_gpus_of_the_devices_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {0: {"sm_clock_mhz": 1410}, 2: {}}
+    monkeypatch.setattr("fleet.doctor_look.gpu_state", states.__getitem__)
+    state = look(tmp_path, specs=[cuda_spec(), cuda_spec(), cuda_spec(index=2), local_spec({})])
+    assert state.gpus == ((0, {"sm_clock_mhz": 1410}),)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import time
+from collections.abc import Sequence
 
 import psutil
 import pytest
@@ -11,28 +12,48 @@ from conftest import child_settings
 from faulty_workloads import calling
 
 from agents.errors import AgentError
-from agents.pool import WorkerPool
+from agents.pool import MAX_STRIKES, Job, Result, WorkerPool
 from agents.records import Candidate, Outcome, Protocol, Workload
 
 pytestmark = pytest.mark.tvm
 
-QUICK = Protocol(repeat=3, min_repeat_ms=2.0, run_timeout_sec=2.0)
+QUICK = Protocol(repeat=3, min_repeat_ms=2.0, run_timeout_sec=2.0, check_share=0.0)
+
+
+def jobs(
+    pairs: Sequence[tuple[Workload, Candidate]], *, check: bool = False, protocol: Protocol = QUICK
+) -> list[Job]:
+    return [
+        Job(workload=workload, candidate=candidate, protocol=protocol, check=check)
+        for workload, candidate in pairs
+    ]
+
+
+def of(workload: Workload, candidates: Sequence[Candidate], **changes: bool) -> list[Job]:
+    return jobs([(workload, candidate) for candidate in candidates], **changes)
+
+
+def by_job(results: Sequence[Result]) -> list[Result]:
+    return sorted(results, key=lambda result: result.job)
 
 
 def test_real_candidates_are_built_and_timed(
     pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
-    results = list(pool.run(matmul_candidates, [matmul] * len(matmul_candidates), QUICK))
-    assert sorted(result.job for result in results) == list(range(len(matmul_candidates)))
+    results = by_job(list(pool.run(of(matmul, matmul_candidates))))
+    assert [result.job for result in results] == list(range(len(matmul_candidates)))
     for result in results:
-        assert result.outcome is Outcome.OK
-        assert len(result.run_secs) == QUICK.repeat
+        assert result.outcome is Outcome.OK, result.error
+        assert QUICK.repeat <= len(result.run_secs) <= QUICK.repeat + QUICK.extra_repeats
         # 4.2 MFLOP: below 1 us it would beat any CPU, above 1 s something else was timed.
         assert all(1e-6 < seconds < 1.0 for seconds in result.run_secs)
         assert len(result.warmup_secs) in {1, 2}
         assert result.number >= 1
         assert result.build_secs > 0
-        assert result.environment["cores"] == [0]
+        assert result.quality["interval"] >= 0
+        assert result.environment["cores"] == result.environment["affinity"] == [0]
+        assert result.environment["threads"] == 1
+        assert result.environment["versions"]["llvm"]
 
 
 def test_the_same_seed_proposes_the_same_candidates(
@@ -51,33 +72,108 @@ def test_the_same_seed_proposes_the_same_candidates(
     ("function", "arguments", "words"),
     [("abort", (), "SIGABRT"), ("raise", (signal.SIGSEGV,), "SIGSEGV"), ("_exit", (3,), "status 3")],
 )
-def test_a_program_that_kills_its_process_is_a_run_failure_and_the_next_one_is_measured(
+def test_a_program_that_kills_its_process_three_times_is_quarantined_and_the_batch_goes_on(
     matmul: Workload,
     matmul_candidates: list[Candidate],
     function: str,
     arguments: tuple[int, ...],
     words: str,
 ) -> None:
-    workload, candidate = calling(f"calls_{function}", function, *arguments)
+    bad = calling(f"calls_{function}", function, *arguments)
     with WorkerPool([child_settings()]) as own:
-        results = list(own.run([candidate, matmul_candidates[0]], [workload, matmul], QUICK))
-        assert own.started == 2
+        results = by_job(list(own.run(jobs([bad, (matmul, matmul_candidates[0])]))))
+        assert own.started == MAX_STRIKES
     assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
     assert words in results[0].error
+    assert results[0].quality == {"strikes": MAX_STRIKES, "quarantined": True}
+    assert "strikes" not in results[1].quality
+
+
+def test_what_a_dying_program_prints_travels_with_its_outcome() -> None:
+    # glibc's free() of a pointer that it never gave out aborts and says so on stderr.
+    workload, candidate = calling("frees_nonsense", "free", 64)
+    with WorkerPool([child_settings()]) as own:
+        [result] = own.run(jobs([(workload, candidate)]))
+    assert result.outcome is Outcome.RUN_FAILED
+    assert "SIGABRT" in result.error or "SIGSEGV" in result.error
+    assert "while timing: " in result.error
 
 
 def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None:
-    workload, candidate = calling("sleeps", "sleep", 600)
+    bad = calling("sleeps", "sleep", 600)
     with WorkerPool([child_settings()]) as own:
         own.ask({"op": "networks", "networks": []})  # started: only the time-out is timed below
-        pids = own.pids
+        worker = own.pids[-1]
         started = time.monotonic()
-        [result] = own.run([candidate], [workload], QUICK)
+        [result] = own.run(jobs([bad]))
         seconds = time.monotonic() - started
-        assert not psutil.pid_exists(pids[0])
+        assert not psutil.pid_exists(worker)
     assert result.outcome is Outcome.RUN_TIMEOUT
     assert "more than 2 s" in result.error
     assert seconds < QUICK.run_timeout_sec + 2 + 10  # time-out, its reaction, and a build on a loaded host
+
+
+def test_a_program_that_eats_memory_is_ended_at_its_limit(
+    matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    # A pure candidate cannot be told to eat memory, so the limit is set below what TVM itself holds.
+    tight = dataclasses.replace(QUICK, memory_limit_gib=0.05)
+    bad = calling("sleeps_in_memory", "sleep", 600)
+    with WorkerPool([child_settings()]) as own:
+        results = by_job(list(own.run([*jobs([bad], protocol=tight), *of(matmul, matmul_candidates[:1])])))
+    assert [result.outcome.value.split("_")[1:] for result in results] == [["failed"], []]
+    assert "more than 0.05 GiB of memory" in results[0].error
+
+
+def test_a_program_that_takes_memory_without_end_is_ended(
+    matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    # Each of the four elements maps 1 GiB and touches all of it (MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE).
+    eats = calling("eats", "mmap", 0, 1 << 30, 3, 0x8022, -1, 0)
+    greedy = dataclasses.replace(QUICK, memory_limit_gib=2.0, run_timeout_sec=30.0)
+    with WorkerPool([child_settings()]) as own:
+        results = by_job(list(own.run([*jobs([eats], protocol=greedy), *of(matmul, matmul_candidates[:1])])))
+    assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
+    assert "timing took more than 2 GiB of memory" in results[0].error
+
+
+def test_wrong_output_is_an_outcome(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
+    # What libc's rand() adds to the output is different at every call.
+    random = calling("adds_rand", "rand")
+    right = (matmul, matmul_candidates[0])
+    with WorkerPool([child_settings()]) as own:
+        results = by_job(list(own.run(jobs([random, right], check=True))))
+    assert [result.outcome for result in results] == [Outcome.WRONG_OUTPUT, Outcome.OK]
+    assert results[0].error
+    assert len(results[0].run_secs) >= QUICK.repeat  # it ran, so its seconds are kept
+    assert [result.quality["checked"] for result in results] == [True, True]
+
+
+def test_a_candidate_that_is_surely_slower_gets_one_repeat(
+    pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    best = {matmul.workload_id: 1e-6}  # 4.2 MFLOP in 1 us: everything is thousands of times slower
+    [result] = pool.run(of(matmul, matmul_candidates[:1]), best)
+    assert result.outcome is Outcome.OK
+    assert len(result.run_secs) == 1
+    assert result.quality["stopped_early"] is True
+    never = dataclasses.replace(QUICK, early_stop_ratio=0.0)
+    [result] = pool.run(jobs([(matmul, matmul_candidates[0])], protocol=never), best)
+    assert len(result.run_secs) >= QUICK.repeat
+
+
+def test_flushed_caches_warm_up_and_cooldown_are_applied(
+    pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    flushed = dataclasses.replace(QUICK, cache_flush=True)
+    [result] = pool.run(jobs([(matmul, matmul_candidates[0])], protocol=flushed))
+    assert result.outcome is Outcome.OK
+    assert result.number == 1
+    heated = dataclasses.replace(QUICK, warmup_ms=60.0, cooldown_ms=50.0)
+    [result] = pool.run(jobs([(matmul, matmul_candidates[0])], protocol=heated))
+    assert result.outcome is Outcome.OK
+    assert len(result.warmup_secs) > 2
+    assert result.timing_secs > 0.11
 
 
 def test_traces_that_do_not_fit_are_build_failures(pool: WorkerPool, matmul: Workload) -> None:
@@ -87,33 +183,53 @@ def test_traces_that_do_not_fit_are_build_failures(pool: WorkerPool, matmul: Wor
         "[]",
     ]
     candidates = [Candidate(workload_id=matmul.workload_id, trace=trace) for trace in bad]
-    results = list(pool.run(candidates, [matmul] * len(bad), QUICK))
+    results = list(pool.run(of(matmul, candidates)))
     assert {result.outcome for result in results} == {Outcome.BUILD_FAILED}
     assert all("does not replay" in result.error for result in results)
 
 
 def test_an_unknown_symbol_is_a_build_failure_or_a_run_failure(pool: WorkerPool) -> None:
-    workload, candidate = calling("calls_nothing", "tensor_fleet_no_such_function")
-    [result] = pool.run([candidate], [workload], QUICK)
+    [result] = pool.run(jobs([calling("calls_nothing", "tensor_fleet_no_such_function")]))
     assert result.outcome in {Outcome.BUILD_FAILED, Outcome.RUN_FAILED}
     assert result.error
 
 
-def test_an_idle_process_that_was_killed_is_replaced(
+def test_an_idle_process_that_was_killed_costs_no_candidate(
     matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
     with WorkerPool([child_settings()]) as own:
         own.ask({"op": "networks", "networks": []})
-        os.kill(own.pids[0], signal.SIGKILL)
-        results = list(own.run(matmul_candidates[:2], [matmul] * 2, QUICK))
-    # The kill may be seen only when the first job is handed over; the batch goes on either way.
-    assert results[-1].outcome is Outcome.OK
-    assert len(results) == 2
+        os.kill(own.pids[-1], signal.SIGKILL)
+        results = list(own.run(of(matmul, matmul_candidates[:2])))
+        os.kill(own.pids[-1], signal.SIGKILL)
+        answer = own.ask({"op": "networks", "networks": []})
+    assert [result.outcome for result in results] == [Outcome.OK] * 2
+    assert answer["event"] == "workloads"
+
+
+def test_a_killed_zygote_is_replaced(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
+    with WorkerPool([child_settings()]) as own:
+        own.ask({"op": "networks", "networks": []})
+        zygote, worker = own.pids
+        os.kill(zygote, signal.SIGKILL)
+        results = list(own.run(of(matmul, matmul_candidates[:2])))
+        assert own.pids[0] != zygote
+        assert not psutil.pid_exists(worker)
+    assert [result.outcome for result in results] == [Outcome.OK] * 2
+
+
+def test_closing_the_pool_ends_every_process() -> None:
+    own = WorkerPool([child_settings()])
+    own.ask({"op": "networks", "networks": []})
+    pids = own.pids
+    assert len(pids) == 2
+    own.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_processes_are_recycled(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
     with WorkerPool([child_settings()], recycle_after=2) as own:
-        results = list(own.run(matmul_candidates[:5], [matmul] * 5, QUICK))
+        results = list(own.run(of(matmul, matmul_candidates[:5])))
         assert own.started == 3
     assert [result.outcome for result in results] == [Outcome.OK] * 5
 
@@ -121,14 +237,14 @@ def test_processes_are_recycled(matmul: Workload, matmul_candidates: list[Candid
 def test_an_abandoned_batch_does_not_leak_into_the_next(
     pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
-    abandoned = pool.run(matmul_candidates, [matmul] * 6, QUICK)
+    abandoned = pool.run(of(matmul, matmul_candidates))
     next(abandoned)
     abandoned.close()
-    results = list(pool.run(matmul_candidates[:2], [matmul] * 2, QUICK))
+    results = list(pool.run(of(matmul, matmul_candidates[:2])))
     assert sorted(result.job for result in results) == [0, 1]
 
 
-def test_a_pool_without_tvm_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_says_what_to_do() -> None:
     broken = dataclasses.replace(child_settings(), device="no-such-device")
     with WorkerPool([broken]) as own, pytest.raises(AgentError, match="fleet doctor"):
         own.ask({"op": "networks", "networks": []})

@@ -4,8 +4,8 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,9 +26,24 @@ from host_fixtures import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import cuda, host
-from agents.probe import LASTING_KEYS, core_groups, differences, environment, environment_id, probe
-from agents.records import DeviceKind, Protocol, canonical_json
+from agents import host
+from agents.probe import (
+    LASTING_KEYS,
+    core_groups,
+    differences,
+    environment,
+    environment_id,
+    probe,
+    remote_descriptor,
+)
+from agents.records import Descriptor, DeviceKind, DeviceSpec, Protocol, canonical_json
+
+STAT = (
+    "cpu  9208 0 3532 169071 338 0 50 17 0 0\n"
+    "cpu0 670 0 821 89460 83 0 4 6 0 0\n"
+    "cpu1 8538 0 2711 79611 254 0 45 11 0 0\n"
+    "intr 155408 0 0\nctxt 231880\n"
+)
 
 
 def test_this_host_is_described() -> None:
@@ -130,17 +145,201 @@ def test_the_snapshot_of_this_host_is_cheap() -> None:
     assert min(laps) < 2e-3
 
 
-def test_only_lasting_things_change_the_environment_id() -> None:
-    spec, protocol = local_spec({"mcpu": "x86-64-v3"}), Protocol()
-    snapshot = environment((0,))
-    same = environment_id(snapshot, spec, protocol)
-    passing = {key: "changed" for key in snapshot if key not in LASTING_KEYS}
-    assert environment_id({**snapshot, **passing}, spec, protocol) == same
-    for key in LASTING_KEYS:
-        assert environment_id({**snapshot, key: "changed"}, spec, protocol) != same
-    others = (local_spec({"mcpu": "x86-64-v2"}), local_spec({"mcpu": "x86-64-v3"}, cores=(1,)))
-    assert all(environment_id(snapshot, other, protocol) != same for other in others)
-    assert environment_id(snapshot, spec, Protocol(repeat=4)) != same
+def test_the_snapshot_counts_stolen_ticks_of_the_timing_cores_only(tmp_path: Path) -> None:
+    root = write_tree(tmp_path, laptop_files() | {"proc/stat": STAT})
+    assert environment((1,), root)["steal_ticks"] == 11
+    assert environment((0, 1), root)["steal_ticks"] == 17
+    assert "steal_ticks" not in environment((9,), root)
+
+
+def test_the_snapshot_of_a_gpu_device_holds_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    states = {0: {"sm_clock_mhz": 1980}, 1: {}}
+    monkeypatch.setattr("agents.probe.gpu_state", states.__getitem__)
+    assert environment((0,), tmp_path, gpu_index=0)["gpu"] == {"sm_clock_mhz": 1980}
+    # A card that shows nothing, and a device that is no GPU.
+    assert "gpu" not in environment((0,), tmp_path, gpu_index=1)
+    assert "gpu" not in environment((0,), tmp_path)
+
+
+SNAPSHOT = {
+    "arch": "x86_64",
+    "cpu_model": "Example CPU",
+    "versions": {"apache-tvm": "0.27.0.post1", "cuda-driver": "535.104.05"},
+    "governor": ["performance", "powersave"],
+    "turbo": "on",
+    "kernel": "6.1.0",
+    "python": "3.11.7",
+    "load": [0.1, 0.2, 0.3],
+    "affinity": [0, 1],
+    "clock_mhz": [2600.0],
+    "temperature_c": 40.0,
+    "steal_ticks": 3,
+    "gpu": {"sm_clock_mhz": 1980},
+}
+CPU_SPEC = local_spec({"mcpu": "x86-64-v3"})
+
+
+def remote_spec(target: dict[str, object], tracker: str = "box:9190", key: str = "pi4") -> DeviceSpec:
+    """A device of kind `rpc` that builds for this target."""
+    return replace(
+        CPU_SPEC, kind=DeviceKind.RPC, target_json=canonical_json(target), tracker=tracker, key=key
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kernel": "6.2.0"},
+        {"python": "3.12.1", "load": [9.0], "affinity": [3], "clock_mhz": [], "temperature_c": 90.0},
+        {"steal_ticks": 4, "gpu": {}},
+        {"governor": ["powersave", "performance", "powersave"]},
+        {"versions": {"apache-tvm": "0.27.0.post1", "cuda-driver": "550.1"}},
+    ],
+    ids=["kernel", "moment", "counters", "order of governors", "driver of another device"],
+)
+def test_what_passes_leaves_the_environment_id(changes: dict[str, Any]) -> None:
+    same = environment_id(SNAPSHOT, CPU_SPEC, Protocol())
+    assert environment_id({**SNAPSHOT, **changes}, CPU_SPEC, Protocol()) == same
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arch": "aarch64"},
+        {"cpu_model": "Another CPU"},
+        {"versions": {"apache-tvm": "0.28.0"}},
+        {"governor": ["powersave"]},
+        {"turbo": "off"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_lasts_changes_the_environment_id(changes: dict[str, Any]) -> None:
+    same = environment_id(SNAPSHOT, CPU_SPEC, Protocol())
+    assert environment_id({**SNAPSHOT, **changes}, CPU_SPEC, Protocol()) != same
+
+
+@pytest.mark.parametrize("key", LASTING_KEYS)
+def test_an_environment_without_a_lasting_part_has_no_id(key: str) -> None:
+    with pytest.raises(KeyError, match=key):
+        environment_id({name: value for name, value in SNAPSHOT.items() if name != key}, CPU_SPEC, Protocol())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"repeat": 4},
+        {"min_repeat_ms": 20.0},
+        {"max_number": 9},
+        {"warmup_ms": 5.0},
+        {"cooldown_ms": 5.0},
+        {"cache_flush": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_protocol_that_measures_otherwise_changes_the_environment_id(change: dict[str, Any]) -> None:
+    same = environment_id(SNAPSHOT, CPU_SPEC, Protocol())
+    assert environment_id(SNAPSHOT, CPU_SPEC, Protocol(**change)) != same
+
+
+def test_rules_about_giving_up_and_checking_leave_the_environment_id() -> None:
+    other = Protocol(
+        # As a whole number, which is how a file may spell it.
+        min_repeat_ms=10,
+        extra_repeats=0,
+        target_interval=0.1,
+        reject_interval=0.0,
+        early_stop_ratio=0.0,
+        check_share=1.0,
+        build_timeout_sec=1.0,
+        run_timeout_sec=1.0,
+        memory_limit_gib=1.0,
+    )
+    same = environment_id(SNAPSHOT, CPU_SPEC, Protocol())
+    assert environment_id(SNAPSHOT, CPU_SPEC, other) == same
+
+
+def test_target_pinning_and_index_change_the_environment_id() -> None:
+    others = (
+        local_spec({"mcpu": "x86-64-v2"}),
+        replace(CPU_SPEC, cores=(1,)),
+        replace(CPU_SPEC, threads=2),
+        replace(CPU_SPEC, index=1),
+    )
+    found = {environment_id(SNAPSHOT, spec, Protocol()) for spec in (CPU_SPEC, *others)}
+    assert len(found) == 5
+    named = replace(CPU_SPEC, note="in the cellar", protocol_changes=(("repeat", 9.0),))
+    assert environment_id(SNAPSHOT, named, Protocol()) in found
+
+
+def test_the_driver_belongs_to_the_environment_of_a_gpu() -> None:
+    newer = {**SNAPSHOT, "versions": {"apache-tvm": "0.27.0.post1", "cuda-driver": "550.1"}}
+    assert environment_id(SNAPSHOT, cuda_spec(), Protocol()) != environment_id(newer, cuda_spec(), Protocol())
+
+
+def test_a_board_behind_a_wire_has_the_same_environment_from_every_host_that_builds() -> None:
+    spec = remote_spec({"kind": "llvm", "mtriple": "aarch64-linux-gnu"})
+    same = environment_id(SNAPSHOT, spec, Protocol())
+    elsewhere = {**SNAPSHOT, "arch": "aarch64", "cpu_model": "Another CPU", "governor": ["schedutil"]}
+    assert environment_id(elsewhere, spec, Protocol()) == same
+    newer = {**SNAPSHOT, "versions": {"apache-tvm": "0.28.0"}}
+    assert environment_id(newer, spec, Protocol()) != same
+    for other in (replace(spec, key="pi5"), replace(spec, tracker="lab:9190")):
+        assert environment_id(SNAPSHOT, other, Protocol()) != same
+
+
+def test_this_hosts_own_snapshot_has_a_steady_id() -> None:
+    first, second = (environment_id(environment((0,)), CPU_SPEC, Protocol()) for _ in range(2))
+    assert first == second
+
+
+def not_known(seen: Descriptor) -> set[object]:
+    return {
+        seen.cpu_model,
+        seen.governor,
+        seen.kernel,
+        seen.physical_cores,
+        seen.logical_cores,
+        seen.memory_bytes,
+        seen.l1d_bytes,
+        seen.l2_bytes,
+        seen.l3_bytes,
+        seen.cache_line_bytes,
+        seen.clock_max_mhz,
+        seen.usable_cores,
+        seen.isa_flags,
+        seen.cuda_devices,
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "arch", "vector"),
+    [
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic"}, "aarch64", 16),
+        ({"kind": "llvm", "mtriple": "arm64-apple-darwin", "mattr": ["+dotprod"]}, "aarch64", 16),
+        ({"kind": "llvm", "mcpu": "x86-64-v4"}, "x86_64", 64),
+        ({"kind": "llvm", "mcpu": "x86-64-v2", "mattr": ["+avx2"]}, "x86_64", 16),
+        ({"kind": "llvm", "mcpu": "x86-64", "mattr": ["+avx512f"]}, "x86_64", 64),
+        # A name that no table holds, and an architecture that none describes.
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, "aarch64", 0),
+        ({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, "riscv64", 0),
+        (
+            {"kind": "cuda", "arch": "sm_87", "host": {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}},
+            "aarch64",
+            16,
+        ),
+    ],
+)
+def test_a_board_is_described_by_its_file(target: dict[str, object], arch: str, vector: int) -> None:
+    seen = remote_descriptor(remote_spec(target))
+    assert (seen.host, seen.arch, seen.vector_bytes) == ("box:9190/pi4", arch, vector)
+    assert seen.ansor_params == (0, vector, 0, 0, 0, 0, 0, 0)
+    assert dict(seen.versions)["apache-tvm"]
+    assert not any(not_known(seen))
+
+
+def test_a_board_without_a_triple_is_taken_for_this_hosts_architecture() -> None:
+    seen = remote_descriptor(remote_spec({"kind": "cuda", "arch": "sm_80"}))
+    assert seen.arch == probe().arch
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", float("inf"))])
@@ -207,6 +406,7 @@ def test_cores_and_threads_beyond_the_process_are_differences() -> None:
 def test_cuda_devices_and_limits_that_are_not_there() -> None:
     (none,) = differences(cuda_spec(), x86_host())
     assert "0 CUDA devices" in none
+    assert "CUDA_VISIBLE_DEVICES" in none
     (beyond,) = differences(cuda_spec(index=1), gpu_host(GPU))
     assert "CUDA device 1" in beyond
     found = differences(
@@ -217,11 +417,22 @@ def test_cuda_devices_and_limits_that_are_not_there() -> None:
     assert "write 1024" in found[1]
 
 
-@pytest.mark.parametrize("kind", [DeviceKind.RPC, DeviceKind.REPLAY])
-def test_devices_elsewhere_are_not_judged_by_this_host(kind: DeviceKind) -> None:
-    from dataclasses import replace
+def test_devices_elsewhere_are_not_judged_by_this_host() -> None:
+    board = replace(remote_spec({"kind": "llvm", "mcpu": "x86-64-v4"}), cores=(99,))
+    assert differences(board, arm_host()) == []
+    assert differences(replace(board, kind=DeviceKind.REPLAY, tracker="", key=""), arm_host()) == []
 
-    assert differences(replace(local_spec({"mcpu": "x86-64-v4"}, cores=(99,)), kind=kind), arm_host()) == []
+
+@pytest.mark.parametrize("tracker", ["", "box", "box:", "box:port", "box:0", "box:70000", ":9190"])
+def test_a_board_needs_an_address(tracker: str) -> None:
+    (sentence,) = differences(remote_spec({"kind": "llvm"}, tracker=tracker), x86_host())
+    assert repr(tracker) in sentence
+    assert "host:port" in sentence
+
+
+def test_a_board_needs_a_key() -> None:
+    (sentence,) = differences(remote_spec({"kind": "llvm"}, key=""), x86_host())
+    assert "key is missing" in sentence
 
 
 @pytest.mark.tvm
@@ -229,81 +440,3 @@ def test_a_cpu_name_with_a_typing_error_is_found_by_llvm() -> None:
     (sentence,) = differences(local_spec({"mcpu": "znver44"}), x86_host())
     assert "znver44" in sentence
     assert "does not know" in sentence
-
-
-SMI = (
-    "NVIDIA A100-SXM4-40GB, GPU-aaa, 40960, 8.0, 1410, 535.104.05, 00000000:07:00.0\n"
-    "Tesla K80, GPU-abb, 11441, [N/A], 875, 470.0, 00000000:08:00.0\nbroken line\n"
-)
-
-
-def test_the_table_of_nvidia_smi_is_read() -> None:
-    first, second = cuda._from_smi(SMI)
-    assert (first["arch"], first["memory_bytes"], first["clock_max_mhz"]) == (
-        "sm_80",
-        str(40960 << 20),
-        "1410",
-    )
-    assert "arch" not in second
-    assert cuda._from_smi("") == []
-
-
-@pytest.mark.parametrize(
-    ("setting", "chosen"),
-    [
-        (None, ["GPU-aaa", "GPU-abb"]),
-        ("", []),
-        ("-1", []),
-        ("1,0", ["GPU-abb", "GPU-aaa"]),
-        ("1,7,0", ["GPU-abb"]),
-        ("GPU-ab", ["GPU-abb"]),
-        ("GPU-a", []),
-    ],
-)
-def test_visible_devices_follow_cudas_rules(setting: str | None, chosen: list[str]) -> None:
-    assert [device["uuid"] for device in cuda.visible(cuda._from_smi(SMI), setting)] == chosen
-
-
-class _NvmlError(Exception):
-    pass
-
-
-def _fake_nvml(**changes: Any) -> SimpleNamespace:
-    """The functions of `nvidia-ml-py` that are used, for one card."""
-
-    def no_clock(*_: object) -> int:
-        raise _NvmlError
-
-    values = {
-        "NVMLError": _NvmlError,
-        "NVML_CLOCK_SM": 1,
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: b"535.104.05",
-        "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=150 << 30),
-        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=b"0000:01:00.0"),
-        "nvmlDeviceGetMaxClockInfo": no_clock,
-        "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
-        "nvmlDeviceGetUUID": lambda handle: "GPU-x",
-    }
-    return SimpleNamespace(**{**values, **changes})
-
-
-def test_the_management_library_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml())
-    (device,) = cuda.cuda_devices({})
-    assert (device["index"], device["arch"], device["driver"]) == ("0", "sm_90", "535.104.05")
-    assert "clock_max_mhz" not in device
-    assert cuda.cuda_devices({"CUDA_VISIBLE_DEVICES": ""}) == ()
-
-
-def test_without_a_driver_there_are_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_driver() -> None:
-        raise _NvmlError
-
-    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(nvmlInit=no_driver))
-    monkeypatch.setenv("PATH", "")
-    assert cuda.cuda_devices({}) == ()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,23 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.errors import AgentError
-from agents.record_json import record_from_json, record_to_json
-from agents.records import Record
-from tests.record_fixtures import any_records, make_record
-
-#: One record in each published layout; every later version must read it. Never change a line, only add.
-LAYOUT_1 = (
-    '{"attempt":2,"build_secs":0.25,"candidate_id":"c0ffee","device_id":"dev-a","dialect":"meta_schedule",'
-    '"environment":"{}","environment_id":"e1","error":"","measured_at":1700000000.5,"model_version":"m7",'
-    '"number":3,"origin":"paired","outcome":"ok","protocol":{"build_timeout_sec":15.0,"cooldown_ms":0.0,'
-    '"max_number":20000,"min_repeat_ms":10.0,"repeat":3,"run_timeout_sec":5.0},"run_secs":[0.001,0.002],'
-    '"schema":1,"timing_secs":0.5,"trace":"[[],[]]","wait_secs":0.0,"warmup_secs":[],"workload_id":"a1"}'
+from agents.record_json import (
+    NO_MEMORY_LIMIT_GIB,
+    protocol_from_json,
+    protocol_to_json,
+    record_from_json,
+    record_to_json,
 )
+from agents.records import Protocol, Record
+from tests.record_fixtures import LAYOUT_1, LAYOUT_2, any_protocols, any_records, as_layout_1, make_record
 
 
 @given(any_records())
 def test_round_trip_is_exact(record: Record) -> None:
     assert record_from_json(json.loads(json.dumps(record_to_json(record)))) == record
+
+
+@given(any_protocols())
+def test_a_protocol_alone_makes_the_round_trip_too(protocol: Protocol) -> None:
+    assert protocol_from_json(json.loads(json.dumps(protocol_to_json(protocol)))) == protocol
 
 
 def test_halves_of_characters_in_an_error_survive() -> None:
@@ -38,11 +41,75 @@ def test_the_first_published_layout_still_loads() -> None:
     assert record.record_id == "b0bc1a8a25a0074f0da7b22c1a7ea776"
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None, True, 1.5])
+def test_the_second_layout_loads() -> None:
+    record = record_from_json(json.loads(LAYOUT_2))
+    assert record.protocol == Protocol(
+        repeat=3,
+        extra_repeats=7,
+        target_interval=0.03,
+        reject_interval=0.4,
+        warmup_ms=80.0,
+        cache_flush=True,
+        early_stop_ratio=4.0,
+        check_share=0.25,
+        memory_limit_gib=2.5,
+    )
+    assert (record.is_suspect, record.is_quarantined, record.schema) == (True, False, 2)
+    assert json.dumps(record_to_json(record), sort_keys=True, separators=(",", ":")) == LAYOUT_2
+
+
+def test_a_record_of_layout_1_has_the_protocol_that_was_used_then_and_stays_in_its_layout() -> None:
+    record = record_from_json(json.loads(LAYOUT_1))
+    assert (record.schema, record.quality) == (1, "{}")
+    assert record.protocol == Protocol(
+        repeat=3,
+        extra_repeats=0,
+        target_interval=0.0,
+        reject_interval=0.0,
+        warmup_ms=0.0,
+        cache_flush=False,
+        early_stop_ratio=0.0,
+        check_share=0.0,
+        memory_limit_gib=NO_MEMORY_LIMIT_GIB,
+    )
+    assert record_to_json(record) == json.loads(LAYOUT_1)
+
+
+def test_layouts_are_not_mixed() -> None:
+    old, new = json.loads(LAYOUT_1), json.loads(LAYOUT_2)
+    for value, words in (
+        (old | {"quality": "{}"}, "record: .*unknown quality"),
+        (old | {"protocol": new["protocol"]}, "record: protocol: .*unknown cache_flush, check_share"),
+        (old | {"schema": 2}, "record: .*missing quality"),
+        (new | {"schema": 1}, "record: .*unknown quality"),
+        (new | {"protocol": old["protocol"]}, "record: protocol: .*missing cache_flush, check_share"),
+    ):
+        with pytest.raises(AgentError, match=words):
+            record_from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"protocol": Protocol(repeat=3)}, "layout 1 means extra_repeats 0, got 5"),
+        ({"quality": '{"interval":0.1}'}, "layout 1 has no quality"),
+        ({"schema": 3}, "layout 3 is not known"),
+        ({"quality": "", "schema": 2}, "quality: expected the text of a JSON object"),
+    ],
+)
+def test_what_a_layout_cannot_say_is_not_written(changes: dict[str, Any], words: str) -> None:
+    record = replace(as_layout_1(make_record(1)), **changes)
+    with pytest.raises(AgentError, match=words):
+        record_to_json(record)
+
+
+@pytest.mark.parametrize("schema", [0, 3, "1", None, True, 1.5])
 def test_an_unknown_layout_is_refused(schema: Any) -> None:
     value = record_to_json(make_record(1)) | {"schema": schema}
     with pytest.raises(AgentError, match="upgrade tensor-fleet"):
         record_from_json(value)
+    with pytest.raises(AgentError, match="upgrade tensor-fleet"):
+        protocol_from_json(value["protocol"], schema)
 
 
 @pytest.mark.parametrize("name", sorted(record_to_json(make_record(1)).keys() - {"schema"}))
@@ -65,6 +132,8 @@ def test_each_key_is_needed(name: str) -> None:
         ("trace", 5),
         ("outcome", "fine"),
         ("outcome", None),
+        ("quality", {}),
+        ("quality", None),
         ("protocol", []),
         ("protocol", {"repeat": 3}),
     ],
@@ -74,10 +143,32 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, wrong: Any) -> None:
         record_from_json(record_to_json(make_record(1)) | {name: wrong})
 
 
-def test_a_protocol_that_breaks_its_own_rules_is_refused() -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "[]", "null", "3", '"{}"', "{", "{}{}", '{"interval":NaN}', '{"a":-Infinity}', "[" * 100_000],
+)
+def test_a_quality_that_is_no_json_object_is_refused(text: str) -> None:
+    with pytest.raises(AgentError, match="record: quality: expected the text of a JSON object"):
+        record_from_json(record_to_json(make_record(1)) | {"quality": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("repeat", 0, "repeat must be at least 1"),
+        ("early_stop_ratio", 1.0, "early_stop_ratio must be 0"),
+        ("extra_repeats", 1.5, "extra_repeats: expected int, got float"),
+        ("extra_repeats", True, "extra_repeats: expected int, got bool"),
+        ("cache_flush", 0, "cache_flush: expected true or false, got int"),
+        ("check_share", "0.1", "check_share: expected a number, got str"),
+        ("check_share", False, "check_share: expected a number, got bool"),
+        ("memory_limit_gib", None, "memory_limit_gib: expected a number, got NoneType"),
+    ],
+)
+def test_a_protocol_that_breaks_its_own_rules_is_refused(name: str, wrong: Any, words: str) -> None:
     value = record_to_json(make_record(1))
-    value["protocol"]["repeat"] = 0
-    with pytest.raises(AgentError, match="repeat must be at least 1"):
+    value["protocol"][name] = wrong
+    with pytest.raises(AgentError, match=words):
         record_from_json(value)
 
 

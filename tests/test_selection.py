@@ -1,26 +1,27 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import (
-    Candidate,
-    CandidateId,
-    DeviceId,
-    Outcome,
-    Protocol,
-    Record,
-    Workload,
-    WorkloadId,
+from agents.records import Candidate, CandidateId, Outcome, Workload, WorkloadId
+from fleet.selection import (
+    allocate,
+    best_traces,
+    choose_parents,
+    choose_workloads,
+    few_of_each,
+    random_share,
+    survey,
 )
-from fleet.selection import choose_workloads, few_of_each, plan_jobs, plan_remeasure
-
-PROTOCOL = Protocol()
-ONE, TWO = DeviceId("one"), DeviceId("two")
+from tests.record_fixtures import make_record
 
 
-def workload(name: str, operator: str = "GMM", flops: float = 1e6) -> Workload:
+def workload(
+    name: str, operator: str = "GMM", flops: float = 1e6, networks: tuple[tuple[str, int], ...] = ()
+) -> Workload:
     return Workload(
         workload_id=WorkloadId(name),
         name=name,
@@ -28,37 +29,13 @@ def workload(name: str, operator: str = "GMM", flops: float = 1e6) -> Workload:
         arg_shapes=((1,),),
         arg_dtypes=("float32",),
         flops=flops,
-        networks=(),
+        networks=networks,
         module_json="{}",
     )
 
 
 def candidates(workload_id: str, count: int) -> list[Candidate]:
     return [Candidate(workload_id=WorkloadId(workload_id), trace=f"[{i}]") for i in range(count)]
-
-
-def record(candidate: Candidate, *, attempt: int = 0, outcome: Outcome = Outcome.OK) -> Record:
-    return Record(
-        device_id=ONE,
-        workload_id=candidate.workload_id,
-        candidate_id=candidate.candidate_id,
-        dialect=candidate.dialect,
-        trace=candidate.trace,
-        origin=candidate.origin,
-        outcome=outcome,
-        run_secs=(1e-3,) if outcome is Outcome.OK else (),
-        warmup_secs=(),
-        number=1,
-        build_secs=0.1,
-        wait_secs=0.0,
-        timing_secs=0.1,
-        error="",
-        protocol=PROTOCOL,
-        environment="{}",
-        environment_id="e",
-        attempt=attempt,
-        measured_at=0.0,
-    )
 
 
 def test_chosen_workloads_take_operators_in_turn_and_spread_over_sizes() -> None:
@@ -89,47 +66,89 @@ def test_choosing_gives_distinct_workloads_and_exactly_what_there_is(count: int,
     assert chosen == choose_workloads(list(reversed(listed)), count=count)
 
 
-def test_jobs_cover_what_is_missing_and_nothing_else() -> None:
-    pools = {WorkloadId("a"): candidates("a", 5), WorkloadId("b"): candidates("b", 3)}
-    known = {WorkloadId(name): workload(name) for name in "ab"}
-    done = {ONE: {pools[WorkloadId("a")][0].candidate_id}}
-    jobs = plan_jobs([ONE, TWO], pools, known, done, protocol=PROTOCOL, batch_size=2, seed=0)
-    planned = [(job.device_id, one.candidate_id) for job in jobs for one in job.batch.candidates]
-    wanted = {(d, c.candidate_id) for d in (ONE, TWO) for pool in pools.values() for c in pool}
-    assert set(planned) == wanted - {(ONE, pools[WorkloadId("a")][0].candidate_id)}
-    assert len(planned) == len(set(planned))
-    assert all(len(job.batch.candidates) <= 2 for job in jobs)
-    assert jobs == plan_jobs([ONE, TWO], pools, known, done, protocol=PROTOCOL, batch_size=2, seed=0)
+_WORTH = st.tuples(st.floats(0, 1e12), st.integers(0, 200))
 
 
-def test_workloads_are_interleaved() -> None:
-    pools = {WorkloadId(name): candidates(name, 8) for name in "abcdef"}
-    known = {WorkloadId(name): workload(name) for name in "abcdef"}
-    jobs = plan_jobs([ONE], pools, known, {}, protocol=PROTOCOL, batch_size=2, seed=0)
-    order = [job.batch.candidates[0].workload_id for job in jobs]
-    assert order != sorted(order)
+@given(worth=st.lists(_WORTH, min_size=1, max_size=30), minimum=st.integers(0, 40), rest=st.integers(0, 5000))
+def test_shares_add_up_keep_the_minimum_and_follow_the_worth(
+    worth: list[tuple[float, int]], minimum: int, rest: int
+) -> None:
+    listed = [
+        workload(f"w{i:02}", flops=flops, networks=(("net", count),))
+        for i, (flops, count) in enumerate(worth)
+    ]
+    total = minimum * len(listed) + rest
+    shares = allocate(listed, total, minimum)
+    assert list(shares) == [one.workload_id for one in listed]
+    assert sum(shares.values()) == total
+    assert min(shares.values()) >= minimum
+    whole = sum(math.sqrt(one.weight * max(one.flops, 1.0)) for one in listed)
+    for one in listed:
+        exact = minimum + rest * math.sqrt(one.weight * max(one.flops, 1.0)) / whole
+        assert abs(shares[one.workload_id] - exact) < 1.001
+    assert allocate(list(reversed(listed)), total, minimum) == shares
 
 
-def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() -> None:
-    pool = candidates("a", 20)
-    known = {WorkloadId("a"): workload("a")}
-    bad = record(pool[0], outcome=Outcome.RUN_FAILED)
-    first = [bad, *(record(candidate) for candidate in pool[1:])]
-    [job] = plan_remeasure(first, known, protocol=PROTOCOL, count=6, seed=1)
-    ids = [candidate.candidate_id for candidate in job.batch.candidates]
-    assert len(set(ids)) == 6
-    assert bad.candidate_id not in ids
-    assert job.batch.attempt == 1
-    by_id = {candidate.candidate_id: candidate for candidate in pool}
-    half = [record(by_id[candidate_id], attempt=1) for candidate_id in ids[:4]]
-    [rest] = plan_remeasure([*first, *half], known, protocol=PROTOCOL, count=6, seed=1)
-    assert [candidate.candidate_id for candidate in rest.batch.candidates] == ids[4:]
-    every = [record(by_id[candidate_id], attempt=1) for candidate_id in ids]
-    assert plan_remeasure([*first, *every], known, protocol=PROTOCOL, count=6, seed=1) == []
+def test_four_times_the_network_time_doubles_what_is_beyond_the_minimum() -> None:
+    light = workload("light", flops=1e6, networks=(("a", 1),))
+    heavy = workload("heavy", flops=1e6, networks=(("a", 3), ("b", 1)))
+    assert allocate([light, heavy], 50, 10) == {light.workload_id: 20, heavy.workload_id: 30}
 
 
-def test_remeasuring_nothing_plans_nothing() -> None:
-    assert plan_remeasure([], {}, protocol=PROTOCOL, count=30, seed=0) == []
+def test_too_few_candidates_for_the_minimum_are_refused() -> None:
+    with pytest.raises(ValueError, match="7 candidates cannot give 2 workloads 4 each"):
+        allocate([workload("a"), workload("b")], 7, 4)
+    assert allocate([], 0, 8) == {}
+
+
+@given(target=st.integers(0, 500), minimum=st.integers(0, 100), exploration=st.floats(0, 1))
+def test_the_random_share_holds_the_minimum_and_never_exceeds_the_target(
+    target: int, minimum: int, exploration: float
+) -> None:
+    share = random_share(target, minimum, exploration)
+    assert min(minimum, target) <= share <= target
+    assert random_share(target, minimum, 1.0) == target
+    assert random_share(target, minimum, 0.0) == min(minimum, target)
+
+
+def test_parents_are_taken_from_the_devices_in_turn_without_repeats() -> None:
+    assert choose_parents([["a", "b", "c"], ["b", "d"], []]) == ["a", "b", "d", "c"]
+    assert choose_parents([]) == []
+
+
+def test_the_best_traces_are_steady_fast_and_distinct() -> None:
+    records = [make_record(n, workload="w", outcome=Outcome.OK, run_secs=(n * 1e-3,)) for n in range(1, 8)]
+    again = make_record(5, workload="w", outcome=Outcome.OK, run_secs=(1e-4,), attempt=1)
+    suspect = make_record(20, workload="w", outcome=Outcome.OK, run_secs=(1e-9,), quality='{"suspect":true}')
+    failed = make_record(21, workload="w", outcome=Outcome.RUN_TIMEOUT, run_secs=())
+    other = make_record(22, workload="v", outcome=Outcome.OK, run_secs=(1e-9,))
+    found = best_traces([*records, again, suspect, failed, other], [WorkloadId("w")], 3)
+    assert found == {WorkloadId("w"): [records[4].trace, records[0].trace, records[1].trace]}
+
+
+def test_a_survey_knows_everything_but_keeps_a_limit() -> None:
+    one = [make_record(n, device="one", workload="w", origin="random") for n in range(6)]
+    two = [make_record(n, device="two", workload="w", origin="evolved") for n in range(4, 9)]
+    found = survey([*one, *two, make_record(1, workload="unasked")], {WorkloadId("w"): 5, WorkloadId("v"): 5})
+    known = found[WorkloadId("w")]
+    assert list(known.candidates) == [record.candidate_id for record in one[:5]]
+    assert {candidate.origin for candidate in known.candidates.values()} == {"paired"}
+    assert known.ids == {record.candidate_id for record in [*one, *two]}
+    assert known.evolved == {one[4].candidate_id}
+    assert found[WorkloadId("v")].candidates == {}
+    assert set(found) == {"w", "v"}
+
+
+def test_siblings_are_spared_a_quarantined_candidate() -> None:
+    fine = [make_record(n, device="one", workload="w") for n in range(3)]
+    killer = make_record(
+        1, device="two", workload="w", outcome=Outcome.RUN_FAILED, run_secs=(), quality='{"quarantined":true}'
+    )
+    for records in ([*fine, killer], [killer, *fine]):
+        known = survey(records, {WorkloadId("w"): 9})[WorkloadId("w")]
+        assert set(known.candidates) == {fine[0].candidate_id, fine[2].candidate_id}
+        assert known.quarantined == {killer.candidate_id}
+        assert killer.candidate_id in known.ids
 
 
 @pytest.mark.parametrize(("count", "workloads", "each"), [(12, 3, 4), (8, 2, 4), (24, 5, 5), (99, 5, 6)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
@@ -11,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agents.errors import SpoolError, SpoolFull
-from agents.record_json import record_to_json
+from agents.errors import AgentError, SpoolError, SpoolFull
+from agents.record_json import record_from_json, record_to_json
 from agents.records import Record
 from agents.spool import Spool
 from agents.spool_frames import frame
-from tests.record_fixtures import make_batch, make_record
+from tests.record_fixtures import LAYOUT_1, make_batch, make_batch_of_layout_1, make_record
 
 
 def only_segment(folder: Path) -> Path:
@@ -160,11 +161,36 @@ def test_damage_behind_its_back_is_reported_by_pending(tmp_path: Path) -> None:
 
 
 def test_a_record_of_a_newer_version_stops_the_spool_and_stays(tmp_path: Path) -> None:
-    value = record_to_json(make_record(1)) | {"schema": 2}
+    value = record_to_json(make_record(1)) | {"schema": 3}
     (tmp_path / "0000000000.seg").write_bytes(frame({"record": value}))
     for _ in range(2):
-        with pytest.raises(SpoolError, match=r"byte 12: .*layout 2 .*upgrade tensor-fleet"):
+        with pytest.raises(SpoolError, match=r"byte 12: .*layout 3 .*upgrade tensor-fleet"):
             Spool(tmp_path)
+
+
+def test_a_spool_of_the_older_version_is_delivered_and_goes_on(tmp_path: Path) -> None:
+    # A segment as that version wrote it, byte for byte: frames of layout 1, one acknowledgement.
+    first, second = json.loads(LAYOUT_1), json.loads(LAYOUT_1) | {"attempt": 3}
+    done = {"acknowledged": [record_from_json(first).record_id]}
+    old = b"".join(frame(value) for value in ({"record": first}, {"record": second}, done))
+    (tmp_path / "0000000000.seg").write_bytes(old)
+    with Spool(tmp_path) as spool:
+        (pending,) = spool.pending()
+        assert (pending.schema, pending.attempt, pending.quality) == (1, 3, "{}")
+        spool.put([make_record(1), *make_batch_of_layout_1(2, 1)])
+    with Spool(tmp_path) as spool:
+        assert spool.pending() == [pending, make_record(1), *make_batch_of_layout_1(2, 1)]
+        spool.acknowledge(record.record_id for record in spool.pending())
+        assert spool.pending() == []
+
+
+def test_a_record_that_could_not_be_read_again_is_not_put(tmp_path: Path) -> None:
+    with Spool(tmp_path) as spool:
+        with pytest.raises(AgentError, match="quality"):
+            spool.put([make_record(1), make_record(2, quality="fine")])
+        spool.put([make_record(3)])
+    with Spool(tmp_path) as spool:
+        assert spool.pending() == [make_record(3)]
 
 
 def test_a_second_user_is_refused(tmp_path: Path) -> None:

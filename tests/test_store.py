@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fleet.store as store_module
-from agents.records import Outcome, Record
+from agents.records import DeviceKind, Outcome, Protocol, Record
 from fleet.errors import StoreError, StoreFull, StoreLocked
 from fleet.store import AppendResult, Store
 from fleet.store_log import commit_path
-from fleet.store_schema import SCHEMA_KEY, TABLE_SCHEMA, RecordIds
+from fleet.store_schema import SCHEMA_KEY, TABLE_SCHEMA, RecordIds, batch_to_records, records_to_table
 from tests.record_fixtures import (
     any_records,
     make_batch,
@@ -153,6 +153,7 @@ def test_people_can_query_plain_columns(tmp_path: Path) -> None:
     assert table["latency_secs"] == fastest
     assert fastest.count(None) == 2
     assert json.loads(table["protocol"][0])["repeat"] == 3
+    assert json.loads(table["quality"][1]) == {"interval": 0.01 + 1e-6}
     delta = DeltaTable(tmp_path / "records")
     assert delta.to_pyarrow_dataset().to_table().num_rows == delta.count() == 8
     assert pa.schema(delta.schema()).names == TABLE_SCHEMA.names
@@ -173,6 +174,44 @@ def test_a_field_of_the_wrong_type_refuses_the_batch(tmp_path: Path) -> None:
             store.append([make_record(1, device="../x")])
         assert list(store.records()) == []
         assert data_files(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema": 3}, r"record layout 3, this version knows 1 to 2; upgrade tensor-fleet"),
+        ({"schema": 0}, r"record layout 0"),
+        ({"schema": 1}, r"layout 1 means extra_repeats 0, got 5; give the record layout 2"),
+        ({"protocol": Protocol(min_repeat_ms=float("nan"))}, r"cannot be stored: .*JSON"),
+    ],
+)
+def test_a_record_that_its_layout_cannot_hold_refuses_the_batch(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with Store.open(tmp_path) as store:
+        with pytest.raises(StoreError, match=words):
+            store.append([make_record(1), make_record(2, **changes)])
+        assert list(store.records()) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("schema", pa.scalar(3, pa.int32()), "has layout 3, this version knows 1 to 2; upgrade tensor-fleet"),
+        ("schema", pa.scalar(1, pa.int32()), "cannot be read: record: protocol: keys do not fit"),
+        ("protocol", pa.scalar("{}"), "cannot be read: record: protocol: keys do not fit"),
+        ("protocol", pa.scalar("["), "cannot be read"),
+        ("outcome", pa.scalar("fine"), "cannot be read: 'fine'"),
+    ],
+)
+def test_a_row_that_this_version_cannot_read_is_one_clear_error(
+    column: str, value: pa.Scalar, words: str
+) -> None:
+    table = records_to_table(make_batch(0, 2))
+    place = table.column_names.index(column)
+    table = table.set_column(place, table.schema.field(column), pa.repeat(value, table.num_rows))
+    with pytest.raises(StoreError, match=f"a record of device dev-a {words}"):
+        list(batch_to_records("dev-a", table.to_batches()[0]))
 
 
 def test_a_second_writer_is_told_who_writes_and_readers_are_not_held_up(tmp_path: Path) -> None:
@@ -222,7 +261,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     ("configuration", "message"),
     [
         ({}, "tensor-fleet did not write it"),
-        ({SCHEMA_KEY: "2"}, "upgrade tensor-fleet"),
+        ({SCHEMA_KEY: "3"}, "upgrade tensor-fleet"),
         ({SCHEMA_KEY: "one"}, "is not known"),
     ],
 )
@@ -606,6 +645,36 @@ def test_the_last_of_a_device_wins_and_the_history_is_kept(tmp_path: Path) -> No
     assert devices["dev-b"].descriptor is None
     assert [entry.spec.note for entry in history] == ["", "moved"]
     assert store.device_history("nobody") == []
+
+
+def test_a_device_stored_before_it_had_a_tracker_and_protocol_changes_is_still_known(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.put_device(make_spec(), make_descriptor())
+        path = tmp_path / "devices" / "dev-a.jsonl"
+        value = json.loads(path.read_text())
+        for name in ("tracker", "key", "protocol_changes"):
+            del value["spec"][name]
+        path.write_text(json.dumps(value) + "\n")
+        assert store.devices()["dev-a"].spec == make_spec()
+        assert not store.put_device(make_spec(), make_descriptor())
+        changed = make_spec(
+            kind=DeviceKind.RPC,
+            tracker="127.0.0.1:9190",
+            key="board",
+            protocol_changes=(("cache_flush", 1.0), ("cooldown_ms", 500.0), ("repeat", 3)),
+        )
+        assert store.put_device(changed, make_descriptor())
+        assert not store.put_device(changed, make_descriptor())
+        assert [entry.spec for entry in store.device_history("dev-a")] == [make_spec(), changed]
+        protocol = store.devices()["dev-a"].spec.protocol(Protocol())
+    assert (protocol.repeat, protocol.cache_flush, protocol.cooldown_ms) == (3, True, 500.0)
+
+
+def test_a_device_that_could_not_be_read_back_is_not_stored(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        with pytest.raises(StoreError, match=r"device dev-a cannot be stored: protocol_changes\.0\.1: "):
+            store.put_device(make_spec(protocol_changes=(("cache_flush", True),)))
+        assert store.devices() == {}
 
 
 def test_a_torn_line_of_a_device_is_dropped(tmp_path: Path) -> None:

@@ -1,31 +1,161 @@
+"""One real device worker: real programs, real canaries, a real spool."""
+
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from agents.worker import process_cores, quiet_cores
+import psutil
+import pytest
+from faulty_workloads import calling
+
+import agents.worker
+from agents.canary_watch import CanaryWatch
+from agents.pool import Result
+from agents.quality import Drift
+from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
+from agents.worker import Batch, DeviceRefusedError, DeviceWorker
+
+pytestmark = pytest.mark.tvm
+
+#: What is tested here must not depend on how quiet the host is.
+QUICK = Protocol(repeat=3, min_repeat_ms=2.0, check_share=1.0, early_stop_ratio=0.0, reject_interval=0.0)
+
+
+@pytest.fixture(scope="module")
+def worker(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceWorker]:
+    affinity = psutil.Process().cpu_affinity()
+    made = DeviceWorker(generic_spec, tmp_path_factory.mktemp("worker") / "spool")
+    yield made
+    made.close()
+    psutil.Process().cpu_affinity(affinity)
+
+
+def measure(
+    worker: DeviceWorker,
+    workload: Workload,
+    candidates: Sequence[Candidate],
+    *,
+    attempt: int = 0,
+    protocol: Protocol = QUICK,
+) -> list[Record]:
+    batch = Batch(
+        candidates=tuple(candidates),
+        workloads={workload.workload_id: workload},
+        protocol=protocol,
+        attempt=attempt,
+    )
+    return worker.measure(batch)
+
+
+def test_every_record_says_how_far_it_can_be_trusted(
+    worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    records = measure(worker, matmul, matmul_candidates[:3])
+    assert [record.outcome for record in records] == [Outcome.OK] * 3, records[0].error
+    for record in records:
+        quality = json.loads(record.quality)
+        assert quality["checked"] is True
+        assert quality["interval"] >= 0
+        assert set(quality["canary"]) == {"compute", "memory", "latency"}
+        seen = json.loads(record.environment)
+        assert seen["affinity"] == list(worker.spec.cores)
+        assert seen["versions"].keys() >= {"apache-tvm", "llvm"}
+        assert {"kernel", "load", "threads"} <= seen.keys()
+        assert record.environment_id == worker.environment_id(QUICK)
+    assert {record.record_id for record in worker.pending()} >= {record.record_id for record in records}
+    worker.acknowledge([record.record_id for record in records])
+    assert worker.pending() == []
+
+
+def test_a_wrong_program_gets_its_outcome_and_the_batch_goes_on(
+    worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    workload, wrong = calling("adds_rand_too", "rand")
+    batch = Batch(
+        candidates=(wrong, matmul_candidates[0]),
+        workloads={one.workload_id: one for one in (workload, matmul)},
+        protocol=QUICK,
+        attempt=7,
+    )
+    found = {record.candidate_id: record for record in worker.measure(batch)}
+    assert found[wrong.candidate_id].outcome is Outcome.WRONG_OUTPUT
+    assert "differs in" in found[wrong.candidate_id].error
+    assert found[matmul_candidates[0].candidate_id].outcome is Outcome.OK
+
+
+def test_numbers_that_scatter_too_much_are_rejected(
+    worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    picky = dataclasses.replace(QUICK, reject_interval=1e-9)
+    [record] = measure(worker, matmul, matmul_candidates[:1], attempt=8, protocol=picky)
+    assert record.outcome is Outcome.REJECTED
+    assert "reject_interval" in record.error
+    assert record.run_secs
+
+
+def test_evolved_candidates_are_new_and_can_be_measured(
+    worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    parents = [candidate.trace for candidate in matmul_candidates[:2]]
+    known = [candidate.candidate_id for candidate in matmul_candidates]
+    evolved = worker.evolve(matmul, parents, 3, seed=1, exclude=known)
+    assert evolved
+    assert {candidate.origin for candidate in evolved} == {"evolved"}
+    assert not {candidate.candidate_id for candidate in evolved} & set(known)
+    assert [record.outcome for record in measure(worker, matmul, evolved[:1])] == [Outcome.OK]
+
+
+class ScriptedWatch(CanaryWatch):
+    """A watch whose device drifts in its first window only."""
+
+    windows = 0
+
+    def read(self, results: Sequence[Result]) -> Drift:
+        drift = super().read(results)
+        ScriptedWatch.windows += 1
+        return dataclasses.replace(drift, suspect=ScriptedWatch.windows <= 2)
+
+
+def test_leaders_of_a_drifting_window_come_back_with_the_next_batch(
+    worker: DeviceWorker,
+    generic_spec: DeviceSpec,
+    tmp_path: Path,
+    matmul: Workload,
+    matmul_candidates: list[Candidate],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agents.worker, "CanaryWatch", ScriptedWatch)
+    own = DeviceWorker(generic_spec, tmp_path / "spool", usable_cores=worker.descriptor.usable_cores)
+    try:
+        drifting = measure(own, matmul, matmul_candidates[:2])
+        steady = measure(own, matmul, matmul_candidates[2:3])
+    finally:
+        own.close()
+    assert all(record.is_suspect for record in drifting)
+    assert [record.is_suspect for record in steady] == [False] * len(steady)
+    again = [record for record in steady if record.attempt == 1]
+    assert again
+    assert {record.candidate_id for record in again} <= {record.candidate_id for record in drifting}
+    assert {record.origin for record in again} == {"remeasure"}
+    assert len({record.record_id for record in drifting + steady}) == len(drifting + steady)
 
 
 @pytest.mark.parametrize(
-    ("timing", "usable", "groups", "quiet"),
+    ("changes", "words"),
     [
-        ((0,), (0, 1), ((0,), (1,)), (1,)),
-        ((0,), (0, 1, 2, 3), ((0, 2), (1, 3)), (1, 3)),
-        ((0,), (0, 2), ((0, 2),), (2,)),
-        ((0,), (0,), ((0,),), (0,)),
-        ((0, 1), (0, 1), ((0,), (1,)), (0, 1)),
-        ((0,), (0, 1), (), (1,)),
+        ({"kind": DeviceKind.REPLAY}, "replay"),
+        ({"kind": DeviceKind.RPC, "tracker": "127.0.0.1:1", "key": "board"}, "127.0.0.1:1"),
+        ({"cores": (4095,)}, "4095"),
     ],
-    ids=["two cores", "siblings stay free", "only a sibling", "one core", "all time", "unknown groups"],
+    ids=["replay", "no tracker", "no such core"],
 )
-def test_whatever_must_not_disturb_a_timing_keeps_off_its_physical_cores(
-    timing: tuple[int, ...],
-    usable: tuple[int, ...],
-    groups: tuple[tuple[int, ...], ...],
-    quiet: tuple[int, ...],
+def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(
+    generic_spec: DeviceSpec, tmp_path: Path, changes: dict[str, object], words: str
 ) -> None:
-    assert quiet_cores(timing, usable, groups) == quiet
-
-
-def test_one_process_builds_beside_the_timing_and_one_where_it_times() -> None:
-    assert process_cores((0,), (1, 2)) == ((1, 2), (0,))
-    assert process_cores((0, 1), (0, 1)) == ((0, 1),)
+    spec = dataclasses.replace(generic_spec, **changes)
+    with pytest.raises(DeviceRefusedError, match=words) as refusal:
+        DeviceWorker(spec, tmp_path / "spool")
+    assert "\n" not in str(refusal.value)

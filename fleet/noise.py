@@ -1,0 +1,149 @@
+"""What measuring twice tells: how much a device's numbers vary, and which record of a candidate counts. Pure.
+
+Called by whoever reads records for a dataset, a report or the status. It reads records in any order, from
+one device or many, and knows neither the store nor how a second measurement came about.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from agents.records import CandidateId, DeviceId, Outcome, Record, median
+
+#: Origin of the candidates of an A/A run: the same list, measured twice back to back.
+NOISE = "noise"
+#: Origin of candidates measured again because their first record was suspect, or to see how far it repeats.
+REMEASURE = "remeasure"
+#: Speed-up from which the second of two measurements of one program would pass for a better program.
+WIN = 0.03
+
+_Key = tuple[DeviceId, CandidateId, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseFloor:
+    """How much two measurements of one program differ when nothing was changed."""
+
+    #: Pairs of measurements that this is made of.
+    pairs: int
+    #: Median and 90th percentile of |later / earlier - 1|.
+    median_change: float
+    p90_change: float
+    #: Share of the pairs whose later measurement looks more than `WIN` faster.
+    false_win_share: float
+    #: Unix seconds of the last measurement among them.
+    measured_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    secs: float
+    measured_at: float
+    is_noise: bool
+
+
+def noise_floor(records: Iterable[Record]) -> NoiseFloor | None:
+    """Compare measurements of the same candidate on the same device in the same environment.
+
+    Pairs of an A/A run count: records of origin `noise` with the attempts a and a + 1 where a is odd (attempt
+    0 is the normal one). Where there are none, each attempt is compared with the next one of its candidate,
+    whatever they were made for. Left out are suspect records, which no dataset should use, those that an
+    early stop gave one repeat only, and whatever has no latency.
+
+    Args:
+        records: Of one device for its own floor; read once. Some hundred bytes are kept for each.
+
+    Returns:
+        None where no candidate has two latencies to compare.
+    """
+    readings: dict[_Key, dict[int, _Reading]] = {}
+    for record in records:
+        if _is_comparable(record):
+            secs = record.latency_secs
+            reading = _Reading(secs, record.measured_at, record.origin == NOISE)
+            readings.setdefault(_key(record), {}).setdefault(record.attempt, reading)
+    pairs = [pair for attempts in readings.values() for pair in _aa_pairs(attempts)]
+    if not pairs:
+        pairs = [pair for attempts in readings.values() for pair in _successive_pairs(attempts)]
+    if not pairs:
+        return None
+    changes = sorted(abs(later.secs / earlier.secs - 1) for earlier, later in pairs)
+    wins = sum(earlier.secs / later.secs - 1 > WIN for earlier, later in pairs)
+    return NoiseFloor(
+        pairs=len(pairs),
+        median_change=median(changes),
+        p90_change=changes[(9 * len(changes) + 9) // 10 - 1],
+        false_win_share=wins / len(pairs),
+        measured_at=max(max(earlier.measured_at, later.measured_at) for earlier, later in pairs),
+    )
+
+
+def settled(records: Iterable[Record]) -> list[Record]:
+    """Choose the record that a dataset should use of each candidate, device and environment.
+
+    A first measurement that can be trusted stands, whatever was measured later: candidates that were picked
+    for a second look would otherwise get a steadier latency than the others. It gives way only where it says
+    nothing of the candidate: suspect, `rejected` or `lost`. Then the first trusted second measurement
+    replaces it, one with a latency before others.
+
+    Args:
+        records: In any order; read once. One record a candidate is kept.
+
+    Returns:
+        One record a candidate, device and environment, in the order in which these appeared. It may be a
+        suspect, rejected or lost one where there is no better.
+    """
+    best: dict[_Key, tuple[tuple[int, int], Record]] = {}
+    for record in records:
+        key, rank = _key(record), _rank(record)
+        if key not in best or rank < best[key][0]:
+            best[key] = rank, record
+    return [record for _, record in best.values()]
+
+
+def _key(record: Record) -> _Key:
+    return record.device_id, record.candidate_id, record.environment_id
+
+
+def _is_comparable(record: Record) -> bool:
+    if record.outcome is not Outcome.OK or not record.run_secs:
+        return False
+    if record.is_suspect or json.loads(record.quality).get("stopped_early", False):
+        return False
+    return 0 < record.latency_secs < math.inf
+
+
+def _rank(record: Record) -> tuple[int, int]:
+    """Order of preference of the records of one candidate, the best first; attempts decide between equals."""
+    if record.outcome is Outcome.LOST:
+        grade = 6
+    elif record.is_suspect:
+        grade = 5
+    elif record.outcome is Outcome.REJECTED:
+        grade = 4
+    else:
+        is_second = record.origin in (NOISE, REMEASURE)
+        grade = 2 * is_second + (record.outcome is not Outcome.OK)
+    return grade, record.attempt
+
+
+def _aa_pairs(attempts: dict[int, _Reading]) -> list[tuple[_Reading, _Reading]]:
+    return [
+        (earlier, attempts[attempt + 1])
+        for attempt, earlier in attempts.items()
+        if attempt % 2 == 1
+        and earlier.is_noise
+        and attempt + 1 in attempts
+        and attempts[attempt + 1].is_noise
+    ]
+
+
+def _successive_pairs(attempts: dict[int, _Reading]) -> list[tuple[_Reading, _Reading]]:
+    return list(pairwise(attempts[attempt] for attempt in sorted(attempts)))
+
+
+__all__ = ["NOISE", "REMEASURE", "WIN", "NoiseFloor", "noise_floor", "settled"]

@@ -1,0 +1,202 @@
+"""Where the time of a collection went, device by device.
+
+`collect.py` keeps the ledger; `fleet collect` prints it. It knows records and clocks, no store and no agent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from agents.records import DeviceId, Record
+
+#: Parts of a device's time, in the order of a record's life; `rest` is what none of them explains.
+PARTS = ("propose", "build", "wait", "time", "store", "rest")
+
+#: Begin and end in Unix seconds.
+Interval = tuple[float, float]
+
+#: Which of them gets a second when several are at work. Timing is what a device is for; while a built program
+#: waits for the lock, that is what holds it up; building counts when nothing else was to be done.
+_BY_WORTH = ("time", "wait", "build", "store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Seconds of one device by part."""
+
+    device_id: DeviceId
+    records: int
+    #: Wall seconds by part of `PARTS`; each second counts once, so they add up to the device's wall time.
+    wall: Mapping[str, float]
+    #: Seconds of work by part: what all processes did, side by side, so they may add up to more.
+    work: Mapping[str, float]
+
+    @property
+    def wall_secs(self) -> float:
+        """Wall seconds of all phases, each until the last thing that was done for the device."""
+        return sum(self.wall.values())
+
+
+def attribute(span: Interval, layers: Mapping[str, Sequence[Interval]]) -> dict[str, float]:
+    """Give every second of `span` to the first layer that covers it, and to `rest` where none does.
+
+    Args:
+        span: Begin and end.
+        layers: Intervals by name, most important name first; they may overlap and reach out of the span.
+
+    Returns:
+        Seconds by name, `rest` last; they add up to the length of the span.
+    """
+    begin, end = span
+    covered: list[Interval] = []
+    explained = 0.0
+    parts: dict[str, float] = {}
+    for name, intervals in layers.items():
+        clipped = [(max(low, begin), min(high, end)) for low, high in intervals]
+        covered = _union([*covered, *(one for one in clipped if one[0] < one[1])])
+        together = sum(high - low for low, high in covered)
+        parts[name] = max(0.0, together - explained)
+        explained = together
+    parts["rest"] = max(0.0, end - begin - explained)
+    return parts
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Join intervals that overlap or touch; sorted."""
+    joined: list[Interval] = []
+    for low, high in sorted(intervals):
+        if joined and low <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    return joined
+
+
+@dataclass(slots=True)
+class _Account:
+    records: int = 0
+    wall: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    work: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS[:-1], 0.0))
+    #: Of the phase that runs.
+    began: float = 0.0
+    ended: float = 0.0
+    layers: dict[str, list[Interval]] = field(default_factory=lambda: {name: [] for name in _BY_WORTH})
+
+
+class Ledger:
+    """Adds up the seconds of a collection.
+
+    A record tells how long it was built, waited for the host's timing lock and was timed, one after the
+    other, and when that ended. So the agents' clock must be the coordinator's, as it is on one host.
+
+    Args:
+        now: Gives Unix seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._accounts: dict[DeviceId, _Account] = {}
+
+    @contextmanager
+    def proposing(self, device_ids: Iterable[DeviceId]) -> Iterator[None]:
+        """Count the block as `propose` of all devices that wait for the candidates."""
+        began = self._now()
+        try:
+            yield
+        finally:
+            for device_id in device_ids:
+                account = self._of(device_id)
+                for parts in (account.wall, account.work):
+                    parts["propose"] += self._now() - began
+
+    @contextmanager
+    def measuring(self, device_ids: Iterable[DeviceId]) -> Iterator[None]:
+        """Count the block, for each device until its last records, as what these say."""
+        accounts = [self._of(device_id) for device_id in device_ids]
+        for account in accounts:
+            account.began = account.ended = self._now()
+            account.layers = {name: [] for name in _BY_WORTH}
+        try:
+            yield
+        finally:
+            for account in accounts:
+                for name, secs in attribute((account.began, account.ended), account.layers).items():
+                    account.wall[name] += secs
+
+    @contextmanager
+    def storing(self, device_id: DeviceId, records: Sequence[Record]) -> Iterator[None]:
+        """Count the block as `store`, and take in what the records tell. Inside of `measuring`."""
+        account = self._of(device_id)
+        began = self._now()
+        try:
+            yield
+        finally:
+            account.ended = self._now()
+            account.records += len(records)
+            account.layers["store"].append((began, account.ended))
+            account.work["store"] += account.ended - began
+            for record in records:
+                self._take_in(account, record)
+
+    def spent(self) -> list[Spent]:
+        """What every device has spent so far, sorted by device."""
+        return [
+            Spent(device_id=device_id, records=one.records, wall=dict(one.wall), work=dict(one.work))
+            for device_id, one in sorted(self._accounts.items())
+        ]
+
+    def _of(self, device_id: DeviceId) -> _Account:
+        return self._accounts.setdefault(device_id, _Account())
+
+    @staticmethod
+    def _take_in(account: _Account, record: Record) -> None:
+        end = record.measured_at
+        for name, secs in (
+            ("time", record.timing_secs),
+            ("wait", record.wait_secs),
+            ("build", record.build_secs),
+        ):
+            account.layers[name].append((end - secs, end))
+            account.work[name] += secs
+            end -= secs
+
+
+def print_spending(spent: Sequence[Spent]) -> None:
+    """Print two lines a device: the wall seconds of everything, and milliseconds of work a record."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = [one for one in spent if one.records]
+    if not shown:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("where the time went", overflow="fold")
+    for name in ("records", *PARTS, "all"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in shown:
+        table.add_row(
+            f"{one.device_id}, s",
+            str(one.records),
+            *(f"{one.wall[name]:.1f}" for name in PARTS),
+            f"{one.wall_secs:.1f}",
+        )
+        a_record = 1e3 / one.records
+        table.add_row(
+            "  a record, ms",
+            "",
+            *(f"{one.work.get(name, one.wall[name]) * a_record:.0f}" for name in PARTS),
+            f"{one.wall_secs * a_record:.0f}",
+        )
+    console = Console()
+    console.print(table)
+    for line in (
+        "s: every second once, as time, else wait (for the timing lock), build or store.",
+        "ms: work of all processes, side by side. rest: canaries, hand-over, idle.",
+    ):
+        console.print(line, style="dim")
+
+
+__all__ = ["PARTS", "Interval", "Ledger", "Spent", "attribute", "print_spending"]

@@ -1,0 +1,57 @@
+"""Bring the records table of an older version to the layout of this one.
+
+Only `fleet.store` calls it, holding the writer's lock. Readers need no migration: `fleet.store_schema` reads
+the data files of every published layout.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from deltalake import DeltaTable, Schema
+
+from fleet.store_log import Snapshot, commit, delta_errors
+from fleet.store_schema import SCHEMA_KEY, STORE_SCHEMA, TABLE_SCHEMA
+
+_LOG = logging.getLogger(__name__)
+
+
+def migrated(folder: Path, snapshot: Snapshot) -> Snapshot:
+    """Give the table this version's columns: one commit of new metadata, durable like any other.
+
+    No data file changes: all that layout 1 lacks are nullable columns, and rows of files without one have
+    null there (Delta protocol, section "Change Metadata"). Older versions of this program refuse the table
+    from then on; before the commit it is theirs, whole.
+
+    Args:
+        folder: The table.
+        snapshot: Its newest version.
+
+    Returns:
+        The version that has this layout: the given one if it has it already.
+
+    Raises:
+        OSError: Nothing was published.
+        StoreError: Somebody else has published this version, or the table cannot be read.
+    """
+    if snapshot.layout == STORE_SCHEMA:
+        return snapshot
+    with delta_errors("reading the metadata", folder):
+        before = DeltaTable(folder, version=snapshot.version).metadata()
+        action = {
+            "id": str(before.id),
+            "name": before.name,
+            "description": before.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": Schema.from_arrow(TABLE_SCHEMA).to_json(),
+            "partitionColumns": before.partition_columns,
+            "createdTime": before.created_time,
+            "configuration": {**before.configuration, SCHEMA_KEY: str(STORE_SCHEMA)},
+        }
+    commit(folder, snapshot.version + 1, "ADD COLUMNS", [{"metaData": action}])
+    _LOG.info("%s: brought from store layout %d to %d", folder, snapshot.layout, STORE_SCHEMA)
+    return Snapshot(version=snapshot.version + 1, files=snapshot.files, layout=STORE_SCHEMA)
+
+
+__all__ = ["migrated"]

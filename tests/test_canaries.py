@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.canaries import Canary, make_canaries
+from agents.records import Family
+
+pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
+
+
+@pytest.fixture(scope="module")
+def cpu_canaries() -> dict[str, Canary]:
+    return {canary.name: canary for canary in make_canaries(Family.CPU)}
+
+
+def run_on_this_host(canary: Canary) -> tuple[list[Any], dict[int, Any], float]:
+    """Values, outputs and seconds of one run."""
+    import tvm
+
+    from agents.build import build
+    from agents.check import argument_values
+
+    workload = canary.workload
+    values = argument_values(workload.arg_shapes, workload.arg_dtypes, int(workload.workload_id, 16))
+    built = build(
+        tvm.ir.load_json(workload.module_json), canary.candidate.trace, tvm.target.Target({"kind": "llvm"})
+    )
+    arguments = [tvm.runtime.tensor(value) for value in values]
+    timed = built.module.time_evaluator("main", tvm.cpu(), number=1, repeat=1)(*arguments)
+    last = len(values) - 1
+    return values, {last: arguments[last].numpy()}, float(timed.results[0])
+
+
+@pytest.mark.parametrize("family", Family)
+def test_a_family_has_three_canaries(family: Family) -> None:
+    canaries = make_canaries(family)
+    assert [canary.name for canary in canaries] == ["compute", "memory", "latency"]
+    assert {canary.candidate.origin for canary in canaries} == {"canary"}
+    assert all(canary.candidate.workload_id == canary.workload.workload_id for canary in canaries)
+
+
+def test_canaries_are_the_same_in_every_process() -> None:
+    source = (
+        "import json\n"
+        "from agents.canaries import make_canaries\n"
+        "from agents.records import Family\n"
+        "print(json.dumps([[c.workload.workload_id, c.candidate.candidate_id]\n"
+        "                  for family in Family for c in make_canaries(family)]))\n"
+    )
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONHASHSEED": "5"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here = [
+        [canary.workload.workload_id, canary.candidate.candidate_id]
+        for family in Family
+        for canary in make_canaries(family)
+    ]
+    assert json.loads(elsewhere.stdout.splitlines()[-1]) == here
+    assert len({candidate for _, candidate in here}) == 6
+
+
+@pytest.mark.parametrize("name", ["compute", "memory", "latency"])
+def test_cpu_canaries_run_and_compute_what_their_plain_loops_do(
+    cpu_canaries: dict[str, Canary], name: str
+) -> None:
+    import tvm
+
+    from agents.check import difference, reference_outputs, tolerance_of
+
+    canary = cpu_canaries[name]
+    values, found, seconds = run_on_this_host(canary)
+    module = tvm.ir.load_json(canary.workload.module_json)
+    right = reference_outputs(module, values)
+    assert difference(right, found, tolerance=tolerance_of(module)) == ""
+    # Wide enough for every host: a program that was optimised away takes nanoseconds, one of the wrong
+    # size takes seconds.
+    assert 1e-5 < seconds < 2.0
+
+
+def test_each_cpu_canary_has_the_working_set_of_its_kind(cpu_canaries: dict[str, Canary]) -> None:
+    moved = {name: canary.workload.bytes_moved for name, canary in cpu_canaries.items()}
+    assert moved["compute"] <= 64 << 10
+    assert cpu_canaries["compute"].workload.flops / moved["compute"] > 1000
+    assert moved["memory"] >= 64 << 20
+    assert moved["latency"] >= 8 << 20
+
+
+def test_the_compute_canary_sums_its_product_again_and_again(cpu_canaries: dict[str, Canary]) -> None:
+    values, found, _ = run_on_this_host(cpu_canaries["compute"])
+    np.testing.assert_allclose(found[2], 192 * (values[0].T @ values[1]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("fill", ["ones and zeros", "zeros"])
+def test_the_latency_canary_walks_over_more_than_a_private_cache(
+    cpu_canaries: dict[str, Canary], fill: str
+) -> None:
+    values, found, _ = run_on_this_host(cpu_canaries["latency"])
+    data = values[0]
+    place, lines, steps = 0, set(), 100_000
+    source = data.tolist() if fill != "zeros" else [0] * data.size
+    for step in range(steps):
+        lines.add(place // 16)  # 64-byte lines of int32
+        place = (place * 645 + source[place] + step) % data.size
+    if fill != "zeros":
+        assert found[1].tolist() == [place]
+    assert len(lines) * 64 > 4 << 20
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_gpu_canaries_are_bound_to_threads_and_compile_without_a_gpu(index: int) -> None:
+    import tvm
+
+    from agents.build import build
+    from agents.space import SPACE_TARGETS
+
+    canary = make_canaries(Family.GPU)[index]
+    target = tvm.target.Target(SPACE_TARGETS[Family.GPU])
+    built = build(tvm.ir.load_json(canary.workload.module_json), canary.candidate.trace, target)
+    source = built.module.imports[0].inspect_source()
+    assert "__global__" in source
+    if canary.name != "latency":  # that one is a single thread
+        assert "__launch_bounds__(256)" in source
+        assert "blockIdx.x" in source
+        assert "threadIdx.x" in source
+
+
+def test_gpu_canaries_exceed_the_caches_that_they_should() -> None:
+    compute, memory, latency = make_canaries(Family.GPU)
+    assert compute.workload.flops / compute.workload.bytes_moved > 400
+    assert memory.workload.bytes_moved > 256 << 20
+    assert latency.workload.bytes_moved > 8 << 20

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from agents.check import (
+    argument_values,
+    difference,
+    is_checkable,
+    poisoned,
+    reference_outputs,
+    tolerance_of,
+)
+from agents.errors import AgentError
+
+NAN, INF = math.nan, math.inf
+
+
+def floats(*values: float) -> dict[int, Any]:
+    return {0: np.array(values, "float32")}
+
+
+def total_module(terms: int, *, rows: int = 4, dtype: str = "float32", kept_in: str | None = None) -> Any:
+    """Sums of `terms` values, one a row."""
+    import tvm
+    from tvm import te
+
+    kept_in = kept_in or dtype
+    source = te.placeholder((rows, 4608), name="A", dtype=dtype)
+    k = te.reduce_axis((0, terms), "k")
+    total = te.compute((rows,), lambda i: te.sum(source[i, k].astype(kept_in), axis=k), name="total")
+    result = total if kept_in == dtype else te.compute((rows,), lambda i: total[i].astype(dtype), name="out")
+    return tvm.IRModule({"main": te.create_prim_func([source, result])})
+
+
+def test_values_depend_on_shape_dtype_and_seed_only() -> None:
+    shapes, dtypes = [(2,), (2, 2), ()], ["float32", "int32", "float64"]
+    values = argument_values(shapes, dtypes, 3)
+    assert [value.dtype.name for value in values] == dtypes
+    assert [value.shape for value in values] == shapes
+    # Written down, not computed: records made with other values could not be compared.
+    assert values[0].tolist() == pytest.approx([0.17708425, 0.31312945], rel=1e-6)
+    assert values[1].tolist() == [[0, 1], [1, 1]]
+    assert float(values[2]) == pytest.approx(0.18471578, rel=1e-6)
+    assert all(isinstance(value, np.ndarray) for value in values)
+    assert not np.array_equal(values[0], argument_values(shapes, dtypes, 4)[0])
+
+
+def test_values_are_typical_numbers() -> None:
+    real, half, whole, truth = argument_values([(1000,)] * 4, ["float32", "bfloat16", "int8", "bool"], seed=1)
+    assert real.min() >= 0.1
+    assert real.max() < 1.0
+    assert half.dtype.name == "bfloat16"
+    assert float(half.astype("float32").min()) >= 0.099
+    assert set(whole.tolist()) == {0, 1}
+    assert set(truth.tolist()) == {False, True}
+
+
+def test_only_outputs_are_poisoned() -> None:
+    dtypes = ["float32", "bfloat16", "int32", "uint8", "bool", "float32"]
+    values = argument_values([(3,)] * 6, dtypes, 1)
+    before = [value.copy() for value in values]
+    spoilt = poisoned(values, {1, 2, 3, 4, 5})
+    assert all(np.array_equal(value, kept) for value, kept in zip(values, before, strict=True))
+    assert np.array_equal(spoilt[0], values[0])
+    assert np.isnan(spoilt[1].astype("float32")).all()
+    assert spoilt[2].tolist() == [-1515870811] * 3
+    assert spoilt[3].tolist() == [165] * 3
+    assert spoilt[4].view(np.uint8).tolist() == [165] * 3
+    assert np.isnan(spoilt[5]).all()
+    assert [one.dtype for one in spoilt] == [value.dtype for value in values]
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "agrees"),
+    [
+        (floats(1.0, 2.0), floats(1.0, 2.0), True),
+        (floats(1.0, 2.0), floats(1.00001, 2.0), True),
+        (floats(1.0, 2.0), floats(1.001, 2.0), False),
+        (floats(NAN, 1.0), floats(NAN, 1.0), True),
+        (floats(NAN, 1.0), floats(0.0, 1.0), False),
+        (floats(0.0, 1.0), floats(NAN, 1.0), False),
+        (floats(INF, 1.0), floats(INF, 1.0), True),
+        (floats(INF, 1.0), floats(-INF, 1.0), False),
+        (floats(INF, 1.0), floats(3e38, 1.0), False),
+        (floats(3e38, 1.0), floats(INF, 1.0), False),
+        (floats(3e38, 1e38), floats(3e38, -1e38), False),
+        (floats(1e-30, 2e-30), floats(1e-30, 2.1e-30), False),
+        (floats(0.0, 0.0), floats(0.0, -0.0), True),
+        (floats(0.0, 0.0), floats(1e-9, 0.0), False),
+        (floats(100.0, 0.0), floats(100.0, 1e-5), True),  # 0 after cancellation among values of about 100
+        (floats(), floats(), True),
+        ({0: np.array([1, 2])}, {0: np.array([1, 2])}, True),
+        ({0: np.array([2**40, 2])}, {0: np.array([2**40 + 1, 2])}, False),
+        ({0: np.array([True])}, {0: np.array([False])}, False),
+        ({0: np.array(1.0)}, {0: np.array(2.0)}, False),
+        ({0: np.zeros(2)}, {0: np.zeros(3)}, False),
+        ({0: np.zeros(2)}, {0: np.zeros(2, "float32")}, False),
+        ({0: np.zeros(2)}, {}, False),
+        ({}, {0: np.zeros(2)}, True),
+    ],
+)
+def test_what_agrees(expected: dict[int, Any], found: dict[int, Any], agrees: bool) -> None:
+    assert (difference(expected, found) == "") is agrees
+
+
+def test_a_difference_is_told_in_one_sentence() -> None:
+    right = np.arange(12, dtype="float32").reshape(3, 4)
+    wrong = right.copy()
+    wrong[1, 2], wrong[2, 0] = 60.0, 8.5
+    sentence = difference({0: right, 2: right}, {0: right, 2: wrong})
+    assert sentence == (
+        "argument 2 differs in 2 of 12 elements from the unscheduled program's output, which it must equal "
+        "to a relative 4.2e-05; worst at [1, 2]: 60.0 instead of 6.0"
+    )
+    whole = difference({0: np.array([1, 2, 3])}, {0: np.array([1, 5, 9])})
+    assert whole.endswith("which it must equal exactly; worst at [1]: 5 instead of 2")
+
+
+@given(arrays.arrays("float32", arrays.array_shapes(max_dims=2, max_side=4), elements=st.floats(width=32)))
+def test_every_output_agrees_with_itself_and_with_no_poison(values: Any) -> None:
+    assert difference({0: values}, {0: values.copy()}) == ""
+    if np.isfinite(values).any():
+        assert difference({0: values}, {0: poisoned([values], {0})[0]})
+
+
+@given(arrays.arrays("int8", 5), st.integers(0, 4), st.integers(1, 255))
+def test_every_change_of_an_integer_is_found(values: Any, place: int, change: int) -> None:
+    changed = values.copy()
+    changed[place] ^= np.uint8(change).astype("int8")
+    assert "differs in 1 of 5" in difference({0: values}, {0: changed})
+
+
+@pytest.mark.tvm
+@pytest.mark.parametrize("terms", [64, 4608])
+def test_another_order_of_a_sum_agrees_and_a_missing_term_does_not(terms: int) -> None:
+    module = total_module(terms)
+    values = argument_values([(4, 4608), (4,)], ["float32", "float32"], 1)
+    right = reference_outputs(module, values)
+    tolerance = tolerance_of(module)
+    summed = values[0][:, :terms]
+    exact = summed.astype("float64").sum(axis=1).astype("float32")
+    assert difference(right, {1: exact}, tolerance=tolerance) == ""
+    backwards = np.add.accumulate(summed[:, ::-1], axis=1, dtype="float32")[:, -1]
+    assert difference(right, {1: backwards}, tolerance=tolerance) == ""
+    short = summed[:, 1:].astype("float64").sum(axis=1).astype("float32")
+    assert "differs in" in difference(right, {1: short}, tolerance=tolerance)
+
+
+@pytest.mark.tvm
+def test_the_tolerance_follows_what_a_program_rounds() -> None:
+    assert tolerance_of(total_module(64)) < tolerance_of(total_module(4608)) < 1e-4
+    assert tolerance_of(total_module(64)) < tolerance_of(total_module(64, dtype="float16")) < 0.05
+    # Kept in float16, such a sum stands still long before its end; kept in float32, it is a good one.
+    assert math.isinf(tolerance_of(total_module(4608, dtype="float16")))
+    assert tolerance_of(total_module(4608, dtype="float16", kept_in="float32")) < 0.02
+    assert tolerance_of(total_module(4608, dtype="int32")) == 0
+
+
+@pytest.mark.tvm
+def test_without_a_tolerance_only_numbers_are_asked_for() -> None:
+    module = total_module(4608, dtype="float16")
+    values = argument_values([(4, 4608), (4,)], ["float16", "float16"], 1)
+    right = reference_outputs(module, values)
+    exact = values[0].astype("float64").sum(axis=1).astype("float16")
+    assert difference(right, {1: exact}, tolerance=0.1)  # plain float16 sums are really that far off
+    assert difference(right, {1: exact}, tolerance=tolerance_of(module)) == ""
+    unwritten = poisoned(values, {1})[1]
+    assert "where either is no number" in difference(right, {1: unwritten}, tolerance=tolerance_of(module))
+
+
+@pytest.mark.tvm
+def test_the_reference_is_what_the_operator_means() -> None:
+    import tvm
+
+    from agents.workloads import operator_workload
+
+    workload = operator_workload("GMM", (2, 16, 24, 32))
+    values = argument_values(workload.arg_shapes, workload.arg_dtypes, 7)
+    before = [value.copy() for value in values]
+    found = reference_outputs(tvm.ir.load_json(workload.module_json), values)
+    assert list(found) == [2]
+    np.testing.assert_allclose(found[2], values[0] @ values[1], rtol=1e-5)
+    assert all(np.array_equal(value, kept) for value, kept in zip(values, before, strict=True))
+
+
+@pytest.mark.tvm
+@pytest.mark.filterwarnings("ignore:build is deprecated")
+def test_programs_that_compute_something_else_or_write_too_little_are_found() -> None:
+    import tvm
+    from tvm import te
+
+    from agents.build import build
+
+    def product(rows: int, terms: int) -> Any:
+        """Rows of A @ B, all 16 of them and all 8 terms if it is right."""
+        a = te.placeholder((16, 8), name="A")
+        b = te.placeholder((8, 16), name="B")
+        k = te.reduce_axis((0, terms), "k")
+        c = te.compute((rows, 16), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
+        return tvm.IRModule({"main": te.create_prim_func([a, b, c])})
+
+    values = argument_values([(16, 8), (8, 16), (16, 16)], ["float32"] * 3, 1)
+    right_module = product(16, 8)
+    right = reference_outputs(right_module, values)
+
+    def verdict(module: Any, rows: int) -> str:
+        start = poisoned(values, right)
+        arguments = [tvm.runtime.tensor(value) for value in start[:2]]
+        output = tvm.runtime.tensor(np.ascontiguousarray(start[2][:rows]))
+        built = build(module, "[[],[]]", tvm.target.Target({"kind": "llvm"}))
+        built.module["main"](*arguments, output)
+        whole = start[2].copy()
+        whole[:rows] = output.numpy()
+        return difference(right, {2: whole}, tolerance=tolerance_of(right_module))
+
+    assert verdict(right_module, 16) == ""
+    assert "differs in 256 of 256" in verdict(product(16, 7), 16)
+    half = verdict(product(8, 8), 8)
+    assert "differs in 128 of 256" in half
+    assert "nan instead of" in half
+
+
+@pytest.mark.tvm
+def test_an_output_that_equals_what_was_there_before_is_still_an_output() -> None:
+    import tvm
+    from tvm import te
+
+    source = te.placeholder((4,), name="A", dtype="int32")
+    copy = te.compute((4,), lambda i: source[i], name="B")
+    module = tvm.IRModule({"main": te.create_prim_func([source, copy])})
+    values = [np.array([0, 1, 1, 0], "int32")] * 2
+    assert reference_outputs(module, values)[1].tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.tvm
+def test_a_program_that_is_no_plain_loop_is_one_clear_error() -> None:
+    from tvm.s_tir.schedule import Schedule
+
+    schedule = Schedule(total_module(64))
+    schedule.bind(schedule.get_loops(schedule.get_sblock("total"))[0], "threadIdx.x")
+    values = argument_values([(4, 4608), (4,)], ["float32", "float32"], 1)
+    with pytest.raises(AgentError, match="unscheduled program does not run on this host's CPU"):
+        reference_outputs(schedule.mod, values)
+
+
+@pytest.mark.tvm
+def test_the_layers_of_common_networks_are_checkable_and_larger_programs_are_not() -> None:
+    from agents.workloads import network_workloads
+
+    layers = network_workloads(["resnet-50", "bert-base"])
+    assert all(is_checkable(layer.flops) for layer in layers)
+    assert not is_checkable(8.6e9)

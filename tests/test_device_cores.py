@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from agents.device_cores import process_cores, quiet_cores
+
+
+@pytest.mark.parametrize(
+    ("timing", "usable", "groups", "quiet"),
+    [
+        ((0,), (0, 1), ((0,), (1,)), (1,)),
+        ((0,), (0, 1, 2, 3), ((0, 2), (1, 3)), (1, 3)),
+        ((0,), (0, 2), ((0, 2),), (2,)),
+        ((0,), (0,), ((0,),), (0,)),
+        ((0, 1), (0, 1), ((0,), (1,)), (0, 1)),
+        ((0,), (0, 1), (), (1,)),
+    ],
+    ids=["two cores", "siblings stay free", "only a sibling", "one core", "all time", "unknown groups"],
+)
+def test_whatever_must_not_disturb_a_timing_keeps_off_its_physical_cores(
+    timing: tuple[int, ...],
+    usable: tuple[int, ...],
+    groups: tuple[tuple[int, ...], ...],
+    quiet: tuple[int, ...],
+) -> None:
+    assert quiet_cores(timing, usable, groups) == quiet
+
+
+def test_few_quiet_cores_leave_a_process_that_builds_where_it_times() -> None:
+    assert process_cores((0,), (1,)) == ((1,), (0,))
+    assert process_cores((0,), (1, 2)) == ((1,), (2,), (0,))
+
+
+def test_many_quiet_cores_build_alone_and_where_all_cores_time_one_process_does_everything() -> None:
+    assert process_cores((0,), tuple(range(1, 16))) == tuple((core,) for core in range(1, 7))
+    assert process_cores((0, 1), (0, 1)) == ((0, 1),)

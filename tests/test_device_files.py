@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from agents.records import DeviceKind, Family, Protocol
+from fleet.cli_devices import register
+from fleet.config import ConfigError, load_device, load_devices, parse_device
+from fleet.init import Action, Profile, render, write_profiles
+
+BOARD: dict[str, Any] = {
+    "schema": 1,
+    "device_id": "board",
+    "kind": "rpc",
+    "family": "cpu",
+    "target": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"], "num-cores": 4},
+    "threads": 4,
+    "cores": [0, 1, 2, 3],
+    "tracker": "127.0.0.1:9190",
+    "key": "rpi4",
+}
+CUDA_TARGET = {
+    "kind": "cuda",
+    "arch": "sm_87",
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 49152,
+    "thread_warp_size": 32,
+}
+
+
+def faults_of(change: dict[str, Any]) -> list[str]:
+    """Faults of the good board with some keys changed; a value of None takes the key away."""
+    value = {key: entry for key, entry in {**BOARD, **change}.items() if entry is not None}
+    with pytest.raises(ConfigError) as caught:
+        parse_device(value, "board")
+    return list(caught.value.args)
+
+
+def test_a_board_behind_a_tracker_becomes_a_spec() -> None:
+    spec = parse_device(BOARD, "board")
+    assert (spec.kind, spec.family, spec.tracker, spec.key) == (
+        DeviceKind.RPC,
+        Family.CPU,
+        "127.0.0.1:9190",
+        "rpi4",
+    )
+    assert spec.target == BOARD["target"]
+    assert spec.protocol_changes == ()
+
+
+def test_a_gpu_behind_a_tracker_has_a_cuda_target_and_an_index() -> None:
+    host = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
+    gpu = {"family": "gpu", "target": {**CUDA_TARGET, "host": host}, "threads": 1, "index": 1}
+    spec = parse_device({**BOARD, **gpu}, "board")
+    assert (spec.family, spec.index, spec.target["host"]) == (Family.GPU, 1, host)
+
+
+@pytest.mark.parametrize("tracker", ["lab-1.example.org:1", "10.0.0.7:65535", "[fe80::1]:9190", "lab_1:9190"])
+@pytest.mark.parametrize("key", ["rpi4", "0", "Jetson-Orin.2_b", "x" * 64])
+def test_sensible_addresses_and_keys_are_taken(tracker: str, key: str) -> None:
+    spec = parse_device({**BOARD, "tracker": tracker, "key": key}, "board")
+    assert (spec.tracker, spec.key) == (tracker, key)
+
+
+@pytest.mark.parametrize(
+    "tracker",
+    [
+        "lab",
+        "lab:",
+        ":9190",
+        "lab:0",
+        "lab:65536",
+        "lab:999999",
+        "lab:-1",
+        "lab: 9190",
+        "lab:9190\n",
+        "lab:٩١٩٠",
+        "a b:1",
+        "http://lab:9190",
+        "fe80::1:9190",
+        "lab:9190/x",
+    ],
+)
+def test_an_address_that_is_none_is_one_fault(tracker: str) -> None:
+    (fault,) = faults_of({"tracker": tracker})
+    assert fault.startswith("tracker: the text ")
+    assert "host:port, such as 127.0.0.1:9190" in fault
+
+
+@pytest.mark.parametrize("key", ["a b", "a:b", "-a", ".", "é", "x" * 65, "a\n", "server:rpi4"])
+def test_a_key_that_the_tracker_would_split_is_one_fault(key: str) -> None:
+    (fault,) = faults_of({"key": key})
+    assert fault.startswith("key: the text ")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tracker": None}, ["tracker: missing", "127.0.0.1:9190"]),
+        ({"key": None}, ["key: missing"]),
+        ({"key": 7}, ["key:", "7"]),
+        ({"traker": "x"}, ["traker: unknown key", "'tracker'"]),
+        ({"kind": "local"}, ["tracker: is for devices of kind 'rpc'"]),
+        ({"kind": "replay"}, ["key: is for devices of kind 'rpc'"]),
+        ({"target": {**CUDA_TARGET}}, ["target.kind:", "'cpu'", "'llvm'", "'cuda'"]),
+        ({"family": "gpu"}, ["target.kind:", "'gpu'", "'cuda'", "'llvm'"]),
+        ({"index": 1}, ["index:", "CUDA"]),
+        ({"target": {"kind": "llvm"}}, ["target.num-cores: missing"]),
+        ({"family": "gpu", "target": {"kind": "cuda"}}, ["target.arch: missing"]),
+        ({"protocol": {"repeats": 3}}, ["protocol.repeats: unknown key", "'repeat'"]),
+        ({"protocol": {"repeat": 0}}, ["protocol.repeat:", "greater", "0"]),
+        ({"protocol": {"repeat": 2.5}}, ["protocol.repeat:"]),
+        ({"protocol": {"repeat": True}}, ["protocol.repeat:", "True"]),
+        ({"protocol": {"cache_flush": 1}}, ["protocol.cache_flush:"]),
+        ({"protocol": {"cooldown_ms": "10"}}, ["protocol.cooldown_ms:", "the text '10'"]),
+        ({"protocol": {"cooldown_ms": float("nan")}}, ["protocol.cooldown_ms:"]),
+        ({"protocol": {"run_timeout_sec": 0}}, ["protocol.run_timeout_sec:"]),
+        ({"protocol": {"early_stop_ratio": 0.5}}, ["protocol.early_stop_ratio:", "above 1"]),
+        ({"protocol": {"check_share": 2}}, ["protocol.check_share:"]),
+        ({"protocol": {7: 1}}, ["protocol.7"]),
+        ({"protocol": [1]}, ["protocol:"]),
+    ],
+)
+def test_a_fault_names_key_value_and_cure(change: dict[str, Any], words: list[str]) -> None:
+    found = faults_of(change)
+    assert any(all(word in fault for word in words) for fault in found), found
+
+
+def test_all_faults_of_a_board_come_at_once() -> None:
+    found = faults_of({"tracker": "lab", "key": "a b", "index": 1, "protocol": {"repeat": 0, "repat": 1}})
+    assert {fault.partition(":")[0] for fault in found} == {
+        "tracker",
+        "key",
+        "index",
+        "protocol.repeat",
+        "protocol.repat",
+    }
+
+
+def test_a_device_changes_the_protocol_of_the_fleet_for_itself() -> None:
+    changes = {"run_timeout_sec": 20, "repeat": 3, "cache_flush": True, "cooldown_ms": 250.5}
+    spec = parse_device({**BOARD, "protocol": changes}, "board")
+    assert spec.protocol_changes == (
+        ("cache_flush", 1.0),
+        ("cooldown_ms", 250.5),
+        ("repeat", 3.0),
+        ("run_timeout_sec", 20.0),
+    )
+    common = Protocol(max_number=7, repeat=9, cooldown_ms=1.0)
+    assert spec.protocol(common) == replace(common, **changes)
+    assert type(spec.protocol(common).repeat) is int
+    assert spec.protocol(common).cache_flush is True
+
+
+def test_an_empty_mapping_changes_nothing() -> None:
+    assert parse_device({**BOARD, "protocol": {}}, "board").protocol_changes == ()
+
+
+NUMBERS = st.integers(-2, 20_000) | st.floats() | st.booleans()
+NAMES = st.sampled_from([field.name for field in fields(Protocol)])
+
+
+@given(st.dictionaries(NAMES | st.text(max_size=5), NUMBERS | st.text(max_size=3) | st.none(), max_size=4))
+def test_a_protocol_that_is_accepted_is_applied_and_written_so_that_it_loads_again(
+    value: dict[str, Any],
+) -> None:
+    with suppress(ConfigError):
+        spec = parse_device({**BOARD, "protocol": value}, "board")
+        assert spec.protocol(Protocol()) == replace(Protocol(), **value)
+        again = parse_device(yaml.safe_load(render(Profile(spec=spec, header=()))), "board")
+        assert again == spec
+
+
+def test_written_files_of_boards_load_to_the_same_specs(tmp_path: Path) -> None:
+    changes = {"repeat": 3, "cache_flush": True, "run_timeout_sec": 20.0}
+    board = parse_device({**BOARD, "protocol": changes, "note": "in the rack"}, "board")
+    gpu = parse_device(
+        {**BOARD, "device_id": "gpu", "family": "gpu", "target": CUDA_TARGET, "tracker": "[::1]:9"}, "gpu"
+    )
+    profiles = [Profile(spec=spec, header=("What it is: a board.",)) for spec in (board, gpu)]
+    assert {each.action for each in write_profiles(tmp_path, profiles)} == {Action.WRITTEN}
+    assert load_devices(tmp_path) == {"board": board, "gpu": gpu}
+    text = (tmp_path / "board.yaml").read_text()
+    assert "protocol: {cache_flush: true, repeat: 3, run_timeout_sec: 20.0}" in text
+    assert "protocol" not in (tmp_path / "gpu.yaml").read_text()
+
+
+def test_probing_for_a_board_on_another_host_does_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "board.yaml").write_text(yaml.safe_dump(BOARD))
+    app = typer.Typer()
+    register(app)
+    result = CliRunner().invoke(app, ["probe", "--device", "board", "--folder", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    assert '"differences": []' in result.output
+    assert load_device(tmp_path, "board").key == "rpi4"

@@ -1,0 +1,93 @@
+"""Which records of a store become labels, and how the report counts them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+from agents.records import Outcome, Record
+from fleet.demo_report import remeasure_change, summarise_device
+from fleet.learning import fit_to_learn, load_snapshot
+from fleet.store import Store
+from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+
+WORKLOAD = gmm_workload()
+CANDIDATES = gmm_candidates(WORKLOAD, 7)
+SUSPECT = '{"suspect":true}'
+
+
+def again(record: Record, *, origin: str = "remeasure", **changes: object) -> Record:
+    return dataclasses.replace(record, **{"attempt": record.attempt + 1, "origin": origin} | changes)
+
+
+def made() -> list[Record]:
+    """Records of one device: each candidate another story."""
+    steady, drifted, mended, noisy, wrong, lost, retried = (
+        record_of(one, "box", (1 + place) * 1e-3) for place, one in enumerate(CANDIDATES)
+    )
+    return [
+        steady,
+        again(steady, run_secs=(1.1e-3,)),
+        dataclasses.replace(drifted, quality=SUSPECT),
+        dataclasses.replace(mended, quality=SUSPECT),
+        again(mended, run_secs=(2.5e-3,)),
+        dataclasses.replace(noisy, outcome=Outcome.REJECTED, error="too noisy"),
+        dataclasses.replace(wrong, outcome=Outcome.WRONG_OUTPUT, run_secs=(), error="off by 2"),
+        dataclasses.replace(lost, outcome=Outcome.LOST, run_secs=(), error="gone"),
+        dataclasses.replace(retried, outcome=Outcome.LOST, run_secs=()),
+        again(retried, origin="random"),
+    ]
+
+
+def test_labels_come_from_the_settled_records_of_steady_windows(tmp_path: Path) -> None:
+    spec, descriptor = cpu_device("box")
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(spec, descriptor)
+        store.put_workloads([WORKLOAD])
+        store.append(made())
+        dataset = load_snapshot(store).dataset
+    found = dict(zip(dataset.candidate_ids, dataset.latency_secs[:, 0].tolist(), strict=True))
+    ids = [one.candidate_id for one in CANDIDATES]
+    assert set(found) == {ids[0], ids[2], ids[4], ids[6]}
+    assert (found[ids[0]], found[ids[2]], found[ids[6]]) == (1e-3, 2.5e-3, 7e-3)
+    assert math.isnan(found[ids[4]])
+    assert dataset.failed[dataset.candidate_ids.index(ids[4]), 0]
+
+
+def test_the_report_counts_every_candidate_once_with_its_reason() -> None:
+    spec, _ = cpu_device("box")
+    summary = summarise_device(spec, made(), {WORKLOAD.workload_id: WORKLOAD.name})
+    assert summary.records == len(CANDIDATES)
+    assert summary.ok == 3
+    assert {group.outcome: group.count for group in summary.failures} == {
+        Outcome.REJECTED: 2,
+        Outcome.WRONG_OUTPUT: 1,
+        Outcome.LOST: 1,
+    }
+    assert [sorted(entry.latency_secs) for entry in summary.latencies] == [[1e-3, 2.5e-3, 7e-3]]
+
+
+def test_a_device_that_is_never_steady_is_learned_from_all_the_same() -> None:
+    drifted = [
+        dataclasses.replace(record_of(one, "box", 1e-3), quality=SUSPECT if place < 4 else "{}")
+        for place, one in enumerate(CANDIDATES)
+    ]
+    assert len(fit_to_learn(drifted)) == 7
+    assert len(fit_to_learn(drifted[1:])) == 3
+    spec, _ = cpu_device("box")
+    summary = summarise_device(spec, drifted, {WORKLOAD.workload_id: WORKLOAD.name})
+    assert (summary.ok, summary.failed) == (7, 0)
+
+
+def test_repeatability_compares_steady_measurements_only() -> None:
+    assert remeasure_change(made()) == (1.1e-3 / 1e-3) - 1
+    assert remeasure_change([record for record in made() if record.origin != "remeasure"]) is None
+    stopped = record_of(CANDIDATES[0], "box", 1e-3)
+    stopped = dataclasses.replace(stopped, quality='{"stopped_early":true}')
+    assert remeasure_change([stopped, again(stopped, run_secs=(9e-3,))]) is None
+
+
+def test_repeatability_of_a_device_that_is_never_steady_is_told_all_the_same() -> None:
+    drifted = dataclasses.replace(record_of(CANDIDATES[0], "box", 1e-3), quality=SUSPECT)
+    assert remeasure_change([drifted, again(drifted, run_secs=(1.5e-3,))]) == 0.5

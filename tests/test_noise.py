@@ -1,0 +1,216 @@
+"""What second measurements say of a device's noise, and which record of a candidate a dataset uses."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import Outcome, Record
+from fleet.noise import NOISE, REMEASURE, NoiseFloor, noise_floor, settled
+from tests.record_fixtures import make_record
+
+SUSPECT = '{"suspect":true}'
+
+
+def timed(number: int, attempt: int, secs: float, **changes: Any) -> Record:
+    """An `ok` record of candidate `number` with this latency."""
+    values: dict[str, Any] = {
+        "outcome": Outcome.OK,
+        "error": "",
+        "run_secs": (secs * 1.5, secs),
+        "attempt": attempt,
+        "measured_at": 1000.0 + 10 * attempt + number,
+    }
+    return make_record(number, **values | changes)
+
+
+def failed(number: int, attempt: int, outcome: Outcome, **changes: Any) -> Record:
+    """A record of candidate `number` without a latency."""
+    return make_record(
+        number, **{"outcome": outcome, "run_secs": (), "error": "why", "attempt": attempt} | changes
+    )
+
+
+# ---- the noise floor -----------------------------------------------------------------------------------
+
+
+def test_pairs_of_an_aa_run_are_compared() -> None:
+    again = [1.0, 1.01, 0.98, 0.90, 1.02]
+    records = [timed(number, 0, 5.0) for number in range(5)]
+    records += [timed(number, 1, 1.0, origin=NOISE) for number in range(5)]
+    records += [timed(number, 2, secs, origin=NOISE) for number, secs in enumerate(again)]
+    assert noise_floor(records) == NoiseFloor(
+        pairs=5,
+        median_change=pytest.approx(0.02),
+        p90_change=pytest.approx(0.1),
+        # 0.98 is a win of 2 %, 0.90 one of 11 %.
+        false_win_share=0.2,
+        measured_at=1024.0,
+    )
+
+
+def test_several_aa_runs_of_one_candidate_are_separate_pairs() -> None:
+    secs = {1: 1.0, 2: 1.1, 3: 2.0, 4: 2.0}
+    floor = noise_floor(timed(1, attempt, each, origin=NOISE) for attempt, each in secs.items())
+    assert floor is not None
+    assert floor.pairs == 2
+    assert floor.median_change == pytest.approx(0.05)
+
+
+def test_half_an_aa_run_pairs_with_nothing() -> None:
+    halves = [timed(1, 1, 1.0, origin=NOISE), timed(1, 3, 1.0, origin=NOISE), timed(1, 4, 1.2, origin=NOISE)]
+    floor = noise_floor(halves)
+    assert floor is not None
+    assert (floor.pairs, floor.median_change) == (1, pytest.approx(0.2))
+
+
+def test_without_an_aa_run_whatever_was_measured_again_is_compared() -> None:
+    records = [timed(1, 0, 1.0), timed(1, 1, 1.1, origin=REMEASURE), timed(2, 0, 1.0), timed(2, 3, 1.0)]
+    floor = noise_floor(records)
+    assert floor is not None
+    assert (floor.pairs, floor.median_change) == (2, pytest.approx(0.05))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment_id": "f" * 32},
+        {"device": "dev-b"},
+        {"quality": SUSPECT},
+        {"quality": '{"stopped_early":true}'},
+        {"run_secs": (0.0, 1.0)},
+        {"run_secs": ()},
+        {"outcome": Outcome.REJECTED},
+    ],
+)
+def test_what_cannot_be_compared_is_left_out(changes: dict[str, Any]) -> None:
+    assert noise_floor([timed(1, 0, 1.0), timed(1, 1, 2.0, **changes)]) is None
+
+
+def test_no_records_have_no_noise_floor() -> None:
+    assert noise_floor([]) is None
+    assert noise_floor([timed(1, 0, 1.0)]) is None
+    # One measurement, delivered twice.
+    assert noise_floor([timed(1, 0, 1.0), timed(1, 0, 1.0)]) is None
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0)), min_size=1, max_size=30), st.randoms())
+def test_the_floor_does_not_depend_on_the_order_of_records(
+    pairs: list[tuple[float, float]], draws: random.Random
+) -> None:
+    records = [
+        timed(number, attempt, secs, origin=NOISE)
+        for number, pair in enumerate(pairs)
+        for attempt, secs in enumerate(pair, 1)
+    ]
+    floor = noise_floor(records)
+    assert floor is not None
+    assert floor.pairs == len(pairs)
+    assert 0 <= floor.median_change <= floor.p90_change
+    assert 0 <= floor.false_win_share <= 1
+    draws.shuffle(records)
+    assert noise_floor(records) == floor
+
+
+# ---- the record that counts ----------------------------------------------------------------------------
+
+
+def chosen(*records: Record) -> int:
+    """Place of the settled record of one candidate; the order of arrival must not matter."""
+    backwards = settled(reversed(records))
+    assert settled(records) == backwards
+    assert len(backwards) == 1
+    return records.index(backwards[0])
+
+
+def test_a_first_measurement_that_can_be_trusted_stands() -> None:
+    first = timed(1, 0, 2.0)
+    assert chosen(first, timed(1, 1, 1.0, origin=REMEASURE), timed(1, 2, 0.5, origin=NOISE)) == 0
+    failure = failed(1, 0, Outcome.RUN_FAILED)
+    assert chosen(failure, timed(1, 1, 1.0, origin=NOISE)) == 0
+
+
+@pytest.mark.parametrize("origin", [REMEASURE, NOISE])
+@pytest.mark.parametrize(
+    "first",
+    [
+        timed(1, 0, 1.0, quality=SUSPECT),
+        failed(1, 0, Outcome.RUN_TIMEOUT, quality=SUSPECT),
+        failed(1, 0, Outcome.REJECTED),
+        failed(1, 0, Outcome.LOST),
+    ],
+)
+def test_a_first_measurement_that_says_nothing_is_replaced(first: Record, origin: str) -> None:
+    assert chosen(first, timed(1, 1, 1.1, origin=origin), timed(1, 2, 1.0, origin=origin)) == 1
+
+
+def test_a_second_measurement_that_is_suspect_too_waits_for_a_third() -> None:
+    records = [timed(1, 0, 1.0, quality=SUSPECT), timed(1, 1, 1.1, origin=REMEASURE, quality=SUSPECT)]
+    assert chosen(*records) == 0
+    assert chosen(*records, timed(1, 2, 1.2, origin=REMEASURE)) == 2
+
+
+def test_a_trusted_failure_replaces_a_suspect_success() -> None:
+    again = failed(1, 1, Outcome.WRONG_OUTPUT, origin=REMEASURE)
+    assert chosen(timed(1, 0, 1.0, quality=SUSPECT), again) == 1
+    assert chosen(timed(1, 0, 1.0, quality=SUSPECT), again, timed(1, 2, 1.0, origin=REMEASURE)) == 2
+
+
+def test_a_lost_record_beats_nothing() -> None:
+    lost = failed(1, 0, Outcome.LOST)
+    assert chosen(lost, timed(1, 1, 1.0, quality=SUSPECT)) == 1
+    assert chosen(lost, failed(1, 1, Outcome.REJECTED, quality=SUSPECT)) == 1
+    assert chosen(lost, timed(1, 1, 1.0)) == 1
+    assert chosen(lost, failed(1, 1, Outcome.LOST)) == 0
+
+
+def test_each_device_candidate_and_environment_has_its_record_in_order_of_appearance() -> None:
+    records = [
+        timed(1, 0, 1.0, quality=SUSPECT),
+        timed(2, 0, 1.0),
+        timed(1, 0, 1.0, device="dev-b"),
+        timed(1, 0, 1.0, environment_id="f" * 32),
+        timed(1, 1, 1.0, origin=REMEASURE),
+    ]
+    assert settled(iter(records)) == [records[4], *records[1:4]]
+
+
+_ORIGINS = st.sampled_from(["random", "paired", REMEASURE, NOISE])
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(Outcome), st.booleans(), _ORIGINS),
+        max_size=12,
+        unique_by=lambda one: one[:2],
+    ),
+    st.randoms(),
+)
+def test_the_choice_is_one_of_each_and_independent_of_order(
+    drawn: list[tuple[int, int, Outcome, bool, str]], draws: random.Random
+) -> None:
+    records = [
+        make_record(
+            number,
+            outcome=outcome,
+            attempt=attempt,
+            origin=origin,
+            quality=SUSPECT if is_suspect else "{}",
+            run_secs=(1.0,) if outcome is Outcome.OK else (),
+        )
+        for number, attempt, outcome, is_suspect, origin in drawn
+    ]
+    kept = settled(records)
+    assert [r.candidate_id for r in kept] == list(dict.fromkeys(r.candidate_id for r in records))
+    for record in kept:
+        rivals = [r for r in records if r.candidate_id == record.candidate_id]
+        if any(not r.is_suspect and r.outcome is not Outcome.LOST for r in rivals):
+            assert not record.is_suspect
+            assert record.outcome is not Outcome.LOST
+    draws.shuffle(records)
+    assert {r.record_id for r in settled(records)} == {r.record_id for r in kept}
+    assert {r.record_id for r in settled(kept)} == {r.record_id for r in kept}

@@ -1,0 +1,278 @@
+"""Collections in rounds, with devices that answer at once; `test_collect.py` has real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
+from fleet.collect import Collection, CollectSettings, known_candidates
+from fleet.planning import NOISE_EVERY_SECS
+from fleet.store import Store
+from tests.fake_fleet import FakeFleet, Killed, latency_secs
+from tests.record_fixtures import make_spec, make_workload
+
+ONE, TWO = DeviceId("one"), DeviceId("two")
+SPECS = {device_id: make_spec(device_id) for device_id in (ONE, TWO)}
+WORKLOADS = [make_workload(number, networks=(("net", 1 + 8 * number),)) for number in range(3)]
+ROUNDS = CollectSettings(samples=24, minimum=12, exploration=0.5, protocol=Protocol(), batch_size=7)
+
+
+class Log:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, int]] = []
+        self.records: list[Record] = []
+
+    def phase(self, name: str, total: int) -> None:
+        self.phases.append((name, total))
+
+    def proposed(self, workload: Workload, candidates: int) -> None:
+        pass
+
+    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
+        self.records += records
+
+
+def run(
+    fleet: FakeFleet,
+    store: Store,
+    how: CollectSettings = ROUNDS,
+    specs: dict[DeviceId, DeviceSpec] | None = None,
+    workloads: list[Workload] | None = None,
+) -> tuple[Collection, Log]:
+    log = Log()
+    collection = Collection(fleet, store, specs or SPECS, how, log)  # type: ignore[arg-type]
+    collection.register()
+    collection.run(WORKLOADS if workloads is None else workloads)
+    return collection, log
+
+
+def by_device(records: Sequence[Record]) -> dict[DeviceId, list[str]]:
+    found: dict[DeviceId, list[str]] = {}
+    for record in records:
+        found.setdefault(record.device_id, []).append(record.candidate_id)
+    return found
+
+
+def test_random_candidates_come_first_and_the_rest_evolves_from_the_best(tmp_path: Path) -> None:
+    fleet = FakeFleet(SPECS)
+    with Store.open(tmp_path / "store") as store:
+        run(fleet, store)
+        records = list(store.records())
+    measured = by_device(records)
+    assert sorted(measured[ONE]) == sorted(measured[TWO])
+    assert len(set(measured[ONE])) == len(measured[ONE]) == 24 * len(WORKLOADS)
+    shares = Counter(record.workload_id for record in records if record.device_id == ONE)
+    assert shares[WORKLOADS[0].workload_id] < shares[WORKLOADS[2].workload_id]
+    assert min(shares.values()) >= 12
+    origins = Counter(record.origin for record in records if record.device_id == ONE)
+    assert origins["random"] == pytest.approx(12 * 3 + 6 * 3, abs=2)
+    assert origins["evolved"] == 24 * 3 - origins["random"]
+    # Parents of the first generation: the four fastest random ones of each device.
+    _, _, (workload, parents, *_) = next(call for call in fleet.calls if call[1] == "evolve")
+    random = {r.trace for r in records if r.workload_id == workload.workload_id and r.origin == "random"}
+    best = [sorted(random, key=lambda trace, name=name: latency_secs(name, trace)) for name in (ONE, TWO)]
+    assert parents[:2] == list(dict.fromkeys([best[0][0], best[1][0]]))[:2]
+    assert set(parents) == {*best[0][:4], *best[1][:4]}
+    # Those of the second may be of the first.
+    assert any("/" in parent for *_, call in fleet.calls if len(call) == 5 for parent in call[1])
+
+
+def test_a_finished_collection_measures_nothing_more_and_a_larger_one_what_is_missing(tmp_path: Path) -> None:
+    fleet = FakeFleet(SPECS)
+    with Store.open(tmp_path / "store") as store:
+        run(fleet, store)
+        _, again = run(fleet, store)
+        assert again.records == []
+        assert ("evolve", 3) not in again.phases
+        _, more = run(fleet, store, dataclasses.replace(ROUNDS, samples=30, minimum=15))
+        assert len(more.records) == 2 * 6 * 3
+        assert len({record.record_id for record in store.records()}) == 2 * 30 * 3
+
+
+@hypothesis_settings(deadline=None, max_examples=5)
+@given(kills=st.lists(st.integers(0, 12), max_size=3), deaths=st.sets(st.integers(0, 20), max_size=3))
+def test_after_any_kill_the_same_command_goes_on(kills: list[int], deaths: set[int]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for kill in [*kills, None]:
+            fleet = FakeFleet(SPECS)
+            fleet.kill_after = kill
+            fleet.deaths = {2 * batch for batch in deaths}
+            with Store.open(Path(folder) / "store") as store:
+                if kill is None:
+                    run(fleet, store)
+                else:
+                    with contextlib.suppress(Killed):
+                        run(fleet, store)
+                records = list(store.records())
+        measured = by_device(records)
+        assert sorted(measured[ONE]) == sorted(measured[TWO])
+        assert len(set(measured[ONE])) == len(measured[ONE]) == 24 * 3
+        assert all(record.attempt == 0 for record in records)
+
+
+def test_random_candidates_stand_in_where_evolution_finds_too_few(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        run(FakeFleet(SPECS, children=0), store)
+        origins = Counter(record.origin for record in store.records(device_id=ONE))
+    assert origins == {"random": 24 * 3}
+
+
+def test_a_workload_without_a_working_candidate_still_gets_its_share(tmp_path: Path) -> None:
+    fleet = FakeFleet(SPECS, lambda *_: {"outcome": Outcome.BUILD_FAILED})
+    with Store.open(tmp_path / "store") as store:
+        run(fleet, store)
+        origins = Counter(record.origin for record in store.records(device_id=ONE))
+    assert origins == {"random": 24 * 3}
+
+
+def test_a_space_that_is_used_up_ends_the_collection(tmp_path: Path) -> None:
+    fleet = FakeFleet(SPECS, lambda *_: {"outcome": Outcome.BUILD_FAILED}, space=5)
+    with Store.open(tmp_path / "store") as store:
+        run(fleet, store)
+        assert Counter(record.device_id for record in store.records()) == {ONE: 15, TWO: 15}
+
+
+def lost_for(attempts: int, share: str = "0") -> Callable[[str, Candidate, int], dict[str, Any]]:
+    def fate(device_id: str, candidate: Candidate, attempt: int) -> dict[str, Any]:
+        is_lost = device_id == ONE and candidate.trace.endswith(share) and attempt < attempts
+        return {"outcome": Outcome.LOST} if is_lost else {}
+
+    return fate
+
+
+RANDOM = CollectSettings(samples=12, protocol=Protocol(), batch_size=7)
+
+
+def test_a_lost_candidate_is_tried_once_more(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        collection, log = run(FakeFleet(SPECS, lost_for(1)), store, RANDOM)
+        assert collection.lost() == {}
+        again = [record for record in log.records if record.attempt == 1]
+        assert len(again) == 2 * 3
+        assert {record.outcome for record in again} == {Outcome.OK}
+        assert ("again", 6) in log.phases
+        _, later = run(FakeFleet(SPECS, lost_for(1)), store, RANDOM)
+        assert later.records == []
+
+
+def test_a_candidate_lost_twice_waits_for_the_next_run(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        collection, log = run(FakeFleet(SPECS, lost_for(9)), store, RANDOM)
+        assert collection.lost() == {ONE: 6}
+        lost = [record for record in log.records if record.outcome is Outcome.LOST]
+        assert Counter(record.attempt for record in lost) == {0: 6, 1: 6}
+        _, later = run(FakeFleet(SPECS, lost_for(3)), store, RANDOM)
+        assert Counter((record.attempt, record.outcome) for record in later.records) == {
+            (2, Outcome.LOST): 6,
+            (3, Outcome.OK): 6,
+        }
+
+
+def test_siblings_are_spared_what_kills_a_worker_three_times(tmp_path: Path) -> None:
+    def fate(device_id: str, candidate: Candidate, attempt: int) -> dict[str, Any]:
+        if candidate.trace.endswith("3"):
+            return {"outcome": Outcome.RUN_FAILED, "quality": '{"quarantined":true,"strikes":3}'}
+        return {}
+
+    fleet = FakeFleet(SPECS, fate)
+    with Store.open(tmp_path / "store") as store:
+        run(fleet, store, RANDOM, specs={ONE: SPECS[ONE]})
+        killers = {r.candidate_id for r in store.records() if r.outcome is Outcome.RUN_FAILED}
+        assert len(killers) == 3
+        run(fleet, store, RANDOM)
+        second = by_device(list(store.records(device_id=TWO)))[TWO]
+        assert not killers & set(second)
+        assert len(second) == 12 * 3
+        pools = known_candidates(store, [ONE, TWO], 100)
+        known = {one.candidate_id for pool in pools.values() for one in pool}
+        assert not killers & known
+
+
+def test_a_quarantine_of_this_run_takes_effect_at_once(tmp_path: Path) -> None:
+    killer = Candidate(workload_id=WORKLOADS[0].workload_id, trace="random-0-0")
+
+    def fate(device_id: str, candidate: Candidate, attempt: int) -> dict[str, Any]:
+        if candidate.candidate_id == killer.candidate_id:
+            return {"outcome": Outcome.RUN_FAILED, "quality": '{"quarantined":true}'}
+        return {}
+
+    how = dataclasses.replace(RANDOM, batch_size=1)
+    with Store.open(tmp_path / "store") as store:
+        run(FakeFleet(SPECS, fate), store, how, workloads=WORKLOADS[:1])
+        # Both devices keep two batches in flight, so the second may have had it in hand already.
+        assert sum(r.candidate_id == killer.candidate_id for r in store.records()) <= 2
+        _, log = run(FakeFleet(SPECS, fate), store, how, workloads=WORKLOADS[:1])
+        assert all(record.candidate_id != killer.candidate_id for record in log.records)
+
+
+def test_every_device_times_by_its_own_protocol(tmp_path: Path) -> None:
+    board = dataclasses.replace(SPECS[TWO], protocol_changes=(("cooldown_ms", 50.0), ("repeat", 3.0)))
+    fleet = FakeFleet(SPECS)
+    with Store.open(tmp_path / "store") as store:
+        how = dataclasses.replace(RANDOM, noise=4)
+        collection, _ = run(fleet, store, how, {ONE: SPECS[ONE], TWO: board})
+        collection.remeasure(WORKLOADS)
+        collection.measure_noise()
+        protocols = {record.device_id: record.protocol for record in store.records()}
+        assert protocols == {ONE: Protocol(), TWO: Protocol(cooldown_ms=50.0, repeat=3)}
+        assert {len(set(ids)) for ids in by_device(list(store.records())).values()} == {36}
+        _, again = run(fleet, store, how, {ONE: SPECS[ONE], TWO: board})
+        assert again.records == []
+
+
+def test_the_noise_is_measured_once_a_day_and_whenever_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = FakeFleet(SPECS)
+    how = dataclasses.replace(RANDOM, noise=10)
+    with Store.open(tmp_path / "store") as store:
+        collection, log = run(fleet, store, how)
+        monkeypatch.setattr(time, "time", lambda: 1_700_000_500.0)
+        before = len(log.records)
+        assert collection.measure_noise() == []
+        noise = log.records[before:]
+        assert Counter((record.device_id, record.attempt) for record in noise) == {
+            (device_id, attempt): 10 for device_id in SPECS for attempt in (1, 2)
+        }
+        assert {record.origin for record in noise} == {"noise"}
+        assert collection.measure_noise() == []
+        assert len(log.records) == before + 40
+        assert collection.measure_noise(only_due=False) == []
+        assert len(log.records) == before + 80
+        monkeypatch.setattr(time, "time", lambda: 1_700_001_000.0 + NOISE_EVERY_SECS)
+        assert collection.measure_noise() == []
+        assert len(log.records) == before + 120
+        assert len({record.record_id for record in log.records}) == len(log.records)
+
+
+def test_a_device_without_candidates_has_no_noise_to_measure(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        collection, log = run(FakeFleet(SPECS), store, dataclasses.replace(RANDOM, noise=5), workloads=[])
+        assert collection.measure_noise(only_due=False) == [ONE, TWO]
+        assert log.records == []
+
+
+def test_the_time_of_every_device_is_told(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        collection, log = run(FakeFleet(SPECS), store, RANDOM)
+        spent = collection.spent()
+    assert [(one.device_id, one.records) for one in spent] == [(ONE, 36), (TWO, 36)]
+    for one in spent:
+        records = [record for record in log.records if record.device_id == one.device_id]
+        assert one.work["time"] == pytest.approx(sum(record.timing_secs for record in records))
+        assert one.wall["store"] > 0
+        assert one.wall_secs > 0

@@ -1,0 +1,456 @@
+"""Verdicts on repeats and on the device: the statistics are checked by simulation, with fixed seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.errors import AgentError
+from agents.quality import (
+    Drift,
+    DriftMonitor,
+    is_rejected,
+    relative_interval,
+    surely_slower,
+    wants_repeats,
+)
+from agents.records import Protocol
+
+PROTOCOL = Protocol()
+NAMES = ("compute", "memory", "latency")
+_SECS = st.floats(1e-7, 1e3)
+_REPEATS = st.lists(_SECS, min_size=2, max_size=12)
+
+
+# ---- the interval of a latency -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("repeats", "seed"), [(2, 1), (3, 2), (5, 3), (10, 4)])
+def test_nine_of_ten_intervals_hold_the_true_latency_under_the_model(repeats: int, seed: int) -> None:
+    truth, noise, trials = 1e-3, 3e-5, 8000
+    draws = truth + np.random.default_rng(seed).exponential(noise, (trials, repeats))
+    held = sum(min(row) * (1 - relative_interval(row)) <= truth for row in draws.tolist())
+    # The standard error of the share is 0.0034.
+    assert held / trials == pytest.approx(0.9, abs=0.014)
+
+
+def test_other_confidences_are_kept_too() -> None:
+    draws = 1.0 + np.random.default_rng(5).exponential(0.02, (6000, 5))
+    for confidence in (0.5, 0.99):
+        held = np.mean([min(row) * (1 - relative_interval(row, confidence)) <= 1 for row in draws.tolist()])
+        assert held == pytest.approx(confidence, abs=0.02)
+
+
+def test_stopping_when_the_interval_looks_narrow_costs_little_coverage() -> None:
+    held, trials = 0, 4000
+    # Of noises from 0.01 to 0.2, about the one at which it costs most.
+    for row in (1.0 + np.random.default_rng(6).exponential(0.1, (trials, 10))).tolist():
+        made = 1
+        while wants_repeats(row[:made], PROTOCOL):
+            made += 1
+        held += min(row[:made]) * (1 - relative_interval(row[:made])) <= 1
+    assert 0.82 < held / trials < 0.9
+
+
+def test_the_slowest_two_of_five_may_be_any_outliers() -> None:
+    calm = relative_interval([1.0, 1.01, 1.02, 1.021, 1.022])
+    assert relative_interval([50.0, 1.01, 1.02, 1.0, 9.0]) == pytest.approx(calm)
+    assert 0 < calm < 0.1
+    assert relative_interval([1.0, 1.01, 5.0, 6.0, 7.0]) > 1
+
+
+def test_the_closed_form_is_the_quantile_of_the_f_distribution() -> None:
+    from scipy import stats
+
+    ordered = [1.0, 1.1, 1.3, 1.9, 4.0]
+    sigma = (0.1 + 0.3 + 2 * 0.3) / 2
+    expected = sigma * stats.f.ppf(0.9, 2, 4) / 5
+    assert relative_interval(ordered) == pytest.approx(expected)
+
+
+@given(_REPEATS, st.randoms(use_true_random=False))
+def test_the_order_of_repeats_says_nothing(run_secs: list[float], draws: Any) -> None:
+    shuffled = list(run_secs)
+    draws.shuffle(shuffled)
+    assert relative_interval(shuffled) == relative_interval(run_secs) >= 0
+
+
+@given(_REPEATS, st.floats(1e-3, 1e3))
+def test_the_interval_has_no_unit(run_secs: list[float], factor: float) -> None:
+    scaled = relative_interval([secs * factor for secs in run_secs])
+    assert scaled == pytest.approx(relative_interval(run_secs), rel=1e-6, abs=1e-9)
+
+
+@given(_REPEATS, st.data())
+def test_a_slower_repeat_never_narrows_the_interval(run_secs: list[float], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(run_secs) - 1))
+    slower = [secs * 1.5 if at == place else secs for at, secs in enumerate(run_secs)]
+    if min(slower) == min(run_secs):
+        assert relative_interval(slower) >= relative_interval(run_secs) * (1 - 1e-9)
+
+
+@given(_REPEATS, st.floats(0.01, 0.98))
+def test_more_confidence_is_a_wider_interval(run_secs: list[float], confidence: float) -> None:
+    assert relative_interval(run_secs, confidence) <= relative_interval(run_secs, confidence + 0.01)
+
+
+@pytest.mark.parametrize(
+    "run_secs", [[], [1.0], [0.0, 0.0], [0.0, 1.0], [-1.0, 1.0], [math.nan, 1.0, 1.0], [1.0, math.inf]]
+)
+def test_nothing_can_be_said_of_too_few_or_senseless_repeats(run_secs: list[float]) -> None:
+    assert relative_interval(run_secs) == math.inf
+
+
+def test_equal_repeats_have_no_width() -> None:
+    assert relative_interval([2e-3] * 5) == 0
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, math.nan])
+def test_a_confidence_is_a_probability(confidence: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        relative_interval([1.0, 2.0], confidence)
+
+
+# ---- repeats, rejection, early stop --------------------------------------------------------------------
+
+
+def test_repeats_end_when_they_agree_or_the_budget_does() -> None:
+    calm, wild = [1.0, 1.001, 1.001, 1.002, 1.3], [1.0, 1.2, 1.4, 1.6, 1.8]
+    assert wants_repeats([], PROTOCOL)
+    assert wants_repeats(calm[:4], PROTOCOL)
+    assert not wants_repeats(calm, PROTOCOL)
+    assert wants_repeats(wild, PROTOCOL)
+    assert wants_repeats([*wild, 2.0, 2.0, 2.0, 2.0], PROTOCOL)
+    assert not wants_repeats([*wild, 2.0, 2.0, 2.0, 2.0, 2.0], PROTOCOL)
+    for never_extra in ({"extra_repeats": 0}, {"target_interval": 0.0}):
+        assert not wants_repeats(wild, replace(PROTOCOL, **never_extra))
+
+
+@given(st.lists(st.floats(), max_size=15), st.integers(1, 8), st.integers(0, 6))
+def test_the_budget_of_repeats_always_ends(run_secs: list[float], repeat: int, extra: int) -> None:
+    protocol = replace(PROTOCOL, repeat=repeat, extra_repeats=extra)
+    if len(run_secs) >= repeat + extra:
+        assert not wants_repeats(run_secs, protocol)
+    if len(run_secs) < repeat:
+        assert wants_repeats(run_secs, protocol)
+
+
+def test_only_repeats_that_disagree_wildly_are_rejected() -> None:
+    wild = [1.0, 3.0, 4.0, 5.0, 6.0]
+    assert is_rejected(wild, PROTOCOL)
+    assert not is_rejected([1.0, 1.05, 1.1, 9.0, 9.0], PROTOCOL)
+    assert not is_rejected(wild[:1], PROTOCOL)
+    assert not is_rejected([], PROTOCOL)
+    assert not is_rejected(wild, replace(PROTOCOL, reject_interval=0.0))
+
+
+def test_a_program_several_times_slower_is_stopped() -> None:
+    assert surely_slower([4e-3, 3.9e-3], 1e-3, PROTOCOL)
+    assert not surely_slower([4e-3, 3.2e-3], 1e-3, PROTOCOL)
+    assert not surely_slower([9e-3, 1e-3], 1e-3, PROTOCOL)
+
+
+def test_a_cold_first_run_alone_must_be_slower_still() -> None:
+    assert not surely_slower([50e-3], 10e-3, PROTOCOL)
+    assert surely_slower([70e-3], 10e-3, PROTOCOL)
+
+
+def test_the_cost_of_a_call_does_not_stop_a_tiny_program() -> None:
+    # Seen on a real host: 60 to 180 us for the first call, 1 to 7 us for the next, of programs of 1 us.
+    assert not surely_slower([180e-6, 8e-6], 1e-6, PROTOCOL)
+    assert not surely_slower([180e-6], 1e-6, PROTOCOL)
+    assert surely_slower([400e-6, 100e-6], 1e-6, PROTOCOL)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "best", "ratio"), [([], 1e-3, 3.0), ([9.0, 9.0], 0.0, 3.0), ([9.0, 9.0], 1e-3, 0.0)]
+)
+def test_without_evidence_best_or_rule_nothing_is_stopped(
+    warmup: list[float], best: float, ratio: float
+) -> None:
+    assert not surely_slower(warmup, best, replace(PROTOCOL, early_stop_ratio=ratio))
+
+
+@given(st.lists(_SECS, min_size=1, max_size=4), _SECS, st.floats(1.5, 10))
+def test_more_runs_and_a_higher_ratio_never_stop_what_was_let_go(
+    warmup: list[float], best: float, ratio: float
+) -> None:
+    strict = replace(PROTOCOL, early_stop_ratio=ratio)
+    if surely_slower(warmup, best, replace(PROTOCOL, early_stop_ratio=ratio + 1)):
+        assert surely_slower(warmup, best, strict)
+    if surely_slower([*warmup, best], best, strict):
+        pytest.fail("a run as fast as the best cannot belong to a slower program")
+    if surely_slower(warmup, best * 2, strict):
+        assert surely_slower(warmup, best, strict)
+
+
+# ---- drift of the device -------------------------------------------------------------------------------
+
+
+def readings(logs: Any) -> list[dict[str, float]]:
+    """Observations of the three canaries from an (observations, 3) array of log seconds over 1 ms."""
+    return [dict(zip(NAMES, row, strict=True)) for row in (1e-3 * np.exp(logs)).tolist()]
+
+
+def taught(seed: int = 0, noise: float = 0.01, count: int = 200) -> DriftMonitor:
+    """A monitor that has seen a steady device for a while."""
+    monitor = DriftMonitor()
+    for observation in readings(np.random.default_rng(seed).normal(0, noise, (count, 3))):
+        monitor.observe(observation)
+    return monitor
+
+
+def steady(**factors: float) -> dict[str, float]:
+    """One observation on the baseline, but for the factors given."""
+    return {name: 1e-3 * factors.get(name, 1.0) for name in NAMES}
+
+
+def alarms(drifts: list[Drift]) -> int:
+    """Times that suspicion begins."""
+    return sum(now.suspect and not before.suspect for before, now in pairwise(drifts))
+
+
+def test_a_week_of_gaussian_noise_at_the_learnt_spread_raises_at_most_one_alarm() -> None:
+    monitor = DriftMonitor()
+    noise = np.random.default_rng(7).normal(0, 0.01, (100_000, 3))
+    assert alarms([monitor.observe(observation) for observation in readings(noise)]) <= 1
+
+
+def test_monitors_that_learnt_from_different_luck_seldom_raise_an_alarm() -> None:
+    raised = 0
+    for seed in range(120):
+        monitor = DriftMonitor()
+        noise = np.random.default_rng(seed).normal(0, 0.01, (500, 3))
+        raised += alarms([monitor.observe(observation) for observation in readings(noise)])
+    # 60,000 observations; nearly all alarms fall into the first ones, with little learnt.
+    assert raised <= 6
+
+
+@pytest.mark.parametrize("change", [1.03, 1 / 1.03])
+def test_a_lasting_change_of_three_percent_is_met_within_five_minutes(change: float) -> None:
+    needed = []
+    for seed in range(60):
+        monitor = taught(seed, count=150)
+        noise = np.random.default_rng(1000 + seed).normal(0, 0.01, (50, 3))
+        noise[:, 1] += math.log(change)
+        needed.append(
+            next(
+                (
+                    at
+                    for at, observation in enumerate(readings(noise), 1)
+                    if "memory" in monitor.observe(observation).which
+                ),
+                999,
+            )
+        )
+    # Canaries every 6 s: 50 observations are five minutes.
+    assert max(needed) <= 50
+    assert np.median(needed) <= 15
+
+
+def test_a_spike_marks_its_window_only() -> None:
+    for height in (1.3, 2.0, 20.0):
+        monitor = taught()
+        assert not monitor.observe(steady()).suspect
+        spike = monitor.observe(steady(memory=height))
+        assert spike.suspect
+        assert spike.which == ("memory",)
+        assert spike.ratios["memory"] == pytest.approx(height, rel=0.01)
+        assert spike.ratios["compute"] == pytest.approx(1, abs=0.01)
+        assert not monitor.observe(steady()).suspect
+
+
+def test_a_neighbour_for_a_while_marks_its_while() -> None:
+    monitor = taught()
+    assert all(monitor.observe(steady(latency=1.4)).suspect for _ in range(12))
+    assert not monitor.observe(steady()).suspect
+
+
+def test_a_canary_stays_suspect_until_its_readings_are_back() -> None:
+    monitor = taught()
+    drifts = [monitor.observe(steady(compute=1.04)) for _ in range(18)]
+    first = [drift.suspect for drift in drifts].index(True)
+    assert all(drift.suspect for drift in drifts[first:])
+    assert not monitor.observe(steady()).suspect
+
+
+@pytest.mark.parametrize("change", [0.8, 1.04, 1.5])
+def test_a_level_that_lasts_becomes_the_baseline(change: float) -> None:
+    monitor = taught()
+    noise = np.random.default_rng(8).normal(0, 0.01, (200, 3))
+    noise[:, 0] += math.log(change)
+    drifts = [monitor.observe(observation) for observation in readings(noise)]
+    adopted = [at for at, drift in enumerate(drifts) if drift.adopted]
+    assert len(adopted) == 1
+    assert adopted[0] in range(10, 80)
+    assert drifts[adopted[0]].adopted == ("compute",)
+    assert all(drift.suspect for drift in drifts[adopted[0] - 8 : adopted[0]])
+    assert not any(drift.suspect for drift in drifts[adopted[0] :])
+    # What was normal before is now a change.
+    assert monitor.observe(steady(compute=change)).ratios["compute"] == pytest.approx(1, abs=0.01)
+    assert any(monitor.observe(steady()).suspect for _ in range(10))
+
+
+def test_a_level_that_moves_is_not_adopted() -> None:
+    monitor = taught()
+    slower = [monitor.observe(steady(compute=1.05 + 0.02 * step)) for step in range(100)]
+    assert not any(drift.adopted for drift in slower)
+    assert slower[-1].suspect
+
+
+def test_a_device_that_became_noisier_is_learnt_anew() -> None:
+    monitor = taught(noise=0.002)
+    noise = np.random.default_rng(9).normal(0, 0.04, (600, 3))
+    drifts = [monitor.observe(observation) for observation in readings(noise)]
+    assert sum(drift.suspect for drift in drifts[:60]) > 20
+    assert sum(drift.suspect for drift in drifts[-200:]) < 10
+
+
+def test_while_it_learns_only_absurd_readings_are_suspect() -> None:
+    monitor = DriftMonitor()
+    assert not any(monitor.observe(steady(memory=factor)).suspect for factor in (1.0, 1.1, 0.9, 1.2))
+    absurd = monitor.observe(steady(memory=1.8))
+    assert absurd.which == ("memory",)
+    assert not monitor.observe(steady()).suspect
+
+
+def test_a_first_reading_that_was_disturbed_does_not_become_the_baseline() -> None:
+    monitor = DriftMonitor()
+    drifts = [monitor.observe(steady(compute=3.0)), *(monitor.observe(steady()) for _ in range(50))]
+    assert drifts[-1].ratios["compute"] == 1
+    assert not any(drift.suspect for drift in drifts)
+
+
+def test_equal_readings_leave_room_for_the_timer() -> None:
+    monitor = DriftMonitor()
+    for _ in range(300):
+        assert not monitor.observe(steady()).suspect
+    assert not any(monitor.observe(steady(compute=1.004)).suspect for _ in range(50))
+
+
+def test_canaries_that_could_not_be_timed_say_nothing() -> None:
+    monitor = taught()
+    for value in (0.0, -1.0, math.nan, math.inf, 5e-324, 1e300):
+        drift = monitor.observe({"compute": value, "memory": 1e-3})
+        assert not drift.suspect
+        assert list(drift.ratios) == ["memory"]
+    assert monitor.observe({}) == Drift(suspect=False, ratios={}, which=())
+
+
+def test_a_monitor_keeps_a_bounded_number_of_canaries() -> None:
+    monitor = DriftMonitor()
+    with pytest.raises(ValueError, match="at most 16"):
+        monitor.observe({f"canary-{number}": 1.0 for number in range(17)})
+    with pytest.raises(ValueError, match="names of 1 to 64"):
+        DriftMonitor().observe({"": 1.0})
+
+
+_READINGS = st.dictionaries(st.sampled_from(NAMES), st.floats(), max_size=3)
+_NEAR = st.fixed_dictionaries({name: st.floats(0.5e-3, 2e-3) for name in NAMES})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_READINGS | _NEAR, max_size=60))
+def test_any_readings_give_plain_answers(observations: list[dict[str, float]]) -> None:
+    monitor = DriftMonitor()
+    for observation in observations:
+        drift = monitor.observe(observation)
+        assert drift.suspect == bool(drift.which)
+        assert set(drift.which) <= set(drift.ratios) <= set(observation)
+        assert all(ratio >= 0 and math.isfinite(ratio) for ratio in drift.ratios.values())
+    json.dumps(monitor.to_json(), allow_nan=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_NEAR, max_size=60), st.lists(_READINGS | _NEAR, max_size=50))
+def test_a_restarted_monitor_goes_on_where_it_was(
+    before: list[dict[str, float]], after: list[dict[str, float]]
+) -> None:
+    monitor = DriftMonitor()
+    for observation in before:
+        monitor.observe(observation)
+    again = DriftMonitor.from_json(json.loads(json.dumps(monitor.to_json())))
+    assert again.to_json() == monitor.to_json()
+    assert [again.observe(each) for each in after] == [monitor.observe(each) for each in after]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([2.0**-10, 2.0**12]))
+def test_the_verdict_does_not_depend_on_how_long_a_canary_takes(seed: int, factor: float) -> None:
+    small, large = DriftMonitor(), DriftMonitor()
+    noise = np.random.default_rng(seed).normal(0, 0.02, (60, 3))
+    noise[40:] += 0.1
+    for observation in readings(noise):
+        scaled = {name: secs * factor for name, secs in observation.items()}
+        assert small.observe(observation).which == large.observe(scaled).which
+
+
+def test_what_a_monitor_keeps_stays_small() -> None:
+    assert len(json.dumps(taught(count=3000).to_json())) < 20_000
+
+
+def _damage(path: list[Any], value: Any) -> Any:
+    state: Any = json.loads(json.dumps(taught().to_json()))
+    inner = state
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        [],
+        "text",
+        {},
+        {"version": 2, "canaries": {}},
+        {"version": 1},
+        {"version": 1, "canaries": []},
+        {"version": 1, "canaries": {"": {}}},
+        {"version": 1, "canaries": {"x" * 65: {}}},
+        {"version": 1, "canaries": {f"c{number}": {} for number in range(17)}},
+        {"version": 1, "canaries": {"compute": None}},
+        _damage(["canaries", "compute", "learnt"], [0.0] * 1000),
+        _damage(["canaries", "compute", "learnt"], "many"),
+        _damage(["canaries", "compute", "learnt"], [math.nan]),
+        _damage(["canaries", "compute", "learnt"], [True]),
+        _damage(["canaries", "compute", "learnt", 0], 1e9),
+        _damage(["canaries", "compute", "high"], math.nan),
+        _damage(["canaries", "compute", "high"], 1e9),
+        _damage(["canaries", "compute", "low"], None),
+        _damage(["canaries", "compute", "recent"], [[0.0, False]] * 31),
+        _damage(["canaries", "compute", "recent"], [[0.0]]),
+        _damage(["canaries", "compute", "recent"], [["x", True]]),
+        _damage(["canaries", "compute", "recent"], {}),
+    ],
+)
+def test_a_damaged_state_is_one_clear_error(state: Any) -> None:
+    with pytest.raises(AgentError, match=r"drift monitor is damaged: .*; delete it, and the baseline"):
+        DriftMonitor.from_json(state)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(["learnt", "recent", "high", "low"]), _JSON)
+def test_any_json_is_a_monitor_or_a_clear_error(key: str, value: Any) -> None:
+    canary = {"learnt": [0.0] * 9, "recent": [], "high": 0.0, "low": 0.0} | {key: value}
+    try:
+        monitor = DriftMonitor.from_json({"version": 1, "canaries": {"compute": canary}})
+    except AgentError:
+        return
+    assert monitor.observe({"compute": 1e-3}).ratios

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from agents.records import Candidate, Family, Workload
+
+pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
+
+
+@pytest.fixture(scope="module")
+def product() -> Workload:
+    from agents.workloads import operator_workload
+
+    return operator_workload("GMM", (1, 64, 64, 64))
+
+
+@pytest.fixture(scope="module")
+def cpu_space(product: Workload) -> Any:
+    from agents.space import DesignSpace
+
+    return DesignSpace(product, Family.CPU)
+
+
+@pytest.fixture(scope="module")
+def parents(cpu_space: Any) -> list[str]:
+    return [candidate.trace for candidate in cpu_space.sample(3, seed=1).candidates]
+
+
+def sampled(trace: str) -> list[tuple[Any, Any]]:
+    """The sampling steps of a trace's design space, with their decisions."""
+    steps, decisions = json.loads(trace)
+    return [
+        (steps[place][0], json.dumps(value))
+        for place, value in decisions
+        if steps[place][0].startswith("Sample")
+    ]
+
+
+def changes(one: str, other: str) -> int:
+    """How many decisions tell two traces apart; many if they are of different design spaces."""
+    left, right = sampled(one), sampled(other)
+    if [step for step, _ in left] != [step for step, _ in right]:
+        return len(left) + len(right)
+    return sum(a != b for a, b in zip(left, right, strict=True))
+
+
+def test_evolved_candidates_are_one_mutation_from_a_parent_and_compute_the_right_thing(
+    product: Workload, cpu_space: Any, parents: list[str]
+) -> None:
+    import tvm
+
+    from agents.build import build
+    from agents.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
+
+    proposal = cpu_space.evolve(parents, 12, seed=4)
+    assert len(proposal.candidates) == 12
+    assert len({candidate.candidate_id for candidate in proposal.candidates}) == 12
+    assert {candidate.origin for candidate in proposal.candidates} == {"evolved"}
+    assert not {candidate.trace for candidate in proposal.candidates} & set(parents)
+    assert proposal.tries == 12 + proposal.refused + proposal.repeated
+
+    module = tvm.ir.load_json(product.module_json)
+    values = argument_values(product.arg_shapes, product.arg_dtypes, 1)
+    right = reference_outputs(module, values)
+    for candidate in proposal.candidates:
+        assert min(changes(candidate.trace, parent) for parent in parents) == 1
+        arguments = [tvm.runtime.tensor(value) for value in poisoned(values, right)]
+        built = build(module, candidate.trace, tvm.target.Target({"kind": "llvm", "num-cores": 1}))
+        built.module["main"](*arguments)
+        found = {index: arguments[index].numpy() for index in right}
+        assert difference(right, found, tolerance=tolerance_of(module)) == ""
+
+
+def test_proposals_are_the_same_in_every_process(
+    product: Workload, cpu_space: Any, parents: list[str]
+) -> None:
+    source = (
+        "import json, sys\n"
+        "from agents.records import Family\n"
+        "from agents.space import DesignSpace\n"
+        "from agents.workloads import operator_workload\n"
+        "space = DesignSpace(operator_workload('GMM', (1, 64, 64, 64)), Family.CPU)\n"
+        "parents = [one.trace for one in space.sample(3, seed=1).candidates]\n"
+        "print(json.dumps([parents, [one.trace for one in space.evolve(parents, 8, seed=4).candidates]]))\n"
+    )
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here = [candidate.trace for candidate in cpu_space.evolve(parents, 8, seed=4).candidates]
+    assert json.loads(elsewhere.stdout.splitlines()[-1]) == [parents, here]
+    other_seed = [candidate.trace for candidate in cpu_space.evolve(parents, 8, seed=5).candidates]
+    assert other_seed != here
+
+
+def test_excluded_candidates_do_not_come_back(cpu_space: Any, parents: list[str]) -> None:
+    first = {candidate.candidate_id for candidate in cpu_space.evolve(parents, 10, seed=1).candidates}
+    second = cpu_space.evolve(parents, 10, seed=1, exclude=first)
+    assert len(second.candidates) == 10
+    assert not first & {candidate.candidate_id for candidate in second.candidates}
+
+
+def test_better_parents_have_more_children(cpu_space: Any) -> None:
+    one, other = (cpu_space.sample(1, seed=seed).candidates[0].trace for seed in (11, 12))
+    assert changes(one, other) > 2  # no child is near to both
+
+    def children_of_the_first(order: list[str]) -> int:
+        found = cpu_space.evolve(order, 30, seed=1).candidates
+        return sum(changes(candidate.trace, order[0]) == 1 for candidate in found)
+
+    assert children_of_the_first([one, other]) > 15
+    assert children_of_the_first([other, one]) > 15
+
+
+def test_parents_that_do_not_replay_are_skipped_and_counted(
+    product: Workload, cpu_space: Any, parents: list[str]
+) -> None:
+    from agents.space import DesignSpace
+    from agents.workloads import operator_workload
+
+    softmax = (
+        DesignSpace(operator_workload("SFM", (16, 64)), Family.CPU).sample(1, seed=1).candidates[0].trace
+    )
+    steps, decisions = json.loads(parents[0])
+    unknown_step = json.dumps([[["NoSuchStep", [], [], []], *steps], decisions])
+    wrong_tile = json.dumps([steps, [[place, [3, 5, 7, 11]] for place, _ in decisions]])
+    bad = ["{", "[]", "7", "[[],[]]", softmax, unknown_step, wrong_tile]
+
+    alone = cpu_space.evolve(bad, 5, seed=1)
+    assert alone.candidates == ()
+    assert (alone.tries, alone.refused, alone.repeated) == (len(bad), len(bad), 0)
+
+    mixed = cpu_space.evolve([*bad, parents[0]], 5, seed=1)
+    assert len(mixed.candidates) == 5
+    assert mixed.refused >= len(bad)
+    assert all(changes(candidate.trace, parents[0]) == 1 for candidate in mixed.candidates)
+
+
+def test_no_parents_give_no_children(cpu_space: Any) -> None:
+    proposal = cpu_space.evolve([], 5, seed=1)
+    assert (proposal.candidates, proposal.tries) == ((), 0)
+
+
+def test_a_mark_before_the_post_processors_makes_no_difference(cpu_space: Any, parents: list[str]) -> None:
+    [plain] = parents[:1]
+    steps, decisions = json.loads(plain)
+    length = max(len(space) for space in cpu_space._space_steps if steps[: len(space)] == space)
+    marked = [*steps[:length], ["EnterPostproc", [], [], []], *steps[length:]]
+    moved = [[place + (place >= length), value] for place, value in decisions]
+    from_marked = cpu_space.evolve([json.dumps([marked, moved])], 6, seed=2)
+    assert from_marked == cpu_space.evolve([plain], 6, seed=2)
+
+
+def test_a_small_neighbourhood_is_used_up() -> None:
+    from agents.space import DesignSpace
+    from agents.workloads import operator_workload
+
+    space = DesignSpace(operator_workload("SFM", (16, 64)), Family.CPU)
+    [parent] = space.sample(1, seed=1).candidates
+    every = space.evolve([parent.trace], 200, seed=1).candidates
+    assert 0 < len(every) < 200
+    known = {candidate.candidate_id for candidate in every}
+    rest = space.evolve([parent.trace], 200, seed=2, exclude=known)
+    assert not known & {candidate.candidate_id for candidate in rest.candidates}
+    assert len(rest.candidates) < len(every)
+
+
+def test_gpu_candidates_evolve_without_a_gpu(product: Workload) -> None:
+    import tvm
+
+    from agents.build import replay
+    from agents.space import DesignSpace
+
+    space = DesignSpace(product, Family.GPU)
+    parents = [candidate.trace for candidate in space.sample(2, seed=1).candidates]
+    children: tuple[Candidate, ...] = space.evolve(parents, 6, seed=1).candidates
+    assert len(children) == 6
+    module = tvm.ir.load_json(product.module_json)
+    for child in children:
+        assert min(changes(child.trace, parent) for parent in parents) == 1
+        assert "threadIdx.x" in replay(module, child.trace).script()

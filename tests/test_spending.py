@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import DeviceId
+from fleet.spending import PARTS, Interval, Ledger, attribute, print_spending
+from tests.record_fixtures import make_record
+
+ONE = DeviceId("one")
+_INTERVALS = st.lists(st.tuples(st.floats(-50, 150), st.floats(0, 80)).map(lambda p: (p[0], p[0] + p[1])))
+
+
+@given(span=st.tuples(st.floats(0, 50), st.floats(50, 100)), first=_INTERVALS, second=_INTERVALS)
+def test_every_second_is_given_once(span: Interval, first: list[Interval], second: list[Interval]) -> None:
+    parts = attribute(span, {"first": first, "second": second})
+    assert list(parts) == ["first", "second", "rest"]
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == pytest.approx(span[1] - span[0], abs=1e-6)
+    alone = attribute(span, {"first": first})
+    assert parts["first"] == alone["first"], "a less important layer took time from a more important one"
+
+
+def test_the_more_important_layer_takes_what_both_cover() -> None:
+    layers = {"time": [(2.0, 4.0), (3.0, 5.0), (9.0, 12.0)], "build": [(0.0, 3.0), (6.0, 7.0)]}
+    assert attribute((1.0, 10.0), layers) == {"time": 4.0, "build": 2.0, "rest": 3.0}
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_ledger_tells_wall_time_and_work_apart() -> None:
+    clock = FakeClock()
+    ledger = Ledger(clock)
+    with ledger.proposing([ONE]):
+        clock.now += 3
+    clock.now += 100  # nobody works for the device
+    with ledger.measuring([ONE]):
+        records = [
+            # Two processes side by side: one builds while the other times.
+            make_record(1, build_secs=2.0, wait_secs=1.0, timing_secs=4.0, measured_at=clock.now + 7),
+            make_record(2, build_secs=3.0, wait_secs=4.0, timing_secs=2.0, measured_at=clock.now + 9),
+        ]
+        clock.now += 10
+        with ledger.storing(ONE, records):
+            clock.now += 0.5
+        clock.now += 60  # another device is still at work
+    [spent] = ledger.spent()
+    assert spent.records == 2
+    assert spent.work == {"propose": 3.0, "build": 5.0, "wait": 5.0, "time": 6.0, "store": 0.5}
+    assert list(spent.wall) == list(PARTS)
+    assert spent.wall == pytest.approx(
+        {"propose": 3.0, "build": 2.0, "wait": 1.0, "time": 6.0, "store": 0.5, "rest": 1.0}
+    )
+    assert spent.wall_secs == pytest.approx(13.5)
+
+
+def test_the_table_reads_well_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    clock = FakeClock()
+    ledger = Ledger(clock)
+    with ledger.measuring([ONE, DeviceId("unused")]):
+        record = make_record(1, build_secs=2.0, wait_secs=0.0, timing_secs=4.0, measured_at=clock.now + 6)
+        clock.now += 6
+        with ledger.storing(ONE, [record]):
+            clock.now += 0.25
+    print_spending(ledger.spent())
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split()[-8:] == ["records", *PARTS, "all"]
+    assert lines[1].split() == ["one,", "s", "1", "0.0", "2.0", "0.0", "4.0", "0.2", "0.0", "6.2"]
+    assert lines[2].split()[-7:] == ["0", "2000", "0", "4000", "250", "0", "6250"]
+    assert not any("unused" in line for line in lines)
+    print_spending([])
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.records import Outcome
+from fleet.cli import run
+from fleet.status import read_status, trust
+from fleet.store import Store
+from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
+
+DAY = 86_400.0
+
+
+def noise_pair(number: int, ratio: float, *, at: float, attempt: int = 1, device: str = "dev-a") -> list:
+    return [
+        make_record(
+            number,
+            device=device,
+            origin="noise",
+            outcome=Outcome.OK,
+            run_secs=(secs,),
+            attempt=attempt + later,
+            measured_at=at + later,
+        )
+        for later, secs in enumerate((1e-3, ratio * 1e-3))
+    ]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    folder = tmp_path / "store"
+    records = [
+        make_record(1),
+        make_record(2, quality='{"suspect":true}'),
+        make_record(3, outcome=Outcome.REJECTED, run_secs=(1e-3,)),
+        make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true,"strikes":3}'),
+        *noise_pair(1, 1.5, at=1_700_000_000.0),
+        *noise_pair(1, 1.02, at=1_700_000_000.0 + DAY, attempt=3),
+        make_record(1, device="dev-b"),
+    ]
+    with Store.open(folder) as writer:
+        for device in ("dev-a", "dev-b", "dev-c"):
+            writer.put_device(make_spec(device), make_descriptor())
+        writer.put_workloads([make_workload(1)])
+        writer.append(records)
+    return folder
+
+
+def test_status_tells_how_far_each_device_can_be_trusted(store: Path, tmp_path: Path) -> None:
+    found = read_status(store, tmp_path / "models")
+    assert sorted(found["devices"]) == ["dev-a", "dev-b", "dev-c"]
+    noisy = found["devices"]["dev-a"]
+    assert noisy["records"] == 8
+    assert noisy["ok"] + noisy["failed"] == 8
+    assert noisy["rejected"] == 1
+    assert noisy["suspect"] == 1
+    assert noisy["suspect_share"] == pytest.approx(1 / 8)
+    assert noisy["quarantined"] == 1
+    assert noisy["candidates"] == 4
+    assert noisy["noise"]["pairs"] == 1, "an A/A run of another day was mixed in"
+    assert noisy["noise"]["median_change"] == pytest.approx(0.02)
+    assert found["devices"]["dev-b"]["noise"] is None
+    empty = found["devices"]["dev-c"]
+    assert empty["records"] == 0
+    assert empty["suspect_share"] is None
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_an_aa_run_on_a_drifting_device_tells_nothing_and_says_so() -> None:
+    found = trust([replace(one, quality='{"suspect":true}') for one in noise_pair(1, 1.5, at=DAY)])
+    assert found["noise"] is None
+    assert found["noise_suspect"] == 2
+
+
+def test_a_candidate_under_quarantine_is_counted_once() -> None:
+    killer = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}')
+    again = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}', attempt=1)
+    assert trust([killer, again])["quarantined"] == 1
+
+
+def test_the_status_of_the_command_line(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["status", "--store", str(store)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[:-1])) <= 80
+    shown = next(line.split() for line in lines if line.startswith("dev-a"))
+    assert shown[1:7] == ["8", "2", "1", "12.5%", "1", "2.00%"]
+    assert next(line.split() for line in lines if line.startswith("dev-c"))[4] == "-"
+    assert run(["status", "--store", str(store), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == read_status(store, Path("runs/models"))
