@@ -14,8 +14,12 @@ from typing import Any
 
 from agents.records import Candidate, Family, Workload, canonical_json
 
-#: The chain's array: 8 MB of int32, more than the private caches of most cores.
-_CHAIN_ELEMENTS = 1 << 21
+#: The chain's array on a CPU: 512 KB of int32, which the private second-level cache of most cores holds. One of
+#: 8 MB, out in the cache that all cores share, took from 0.2 to 1.5 times its usual time while builders ran
+#: elsewhere on the host: that is the device's usual state, and no drift of it. This one stays within 1 %.
+_CPU_CHAIN = 1 << 17
+#: The same on a GPU: 8 MB, more than its first-level caches.
+_GPU_CHAIN = 1 << 21
 #: The chain's next index is this one times 645 and more: too wide a jump for a prefetcher, and below 2**31.
 _CHAIN_FACTOR = 645
 
@@ -43,12 +47,12 @@ def make_canaries(family: Family) -> tuple[Canary, ...]:
             # 48 KiB in all; one tile reads 5 KiB again and again and keeps its sums in registers.
             _canary("compute", _repeated_matmul(64, 64, depth=64, repeats=192), _tile_for_cpu),
             _canary("memory", _stream(22 << 18), _vectorise),  # 3 x 22 MiB
-            _canary("latency", _chain(100_000), _leave),
+            _canary("latency", _chain(_CPU_CHAIN, steps=300_000), _leave),
         )
     return (
         _canary("compute", _repeated_matmul(2048, 2048, depth=32, repeats=32), _tile_for_gpu),
         _canary("memory", _stream(22 << 20), _spread_over_gpu),  # 3 x 88 MiB, beyond second-level caches
-        _canary("latency", _chain(8192), _bind_one_thread),
+        _canary("latency", _chain(_GPU_CHAIN, steps=8192), _bind_one_thread),
     )
 
 
@@ -89,7 +93,7 @@ def _stream(elements: int) -> Any:
     return tvm.IRModule({"main": te.create_prim_func([a, b, c])})
 
 
-def _chain(steps: int) -> Any:
+def _chain(elements: int, *, steps: int) -> Any:
     """Loads of which each needs the one before: index = (index * 645 + data[index] + step) mod elements.
 
     The step belongs in it. With zeros and ones as data the index alone would soon run in a short cycle,
@@ -103,17 +107,17 @@ def _chain(steps: int) -> Any:
         with T.prim_func(s_tir=True):
             T.func_name("main")
             T.func_attr({"tirx.noalias": True})
-            data = T.arg("data", T.buffer((_CHAIN_ELEMENTS,), "int32"))
+            data = T.arg("data", T.buffer((elements,), "int32"))
             end = T.arg("end", T.buffer((1,), "int32"))
             with T.serial(0, 1) as only, T.sblock("chain"):
                 place = T.axis.spatial(1, only)
-                T.reads(data[0:_CHAIN_ELEMENTS])
+                T.reads(data[0:elements])
                 T.writes(end[place])
                 index = T.sblock_alloc_buffer((1,), "int32", scope="local")
                 T.buffer_store(index, 0, [0])
                 with T.serial(0, steps) as step:
                     following = index[0] * _CHAIN_FACTOR + data[index[0]] + step
-                    T.buffer_store(index, following & (_CHAIN_ELEMENTS - 1), [0])
+                    T.buffer_store(index, following & (elements - 1), [0])
                 T.buffer_store(end, index[0], [place])
         return tvm.IRModule({"main": builder.get()})
 

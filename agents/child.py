@@ -5,9 +5,8 @@ may harm: TVM's C++, the compiler, the running program. It may be killed at any 
 that must outlive it.
 
 It builds on its builder's cores, then moves to the device's timing cores and times, so compiled code never
-crosses a process and needs no file, tar or link step. Whoever uses timing cores, for a timing or for a
-build, holds the host's lock: one process may build where nothing else times, and no timing ever shares a
-core with a builder.
+crosses a process and needs no file, tar or link step. Whoever times holds the host's lock. While nobody does,
+one builder may use the timing cores (`core_slot.py`); no timing ever shares a core with a builder.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.core_slot import CoreSlot
 from agents.link import Link, LinkLostError, LocalLink, Session
 from agents.probe import environment
 from agents.records import CandidateId, Family, Outcome, Protocol, Workload, WorkloadId, as_json_dict
@@ -62,6 +62,8 @@ class ChildSettings:
     build_cores: tuple[int, ...]
     #: The timing lock of the device; empty where it is exclusive by other means.
     lock_path: str
+    #: Through which the timing cores are lent to builders; empty where they are not.
+    slot_path: str = ""
     threads: int = 1
     #: RPC tracker and key; empty for a device of this host.
     tracker: str = ""
@@ -115,8 +117,11 @@ class Worker:
         self._target = tvm.target.Target(settings.target)
         self._link = _link(settings)
         self._programs: Programs = Programs()
+        self._slot = _slot(settings)
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
+        #: What TVM's thread pool really has; behind a wire the link has made sure of it.
+        self._thread_count = tvm.get_global_func("runtime.NumThreads")
 
     def serve(self) -> None:
         """Answer messages until the other end closes.
@@ -172,13 +177,15 @@ class Worker:
             wait_secs = 0.0
             if self._settings.builds_where_it_times:
                 wait_secs = held.enter_context(self._lock())
-            if job.check:
-                self._enter(job, Stage.REFERENCE)
-                self._programs.prepare_reference(job.workload)
-            self._enter(job, Stage.BUILDING)
             started = time.perf_counter()
             try:
-                built = self._build(job)
+                with self._slot.building() if self._slot else nullcontext():
+                    if job.check:
+                        self._enter(job, Stage.REFERENCE)
+                        self._programs.prepare_reference(job.workload)
+                    self._enter(job, Stage.BUILDING)
+                    started = time.perf_counter()
+                    built = self._build(job)
             except CandidateRefused as refusal:
                 secs = time.perf_counter() - started
                 self._done(job, Outcome.BUILD_FAILED, str(refusal), build_secs=secs, wait_secs=wait_secs)
@@ -193,7 +200,9 @@ class Worker:
                 self._done(job, Outcome.LOST, str(error), device_lost=True)
                 return
             wait_secs += time.perf_counter() - began
-            held.callback(pin_process, self._settings.build_cores)  # before the lock is given back
+            if self._slot:
+                held.enter_context(self._slot.cleared())
+            held.callback(pin_process, self._settings.build_cores)  # before anything is given back
             self._run(job, built, session, wait_secs)
 
     def _build(self, job: _Job) -> Built:
@@ -242,13 +251,16 @@ class Worker:
             **_facts(timing, job),
         )
 
+    def _threads(self) -> int:
+        return self._settings.threads if self._settings.tracker else int(self._thread_count())
+
     def _seen(self) -> dict[str, Any]:
         """The moment's environment; taken where the program was timed, still pinned there."""
         seen = environment(self._settings.timing_cores, gpu_index=self._settings.gpu_index)
         if self._settings.tracker:  # load, clocks and the like are of the host that builds
             seen = {"versions": seen["versions"], "python": seen["python"]}
         seen["versions"] |= self._versions
-        return {**seen, "threads": self._settings.threads, **self._settings.environment}
+        return {**seen, "threads": self._threads(), **self._settings.environment}
 
 
 def _facts(timing: Timing, job: _Job) -> dict[str, Any]:
@@ -283,6 +295,14 @@ def _link(settings: ChildSettings) -> Link:
         threads=settings.threads,
         cores=settings.timing_cores,
         session_sec=_SESSION_SEC,
+    )
+
+
+def _slot(settings: ChildSettings) -> CoreSlot | None:
+    if not settings.slot_path:
+        return None
+    return CoreSlot(
+        Path(settings.slot_path), Path(settings.lock_path), settings.timing_cores, settings.build_cores
     )
 
 

@@ -14,7 +14,7 @@ from agents.records import Descriptor, DeviceKind, DeviceSpec
 
 #: Worker processes of one device: compiling takes some four times as long as timing.
 MOST_BUILDERS = 6
-#: With fewer quiet cores than this the timing cores build too, under the lock, rather than idle.
+#: With fewer quiet cores than this the timing cores build too, rather than idle.
 _ENOUGH_QUIET_CORES = 4
 
 
@@ -43,14 +43,14 @@ def quiet_cores(
 def process_cores(timing_cores: Sequence[int], quiet: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Cores that each worker process of a device builds on, given those that must not disturb a timing.
 
-    Each quiet core gets a process, up to `MOST_BUILDERS`. Where they are few, one more process builds on the
-    timing cores, under the host's timing lock: timing takes a small share of their time, compiling would
-    leave them idle. Where all cores time, one process does everything.
+    Each quiet core gets a process, up to `MOST_BUILDERS`. Where they are few, there is one process more, and
+    the timing cores are lent to one of them while nothing is timed. Where all cores time, one process does
+    everything.
     """
     if set(quiet) & set(timing_cores):
         return (tuple(timing_cores),)
     builders = tuple((core,) for core in quiet[:MOST_BUILDERS])
-    return builders if len(quiet) >= _ENOUGH_QUIET_CORES else (*builders, tuple(timing_cores))
+    return builders if len(quiet) >= _ENOUGH_QUIET_CORES else (*builders, tuple(quiet))
 
 
 def worker_settings(
@@ -74,6 +74,7 @@ def worker_settings(
         lock = host_lock_path(f"cuda-{spec.index}")
     if spec.kind is DeviceKind.RPC:
         environment = remote_environment(spec, descriptor)
+    is_lent = spec.kind is DeviceKind.LOCAL and len(builders) > 1 and len(quiet) < _ENOUGH_QUIET_CORES
     return tuple(
         ChildSettings(
             target=spec.target,
@@ -82,6 +83,7 @@ def worker_settings(
             timing_cores=spec.cores,
             build_cores=cores,
             lock_path="" if spec.kind is DeviceKind.RPC else str(lock),
+            slot_path=str(lock.with_suffix(".slot")) if is_lent else "",
             threads=spec.threads,
             tracker=spec.tracker,
             key=spec.key,

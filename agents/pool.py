@@ -17,7 +17,7 @@ from typing import Any
 
 from agents.child import ChildSettings, Stage
 from agents.errors import AgentError
-from agents.process import STDERR_TAIL_BYTES, WorkerProcess, Zygote, limit_of, refuse_start
+from agents.process import START_TIMEOUT_SEC, STDERR_TAIL_BYTES, WorkerProcess, Zygote, limit_of, refuse_start
 from agents.records import Candidate, Outcome, Protocol, Workload, as_json_dict
 
 #: Design spaces and workload lists; they never depend on a candidate.
@@ -297,6 +297,8 @@ class WorkerPool:
         if process.job is None:
             return
         stage, number = process.stage, process.job
+        if process.is_starved(batch.jobs[number].protocol):
+            return
         if stage is Stage.REFERENCE:
             # Not the candidate's fault: it is measured without the check.
             self._discard(process)
@@ -382,7 +384,8 @@ class WorkerPool:
                         return process
                 self._discard(process)  # an idle process says nothing: this is its end
                 continue
-            message = self._receive(process, max(0.0, process.deadline - time.monotonic()))
+            # From now on: its own time may be long over while nobody asked whether it is ready.
+            message = self._receive(process, START_TIMEOUT_SEC)
             if message is None:
                 for _ in self._gone(process, None):
                     pass

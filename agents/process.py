@@ -32,6 +32,8 @@ STDERR_TAIL_BYTES = 2000
 _STDERR_KEPT_BYTES = 1 << 20
 #: Time for a killed process to be gone, on a host without a free core.
 _DEATH_TIMEOUT_SEC = 10.0
+#: A build may take this many times its time-out where other builds share its core; then it hangs.
+_MOST_STARVED = 10.0
 #: Environment of every process that runs TVM here.
 _ENVIRONMENT = {
     # Binding is ours (`pin_process`).
@@ -181,6 +183,7 @@ class WorkerProcess:
         self.known_workloads: set[str] = set()
         self.build_secs = self.wait_secs = 0.0
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._stage_began = self._cpu_secs_before = 0.0
 
     def begin(self, job: int | None) -> None:
         """A job (None: a question) is about to be handed over."""
@@ -196,7 +199,8 @@ class WorkerProcess:
     def enter(self, stage: Stage, protocol: Protocol) -> None:
         """Begin a stage of a job, with the time it may take."""
         self.stage = stage
-        self.deadline = time.monotonic() + limit_of(stage, protocol)
+        self._stage_began, self._cpu_secs_before = time.monotonic(), self.cpu_secs()
+        self.deadline = self._stage_began + limit_of(stage, protocol)
 
     def rest(self) -> None:
         """Nothing to do."""
@@ -211,6 +215,30 @@ class WorkerProcess:
         if workload.workload_id not in self.known_workloads:
             self.channel.send({"op": "workload", "workload": as_json_dict(workload)})
             self.known_workloads.add(workload.workload_id)
+
+    def cpu_secs(self) -> float:
+        """Processor time that the process has used; 0 if it is gone."""
+        try:
+            # After the name in brackets, which may hold anything: state is field 3, utime 14, stime 15.
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError):
+            return 0.0
+
+    def is_starved(self, protocol: Protocol) -> bool:
+        """Whether a build that is overdue has not had its time yet, because others kept the cores busy.
+
+        Then it gets the rest of it: how many candidates time out must not depend on how many devices of a
+        host build side by side.
+        """
+        limit = protocol.build_timeout_sec
+        used = self.cpu_secs() - self._cpu_secs_before
+        if self.stage is not Stage.BUILDING or used >= limit:
+            return False
+        if time.monotonic() - self._stage_began > _MOST_STARVED * limit:
+            return False
+        self.deadline = time.monotonic() + max(0.1, limit - used)
+        return True
 
     def memory_bytes(self) -> int:
         """Memory that the process holds; 0 if it is gone."""

@@ -22,6 +22,8 @@ from fleet.durable import write_durably
 from fleet.errors import FleetError
 
 _WIDTH = 108
+#: Cards need some tens of milliseconds of load to reach their clock.
+_GPU_WARMUP_MS = 100.0
 _WHAT_CPU = (
     "What it is: an instruction-set profile of a host's CPU. Programs are really built for it and really "
     "timed, so its latencies are measurements. The profiles of one box share its clock, caches and memory, "
@@ -165,10 +167,12 @@ def cuda_profiles(descriptor: Descriptor, cores: tuple[int, ...]) -> tuple[Profi
             threads=1,
             cores=cores[:1],
             index=index,
+            protocol_changes=(("warmup_ms", _GPU_WARMUP_MS),),
             note=device.get("name", ""),
         )
         start = f"Cores: core {cores[0]} starts and times the kernels."
-        profiles.append(Profile(spec=spec, header=(_WHAT_CUDA, _CHECKED_CUDA, start)))
+        warm = "Protocol: a GPU raises its clock only under load, so each program runs for a while first."
+        profiles.append(Profile(spec=spec, header=(_WHAT_CUDA, _CHECKED_CUDA, start, warm)))
     return tuple(profiles)
 
 

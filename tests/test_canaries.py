@@ -93,7 +93,7 @@ def test_each_cpu_canary_has_the_working_set_of_its_kind(cpu_canaries: dict[str,
     assert moved["compute"] <= 64 << 10
     assert cpu_canaries["compute"].workload.flops / moved["compute"] > 1000
     assert moved["memory"] >= 64 << 20
-    assert moved["latency"] >= 8 << 20
+    assert 256 << 10 < moved["latency"] <= 1 << 20
 
 
 def test_the_compute_canary_sums_its_product_again_and_again(cpu_canaries: dict[str, Canary]) -> None:
@@ -102,19 +102,19 @@ def test_the_compute_canary_sums_its_product_again_and_again(cpu_canaries: dict[
 
 
 @pytest.mark.parametrize("fill", ["ones and zeros", "zeros"])
-def test_the_latency_canary_walks_over_more_than_a_private_cache(
+def test_the_latency_canary_walks_over_all_of_its_array(
     cpu_canaries: dict[str, Canary], fill: str
 ) -> None:
     values, found, _ = run_on_this_host(cpu_canaries["latency"])
     data = values[0]
-    place, lines, steps = 0, set(), 100_000
+    place, lines, steps = 0, set(), 300_000
     source = data.tolist() if fill != "zeros" else [0] * data.size
     for step in range(steps):
         lines.add(place // 16)  # 64-byte lines of int32
         place = (place * 645 + source[place] + step) % data.size
     if fill != "zeros":
         assert found[1].tolist() == [place]
-    assert len(lines) * 64 > 4 << 20
+    assert len(lines) * 64 > data.nbytes // 2  # far more than a first-level cache
 
 
 @pytest.mark.parametrize("index", range(3))

@@ -26,9 +26,9 @@ def test_whatever_must_not_disturb_a_timing_keeps_off_its_physical_cores(
     assert quiet_cores(timing, usable, groups) == quiet
 
 
-def test_few_quiet_cores_leave_a_process_that_builds_where_it_times() -> None:
-    assert process_cores((0,), (1,)) == ((1,), (0,))
-    assert process_cores((0,), (1, 2)) == ((1,), (2,), (0,))
+def test_few_quiet_cores_have_one_process_more_for_the_cores_that_are_lent() -> None:
+    assert process_cores((0,), (1,)) == ((1,), (1,))
+    assert process_cores((0,), (1, 2)) == ((1,), (2,), (1, 2))
 
 
 def test_many_quiet_cores_build_alone_and_where_all_cores_time_one_process_does_everything() -> None:

@@ -176,6 +176,19 @@ def test_flushed_caches_warm_up_and_cooldown_are_applied(
     assert result.timing_secs > 0.11
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_threads_and_cores_are_really_applied(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
+    cores = tuple(sorted(os.sched_getaffinity(0)))[:2]
+    two = dataclasses.replace(child_settings(), timing_cores=cores, build_cores=cores, threads=2)
+    with WorkerPool([two]) as own:
+        results = list(own.run(of(matmul, matmul_candidates)))
+        tasks = psutil.Process(own.pids[-1]).threads()
+        affinities = {tuple(sorted(os.sched_getaffinity(task.id))) for task in tasks}
+    assert {result.environment["threads"] for result in results} == {2}
+    assert len(tasks) >= 2
+    assert affinities == {cores}
+
+
 def test_traces_that_do_not_fit_are_build_failures(pool: WorkerPool, matmul: Workload) -> None:
     bad = [
         '[[["GetSBlock",[],["no_such_block","main"],["b0"]]],[]]',
@@ -225,6 +238,14 @@ def test_closing_the_pool_ends_every_process() -> None:
     assert len(pids) == 2
     own.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_pool_that_nobody_asked_for_long_is_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agents.process.START_TIMEOUT_SEC", 0.0)  # as if it had been started hours ago
+    with WorkerPool([child_settings()]) as own:
+        own.start()
+        time.sleep(0.1)
+        assert own.ask({"op": "networks", "networks": []})["event"] == "workloads"
 
 
 def test_processes_are_recycled(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
