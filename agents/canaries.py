@@ -14,9 +14,9 @@ from typing import Any
 
 from agents.records import Candidate, Family, Workload, canonical_json
 
-#: The chain's array on a CPU: 512 KB of int32, which the private second-level cache of most cores holds. One of
-#: 8 MB, out in the cache that all cores share, took from 0.2 to 1.5 times its usual time while builders ran
-#: elsewhere on the host: that is the device's usual state, and no drift of it. This one stays within 1 %.
+#: The chain's array on a CPU: 512 KB of int32, which the private second-level cache of most cores holds. One
+#: of 8 MB, out in the cache that all cores share, took from 0.2 to 1.5 times its usual time while builders
+#: ran elsewhere on the host: that is the device's usual state, and no drift of it. This one stays within 1 %.
 _CPU_CHAIN = 1 << 17
 #: The same on a GPU: 8 MB, more than its first-level caches.
 _GPU_CHAIN = 1 << 21

@@ -47,12 +47,11 @@ _MOST_STEP = 4.0
 #: Scatter of log seconds that a canary has at least (clock steps, timer), and at most to tell anything.
 _LEAST_SPREAD = 0.005
 _MOST_SPREAD = 0.05
-#: Readings before anything is judged, and readings that the baseline is refined up to while the sums are
-#: small: a shift that is on its way to the limit must not be learnt. The median deviation of 64 readings is
-#: off by 15 %, of 128 by 10 %: simulated, that parts one false alarm in some days from none in weeks.
+#: Readings before anything is judged, and readings that the baseline is refined up to. The median deviation
+#: of 64 readings is off by 15 %, of 128 by 10 %: simulated, that parts one false alarm in some days from none
+#: in weeks.
 _LEARN = 8
 _REFINE = 128
-_QUIET_SUM = 3.0
 #: Median absolute deviation to standard deviation, for Gaussian noise.
 _MAD_TO_SIGMA = 1.4826
 #: While learning, a reading this many times the median is suspect all the same.
@@ -192,7 +191,9 @@ class _Canary:
             self.learnt = [value for value, _ in self.recent]
             self.recent, self.high, self.low, self.level = [], 0.0, 0.0, None
             return False, value - median(self.learnt), True
-        if max(self.high, self.low) <= _QUIET_SUM and not is_off and len(self.learnt) < _REFINE:
+        # Readings that are off teach as well: on a shared host they are part of how the device always is, and
+        # median and spread stand up to less than half of them being anything else.
+        if len(self.learnt) < _REFINE:
             self._learn(value)
         return is_off, value - centre, False
 
@@ -219,9 +220,9 @@ class DriftMonitor:
 
     A two-sided CUSUM (Page 1954, "Continuous inspection schemes") on each canary's log seconds over its
     baseline, and a limit for single readings. The first observations teach the baseline (median) and its
-    spread (median absolute deviation); good ones refine it for a while. A canary that is off stays so until
-    its readings are back, or until its new level has lasted and becomes the baseline (a driver or clock
-    changed for good).
+    spread (median absolute deviation), and those of the first while refine both, good or not: on a shared
+    host a device is never still, and that is no drift. A canary that is off stays so until its readings are
+    back, or until its new level has lasted and becomes the baseline (a driver or clock changed for good).
 
     One thread at a time may use it. A saved monitor fits only the environment that it was learnt in.
     """

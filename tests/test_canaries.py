@@ -102,9 +102,7 @@ def test_the_compute_canary_sums_its_product_again_and_again(cpu_canaries: dict[
 
 
 @pytest.mark.parametrize("fill", ["ones and zeros", "zeros"])
-def test_the_latency_canary_walks_over_all_of_its_array(
-    cpu_canaries: dict[str, Canary], fill: str
-) -> None:
+def test_the_latency_canary_walks_over_all_of_its_array(cpu_canaries: dict[str, Canary], fill: str) -> None:
     values, found, _ = run_on_this_host(cpu_canaries["latency"])
     data = values[0]
     place, lines, steps = 0, set(), 300_000
