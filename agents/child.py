@@ -116,6 +116,7 @@ class Worker:
         self._settings = settings
         self._target = tvm.target.Target(settings.target)
         self._link = _link(settings)
+        self._device = tvm.device(settings.device, settings.index)
         self._programs: Programs = Programs()
         self._slot = _slot(settings)
         self._workloads: dict[str, Workload] = {}
@@ -186,6 +187,9 @@ class Worker:
                     self._enter(job, Stage.BUILDING)
                     started = time.perf_counter()
                     built = self._build(job)
+                    if self._settings.device == "cpu" and not self._settings.tracker:
+                        # Filling them takes longer than many a timing, and must not happen under the lock.
+                        self._programs.arguments(job.workload, self._device)
             except CandidateRefused as refusal:
                 secs = time.perf_counter() - started
                 self._done(job, Outcome.BUILD_FAILED, str(refusal), build_secs=secs, wait_secs=wait_secs)
