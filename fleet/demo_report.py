@@ -12,7 +12,6 @@ import numpy as np
 
 from agents.records import DeviceId, DeviceSpec, Outcome, Record, WorkloadId, median
 from fleet.demo import DemoRun
-from fleet.learning import fit_to_learn
 from fleet.noise import REMEASURE, settled
 from fleet.planning import is_full
 from fleet.report_values import (
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 #: A pause between two records longer than this is an interruption, not measuring.
 _LONGEST_PAUSE_SECS = 30.0
 _ONBOARD = "onboard: "
-_DRIFTED = "the device drifted while this was measured, and no steady measurement took its place"
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "torch", "ray", "deltalake", "numpy")
 
 
@@ -77,8 +75,6 @@ def summarise_device(
 ) -> DeviceSummary:
     """Counts, failures, latencies and repeatability of one device.
 
-    A latency that no model learns from, because the device drifted (`fit_to_learn`), counts as `rejected`.
-
     Args:
         spec: The device.
         records: All its records.
@@ -86,12 +82,9 @@ def summarise_device(
     """
     failed: dict[Outcome, list[str]] = {}
     latencies: dict[WorkloadId, list[float]] = {}
-    learned = {record.record_id for record in fit_to_learn(records)}
     for record in settled(records):
         if record.outcome is not Outcome.OK:
             failed.setdefault(record.outcome, []).append(record.error)
-        elif record.record_id not in learned:
-            failed.setdefault(Outcome.REJECTED, []).append(_DRIFTED)
         else:
             latencies.setdefault(record.workload_id, []).append(record.latency_secs)
     return DeviceSummary(
@@ -300,13 +293,13 @@ def _caveats(run: DemoRun, records: dict[DeviceId, list[Record]]) -> tuple[str, 
             "is therefore the sum of building and timing them one after the other."
         )
     for device_id, group in records.items():
-        ok = [record for record in fit_to_learn(group) if record.outcome is Outcome.OK]
+        ok = [record for record in settled(group) if record.outcome is Outcome.OK]
         drifted = sum(record.is_suspect for record in ok)
         if drifted:
             caveats.append(
-                f"{device_id} was hardly ever steady: {drifted} of its {len(ok)} latencies were measured "
-                "while its canary programs ran at another speed than usual. They were used all the same; "
-                "measure on a quieter host for numbers to rely on (`fleet doctor`)."
+                f"{drifted} of {len(ok)} latencies of {device_id} were measured while its canary programs "
+                "ran at another speed than usual, and no steady measurement took their place. They are used all "
+                "the same; a quieter host gives numbers to rely on (`fleet doctor`)."
             )
     if len(run.sources) < 3:
         caveats.append(f"This host could be only {len(run.sources)} known devices; three or more are meant.")

@@ -7,7 +7,7 @@ The bridge between `fleet.store` and `transfer`; used by the demo and the verbs 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,6 @@ from agents.records import (
     Descriptor,
     DeviceId,
     DeviceSpec,
-    Outcome,
-    Record,
     Workload,
     WorkloadId,
 )
@@ -53,7 +51,9 @@ def load_snapshot(
 ) -> Snapshot:
     """Read records into a dataset; empty collections mean all.
 
-    Which records of a device count is for `fit_to_learn`.
+    Of each candidate and environment one record counts (`fleet.noise.settled`). A suspect latency counts
+    where no steady one took its place: most of them are right, and a device that never rests would have no
+    others.
 
     Raises:
         FleetError: A device is not in the store.
@@ -75,7 +75,7 @@ def load_snapshot(
     records = (
         record
         for device_id in sorted(wanted)
-        for record in fit_to_learn(
+        for record in settled(
             record
             for record in reader.records(device_id=device_id, version=version)
             if not workload_ids or record.workload_id in workload_ids
@@ -88,20 +88,6 @@ def load_snapshot(
         devices=devices,
         table_version=version,
     )
-
-
-def fit_to_learn(records: Iterable[Record]) -> list[Record]:
-    """Choose the records of one device that a model may learn from.
-
-    Of each candidate and environment one record counts (`fleet.noise.settled`). Latencies that were measured
-    while the device drifted, with no steady one beside them, are left out; not so where they are most of
-    what the device has: such a device is never steady, and there is nothing better to learn from.
-    """
-    chosen = settled(records)
-    ok = [record for record in chosen if record.outcome is Outcome.OK]
-    if 2 * sum(record.is_suspect for record in ok) > len(ok):
-        return chosen
-    return [record for record in chosen if record.outcome is not Outcome.OK or not record.is_suspect]
 
 
 def train_config(epochs: int) -> TrainConfig:

@@ -148,6 +148,9 @@ def plan_remeasure(
         batch_size: Most candidates in one batch.
     """
     first = {r.candidate_id: r for r in records if r.origin not in _REPEATS and is_full(r)}
+    # A suspect one is measured again because it may be wrong: that tells nothing of how numbers repeat.
+    steady = {key: r for key, r in first.items() if not r.is_suspect}
+    first = steady if len(steady) >= min(count, len(first)) else first
     again = {r.candidate_id for r in records if r.origin in _REPEATS}
     attempts = _next_attempts(records)
     draws = random.Random(f"{seed}/again")

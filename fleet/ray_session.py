@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from agents.device_cores import quiet_cores
+from agents.measure import pin_process
 from agents.probe import core_groups
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.errors import FleetError
@@ -85,7 +86,8 @@ class RaySession:
         self._usable_cores = os.sched_getaffinity(0)
         # Ray's processes inherit this: with a dozen of them awake beside a timing, repeats differed by 7 %.
         timing = {core for spec in specs if spec.kind is not DeviceKind.RPC for core in spec.cores}
-        os.sched_setaffinity(0, quiet_cores(sorted(timing), sorted(self._usable_cores), core_groups()))
+        # Threads of our own too: those of the store's libraries write while something is timed.
+        pin_process(quiet_cores(sorted(timing), sorted(self._usable_cores), core_groups()))
         try:
             _start(specs, len(self._usable_cores))
             self._create(specs, spool_root)
@@ -164,7 +166,7 @@ class RaySession:
         """End the agents' worker processes, the actors, and Ray."""
         import ray
 
-        os.sched_setaffinity(0, self._usable_cores)
+        pin_process(sorted(self._usable_cores))
         if not ray.is_initialized():
             return
         references = [actor.close.remote() for actor in self._actors.values()]
