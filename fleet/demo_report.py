@@ -298,8 +298,8 @@ def _caveats(run: DemoRun, records: dict[DeviceId, list[Record]]) -> tuple[str, 
         if drifted:
             caveats.append(
                 f"{drifted} of {len(ok)} latencies of {device_id} were measured while its canary programs "
-                "ran at another speed than usual, and no steady measurement took their place. They are used all "
-                "the same; a quieter host gives numbers to rely on (`fleet doctor`)."
+                "ran at another speed than usual, and no steady measurement took their place. They are used "
+                "all the same; a quieter host gives numbers to rely on (`fleet doctor`)."
             )
     if len(run.sources) < 3:
         caveats.append(f"This host could be only {len(run.sources)} known devices; three or more are meant.")
