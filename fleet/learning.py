@@ -52,8 +52,8 @@ def load_snapshot(
     """Read records into a dataset; empty collections mean all.
 
     Of each candidate and environment one record counts (`fleet.noise.settled`). A suspect latency counts
-    where no steady one took its place: most of them are right, and a device that never rests would have no
-    others.
+    where no steady one took its place: they repeat hardly worse (`docs/measuring.md`), and a device that
+    never rests would have no others.
 
     Raises:
         FleetError: A device is not in the store.
