@@ -17,7 +17,16 @@ from agents.canaries import Canary
 from agents.errors import AgentError
 from agents.pool import Job, Result
 from agents.quality import Drift, DriftMonitor
-from agents.records import Candidate, Outcome, Protocol, Record, Workload, WorkloadId
+from agents.records import (
+    REMEASURE,
+    REPEATS,
+    Candidate,
+    Outcome,
+    Protocol,
+    Record,
+    Workload,
+    WorkloadId,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,8 +48,6 @@ _MOST_AGAIN = 24
 #: Slower ones than this, over the best of the window, do not lead.
 _LEADING_RATIO = 1.2
 _FILE = "canaries.json"
-#: Origins of measurements that are not the first of their candidate.
-_SECOND_HAND = frozenset({"noise", "remeasure"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +110,10 @@ class CanaryWatch:
         self._last, self._read_at = now, time.monotonic()
         return replace(now, suspect=now.suspect or before.suspect)
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether the last reading was as it should be."""
-        return not self._last.suspect
-
     def remember(self, records: Sequence[Record], workloads: Mapping[WorkloadId, Workload]) -> None:
         """Note the leading candidates of a drifting window, to be measured again."""
         # A/A runs and second measurements have their own numbering of attempts, and their own next turn.
-        first_hand = [r for r in records if r.origin not in _SECOND_HAND and r.outcome is Outcome.OK]
+        first_hand = [r for r in records if r.origin not in REPEATS and r.outcome is Outcome.OK]
         ok = sorted(first_hand, key=lambda r: r.latency_secs)
         leaders: dict[str, list[Record]] = {}
         for record in ok:
@@ -124,7 +126,7 @@ class CanaryWatch:
                         workload_id=record.workload_id,
                         trace=record.trace,
                         dialect=record.dialect,
-                        origin="remeasure",
+                        origin=REMEASURE,
                     ),
                     workloads[record.workload_id],
                     record.attempt + 1,

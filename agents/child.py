@@ -178,7 +178,6 @@ class Worker:
             wait_secs = 0.0
             if self._settings.builds_where_it_times:
                 wait_secs = held.enter_context(self._lock())
-            started = time.perf_counter()
             try:
                 with self._slot.building() if self._slot else nullcontext():
                     if job.check:

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from agents.measure import not_timing
+
 #: How often to look whether a builder of another user, which we may not move, is done.
 _POLL_SEC = 0.005
 _STATE_BYTES = 1 << 16
@@ -66,15 +68,16 @@ class CoreSlot:
         with self._state() as state:
             if state.value and _is_alive(state.value["token"][0]):
                 return None
-            # Held until we are where the next timing will look for us.
-            with _not_timing(self._timing_lock) as is_free:
-                if not is_free:
-                    return None
-                self._turns += 1
-                token = [os.getpid(), self._turns]
-                state.write({"token": token, "timing": self._timing_cores, "quiet": self._quiet_cores})
-                _move(os.getpid(), self._timing_cores)
-        return token
+            # Held until we are where the next timing will look for us. Where nobody has ever timed there is
+            # no lock yet: the next build will find it.
+            with suppress(FileNotFoundError), not_timing(self._timing_lock) as is_free:
+                if is_free:
+                    self._turns += 1
+                    token = [os.getpid(), self._turns]
+                    state.write({"token": token, "timing": self._timing_cores, "quiet": self._quiet_cores})
+                    _move(os.getpid(), self._timing_cores)
+                    return token
+        return None
 
     def _leave(self, token: list[int]) -> None:
         with self._state() as state:
@@ -125,25 +128,6 @@ class _State:
     def write(self, value: dict[str, Any]) -> None:
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, json.dumps(value).encode(), 0)
-
-
-@contextmanager
-def _not_timing(path: Path) -> Iterator[bool]:
-    """Keep anybody from beginning to time; yields False where somebody does already."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield False  # nobody has ever timed here: the next build will find the file
-        return
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
 
 
 def _open_shared(path: Path) -> int:

@@ -65,6 +65,26 @@ def timing_lock(path: Path) -> Iterator[float]:
         os.close(handle)
 
 
+@contextmanager
+def not_timing(path: Path) -> Iterator[bool]:
+    """Keep anybody from beginning to time; yields False where somebody does already.
+
+    Raises:
+        FileNotFoundError: Nobody has ever timed here.
+        OSError: The lock cannot be opened.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
 def _open_lock(path: Path) -> int:
     """Open for reading, which is enough for a lock: the file may belong to another user of the host."""
     while True:

@@ -27,6 +27,7 @@ from agents.records import (
     canonical_json,
     content_hash,
 )
+from agents.rpc_tracker import host_and_port
 
 _ROOT = Path("/")
 
@@ -251,8 +252,9 @@ def differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
 
 def _address_differences(spec: DeviceSpec) -> list[str]:
     found = []
-    name, _, port = spec.tracker.rpartition(":")
-    if not (name and port.isdecimal() and 0 < int(port) < 1 << 16):
+    try:
+        host_and_port(spec.tracker)
+    except ValueError:
         found.append(f"the address of its RPC tracker is {spec.tracker!r}: write tracker as host:port")
     if not spec.key:
         found.append("its RPC key is missing: write the key that its server gives to the tracker")

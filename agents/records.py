@@ -16,6 +16,13 @@ from typing import Any, NewType
 #: Version of the record layout. 1: first published layout. 2: `quality`, and more fields of the protocol.
 RECORD_SCHEMA = 2
 
+#: Origin of a candidate of an A/A run: the same list, measured twice back to back.
+NOISE = "noise"
+#: Origin of one that is measured again because its record was suspect, or to see how far it repeats.
+REMEASURE = "remeasure"
+#: Origins of measurements that are not the first of their candidate.
+REPEATS = frozenset({NOISE, REMEASURE})
+
 DeviceId = NewType("DeviceId", str)
 WorkloadId = NewType("WorkloadId", str)
 CandidateId = NewType("CandidateId", str)
@@ -309,12 +316,20 @@ class Record:
     @property
     def is_suspect(self) -> bool:
         """Whether the device was drifting while this was measured (`agents.quality`)."""
-        return bool(json.loads(self.quality).get("suspect", False))
+        return self._quality_says("suspect")
+
+    @property
+    def is_stopped_early(self) -> bool:
+        """Whether it got one repeat only, being surely several times slower than the best."""
+        return self._quality_says("stopped_early")
 
     @property
     def is_quarantined(self) -> bool:
         """Whether the candidate killed its worker process every time that it was tried."""
-        return bool(json.loads(self.quality).get("quarantined", False))
+        return self._quality_says("quarantined")
+
+    def _quality_says(self, key: str) -> bool:
+        return bool(json.loads(self.quality).get(key, False))
 
     @property
     def latency_secs(self) -> float:
@@ -346,7 +361,10 @@ def as_json_dict(value: Any) -> dict[str, Any]:
 
 __all__ = [
     "ANSOR_HARDWARE_PARAMS",
+    "NOISE",
     "RECORD_SCHEMA",
+    "REMEASURE",
+    "REPEATS",
     "Candidate",
     "CandidateId",
     "Descriptor",

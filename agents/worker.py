@@ -161,19 +161,12 @@ class DeviceWorker:
             self._job(candidate, batch.workloads[candidate.workload_id], batch.protocol)
             for candidate in batch.candidates
         ]
-        results, drift = self._window(jobs, watch, lasting)
-        records = [
-            self._record(batch, jobs[result.job], result, drift, lasting, batch.attempt) for result in results
-        ]
+        records, drift = self._measured(batch, jobs, [batch.attempt] * len(jobs), watch, lasting)
         if drift.suspect:
             watch.remember(records, batch.workloads)
         elif again := watch.take_again():
             jobs = [self._job(one.candidate, one.workload, batch.protocol) for one in again]
-            results, drift = self._window(jobs, watch, lasting)
-            records += [
-                self._record(batch, jobs[result.job], result, drift, lasting, again[result.job].attempt)
-                for result in results
-            ]
+            records += self._measured(batch, jobs, [one.attempt for one in again], watch, lasting)[0]
         self._spool.put(records)
         return records
 
@@ -191,6 +184,17 @@ class DeviceWorker:
     def acknowledge(self, record_ids: Collection[str]) -> None:
         """Forget records that the store holds for good."""
         self._spool.acknowledge(record_ids)
+
+    def _measured(
+        self, batch: Batch, jobs: Sequence[Job], attempts: Sequence[int], watch: CanaryWatch, lasting: str
+    ) -> tuple[list[Record], Drift]:
+        """One window and its records; `attempts` are those of the jobs."""
+        results, drift = self._window(jobs, watch, lasting)
+        records = [
+            self._record(batch, jobs[result.job], result, drift, lasting, attempts[result.job])
+            for result in results
+        ]
+        return records, drift
 
     def _window(self, jobs: Sequence[Job], watch: CanaryWatch, lasting: str) -> tuple[list[Result], Drift]:
         """Measure jobs between two readings of the canaries, and judge the time between them."""

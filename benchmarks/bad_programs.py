@@ -11,7 +11,8 @@ import psutil
 
 from agents.records import Candidate, Workload
 
-_EMPTY_TRACE = "[[],[]]"
+#: A schedule that changes nothing.
+EMPTY_TRACE = "[[],[]]"
 
 
 def calling(name: str, function: str, *arguments: int) -> tuple[Workload, Candidate]:
@@ -29,7 +30,7 @@ def calling(name: str, function: str, *arguments: int) -> tuple[Workload, Candid
 
     module = tvm.IRModule({"main": te.create_prim_func([source, te.compute((4,), element, name="B")])})
     workload = workload_from_module(module, name=name, operator="bad")
-    return workload, Candidate(workload_id=workload.workload_id, trace=_EMPTY_TRACE)
+    return workload, Candidate(workload_id=workload.workload_id, trace=EMPTY_TRACE)
 
 
 def killers() -> list[tuple[Workload, Candidate]]:

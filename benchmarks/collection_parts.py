@@ -209,7 +209,7 @@ class Bench:
                 full += self._measure(other, part, without)
         self._note(stopped, full)
         regrets = [self._regrets(candidates, _latencies(records)) for records in (stopped, full)]
-        given_up = {r.candidate_id for r in stopped if json.loads(r.quality).get("stopped_early", False)}
+        given_up = {r.candidate_id for r in stopped if r.is_stopped_early}
         losses = [
             min(self._best[key] for key in group if key not in given_up)
             / min(self._best[key] for key in group)

@@ -28,6 +28,7 @@ from fleet.collect_settings import CollectSettings, Pools, Watcher
 from fleet.errors import FleetError
 from fleet.planning import (
     MAX_LOSSES,
+    NOISE_EVERY_SECS,
     Job,
     Progress,
     noise_is_due,
@@ -47,7 +48,6 @@ _IN_FLIGHT = 2
 _MAX_CRASHES = 3
 #: Workloads that are finished before others begin: their candidates are held in memory, some 20 KB each.
 _WORKLOADS_AT_ONCE = 64
-_SECS_OF_DAY = 86_400
 
 
 class Collection:
@@ -158,7 +158,7 @@ class Collection:
         """
         now = time.time()
         # Other candidates every day; the same after an interruption.
-        seed = self._settings.seed + int(now // _SECS_OF_DAY)
+        seed = self._settings.seed + int(now // NOISE_EVERY_SECS)
         workloads = self._store.workloads()
         jobs: list[Job] = []
         empty: list[DeviceId] = []

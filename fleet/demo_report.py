@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents.records import DeviceId, DeviceSpec, Outcome, Record, WorkloadId, median
+from agents.records import REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId, median
 from fleet.demo import DemoRun
-from fleet.noise import REMEASURE, settled
+from fleet.noise import settled
 from fleet.planning import is_full
 from fleet.report_values import (
     DeviceSummary,

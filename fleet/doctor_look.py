@@ -6,7 +6,6 @@ third of a second, in which one core is kept busy.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import math
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from agents import host
 from agents.cuda import gpu_state
-from agents.measure import host_lock_path
+from agents.measure import host_lock_path, not_timing
 from agents.probe import core_groups
 from agents.records import DeviceKind, DeviceSpec
 from agents.rpc import served
@@ -106,18 +105,12 @@ def _watch(lock: Path) -> LockState:
 def _try_lock(path: Path) -> LockState:
     """Try the timing lock as a timing would, but shared with other doctors and for no time at all."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # as a timing opens it
+        with not_timing(path) as is_free:
+            return LockState.FREE if is_free else LockState.HELD
     except FileNotFoundError:
         return LockState.FREE
     except OSError:
         return LockState.REFUSED
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return LockState.HELD
-    finally:
-        os.close(handle)
-    return LockState.FREE
 
 
 def _counters(root: Path, cores: Collection[int]) -> _Counters:

@@ -6,18 +6,13 @@ one device or many, and knows neither the store nor how a second measurement cam
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from agents.records import CandidateId, DeviceId, Outcome, Record, median
+from agents.records import NOISE, REPEATS, CandidateId, DeviceId, Outcome, Record, median
 
-#: Origin of the candidates of an A/A run: the same list, measured twice back to back.
-NOISE = "noise"
-#: Origin of candidates measured again because their first record was suspect, or to see how far it repeats.
-REMEASURE = "remeasure"
 #: Speed-up from which the second of two measurements of one program would pass for a better program.
 WIN = 0.03
 
@@ -112,7 +107,7 @@ def _key(record: Record) -> _Key:
 def _is_comparable(record: Record) -> bool:
     if record.outcome is not Outcome.OK or not record.run_secs:
         return False
-    if record.is_suspect or json.loads(record.quality).get("stopped_early", False):
+    if record.is_suspect or record.is_stopped_early:
         return False
     return 0 < record.latency_secs < math.inf
 
@@ -126,7 +121,7 @@ def _rank(record: Record) -> tuple[int, int]:
     elif record.outcome is Outcome.REJECTED:
         grade = 4
     else:
-        is_second = record.origin in (NOISE, REMEASURE)
+        is_second = record.origin in REPEATS
         grade = 2 * is_second + (record.outcome is not Outcome.OK)
     return grade, record.attempt
 
@@ -146,4 +141,4 @@ def _successive_pairs(attempts: dict[int, _Reading]) -> list[tuple[_Reading, _Re
     return list(pairwise(attempts[attempt] for attempt in sorted(attempts)))
 
 
-__all__ = ["NOISE", "REMEASURE", "WIN", "NoiseFloor", "noise_floor", "settled"]
+__all__ = ["WIN", "NoiseFloor", "noise_floor", "settled"]

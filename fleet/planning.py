@@ -7,13 +7,15 @@ no Ray, disk or clock.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agents.records import (
+    NOISE,
+    REMEASURE,
+    REPEATS,
     Candidate,
     CandidateId,
     DeviceId,
@@ -36,9 +38,6 @@ WORKLOADS_PER_BATCH = 4
 MAX_LOSSES = 2
 #: An A/A run holds for a day.
 NOISE_EVERY_SECS = 24 * 3600.0
-
-#: Origins of records that exist only to show how far numbers repeat.
-_REPEATS = frozenset({"remeasure", "noise"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +146,11 @@ def plan_remeasure(
         seed: Draws the candidates.
         batch_size: Most candidates in one batch.
     """
-    first = {r.candidate_id: r for r in records if r.origin not in _REPEATS and is_full(r)}
+    first = {r.candidate_id: r for r in records if r.origin not in REPEATS and is_full(r)}
     # A suspect one is measured again because it may be wrong: that tells nothing of how numbers repeat.
     steady = {key: r for key, r in first.items() if not r.is_suspect}
     first = steady if len(steady) >= min(count, len(first)) else first
-    again = {r.candidate_id for r in records if r.origin in _REPEATS}
+    again = {r.candidate_id for r in records if r.origin in REPEATS}
     attempts = _next_attempts(records)
     draws = random.Random(f"{seed}/again")
     chosen = draws.sample(sorted(first), min(count, len(first)))
@@ -159,7 +158,7 @@ def plan_remeasure(
     todo = todo[: max(0, count - len(again & first.keys()))]
     return [
         Job(device_id=todo[0].device_id, batch=batch)
-        for batch in _batches(_as_candidates(todo, "remeasure"), attempts, workloads, protocol, batch_size)
+        for batch in _batches(_as_candidates(todo, REMEASURE), attempts, workloads, protocol, batch_size)
     ]
 
 
@@ -204,7 +203,7 @@ def plan_noise(
     jobs: list[Job] = []
     for attempt in (highest + 1, highest + 2):
         order = random.Random(f"{seed}/noise/{attempt}").sample(chosen, len(chosen))
-        candidates = _as_candidates(order, "noise")
+        candidates = _as_candidates(order, NOISE)
         attempts = {one.candidate_id: attempt for one in candidates}
         jobs += [
             Job(device_id=chosen[0].device_id, batch=batch)
@@ -215,7 +214,7 @@ def plan_noise(
 
 def is_full(record: Record) -> bool:
     """Whether a record has a latency from all its repeats; an early stop leaves one, which repeats badly."""
-    return record.outcome is Outcome.OK and not json.loads(record.quality).get("stopped_early", False)
+    return record.outcome is Outcome.OK and not record.is_stopped_early
 
 
 def noise_is_due(records: Iterable[Record], now_secs: float, environment_id: str) -> bool:
@@ -231,9 +230,7 @@ def noise_is_due(records: Iterable[Record], now_secs: float, environment_id: str
             record.measured_at
             for record in records
             # The second of a pair has the even attempt.
-            if record.origin == "noise"
-            and record.environment_id == environment_id
-            and record.attempt % 2 == 0
+            if record.origin == NOISE and record.environment_id == environment_id and record.attempt % 2 == 0
         ),
         default=-math.inf,
     )

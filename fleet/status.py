@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agents.records import Outcome, Record
+from agents.records import NOISE, Outcome, Record
 from fleet.models import versions
-from fleet.noise import NOISE, noise_floor
+from fleet.noise import noise_floor
 from fleet.store import Store
 
 #: Records of A/A runs that are closer together than this belong to one run.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import Outcome, Record
-from fleet.noise import NOISE, REMEASURE, NoiseFloor, noise_floor, settled
+from agents.records import NOISE, REMEASURE, Outcome, Record
+from fleet.noise import NoiseFloor, noise_floor, settled
 from tests.record_fixtures import make_record
 
 SUSPECT = '{"suspect":true}'

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import psutil
 import pytest
 from conftest import child_settings
-from faulty_workloads import calling
 
 from agents.errors import AgentError
 from agents.pool import MAX_STRIKES, Job, Result, WorkerPool
 from agents.records import Candidate, Outcome, Protocol, Workload
+from benchmarks.bad_programs import calling
 
 pytestmark = pytest.mark.tvm
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 import pytest
-from faulty_workloads import EMPTY_TRACE, calling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from agents.link import LinkLostError
 from agents.records import Family, Protocol, Workload
 from agents.rpc import RpcLink, RpcSession, served
 from agents.rpc_tracker import Listed, NotYetError, listing
+from benchmarks.bad_programs import EMPTY_TRACE, calling
 
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
 

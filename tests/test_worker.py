@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faulty_workloads import calling
 
 import agents.worker
 from agents.canary_watch import CanaryWatch
@@ -17,6 +16,7 @@ from agents.pool import Result
 from agents.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
 from agents.worker import Batch, DeviceRefusedError, DeviceWorker
+from benchmarks.bad_programs import calling
 
 pytestmark = pytest.mark.tvm
 
