@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from agents.canaries import Canary
 from agents.errors import AgentError
@@ -45,18 +46,58 @@ _FRESH_SEC = 60.0
 #: the best decide what is chosen, and the rest of the window is marked.
 _LEADERS = 3
 _MOST_AGAIN = 24
-#: Slower ones than this, over the best of the window, do not lead.
+#: Slower ones than this, over the best of a drifting window, do not lead.
 _LEADING_RATIO = 1.2
 _FILE = "canaries.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A candidate of a drifting window that waits for a steady one."""
+    """A candidate that is to be measured once more: its number decides what is chosen."""
 
     candidate: Candidate
     workload: Workload
     attempt: int
+
+
+def leaders(
+    records: Sequence[Record],
+    workloads: Mapping[WorkloadId, Workload],
+    *,
+    within: float,
+    best_secs: Mapping[str, float] = MappingProxyType({}),
+) -> list[Again]:
+    """The candidates that decide what is chosen: the fastest of each workload and those near it.
+
+    Args:
+        records: Of one window. A/A runs and second measurements have their own numbering of attempts, and
+            their own next turn, so they do not lead.
+        workloads: Every workload that the records name.
+        within: How much slower than the best a leader may be, as a fraction.
+        best_secs: Best latency by workload before this window; the window's own best counts where missing.
+
+    Returns:
+        At most three of each workload, to be measured with the next attempt.
+    """
+    ok = [r for r in records if r.origin not in REPEATS and r.outcome is Outcome.OK]
+    found: dict[str, list[Record]] = {}
+    for record in sorted(ok, key=lambda one: one.latency_secs):
+        led = found.setdefault(record.workload_id, [])
+        first = led[0].latency_secs if led else record.latency_secs
+        limit = (1 + within) * min(first, best_secs.get(record.workload_id, first))
+        if record.latency_secs <= limit and len(led) < _LEADERS:
+            led.append(record)
+    return [
+        Again(
+            Candidate(
+                workload_id=record.workload_id, trace=record.trace, dialect=record.dialect, origin=REMEASURE
+            ),
+            workloads[record.workload_id],
+            record.attempt + 1,
+        )
+        for led in found.values()
+        for record in led
+    ]
 
 
 class CanaryWatch:
@@ -112,25 +153,9 @@ class CanaryWatch:
 
     def remember(self, records: Sequence[Record], workloads: Mapping[WorkloadId, Workload]) -> None:
         """Note the leading candidates of a drifting window, to be measured again."""
-        # A/A runs and second measurements have their own numbering of attempts, and their own next turn.
-        first_hand = [r for r in records if r.origin not in REPEATS and r.outcome is Outcome.OK]
-        ok = sorted(first_hand, key=lambda r: r.latency_secs)
-        leaders: dict[str, list[Record]] = {}
-        for record in ok:
-            found = leaders.setdefault(record.workload_id, [])
-            is_near = not found or record.latency_secs <= _LEADING_RATIO * found[0].latency_secs
-            if is_near and len(found) < _LEADERS and len(self._again) < _MOST_AGAIN:
-                found.append(record)
-                self._again[record.candidate_id] = Again(
-                    Candidate(
-                        workload_id=record.workload_id,
-                        trace=record.trace,
-                        dialect=record.dialect,
-                        origin=REMEASURE,
-                    ),
-                    workloads[record.workload_id],
-                    record.attempt + 1,
-                )
+        for one in leaders(records, workloads, within=_LEADING_RATIO - 1):
+            if len(self._again) < _MOST_AGAIN:
+                self._again[one.candidate.candidate_id] = one
 
     def take_again(self) -> list[Again]:
         """Hand over what is to be measured again, once."""

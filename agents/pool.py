@@ -266,7 +266,12 @@ class WorkerPool:
         fate, tail = self._discard(process, _LAST_WORDS_SEC)
         if stage is Stage.STARTING:
             raise refuse_start(fate, tail or words)
-        if number is None or batch is None or self._strike(number, batch):
+        if number is None or batch is None:
+            return
+        if stage is Stage.REFERENCE:
+            self._leave_unchecked(number, batch)
+            return
+        if self._strike(number, batch):
             return
         yield Result(
             job=number,
@@ -300,10 +305,8 @@ class WorkerPool:
         if process.is_starved(batch.jobs[number].protocol):
             return
         if stage is Stage.REFERENCE:
-            # Not the candidate's fault: it is measured without the check.
             self._discard(process)
-            batch.unchecked.add(number)
-            batch.todo.appendleft(number)
+            self._leave_unchecked(number, batch)
             return
         outcome = {
             Stage.BUILDING: Outcome.BUILD_TIMEOUT,
@@ -328,6 +331,11 @@ class WorkerPool:
         )
         self._discard(process)
         return result
+
+    def _leave_unchecked(self, number: int, batch: _Run) -> None:
+        """The unscheduled program failed, not the candidate: that is measured next, without the check."""
+        batch.unchecked.add(number)
+        batch.todo.appendleft(number)
 
     def _strike(self, number: int, batch: _Run) -> bool:
         """Count a death against a job; true if it is to be tried again, after the others."""

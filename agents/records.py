@@ -107,7 +107,7 @@ class Protocol:
     #: Empty the CPU's caches of the arguments before every run; a repeat is then one run.
     cache_flush: bool = False
     #: A program this many times slower than the best of its workload gets one repeat only.
-    early_stop_ratio: float = 3.0
+    early_stop_ratio: float = 2.5
     #: Share of the candidates whose output is compared with that of the unscheduled program.
     check_share: float = 0.1
     build_timeout_sec: float = 15.0
@@ -141,6 +141,22 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a device of kind `replay` answers from (`docs/replay.md`)."""
+
+    #: Path of the records: a store, or a Parquet file that was exported from one.
+    records: str
+    #: The device whose records are answered.
+    device: DeviceId
+    #: Of every draw.
+    seed: int = 0
+    #: Draw among the recorded measurements and their repeats, instead of the record that counts.
+    noise: bool = False
+    #: Offer candidates that failed, and let a candidate fail or be lost as often as it did.
+    failures: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
     """What the YAML of one device claims."""
 
@@ -161,6 +177,8 @@ class DeviceSpec:
     key: str = ""
     #: What this device needs otherwise than the fleet's protocol says: (field, value), sorted by field.
     protocol_changes: tuple[tuple[str, float], ...] = ()
+    #: What it answers from; None unless `replay`.
+    replay: Replay | None = None
     #: Free text for people.
     note: str = ""
 
@@ -375,6 +393,7 @@ __all__ = [
     "Outcome",
     "Protocol",
     "Record",
+    "Replay",
     "Workload",
     "WorkloadId",
     "as_json_dict",

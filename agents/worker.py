@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.canaries import Canary
-from agents.canary_watch import CanaryWatch
+from agents.canary_watch import Again, CanaryWatch, leaders
 from agents.check import is_checkable
 from agents.child import workload_from_json
 from agents.device_cores import quiet_cores, remote_environment, worker_settings
@@ -52,6 +52,9 @@ class Batch:
     protocol: Protocol
     #: Counted up for a measurement of the same candidate in the same environment.
     attempt: int = 0
+    #: Candidates within this fraction of the best of their workload are measured once more, seconds later:
+    #: they decide what is chosen, and a neighbour on the host slows a program for seconds. 0: none.
+    confirm_within: float = 0.05
     model_version: str = ""
 
 
@@ -152,8 +155,8 @@ class DeviceWorker:
     def measure(self, batch: Batch) -> list[Record]:
         """Measure a batch; the records are on disk in the spool before they are returned.
 
-        Every candidate gives a record, whatever becomes of it. Candidates of earlier batches that were
-        measured while the device drifted may come with them, measured again.
+        Every candidate gives a record, whatever becomes of it. The leading candidates of the batch come
+        with a second one, and so do those of earlier batches that were measured while the device drifted.
         """
         lasting = self.environment_id(batch.protocol)
         watch = self._watch(lasting)
@@ -162,9 +165,15 @@ class DeviceWorker:
             for candidate in batch.candidates
         ]
         records, drift = self._measured(batch, jobs, [batch.attempt] * len(jobs), watch, lasting)
+        again: list[Again] = []
         if drift.suspect:
             watch.remember(records, batch.workloads)
-        elif again := watch.take_again():
+        else:
+            again = watch.take_again()
+            if batch.confirm_within:
+                best = self._best_secs[lasting]
+                again += leaders(records, batch.workloads, within=batch.confirm_within, best_secs=best)
+        if again:
             jobs = [self._job(one.candidate, one.workload, batch.protocol) for one in again]
             records += self._measured(batch, jobs, [one.attempt for one in again], watch, lasting)[0]
         self._spool.put(records)

@@ -154,12 +154,13 @@ class Bench:
     def repeatability(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
         """Measure everything twice under the default protocol, in opposite orders.
 
-        All that the agent returns counts, leaders of drifting windows with their better number.
+        All that the agent returns counts: leaders, which it measures twice, with their better number.
         """
         protocol = Protocol(early_stop_ratio=0.0)
+        confirm_within = Batch(candidates=(), workloads={}, protocol=protocol).confirm_within
         with closing(self._worker("main")) as worker:
             passes = [
-                self._measure(worker, ordered, protocol, attempt=2 * turn)
+                self._measure(worker, ordered, protocol, attempt=2 * turn, confirm_within=confirm_within)
                 for turn, ordered in enumerate((candidates, candidates[::-1]))
             ]
         first, again = map(_latencies, passes)
@@ -178,6 +179,7 @@ class Bench:
             regrets.append(regret)
         return {
             "candidates": len(candidates),
+            "measurements": sum(map(len, passes)),
             "workloads": len(regrets),
             "remeasure_median_change": round(floor, 5),
             "remeasure_p90_change": round(statistics.quantiles(changes, n=10)[-1], 5),
@@ -321,13 +323,20 @@ class Bench:
         protocol: Protocol,
         known: Mapping[WorkloadId, Workload] = MappingProxyType({}),
         attempt: int = 0,
+        confirm_within: float = 0.0,
     ) -> list[Record]:
         workloads = {**self._by_id, **known}
         records: list[Record] = []
         for start in range(0, len(candidates), BATCH):
             part = tuple(candidates[start : start + BATCH])
             records += worker.measure(
-                Batch(candidates=part, workloads=workloads, protocol=protocol, attempt=attempt)
+                Batch(
+                    candidates=part,
+                    workloads=workloads,
+                    protocol=protocol,
+                    attempt=attempt,
+                    confirm_within=confirm_within,
+                )
             )
         return records
 

@@ -89,6 +89,17 @@ def test_a_program_that_kills_its_process_three_times_is_quarantined_and_the_bat
     assert "strikes" not in results[1].quality
 
 
+def test_a_death_of_the_unscheduled_program_is_no_strike_against_its_candidate() -> None:
+    # Program and candidate are one here, so the candidate dies as well: by its own strikes.
+    with WorkerPool([child_settings()]) as own:
+        [job] = jobs([calling("aborts_unscheduled", "abort")])
+        [result] = own.run([dataclasses.replace(job, check=True)])
+        assert own.started == 1 + MAX_STRIKES
+    assert result.outcome is Outcome.RUN_FAILED
+    assert "while timing" in result.error
+    assert result.quality == {"strikes": MAX_STRIKES, "quarantined": True}
+
+
 def test_what_a_dying_program_prints_travels_with_its_outcome() -> None:
     # glibc's free() of a pointer that it never gave out aborts and says so on stderr.
     workload, candidate = calling("frees_nonsense", "free", 64)

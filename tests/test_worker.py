@@ -40,12 +40,14 @@ def measure(
     *,
     attempt: int = 0,
     protocol: Protocol = QUICK,
+    confirm_within: float = 0.0,
 ) -> list[Record]:
     batch = Batch(
         candidates=tuple(candidates),
         workloads={workload.workload_id: workload},
         protocol=protocol,
         attempt=attempt,
+        confirm_within=confirm_within,
     )
     return worker.measure(batch)
 
@@ -79,6 +81,7 @@ def test_a_wrong_program_gets_its_outcome_and_the_batch_goes_on(
         workloads={one.workload_id: one for one in (workload, matmul)},
         protocol=QUICK,
         attempt=7,
+        confirm_within=0.0,
     )
     found = {record.candidate_id: record for record in worker.measure(batch)}
     assert found[wrong.candidate_id].outcome is Outcome.WRONG_OUTPUT
@@ -106,6 +109,38 @@ def test_evolved_candidates_are_new_and_can_be_measured(
     assert {candidate.origin for candidate in evolved} == {"evolved"}
     assert not {candidate.candidate_id for candidate in evolved} & set(known)
     assert [record.outcome for record in measure(worker, matmul, evolved[:1])] == [Outcome.OK]
+
+
+def test_leaders_of_a_steady_window_are_measured_twice(
+    generic_spec: DeviceSpec,
+    worker: DeviceWorker,
+    tmp_path: Path,
+    matmul: Workload,
+    matmul_candidates: list[Candidate],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agents.worker, "CanaryWatch", SteadyWatch)
+    own = DeviceWorker(generic_spec, tmp_path / "spool", usable_cores=worker.descriptor.usable_cores)
+    try:
+        records = measure(own, matmul, matmul_candidates[:4], confirm_within=0.05)
+        alone = measure(own, matmul, matmul_candidates[:4], attempt=2)
+    finally:
+        own.close()
+    first = [record for record in records if record.attempt == 0]
+    again = [record for record in records if record.attempt == 1]
+    assert len(first) == 4
+    assert {record.origin for record in again} == {"remeasure"}
+    best = min(first, key=lambda record: record.latency_secs)
+    led = {record.candidate_id for record in first if record.latency_secs <= 1.05 * best.latency_secs}
+    assert best.candidate_id in {record.candidate_id for record in again} <= led
+    assert len(alone) == 4
+
+
+class SteadyWatch(CanaryWatch):
+    """A watch whose device never drifts."""
+
+    def read(self, results: Sequence[Result]) -> Drift:
+        return dataclasses.replace(super().read(results), suspect=False)
 
 
 class ScriptedWatch(CanaryWatch):
