@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from agents.records import CandidateId, DeviceId, WorkloadId
@@ -37,7 +39,7 @@ def make_block(n: int, seed: int = 0, *, steps: int = SPEC.max_steps) -> Feature
     mask = np.arange(steps)[None, :] < random.integers(2, steps + 1, size=n)[:, None]
     categories = np.stack([random.integers(1, size, (n, steps)) for size in SPEC.category_sizes], axis=2)
     numbers = random.normal(size=(n, steps, 3)) * np.array([1.0, 30.0, 0.1])
-    return FeatureBlock(
+    return FeatureBlock.from_dense(
         categories=np.where(mask[..., None], categories, 0).astype(np.int16),
         numbers=np.where(mask[..., None], numbers, 0).astype(np.float32),
         mask=mask,
@@ -56,13 +58,7 @@ def make_dataset(workloads: int = 8, candidates: int = 10, seed: int = 0) -> Dat
     block = make_block(n, seed)
     group = np.repeat(np.arange(workloads), candidates).astype(np.int32)
     vectors = random.normal(size=(workloads, 2)).astype(np.float32)
-    block = FeatureBlock(
-        categories=block.categories,
-        numbers=block.numbers,
-        mask=block.mask,
-        workload=vectors[group],
-        summary=block.summary,
-    )
+    block = replace(block, workload_rows=group, workload_vectors=vectors)
     steps = block.mask.sum(axis=1)
     shared = block.summary[:, 0] + block.numbers[..., 0].sum(axis=1) / steps
     own = (block.categories[..., 0] == 2).sum(axis=1) / steps

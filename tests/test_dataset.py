@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Workload, WorkloadId
+from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Workload, WorkloadId, median
+from tests.autotvm_fixtures import LOGS, autotvm_records
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from transfer.dataset import Dataset, build_dataset
-from transfer.errors import DatasetError
+from transfer.errors import DatasetError, TransferError
+from transfer.features import Extractor
 from transfer.labels import group_min, relative_speed
 
 ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))
@@ -71,6 +75,87 @@ def test_repeated_measurements_give_the_median_of_their_latencies() -> None:
         record_of(CANDIDATES[0], "old", 30.0, attempt=2),
     )
     assert build([first, second, third]).latency_secs[0, 0] == 4.0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["old", "new"]), st.floats(1e-6, 1)), min_size=1)
+)
+@settings(max_examples=30, deadline=None)
+def test_medians_of_any_records_agree_with_a_slow_reference(rows: list[tuple[int, str, float]]) -> None:
+    records = [
+        record_of(CANDIDATES[number], device, secs, attempt=place)
+        for place, (number, device, secs) in enumerate(rows)
+    ]
+    dataset = build(records)
+    for number in {number for number, _, _ in rows}:
+        for column, device in enumerate(dataset.device_ids):
+            known = [secs for other, name, secs in rows if (other, name) == (number, device)]
+            found = dataset.latency_secs[row(dataset, number), column]
+            assert found == median(known) if known else np.isnan(found)
+
+
+def test_features_extracted_in_parts_are_those_of_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = full()
+    monkeypatch.setattr("transfer.block_builder._CHUNK", 2)
+    parts = full()
+    assert parts.candidate_ids == whole.candidate_ids
+    for name in ("categories", "numbers", "mask", "workload", "summary"):
+        np.testing.assert_array_equal(getattr(parts.features, name), getattr(whole.features, name))
+    order = [CANDIDATES[[row(whole, number) for number in range(5)].index(place)] for place in range(5)]
+    direct = Extractor().extract(WORKLOADS, order)
+    for name in ("categories", "numbers", "mask", "workload", "summary"):
+        np.testing.assert_array_equal(getattr(parts.features, name), getattr(direct, name))
+
+
+def test_a_saved_dataset_opens_as_it_was(tmp_path: Path) -> None:
+    dataset = full()
+    dataset.save(tmp_path / "one")
+    opened = Dataset.open(tmp_path / "one")
+    for name in ("candidate_ids", "workload_ids", "device_ids", "spec"):
+        assert getattr(opened, name) == getattr(dataset, name)
+    for name in ("group", "latency_secs", "failed", "flops", "weight", "hardware"):
+        np.testing.assert_array_equal(getattr(opened, name), getattr(dataset, name))
+    np.testing.assert_array_equal(opened.features.numbers, dataset.features.numbers)
+    assert isinstance(opened.features.summary, np.memmap)
+    np.testing.assert_array_equal(
+        opened.take(np.array([3, 1])).labels(), dataset.take(np.array([3, 1])).labels()
+    )
+
+
+def test_a_dataset_of_other_features_is_refused(tmp_path: Path) -> None:
+    full().save(tmp_path / "one")
+    manifest = tmp_path / "one" / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"spec_hash": "', '"spec_hash": "0'))
+    with pytest.raises(DatasetError, match="saved by another version of the project"):
+        Dataset.open(tmp_path / "one")
+    manifest.write_text(text.replace('"spec_hash"', '"unspeakable"'))
+    with pytest.raises(DatasetError, match=r"cannot open .*make it again"):
+        Dataset.open(tmp_path / "one")
+    (tmp_path / "one" / "features_steps.npy").unlink()
+    with pytest.raises(TransferError, match=r"cannot open .*features_steps"):
+        Dataset.open(tmp_path / "one")
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not LOGS.is_dir(), reason="no logs of other people's devices beside the checkout")
+def test_logs_of_several_devices_become_one_small_dataset() -> None:
+    """AutoTVM's own logs, a few thousand lines of each device, straight from their files."""
+    records, workloads = autotvm_records(LOGS, lines=1500)
+    devices = {record.device_id: cpu_device(record.device_id) for record in records}
+    extractor = Extractor()
+    dataset = build_dataset(records, workloads, devices, extractor)
+    assert len(dataset.device_ids) == 4
+    assert len(dataset) > 1000
+    assert dataset.features.nbytes / len(dataset) < 800
+    assert dataset.features.not_finite() == ()
+    found = dict(zip(dataset.spec.summary_names, dataset.features.summary.T, strict=True))
+    assert found["tiled"].all()
+    # Every template of these logs is known, so every candidate's bytes are.
+    assert (found["cut_5_bytes"] > 10).all()
+    assert (found["cut_5_spatial"] >= found["cut_0_spatial"]).all()
+    # The same candidate on several devices is one row.
+    assert (np.isfinite(dataset.latency_secs) | dataset.failed).sum(axis=1).max() >= 2
 
 
 def test_failures_are_told_without_a_latency() -> None:

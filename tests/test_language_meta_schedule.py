@@ -16,10 +16,13 @@ from tests.dataset_fixtures import (
     GMM_TAIL,
     NRM_TRACE,
     gmm_trace,
+    gmm_workload,
 )
+from tests.program_fixtures import nrm_workload
 from transfer.errors import TraceError
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import (
+    CREATED,
     Kind,
     Primitive,
     detail_index,
@@ -29,16 +32,18 @@ from transfer.language.primitives import (
 )
 
 TILED = ("Z", "tiled")
+NRM = nrm_workload()
 GMM_STEPS = (
-    Primitive(Kind.AN, (-1, 0), (*TILED, "SSRSRS")),
-    Primitive(Kind.SP, (0, 2, 2, 1, 1, 1), (*TILED, "spatial")),
-    Primitive(Kind.SP, (1, 128, 16, 2, 1, 4), (*TILED, "spatial")),
-    Primitive(Kind.SP, (2, 64, 1, 1, 2, 32), (*TILED, "spatial")),
-    Primitive(Kind.SP, (3, 128, 16, 8), (*TILED, "reduction")),
-    Primitive(Kind.RE, (14,), (*TILED, "")),
-    Primitive(Kind.CHW, (0,), (*TILED, "global")),
+    Primitive(Kind.AN, (-1, 0), (*TILED, "SSRSRS"), 0),
+    # The loops of an axis follow each other until the reorder.
+    Primitive(Kind.SP, (0, 2, 2, 1, 1, 1), (*TILED, "spatial"), 0, (0,)),
+    Primitive(Kind.SP, (1, 128, 16, 2, 1, 4), (*TILED, "spatial"), 0, (4,)),
+    Primitive(Kind.SP, (2, 64, 1, 1, 2, 32), (*TILED, "spatial"), 0, (8,)),
+    Primitive(Kind.SP, (3, 128, 16, 8), (*TILED, "reduction"), 0, (12,)),
+    Primitive(Kind.RE, (14,), (*TILED, ""), 0, (0, 4, 8, 1, 5, 9, 12, 2, 6, 10, 13, 3, 7, 11)),
+    Primitive(Kind.CHW, (0,), (*TILED, "global"), 0),
     # At the third of the outer loops: 2 * 16 * 1 iterations around it, 2 * 2 * 32 * 4 of the result inside.
-    Primitive(Kind.CA, (2, 32, 512), ("Z", "write_cache", "Z")),
+    Primitive(Kind.CA, (2, 32, 512), ("Z", "write_cache", "Z"), CREATED, (2,), (0,)),
     Primitive(Kind.AN, (-1, 16), ("root", "root", "parallel")),
     Primitive(Kind.AN, (-1, 64), ("root", "root", "vectorize")),
     Primitive(Kind.PR, (64,), ("root", "root", "unroll_explicit")),
@@ -116,15 +121,78 @@ def test_location_sampled_in_the_tiled_nest_counts_the_iterations_around_it() ->
     compute = ["ComputeAt", ["b90", "l91"], [1, -1], []]
     steps = read([*GMM_HEAD, pad, sample, compute], [*GMM_DECISIONS, [len(GMM_HEAD) + 1, 6]])
     # Loop 6 is the outer reduction loop: 2*16*1 * 1*2*1 * 16 iterations; 1*1*2 * 8 * 1*4*32 remain inside.
-    assert steps[-1] == Primitive(Kind.CA, (6, 1024, 2048), ("PadInput", "other", "Z"))
+    assert steps[-1] == Primitive(Kind.CA, (6, 1024, 2048), ("PadInput", "other", "Z"), 1, (6,), (0,))
 
 
 def test_fused_loops_multiply_their_extents() -> None:
     fuse = ["Fuse", ["l10", "l18", "l26"], [1], ["l90"]]
     bind = ["Bind", ["l90"], ["blockIdx.x"], []]
     steps = read([*GMM_HEAD, fuse, bind], GMM_DECISIONS)
-    assert steps[-2] == Primitive(Kind.FU, (3, 32), (*TILED, ""))
-    assert steps[-1] == Primitive(Kind.AN, (-1, 32), (*TILED, "blockIdx.x"))
+    assert steps[-2] == Primitive(Kind.FU, (3, 32), (*TILED, ""), 0, (0, 1, 2))
+    assert steps[-1] == Primitive(Kind.AN, (-1, 32), (*TILED, "blockIdx.x"), 0, (0,))
+
+
+def test_a_reorder_of_some_loops_gives_the_whole_permutation() -> None:
+    steps = read([*GMM_HEAD, ["Reorder", ["l21", "l10"], [], []]], GMM_DECISIONS)
+    # After the first reorder l10 is the first of fourteen loops, l21 the last but one.
+    assert steps[-1] == Primitive(Kind.RE, (2,), (*TILED, ""), 0, (12, *range(1, 12), 0, 13))
+
+
+def test_loops_fetched_after_a_compute_at_belong_to_whom_they_did() -> None:
+    fetch = ["GetLoops", ["b34"], [], ["l90", "l91", "l92", "l93", "l94", "l95"]]
+    bind, fuse = ["Bind", ["l91"], ["blockIdx.x"], []], ["Fuse", ["l94", "l95"], [1], ["l96"]]
+    steps = read([*GMM_HEAD, fetch, bind, fuse], GMM_DECISIONS)
+    # The cache stands in three loops of the tiled block and has three of its own.
+    assert (steps[-2].stage, steps[-2].loops, steps[-2].numbers) == (0, (1,), (1, 16))
+    assert (steps[-1].stage, steps[-1].loops) == (CREATED, (1, 2))
+
+
+def test_unit_loops_take_a_place() -> None:
+    inside, outside = ["AddUnitLoop", ["b0"], [], ["l90"]], ["AddUnitLoop", ["l10"], [], ["l91"]]
+    steps = read([*GMM_HEAD, inside, outside, ["Bind", ["l90"], ["threadIdx.x"], []]], GMM_DECISIONS)
+    assert [(step.kind, step.stage, step.loops) for step in steps[-3:]] == [
+        (Kind.UNIT_LOOP, 0, (14,)),
+        (Kind.UNIT_LOOP, 0, (0,)),
+        (Kind.AN, 0, (15,)),
+    ]
+
+
+def test_a_cache_read_names_its_readers() -> None:
+    steps = read([*GMM_HEAD, ["CacheRead", ["b0", ["b0"]], [1, "shared"], ["b90"]]], GMM_DECISIONS)
+    assert steps[-1] == Primitive(Kind.CHR, (1,), (*TILED, "shared"), 0, (), (0,))
+
+
+def test_locations_decide_who_owns_a_loop() -> None:
+    # NRM: C (factored: a partial result, then C) feeds D.
+    reader = MetaScheduleReader()
+    value = json.loads(NRM_TRACE)
+    seen = {}
+    for place_c, place_rf in ((-1, 1), (0, 0), (0, 1), (-2, -1), (0, 1)):
+        value[1][2][1], value[1][3][1] = place_c, place_rf
+        steps = reader.read(canonical_json(value), NRM)[-2:]
+        seen[place_c, place_rf] = [(step.kind, step.stage, step.loops, step.targets) for step in steps]
+    rf, stay = CREATED, (Kind.CR, 0, (), ())
+    assert seen == {
+        (-1, 1): [stay, (Kind.CA, rf, (1,), (0,))],
+        # At depth 0 in C's loops stands D's loop, which C now shares; depth 1 is C's own first.
+        (0, 0): [(Kind.CA, 0, (0,), (1,)), (Kind.CA, rf, (0,), (1,))],
+        (0, 1): [(Kind.CA, 0, (0,), (1,)), (Kind.CA, rf, (0,), (0,))],
+        (-2, -1): [(Kind.CI, 0, (), ()), (Kind.CR, rf, (), ())],
+    }
+
+
+def test_the_program_gives_the_extents_that_the_trace_leaves_out() -> None:
+    fused = [MetaScheduleReader().read(NRM_TRACE, workload)[0] for workload in (None, NRM)]
+    assert [(step.kind, step.numbers, step.loops) for step in fused] == [
+        (Kind.FU, (2, 0), (1, 2)),
+        (Kind.FU, (2, 65536), (1, 2)),
+    ]
+
+
+def test_a_workload_whose_module_says_nothing_is_as_none() -> None:
+    workload = gmm_workload()
+    reader = MetaScheduleReader()
+    assert reader.read(gmm_trace(), workload) == reader.read(gmm_trace()) == GMM_STEPS
 
 
 def test_unknown_instructions_are_kept_and_counted() -> None:
@@ -132,7 +200,7 @@ def test_unknown_instructions_are_kept_and_counted() -> None:
     strange = ["Frobnicate", ["b0", 7, "v35"], [3, "x"], ["l90"]]
     for _ in range(2):
         steps = reader.read(canonical_json([[*GMM_HEAD, strange], GMM_DECISIONS]))
-    assert steps[-1] == Primitive(Kind.UNK, (7, 64, 3), (*TILED, "x"))
+    assert steps[-1] == Primitive(Kind.UNK, (7, 64, 3), (*TILED, "x"), 0)
     assert reader.unknown == {"Frobnicate": 2}
 
 

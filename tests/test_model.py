@@ -20,46 +20,71 @@ def model() -> MultiTaskTLP:
     return model.eval()
 
 
-def with_padding(block: FeatureBlock, steps: int, seed: int) -> FeatureBlock:
-    """The same candidates, with rubbish in every padding step and `steps` more of them."""
+def scores_of(model: MultiTaskTLP, tensors: tuple[torch.Tensor, ...]) -> np.ndarray:
+    with torch.no_grad():
+        return model.logits(model.backbone(*tensors), "cpu.a").numpy()
+
+
+def with_rubbish(block: FeatureBlock, steps: int, seed: int) -> tuple[torch.Tensor, ...]:
+    """The tensors of all rows, with rubbish in every padding step and `steps` more of them."""
     random = np.random.default_rng(seed)
     n, length = block.mask.shape
     mask = np.concatenate([block.mask, np.zeros((n, steps), dtype=bool)], axis=1)
-    categories = random.integers(0, 4, (n, length + steps, 2)).astype(np.int16)
+    categories = random.integers(0, 4, (n, length + steps, 2))
     numbers = random.normal(size=(n, length + steps, 3), scale=50).astype(np.float32)
     categories[mask] = block.categories[block.mask]
     numbers[mask] = block.numbers[block.mask]
-    return replace(block, mask=mask, categories=categories, numbers=numbers)
+    rest = block_tensors(block, np.arange(n))[3:]
+    return (*map(torch.from_numpy, (categories, numbers, mask)), *rest)
 
 
 def test_content_of_padding_changes_nothing(model):
     block = make_block(20)
-    assert np.array_equal(model.score(block, "cpu.a"), model.score(with_padding(block, 0, 3), "cpu.a"))
+    clean = scores_of(model, block_tensors(block, np.arange(20), 7))
+    assert np.array_equal(scores_of(model, with_rubbish(block, 0, 3)), clean)
 
 
 def test_amount_of_padding_changes_nothing(model):
     block = make_block(20, steps=4)
-    assert np.array_equal(model.score(block, "cpu.a"), model.score(with_padding(block, 3, 3), "cpu.a"))
+    clean = scores_of(model, block_tensors(block, np.arange(20)))
+    np.testing.assert_allclose(scores_of(model, with_rubbish(block, 3, 3)), clean, rtol=1e-5, atol=1e-6)
 
 
-def test_a_short_sequence_scores_the_same_beside_a_long_one(model):
-    block = make_block(20)
-    alone = np.concatenate([model.score(block.take(np.array([i])), "cpu.a") for i in range(20)])
-    np.testing.assert_allclose(alone, model.score(block, "cpu.a"), rtol=1e-5)
+def test_batches_are_cut_to_the_steps_in_use_or_filled_up(model):
+    block = make_block(20, steps=4)
+    assert block_tensors(block, np.arange(20))[0].shape == (20, 4, 2)
+    categories, numbers, mask, *_ = block_tensors(block, np.arange(20), 7)
+    assert categories.shape == (20, 7, 2)
+    assert not mask[:, 4:].any()
+    assert not numbers[~mask].any()
 
 
-def test_permuting_candidates_permutes_scores(model):
-    block = make_block(30)
-    order = np.random.default_rng(0).permutation(30)
-    np.testing.assert_allclose(
-        model.score(block.take(order), "cpu_b"), model.score(block, "cpu_b")[order], rtol=1e-5
-    )
+def test_a_candidate_has_the_same_score_in_any_company(model):
+    block = make_block(700)
+    together = model.score(block, "cpu.a")
+    order = np.random.default_rng(0).permutation(700)
+    assert np.array_equal(model.score(block.take(order), "cpu.a"), together[order])
+    for size in (1, 3, 128, 300):
+        rows = order[:size]
+        assert np.array_equal(model.score(block.take(rows), "cpu.a"), together[rows])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_scores_do_not_depend_on_torchs_threads_and_leave_them_alone(model, threads):
+    block = make_block(200)
+    expected = model.score(block, "cpu.a")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert np.array_equal(model.score(block, "cpu.a"), expected)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_order_of_steps_matters(model):
     block = make_block(20)
-    swapped = replace(
-        block,
+    swapped = block.changed(
         categories=block.categories[:, [1, 0, *range(2, 7)]],
         numbers=block.numbers[:, [1, 0, *range(2, 7)]],
     )
@@ -68,7 +93,7 @@ def test_order_of_steps_matters(model):
 
 def test_a_sequence_without_steps_has_a_finite_score(model):
     block = make_block(3)
-    empty = replace(block, mask=np.zeros_like(block.mask))
+    empty = replace(block, steps=np.zeros_like(block.steps))
     assert np.isfinite(model.score(empty, "cpu.a")).all()
 
 
@@ -82,12 +107,6 @@ def test_scores_are_within_zero_and_one_and_one_for_each_candidate(model):
 @pytest.mark.parametrize("n", [0, 1])
 def test_few_candidates_are_scored_too(model, n):
     assert model.score(make_block(5).take(np.arange(n)), "cpu.a").shape == (n,)
-
-
-def test_scoring_in_batches_gives_the_scores_of_the_parts(model):
-    block = make_block(700)
-    parts = [model.score(block.take(np.arange(i, min(i + 100, 700))), "cpu.a") for i in range(0, 700, 100)]
-    np.testing.assert_allclose(np.concatenate(parts), model.score(block, "cpu.a"), rtol=1e-5)
 
 
 def test_scoring_leaves_mode_and_gradients_alone(model):
@@ -151,13 +170,17 @@ def test_a_copy_shares_nothing(model):
 
 
 def test_scaler_uses_true_steps_only_and_leaves_constant_slots_alone(model):
-    block = with_padding(make_block(40), 0, 1)
-    block.numbers[..., 2] = 5.0
-    model.fit_scaler(block)
-    true = block.numbers[block.mask]
+    numbers = make_block(40).numbers
+    numbers[..., 2] = 5.0
+    block = make_block(40).changed(numbers=numbers)
+    rows = np.array([0, 3, 3, 7])
+    model.fit_scaler(block.take(rows))
+    true = block.numbers[rows][block.mask[rows]]
     np.testing.assert_allclose(model.encoder.numbers.mean, true.mean(axis=0), rtol=1e-4)
     np.testing.assert_allclose(model.encoder.numbers.std[:2], true.std(axis=0)[:2], rtol=1e-4)
     assert model.encoder.numbers.std[2] == 1.0
+    np.testing.assert_allclose(model.workload.mean, block.workload[rows].mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(model.workload.std, block.workload[rows].std(axis=0), rtol=1e-4)
 
 
 def test_errors_name_what_is_there(model):
@@ -168,7 +191,7 @@ def test_errors_name_what_is_there(model):
     with pytest.raises(TransferError, match="no head for device 'gpu'"):
         model.add_head("x", like="gpu")
     block = make_block(2)
-    narrow = replace(block, numbers=block.numbers[..., :2], workload=block.workload[:, :1])
+    narrow = block.changed(numbers=block.numbers[..., :2], workload=block.workload[:, :1])
     with pytest.raises(
         TransferError, match=r"number slots: got 2, expected 3; workload slots: got 1, expected 2"
     ):

@@ -8,12 +8,12 @@ for every schedule of the workload. So they are parsed once a workload, without 
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from transfer.box_access import BlockAccess, BufferAccess, element_bytes
+from transfer.template_access import template_access
 
 #: Largest module text that is parsed; the largest operator of TVM's suite takes 0.1 MB.
 _MODULE_LIMIT = 8_000_000
@@ -21,65 +21,23 @@ _MODULE_LIMIT = 8_000_000
 _DEPTH_LIMIT = 40
 #: `IterVar` type of a data-parallel axis (tvm/tirx/var.h: kDataPar).
 _DATA_PARALLEL = 0
-_ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferAccess:
-    """One region that one iteration of a block reads or writes; A axes, K dimensions."""
-
-    element_bytes: int
-    shape: tuple[int, ...]
-    #: (K, A) how far an index moves when an axis moves by one (by `divisors` where that is above 1).
-    coefficients: NDArray[np.float64]
-    #: (K, A) iterations of an axis that share an index: 4 where 4 channels of a group do.
-    divisors: NDArray[np.float64]
-    #: (K,) extent that one iteration touches.
-    base: NDArray[np.float64]
-    is_write: bool
-
-    def elements(self, tiles: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Elements in the box that tiles of the axes touch.
-
-        Args:
-            tiles: (..., A) iterations of each axis inside the tile.
-
-        Returns:
-            (...) elements, at least 1.
-        """
-        steps = np.ceil(tiles[..., None, :] / self.divisors) - 1
-        reach = self.base + (steps * self.coefficients).sum(axis=-1)
-        boxes = np.clip(np.ceil(reach), 1, np.maximum(1, self.shape))
-        elements: NDArray[np.float64] = boxes.prod(axis=-1)
-        return elements
-
-    def stride(self, axis: int) -> float:
-        """Elements between the accesses of neighbouring iterations of an axis; 0 where they are the same."""
-        weights = [math.prod(self.shape[place + 1 :]) for place in range(len(self.shape))]
-        moves = np.where(self.divisors[:, axis] > 1, 0, self.coefficients[:, axis])
-        return float(np.dot(moves, weights)) if self.shape else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockAccess:
-    """The regions of one block; its A axes are its loops, outermost first."""
-
-    extents: tuple[int, ...]
-    spatial: tuple[bool, ...]
-    buffers: tuple[BufferAccess, ...]
 
 
 def block_accesses(module_json: str) -> dict[str, BlockAccess]:
     """Blocks of a module by name.
 
     A module in another form than TVM 0.27's JSON graph, or a block whose loops are not its axes one to one,
-    gives nothing: the numbers that rest on it then stay 0, which is no error.
+    gives nothing: the numbers that rest on it then stay 0, which is no error. The workload of an AutoTVM log
+    has one nameless block, if its template is known.
     """
     if len(module_json) > _MODULE_LIMIT:
         return {}
     try:
-        nodes = json.loads(module_json)["nodes"]
-        return _Graph(nodes).blocks()
+        module = json.loads(module_json)
+        if module.get("dialect") == "autotvm":
+            access = template_access(str(module["name"]), list(module["args"]))
+            return {} if access is None else {"": access}
+        return _Graph(module["nodes"]).blocks()
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return {}
 
@@ -155,7 +113,7 @@ class _Graph:
                     coefficients[row, place[variable]] = abs(slope)
                     divisors[row, place[variable]] = divisor
         return BufferAccess(
-            element_bytes=next((size for bits, size in _ELEMENT_BYTES.items() if dtype.endswith(bits)), 1),
+            element_bytes=element_bytes(dtype),
             shape=shape,
             coefficients=coefficients,
             divisors=divisors,

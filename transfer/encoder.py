@@ -7,6 +7,7 @@ Legend: N candidates, L steps, C category slots, F number slots, E step width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -19,6 +20,8 @@ from torch.nn import functional as F
 _INPUT_LIMIT = 6.0
 #: A slot whose standard deviation is below this is constant in the training data and only centred.
 _MIN_STD = 1e-4
+#: Rows taken at a time where constants of many are computed.
+_FIT_ROWS = 65536
 #: Finite stand-in for minus infinity, so that a sequence without any step gives no NaN in attention.
 _MASKED = -1e9
 
@@ -84,13 +87,28 @@ class Standardise(nn.Module):
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("std", torch.ones(size))
 
-    def fit(self, values: np.ndarray) -> None:
-        """Take the constants from `values` (rows, size); float64 sums, so large rows do not cancel."""
-        if len(values):
-            std = values.std(axis=0, dtype=np.float64)
-            std[std < _MIN_STD] = 1.0
-            self.mean.copy_(torch.from_numpy(values.mean(axis=0, dtype=np.float64)))
-            self.std.copy_(torch.from_numpy(std))
+    def fit(self, values: np.ndarray, counts: np.ndarray | None = None) -> None:
+        """Take the constants from rows, in float64 so that many rows do not cancel, and a part at a time.
+
+        Args:
+            values: (rows, size) values.
+            counts: (rows,) how often each row counts; once where None.
+        """
+        weights = np.ones(len(values)) if counts is None else counts.astype(np.float64)
+        total = weights.sum()
+        if not total:
+            return
+
+        def average(of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+            parts = range(0, len(values), _FIT_ROWS)
+            sums = [weights[i : i + _FIT_ROWS] @ of(values[i : i + _FIT_ROWS]) for i in parts]
+            return np.asarray(np.sum(sums, axis=0) / total)
+
+        mean = average(lambda part: part.astype(np.float64))
+        std = np.sqrt(average(lambda part: (part - mean) ** 2))
+        std[std < _MIN_STD] = 1.0
+        self.mean.copy_(torch.from_numpy(mean))
+        self.std.copy_(torch.from_numpy(std))
 
     def forward(self, values: Tensor) -> Tensor:
         """Scale (..., size) to about unit variance, cut at the limit."""

@@ -27,14 +27,16 @@ from transfer.encoder import ModelConfig, ModelSizes, Residual, Standardise, Ste
 from transfer.errors import TransferError
 from transfer.features import FeatureBlock, FeatureSpec
 
-#: Candidates in one forward pass of `score`; bounds memory at about 100 MB.
-_SCORE_BATCH = 512
+#: Candidates and steps of every forward pass of `score`, filled up where there are fewer. Libraries of linear
+#: algebra sum in another order for other sizes, so with passes of one size a candidate's score is the same
+#: to the last bit in any company; sequences are rounded up to a multiple of the steps.
+_SCORE_BATCH, _SCORE_STEPS = 128, 8
 
 
 class MultiTaskTLP(nn.Module):
     """Shared backbone and a head for each device.
 
-    Not safe for use by several threads at once: `score` changes the mode of the module.
+    Not safe for use by several threads at once: `score` changes the mode of the module and torch's threads.
 
     Args:
         config: Sizes of the features and of the network.
@@ -105,8 +107,10 @@ class MultiTaskTLP(nn.Module):
 
     def fit_scaler(self, block: FeatureBlock) -> None:
         """Take the input scaling from the rows of `block`, which must be training rows only."""
-        self.encoder.numbers.fit(block.numbers[block.mask])
-        self.workload.fit(block.workload)
+        self.encoder.numbers.fit(block.step_numbers, block.step_counts())
+        self.workload.fit(
+            block.workload_vectors, np.bincount(block.workload_rows, minlength=len(block.workload_vectors))
+        )
         self.summary.fit(block.summary)
 
     def backbone(
@@ -145,26 +149,35 @@ class MultiTaskTLP(nn.Module):
 
         Returns:
             (N,) float64 in (0, 1], an estimate of best latency / latency within the workload: higher
-            is better. Scores of different workloads are not comparable as speeds.
+            is better. Scores of different workloads are not comparable as speeds. A candidate's score
+            does not depend on what is scored beside it.
 
         Raises:
             TransferError: No head for the device, or the block has other sizes than the model.
         """
         self.head(device_id)
         self.check_block(block)
-        was_training = self.training
+        was_training, threads = self.training, torch.get_num_threads()
         self.eval()
-        parts = [np.zeros(0)]
+        # For passes of this size one thread is the fastest, and where other processes hold the cores, threads
+        # that wait for each other took forty times as long.
+        torch.set_num_threads(1)
+        scores = np.zeros(len(block))
+        steps = np.minimum(-(-used_lengths(block) // _SCORE_STEPS) * _SCORE_STEPS, self.config.max_steps)
         try:
             with torch.no_grad():
-                for start in range(0, len(block.mask), _SCORE_BATCH):
-                    rows = np.arange(start, min(start + _SCORE_BATCH, len(block.mask)))
-                    x = self.backbone(*block_tensors(block, rows))
-                    # In float64: in float32 all logits above 17 would tie at 1.
-                    parts.append(torch.sigmoid(self.logits(x, device_id).double()).numpy())
+                for length in np.unique(steps).tolist():
+                    of_length = np.flatnonzero(steps == length)
+                    for start in range(0, len(of_length), _SCORE_BATCH):
+                        rows = of_length[start : start + _SCORE_BATCH]
+                        x = self.backbone(*block_tensors(block, np.resize(rows, _SCORE_BATCH), length))
+                        # In float64: in float32 all logits above 17 would tie at 1.
+                        found = torch.sigmoid(self.logits(x, device_id).double())
+                        scores[rows] = found[: len(rows)].numpy()
         finally:
             self.train(was_training)
-        return np.concatenate(parts)
+            torch.set_num_threads(threads)
+        return scores
 
     def check_block(self, block: FeatureBlock) -> None:
         """Refuse features of another shape.
@@ -174,9 +187,9 @@ class MultiTaskTLP(nn.Module):
         """
         config = self.config
         got = {
-            "category slots": block.categories.shape[2],
-            "number slots": block.numbers.shape[2],
-            "workload slots": block.workload.shape[1],
+            "category slots": block.step_categories.shape[1],
+            "number slots": block.step_numbers.shape[1],
+            "workload slots": block.workload_vectors.shape[1],
             "summary slots": block.summary.shape[1],
         }
         expected = {
@@ -190,8 +203,9 @@ class MultiTaskTLP(nn.Module):
             for name in got
             if got[name] != expected[name]
         ]
-        if block.mask.any() and used_steps(block.mask) > config.max_steps:
-            wrong.append(f"steps: got {used_steps(block.mask)}, at most {config.max_steps}")
+        longest = int(used_lengths(block).max(initial=0))
+        if longest > config.max_steps:
+            wrong.append(f"steps: got {longest}, at most {config.max_steps}")
         if wrong:
             raise TransferError(
                 f"features do not fit the model ({'; '.join(wrong)}); extract them with its spec"
@@ -222,25 +236,34 @@ def scoped_seed(seed: int) -> Iterator[None]:
         yield
 
 
-def used_steps(mask: np.ndarray) -> int:
-    """Steps up to the last one that is real in any row of `mask` (N, L), at least 1."""
-    columns = np.flatnonzero(mask.any(axis=0))
-    return int(columns[-1]) + 1 if len(columns) else 1
+def used_lengths(block: FeatureBlock) -> np.ndarray:
+    """(N,) steps of each candidate up to its last real one, at least 1."""
+    real = block.steps > 0
+    last = real.shape[1] - np.argmax(real[:, ::-1], axis=1)
+    return np.where(real.any(axis=1), last, 1)
 
 
-def block_tensors(block: FeatureBlock, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Arguments of `MultiTaskTLP.backbone` for some rows, cut to the steps in use.
+def block_tensors(
+    block: FeatureBlock, rows: np.ndarray, steps: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Arguments of `MultiTaskTLP.backbone` for some rows: the only place where dense arrays are made.
 
-    Cutting makes the result independent of how far the block was padded, and saves time.
+    Args:
+        block: Candidates.
+        rows: Row numbers.
+        steps: Steps L of the result; those up to the last real one of these rows where None.
     """
-    mask = block.mask[rows]
-    steps = used_steps(mask)
+    ids = block.steps[rows]
+    if steps is None:
+        columns = np.flatnonzero((ids > 0).any(axis=0))
+        steps = int(columns[-1]) + 1 if len(columns) else 1
+    ids = np.pad(ids[:, :steps], ((0, 0), (0, max(0, steps - ids.shape[1]))))
     return (
-        torch.from_numpy(block.categories[rows, :steps].astype(np.int64)),
-        torch.from_numpy(np.ascontiguousarray(block.numbers[rows, :steps], dtype=np.float32)),
-        torch.from_numpy(np.ascontiguousarray(mask[:, :steps])),
-        torch.from_numpy(np.ascontiguousarray(block.workload[rows], dtype=np.float32)),
-        torch.from_numpy(np.ascontiguousarray(block.summary[rows], dtype=np.float32)),
+        torch.from_numpy(block.step_categories[ids].astype(np.int64)),
+        torch.from_numpy(np.asarray(block.step_numbers[ids], dtype=np.float32)),
+        torch.from_numpy(ids > 0),
+        torch.from_numpy(np.asarray(block.workload_vectors[block.workload_rows[rows]], dtype=np.float32)),
+        torch.from_numpy(np.asarray(block.summary[rows], dtype=np.float32)),
     )
 
 
@@ -261,5 +284,5 @@ __all__ = [
     "block_tensors",
     "model_config",
     "scoped_seed",
-    "used_steps",
+    "used_lengths",
 ]

@@ -10,6 +10,7 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -68,14 +69,13 @@ NUMBER_PLACE = {name: place for place, name in enumerate(NUMBER_NAMES)}
 
 _SPLITS = frozenset({Kind.SP, Kind.FSP, Kind.FFSP})
 _NUMBERED_NAME = re.compile(r"(_\d+)+$")
-#: Distinct primitives kept before the table starts over (about 150 bytes each).
-_TABLE_LIMIT = 200_000
 
 
 def _log(value: int) -> float:
     return math.log2(1 + abs(value))
 
 
+@lru_cache(maxsize=4096)
 def block_bucket(name: str) -> int:
     """Index of a block name; numbered copies (`T_add_1`) share the bucket of their first."""
     if not name:
@@ -138,15 +138,17 @@ def _encode_split(slots: list[float], extent: int, factors: tuple[int, ...]) -> 
 
 
 class StepTable:
-    """Rows of slots of every distinct primitive met so far; row 0 is padding."""
+    """Rows of slots of every distinct primitive met so far; row 0 is padding.
 
-    def __init__(self) -> None:
-        self._ids: dict[Primitive, int] = {}
+    Args:
+        limit: Distinct primitives kept (about 600 bytes each) before the table starts over; None: no end.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._ids: dict[tuple[Any, ...], int] = {}
         self._categories: list[list[int]] = []
         self._numbers: list[list[float]] = []
-        self._size = 0
-        self._category_rows = np.zeros((0, len(CATEGORY_SIZES)), dtype=np.int16)
-        self._number_rows = np.zeros((0, len(NUMBER_NAMES)), dtype=np.float32)
         self._clear()
 
     def _clear(self) -> None:
@@ -154,50 +156,52 @@ class StepTable:
         self._categories[:] = [[0] * len(CATEGORY_SIZES)]
         self._numbers[:] = [[0.0] * len(NUMBER_NAMES)]
         self._size = 0
+        # Fresh arrays: blocks made before hold views of the old ones.
+        self._category_rows: NDArray[np.int16] = np.zeros((0, len(CATEGORY_SIZES)), dtype=np.int16)
+        self._number_rows: NDArray[np.float32] = np.zeros((0, len(NUMBER_NAMES)), dtype=np.float32)
 
-    def look_up(
-        self, sequences: Sequence[Sequence[Primitive]], max_steps: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Row of the table for each step, and where the steps are.
+    def look_up(self, sequences: Sequence[Sequence[Primitive]], max_steps: int) -> NDArray[np.int32]:
+        """Row of the table for each step.
 
         Args:
             sequences: N sequences, none longer than `max_steps`.
             max_steps: Steps L of the result.
 
         Returns:
-            (N, L) rows, valid until the next look-up, and the (N, L) mask of real steps.
+            (N, L) rows of what `rows` returns after this call, 0 where there is no step.
         """
-        if len(self._ids) > _TABLE_LIMIT:
+        if self._limit is not None and len(self._ids) > self._limit:
             self._clear()
         known = self._ids
         flat: list[int] = []
         for sequence in sequences:
             for step in sequence:
-                row = known.get(step)
+                # What a step does to which stage is left out: encoders do not read it.
+                row = known.get(step[:3])
                 flat.append(self._add(step) if row is None else row)
         lengths = np.fromiter((len(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
         mask = np.arange(max_steps) < lengths[:, None]
-        rows = np.zeros(mask.shape, dtype=np.int64)
+        rows = np.zeros(mask.shape, dtype=np.int32)
         rows[mask] = flat
-        return rows, mask
+        return rows
 
     def _add(self, step: Primitive) -> int:
         row = self._size + len(self._numbers)
         categories, numbers = encode(step)
         self._categories.append(categories)
         self._numbers.append(numbers)
-        self._ids[step] = row
+        self._ids[step[:3]] = row
         return row
 
-    def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-        """Slots of the rows of the latest look-up: (N, L, C) categories and (N, L, F) numbers."""
+    def rows(self) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+        """The table: (T, C) categories and (T, F) numbers. Rows once returned never change."""
         if self._numbers:
             self._category_rows = _append(self._category_rows, self._size, self._categories)
             self._number_rows = _append(self._number_rows, self._size, self._numbers)
             self._size += len(self._numbers)
             self._categories.clear()
             self._numbers.clear()
-        return self._category_rows[rows], self._number_rows[rows]
+        return self._category_rows[: self._size], self._number_rows[: self._size]
 
 
 def _append(rows: NDArray[Any], size: int, new: list[Any]) -> NDArray[Any]:

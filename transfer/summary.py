@@ -14,10 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId
-from transfer.access import BlockAccess, block_accesses
+from transfer.access import block_accesses
+from transfer.box_access import BlockAccess
 from transfer.language.primitives import Kind, Primitive, Role, detail_index, kind_index, role_index
 from transfer.slots import CATEGORY_PLACE, NUMBER_PLACE
-from transfer.tiles import MEMORY_NAMES, TILE_NAMES, Tiles, describe_memory, describe_tiles, read_tiles
+from transfer.tiles import (
+    MEMORY_NAMES,
+    TILE_NAMES,
+    Tiles,
+    describe_memory,
+    describe_tiles,
+    read_tiles,
+    tiles_of_access,
+)
 
 _THREADS = ("blockIdx.x", "threadIdx.x", "vthread.x")
 _WORDS = ("parallel", "vectorize")
@@ -84,18 +93,30 @@ class Summariser:
             block = _tiled_block(sequence)
             if block is not None:
                 groups[workload.workload_id, block].append(row)
-        factors, reduction, known = read_tiles(categories, numbers)
+        found = {
+            (workload_id, block): self._access(workloads[members[0]], block)
+            for (workload_id, block), members in groups.items()
+        }
+        on_gpu = np.zeros(len(sequences), dtype=np.bool_)
+        for key, access in found.items():
+            on_gpu[groups[key]] = access is not None and access.on_gpu
+        factors, reduction, known = read_tiles(categories, numbers, on_gpu)
         # Factors that no program has may overflow; what comes of them is cut to the bound.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            for (_, block), members in groups.items():
-                access = self._access(workloads[members[0]], block)
+            for key, members in groups.items():
                 for rows in _same_axes(np.array(members), known, reduction):
-                    axes = np.flatnonzero(known[rows[0]])
-                    tiles = Tiles(factors=factors[rows][:, axes], reduction=reduction[rows[0], axes])
+                    first, access = rows[0], found[key]
+                    whole = (
+                        tiles_of_access(factors[rows], known[first], reduction[first], access)
+                        if access is not None
+                        else None
+                    )
+                    axes = np.flatnonzero(known[first])
+                    tiles = whole or Tiles(factors=factors[rows][:, axes], reduction=reduction[first, axes])
                     summary[rows, _PLACE["tiled"]] = 1
                     columns = describe_tiles(tiles)
-                    if access is not None and len(axes) == len(access.extents):
-                        columns |= describe_memory(tiles, access)
+                    if access is not None and whole is not None:
+                        columns |= describe_memory(whole, access)
                     for name, values in columns.items():
                         summary[rows, _PLACE[name]] = values
             _relate_unrolling(summary)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.access import BlockAccess
+from transfer.box_access import BlockAccess
 from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Role, detail_index, kind_index, role_index
 from transfer.slots import AXES, CATEGORY_PLACE, FACTORS, NUMBER_PLACE
 
@@ -22,6 +22,17 @@ Floats = NDArray[np.float64]
 
 _SPATIAL_AXES, _SPATIAL_LEVELS = 4, 4
 _REDUCTION_AXES, _REDUCTION_LEVELS = 3, 2
+#: Place of each spatial factor, innermost first, by the number of factors: on a CPU and with a GPU's blocks
+#: and threads. Fewer levels than those of the cuts below are spread so that what lies outside of all
+#: reductions, or is a block or thread, means the same; AutoTVM's templates have two to four.
+_LEVELS = np.tile(np.arange(FACTORS), (2, FACTORS + 1, 1))
+_LEVELS[0, 2] = (0, 3, 1, 2, 4)
+_LEVELS[0, 3] = (0, 2, 3, 1, 4)
+_LEVELS[1, 2] = (0, 4, 1, 2, 3)
+_LEVELS[1, 3] = (0, 2, 4, 1, 3)
+_LEVELS[1, 4] = (0, 2, 3, 4, 1)
+#: Level that a spatial axis without a split belongs to, on a CPU and on a GPU, and that of a reduction.
+_WHOLE_SPATIAL, _WHOLE_REDUCTION = (3, 4), 1
 #: (spatial, reduction) levels inside each cut of the loop nest, innermost cut first. The nests are TVM's
 #: multi-level tilings SSRSRS (CPU) and SSSRRSRS (GPU).
 _CUTS = ((1, 0), (1, 1), (2, 1), (2, 3), (3, 3), (5, 3))
@@ -74,13 +85,14 @@ class Tiles:
 
 
 def read_tiles(
-    categories: NDArray[np.int16], numbers: NDArray[np.float32]
+    categories: NDArray[np.int16], numbers: NDArray[np.float32], on_gpu: NDArray[np.bool_]
 ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
     """Tile factors of the tiled block, out of the slots of N sequences.
 
     Args:
         categories: (N, L, C) category slots.
         numbers: (N, L, F) number slots.
+        on_gpu: (N,) True where fewer than five spatial levels still are blocks and threads.
 
     Returns:
         (N, AXES, J) factors, 1 where there is none; (N, AXES) True at reductions; (N, AXES) True at axes
@@ -98,13 +110,41 @@ def read_tiles(
     place = axis[row, step]
     first = NUMBER_PLACE["factor_0"]
     factors = np.rint(np.exp2(numbers[row, step, first : first + FACTORS].astype(np.float64)) - 1)
+    reduces = detail[row, step] == detail_index(REDUCTION)
+    count = np.clip(numbers[row, step, NUMBER_PLACE["factors"]].astype(np.int64), 0, FACTORS)
+    levels = np.where(reduces[:, None], np.arange(FACTORS), _LEVELS[on_gpu[row].astype(np.int64), count])
     tiles = np.ones((len(categories), AXES, FACTORS))
-    tiles[row, place] = np.maximum(1, factors)
+    tiles[row[:, None], place[:, None], levels] = np.maximum(1, factors)
     reduction = np.zeros(tiles.shape[:2], dtype=np.bool_)
-    reduction[row, place] = detail[row, step] == detail_index(REDUCTION)
+    reduction[row, place] = reduces
     known = np.zeros_like(reduction)
     known[row, place] = True
     return tiles, reduction, known
+
+
+def tiles_of_access(
+    factors: Floats, known: NDArray[np.bool_], reduction: NDArray[np.bool_], access: BlockAccess
+) -> Tiles | None:
+    """Tiles of every axis of an access; None where the schedule tiles other axes than it has.
+
+    Args:
+        factors: (n, AXES, J) factors of candidates that tile the same axes.
+        known: (AXES,) True at axes that are split.
+        reduction: (AXES,) True at reductions.
+        access: Where it numbers its axes, those that the schedule does not split count as one level.
+    """
+    axes = np.array(access.axes or range(len(access.extents)))
+    is_reduction = ~np.array(access.spatial)
+    split = known[axes] if len(axes) <= AXES else np.zeros(0, dtype=np.bool_)
+    if not len(split) or split.sum() != known.sum() or (not access.axes and not split.all()):
+        return None
+    if access.axes and (reduction[axes] != is_reduction)[split].any():
+        return None
+    found = factors[:, axes]
+    for place in np.flatnonzero(~split):
+        level = _WHOLE_REDUCTION if is_reduction[place] else _WHOLE_SPATIAL[access.on_gpu]
+        found[:, place, level] = access.extents[place]
+    return Tiles(factors=found, reduction=is_reduction if access.axes else reduction[axes])
 
 
 def describe_tiles(tiles: Tiles) -> dict[str, Floats]:

@@ -18,13 +18,17 @@ import re
 from collections import Counter
 from typing import Any
 
+from agents.records import Workload
 from transfer.errors import TraceError
 from transfer.language.compile_trace import compile_plan
 from transfer.language.primitives import Primitive
+from transfer.language.program import ProgramStage, program_stages
 from transfer.language.trace_values import MAX_NUMBER, Plan
 
 #: Plans kept before starting over; a design space is one plan, a network has a few hundred at most.
 _PLAN_LIMIT = 4096
+#: Programs kept before starting over, one a workload.
+_PROGRAM_LIMIT = 4096
 
 # Where post-processing begins, as TVM writes it: only speeds up the look-up of a plan. Text in another form
 # has all of its instructions as the key.
@@ -45,13 +49,18 @@ class MetaScheduleReader:
 
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
-        self._plans: dict[str, Plan] = {}
+        # By workload ("" where its program is not known) and the text of the instructions.
+        self._plans: dict[tuple[str, str], Plan] = {}
+        self._programs: dict[str, tuple[ProgramStage, ...]] = {}
 
-    def read(self, trace: str) -> tuple[Primitive, ...]:
+    def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
         """Read one trace.
 
         Args:
             trace: JSON text `[instructions, decisions]`.
+            workload: What it schedules. Without it, or where its module cannot be read, stages are numbered
+                in the order of their first mention, and extents and readers that only the program tells
+                stay unknown.
 
         Returns:
             The steps before post-processing, sampled values put in.
@@ -60,19 +69,29 @@ class MetaScheduleReader:
             TraceError: The text is not such a trace.
         """
         split = _split_text(trace)
-        plan = self._plans.get(split[0]) if split is not None else None
+        program = self._program(workload) if workload is not None else ()
+        owner = workload.workload_id if workload is not None and program else ""
+        plan = self._plans.get((owner, split[0])) if split is not None else None
         if split is None or plan is None:
             instructions, decisions = _parse(trace)
-            plan = compile_plan(instructions)
+            plan = compile_plan(instructions, program)
             if len(self._plans) >= _PLAN_LIMIT:
                 self._plans.clear()
             if split is not None:
-                self._plans[split[0]] = plan
+                self._plans[owner, split[0]] = plan
         else:
             decisions = split[1]
         if plan.unknown:
             self.unknown.update(plan.unknown)
         return plan.fill(_by_instruction(decisions))
+
+    def _program(self, workload: Workload) -> tuple[ProgramStage, ...]:
+        found = self._programs.get(workload.workload_id)
+        if found is None:
+            if len(self._programs) >= _PROGRAM_LIMIT:
+                self._programs.clear()
+            found = self._programs[workload.workload_id] = program_stages(workload.module_json)
+        return found
 
 
 def _split_text(trace: str) -> tuple[str, list[Any]] | None:

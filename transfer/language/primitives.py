@@ -18,17 +18,36 @@ What the fields of a primitive hold, by kind (`names` is always `(block, role, d
 | PR | value | pragma |
 | RF | axis position, factor axis | |
 | others | the numbers as written | |
+
+Encoders read those three fields only. The rest says which loops a step moves, for
+`transfer.language.loop_nest`:
+
+- `stage`: stable number of the stage the step changes. The program's own stages count 0, 1, ... in its order;
+  stages that steps make (CHR, CHW, RF) are `CREATED`, `CREATED + 1`, ... in the order they are made. The
+  computing stage keeps its number: a cache write makes the copy-out, a cache read the cache, a factored
+  reduction the partial result. -1: unknown.
+- `loops`: positions among the stage's own loops (those it does not share with the nest it is computed at)
+  when the step is applied. SP, FSP, FFSP, RF `(position,)`; FU `(first, ..., last)`; RE the whole permutation
+  (the old position for each new place); AN and PR `(position,)`, or `()` for a whole stage; CA `(position,)`
+  in the target's own loops; AU the place of the new loop. `()` where unknown.
+- `targets`: other stages: CA `(target,)`, CHR the readers.
+
+`stage` of a CHR is the one that its dialect names: a reader in MetaSchedule, the cached stage in Ansor.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from agents.records import content_hash
+from agents.records import Workload, content_hash
 
 #: Version of the meaning of `Primitive`; raise it when a field changes without a change of the vocabulary.
-LANGUAGE_VERSION = 1
+LANGUAGE_VERSION = 2
+
+#: Number of the first stage that a step makes; the stages of the program itself count from 0.
+CREATED = 1000
 
 #: Index of a padding step in every categorical slot.
 PADDING = 0
@@ -154,16 +173,35 @@ class Primitive(NamedTuple):
     numbers: tuple[int, ...] = ()
     #: `(block, role, detail)`.
     names: tuple[str, str, str] = ("", "", "")
+    #: Stable number of the stage, -1 unknown.
+    stage: int = -1
+    #: Positions among the stage's own loops.
+    loops: tuple[int, ...] = ()
+    #: Stable numbers of other stages.
+    targets: tuple[int, ...] = ()
 
 
 class Reader(Protocol):
-    """Turns the text of one dialect's schedules into primitives."""
+    """Turns the text of one dialect's schedules into primitives.
 
-    def read(self, trace: str) -> tuple[Primitive, ...]:
+    Attributes:
+        unknown: How often each instruction that nobody knows was read (each became an UNK primitive).
+    """
+
+    unknown: Counter[str]
+
+    def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
         """Read one schedule.
 
+        Args:
+            trace: Text of the schedule, in this dialect.
+            workload: What it schedules; stages and extents that the text does not tell come from it.
+
+        Returns:
+            The steps in their order.
+
         Raises:
-            transfer.errors.TransferError: The text is not a schedule of this dialect.
+            transfer.errors.TraceError: The text is not a schedule of this dialect.
         """
         ...
 

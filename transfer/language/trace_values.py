@@ -17,22 +17,23 @@ from transfer.language.primitives import Kind, Primitive
 #: Largest number read: extents and factors are 64-bit.
 MAX_NUMBER = 2**63 - 1
 
+#: Sets of sampled compute locations kept per design space before starting over.
+_TAIL_LIMIT = 2048
+
 Decisions = Mapping[int, Any]
 Fill = Callable[[Decisions], Primitive]
 Names = tuple[str, str, str]
 
 
-class Plan(NamedTuple):
-    """A compiled design space."""
+class Tail(NamedTuple):
+    """Compiled steps."""
 
     template: tuple[Primitive, ...]
     #: (place in the template, what makes the step there from the decisions).
     holes: tuple[tuple[int, Fill], ...]
-    #: How often each instruction that nobody knows occurs.
-    unknown: Counter[str]
 
-    def fill(self, decisions: Decisions) -> tuple[Primitive, ...]:
-        """Steps of the candidate with these decisions.
+    def fill(self, decisions: Decisions) -> list[Primitive]:
+        """Steps under some decisions.
 
         Raises:
             TraceError: A decision is missing or of another form.
@@ -40,6 +41,50 @@ class Plan(NamedTuple):
         steps = list(self.template)
         for place, make in self.holes:
             steps[place] = make(decisions)
+        return steps
+
+
+class Plan:
+    """A compiled design space.
+
+    Args:
+        head: Its steps up to the first sampled compute location.
+        unknown: How often each instruction that nobody knows occurs.
+        locations: Instructions that sample a compute location.
+        follow: Compiles what comes after the head, given these locations.
+
+    Attributes:
+        unknown: The same.
+    """
+
+    def __init__(
+        self,
+        head: Tail,
+        unknown: Counter[str],
+        locations: tuple[int, ...],
+        follow: Callable[[tuple[int, ...]], Tail],
+    ) -> None:
+        self.unknown = unknown
+        self._head = head
+        self._locations = locations
+        self._follow = follow
+        self._tails: dict[tuple[int, ...], Tail] = {}
+
+    def fill(self, decisions: Decisions) -> tuple[Primitive, ...]:
+        """Steps of the candidate with these decisions.
+
+        Raises:
+            TraceError: A decision is missing or of another form.
+        """
+        steps = self._head.fill(decisions)
+        if self._locations:
+            found = tuple(resolve(Sampled(place), decisions) for place in self._locations)
+            tail = self._tails.get(found)
+            if tail is None:
+                if len(self._tails) >= _TAIL_LIMIT:
+                    self._tails.clear()
+                tail = self._tails[found] = self._follow(found)
+            steps += tail.fill(decisions)
         return tuple(steps)
 
 
@@ -90,7 +135,9 @@ def as_int(value: Any) -> int:
     return int(min(max(value, -MAX_NUMBER), MAX_NUMBER))
 
 
-def tile_maker(instruction: int, parts: int, axis: int, names: Names) -> Fill:
+def tile_maker(
+    instruction: int, parts: int, axis: int, names: Names, stage: int, loops: tuple[int, ...]
+) -> Fill:
     """What makes the split of an axis by one perfect tile: the step that traces mostly consist of."""
 
     def make(decisions: Decisions) -> Primitive:
@@ -99,31 +146,40 @@ def tile_maker(instruction: int, parts: int, axis: int, names: Names) -> Fill:
             raise TraceError(
                 f"MetaSchedule instruction {instruction} needs {parts} tile factors, got {factors!r}"
             )
-        return Primitive(Kind.SP, (axis, math.prod(factors), *factors), names)
+        return Primitive(Kind.SP, (axis, math.prod(factors), *factors), names, stage, loops)
 
     return make
 
 
-def location_maker(depth: Amount, extents: Sequence[Amount], counted: Sequence[bool], names: Names) -> Fill:
-    """What makes a compute-at, an inlining (-2) or a computation at the root (-1) from a location.
+def location_maker(
+    place: int,
+    extents: Sequence[Amount],
+    counted: Sequence[bool],
+    names: Names,
+    stage: int,
+    loops: tuple[int, ...],
+    targets: tuple[int, ...],
+) -> Fill:
+    """What makes a compute-at.
 
     Args:
-        depth: Place of the loop in the nest, or the sampled location.
+        place: Depth of the loop in the nest; -1 unknown.
         extents: Extents of the nest, outermost first; empty where the trace does not tell.
         counted: Loops that count as iterations inside the location.
         names: Block, role and target of the step.
+        stage: Its stage.
+        loops: Position of the loop among the target's own loops.
+        targets: The target.
     """
     measure = _extents_maker(extents)
 
     def make(decisions: Decisions) -> Primitive:
-        place = resolve(depth, decisions)
-        if isinstance(depth, Sampled) and place < 0:
-            return Primitive(Kind.CI if place == -2 else Kind.CR, (), (names[0], names[1], ""))
-        if not 0 <= place < len(extents):
-            return Primitive(Kind.CA, (place, 0, 0), names)
-        sizes = measure(decisions)
-        inside = math.prod(itertools.compress(sizes[place + 1 :], counted[place + 1 :]))
-        return Primitive(Kind.CA, (place, math.prod(sizes[: place + 1]), inside), names)
+        around = inside = 0
+        if 0 <= place < len(extents):
+            sizes = measure(decisions)
+            around = math.prod(sizes[: place + 1])
+            inside = math.prod(itertools.compress(sizes[place + 1 :], counted[place + 1 :]))
+        return Primitive(Kind.CA, (place, around, inside), names, stage, loops, targets)
 
     return make
 

@@ -1,0 +1,256 @@
+"""What scoring in a search costs: `python -m benchmarks.scoring --json`.
+
+Real MetaSchedule candidates of eight operators, held as TVM holds them during a search, scored in one process
+on one core by both sides in turn, operator by operator (CPU seconds, so that other processes of the host do
+not count):
+
+- features: TVM's `PerStoreFeature`, which lowers every candidate, against `Extractor.extract_live`, which
+  reads traces;
+- scores: TVM's XGBoost cost model (`XGBModel.predict`, its features included), fitted as TVM does on 64 of
+  the candidates with random labels, against our features and `MultiTaskTLP.score`. The weights of our model
+  are random: the time does not depend on them.
+
+Ours is timed with a fresh extractor, so that each design space is compiled within the time; what a search
+pays from its second round on is shown beside it. Each time is the median of some repeats. At the end, 4,096
+candidates are scored from ready features on two cores (wall seconds). Takes about three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: Layers of common networks; a search asks for a few hundred candidates of one workload at a time.
+OPERATORS: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("C2D", (1, 56, 56, 64, 64, 3, 1, 1)),
+    ("C2D", (1, 14, 14, 256, 512, 1, 2, 0)),
+    ("GMM", (1, 128, 768, 768)),
+    ("GMM", (12, 128, 64, 128)),
+    ("DEP", (1, 112, 112, 32, 3, 1, 1)),
+    ("GRP", (1, 56, 56, 64, 128, 3, 2, 1, 1, 4)),
+    ("T2D", (1, 4, 4, 512, 256, 4, 2, 1)),
+    ("SFM", (256, 256)),
+)
+_FITTED = 64
+_READY = 4096
+_HEAD = "x86-64-v3"
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """The candidates of one workload, as a search holds them."""
+
+    workload: Any
+    #: TVM's `TuneContext`, on one thread.
+    context: Any
+    schedules: list[Any]
+    #: The same as TVM's `MeasureCandidate`.
+    candidates: list[Any]
+    #: The same as stored candidates.
+    stored: list[Any]
+
+
+def measure(*, candidates: int, repeats: int, seed: int) -> dict[str, Any]:
+    """Compare both sides.
+
+    Args:
+        candidates: Live candidates in all, of all operators together.
+        repeats: Times that each side does everything.
+        seed: Of the candidates and the labels.
+    """
+    import torch
+
+    from transfer.features import Extractor
+
+    cores = sorted(os.sched_getaffinity(0))
+    share, extra = divmod(candidates, len(OPERATORS))
+    cases = [
+        _case(operator, args, share + (place < extra), seed)
+        for place, (operator, args) in enumerate(OPERATORS)
+    ]
+    os.sched_setaffinity(0, cores[:1])
+    torch.set_num_threads(1)
+    xgb_model = _fitted_xgb(cases, seed)
+    model = _model(cases)
+    warm = Extractor()
+    extractor = [Extractor()]
+
+    def score_live(case: _Case) -> None:
+        model.score(extractor[0].extract_live(case.workload, case.schedules), _HEAD)
+
+    ways: dict[str, Callable[[_Case], Any]] = {
+        "tvm_features": lambda case: _per_store(case.context, case.candidates),
+        "features": lambda case: extractor[0].extract_live(case.workload, case.schedules),
+        "tvm_predict": lambda case: xgb_model.predict(case.context, case.candidates),
+        "features_and_model": score_live,
+        "features_warm": lambda case: warm.extract_live(case.workload, case.schedules),
+        "features_of_json": lambda case: _through_json(Extractor(), case),
+    }
+    for case in cases:
+        warm.extract_live(case.workload, case.schedules)
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        totals = dict.fromkeys(ways, 0.0)
+        for case in cases:
+            for name, way in ways.items():
+                extractor[0] = Extractor()
+                started = time.process_time()
+                way(case)
+                totals[name] += time.process_time() - started
+        for name, seconds in totals.items():
+            spent[name].append(seconds)
+    secs = {name: statistics.median(values) for name, values in spent.items()}
+    os.sched_setaffinity(0, cores)
+    return {
+        "benchmark": "scoring",
+        "candidates": sum(len(case.schedules) for case in cases),
+        "workloads": [case.workload.name for case in cases],
+        "repeats": repeats,
+        "ratio_features": secs["tvm_features"] / secs["features"],
+        "ratio_features_and_model": secs["tvm_predict"] / secs["features_and_model"],
+        "features": {
+            "tvm_per_store_secs": secs["tvm_features"],
+            "ours_secs": secs["features"],
+            "ours_spaces_known_secs": secs["features_warm"],
+            "ours_through_json_secs": secs["features_of_json"],
+        },
+        "features_and_model": {
+            "tvm_xgb_secs": secs["tvm_predict"],
+            "ours_secs": secs["features_and_model"],
+        },
+        "equal_to_stored": all(_equal_to_stored(case) for case in cases),
+        "model": {
+            "parameters": sum(one.numel() for one in model.parameters()),
+            "bytes": sum(one.numel() * one.element_size() for one in model.state_dict().values()),
+            "xgb_trees": xgb_model.booster.num_boosted_rounds(),
+        },
+        **_ready_features(model, cases, len(cores)),
+    }
+
+
+def _case(operator: str, args: tuple[int, ...], count: int, seed: int) -> _Case:
+    """Random candidates of one workload, replayed as a search would hold them."""
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+    from tvm.s_tir.schedule import Schedule, Trace
+
+    from agents.records import Family
+    from agents.space import SPACE_TARGETS, DesignSpace
+    from agents.workloads import operator_workload
+
+    workload = operator_workload(operator, args)
+    module = tvm.ir.load_json(workload.module_json)
+    stored = DesignSpace(workload, Family.CPU).sample(count, seed=seed).candidates
+    schedules = []
+    for candidate in stored:
+        schedule = Schedule(module)
+        Trace.apply_json_to_schedule(json.loads(candidate.trace), schedule)
+        schedules.append(schedule)
+    context = ms.TuneContext(
+        mod=module,
+        target=tvm.target.Target(SPACE_TARGETS[Family.CPU]),
+        space_generator="post-order-apply",
+        search_strategy="replay-trace",
+        task_name=workload.name,
+        num_threads=1,
+    )
+    arguments = ms.arg_info.ArgInfo.from_prim_func(module["main"])
+    candidates = [ms.MeasureCandidate(schedule, arguments) for schedule in schedules]
+    return _Case(workload, context, schedules, candidates, list(stored))
+
+
+def _per_store(context: Any, candidates: list[Any]) -> list[Any]:
+    from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
+
+    return list(PerStoreFeature().extract_from(context, candidates))
+
+
+def _through_json(extractor: Any, case: _Case) -> None:
+    """Ours as it would be without reading traces in memory: each becomes JSON first."""
+    from agents.records import Candidate, canonical_json
+    from agents.space import plain_json
+
+    traces = [canonical_json(plain_json(schedule.trace.as_json())) for schedule in case.schedules]
+    candidates = [Candidate(workload_id=case.workload.workload_id, trace=trace) for trace in traces]
+    extractor.extract([case.workload] * len(candidates), candidates)
+
+
+def _fitted_xgb(cases: list[_Case], seed: int) -> Any:
+    """TVM's XGBoost model, fitted on a few candidates of each workload with random labels."""
+    from tvm.s_tir import meta_schedule as ms
+
+    random = np.random.default_rng(seed)
+    model = ms.cost_model.XGBModel(num_warmup_samples=1, num_tuning_cores=1, adaptive_training=False)
+    each = -(-_FITTED // len(cases))
+    for case in cases:
+        seconds = random.uniform(1e-4, 1e-2, each).tolist()
+        results = [ms.runner.RunnerResult([value], None) for value in seconds]
+        model.update(case.context, case.candidates[:each], results)
+    return model
+
+
+def _model(cases: list[_Case]) -> Any:
+    """Our model in its default size, inputs scaled by the candidates."""
+    from transfer.features import DEFAULT_SPEC, Extractor
+    from transfer.model import MultiTaskTLP, model_config
+
+    model = MultiTaskTLP(model_config(DEFAULT_SPEC), (_HEAD,))
+    workloads = [case.workload for case in cases for _ in case.stored]
+    model.fit_scaler(Extractor().extract(workloads, [one for case in cases for one in case.stored]))
+    return model.eval()
+
+
+def _equal_to_stored(case: _Case) -> bool:
+    """Whether the features of the schedules are, to the bit, those of their stored traces."""
+    from transfer.features import Extractor
+
+    live = Extractor().extract_live(case.workload, case.schedules)
+    stored = Extractor().extract([case.workload] * len(case.stored), case.stored)
+    names = ("categories", "numbers", "mask", "workload", "summary")
+    return all(np.array_equal(getattr(live, name), getattr(stored, name)) for name in names)
+
+
+def _ready_features(model: Any, cases: list[_Case], cores: int) -> dict[str, Any]:
+    """Score many candidates from ready features on up to two cores."""
+    import torch
+
+    from transfer.features import Extractor
+
+    workloads = [case.workload for case in cases for _ in case.stored]
+    block = Extractor().extract(workloads, [one for case in cases for one in case.stored])
+    block = block.take(np.resize(np.arange(len(block)), _READY))
+    torch.set_num_threads(min(2, cores))
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        model.score(block, _HEAD)
+        seconds.append(time.perf_counter() - started)
+    return {
+        "ready_candidates": _READY,
+        "ready_cores": min(2, cores),
+        "ready_secs": statistics.median(seconds),
+    }
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scoring", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--candidates", type=int, default=2048, help="live candidates in all")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    result = measure(candidates=options.candidates, repeats=options.repeats, seed=options.seed)
+    print(json.dumps(result, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

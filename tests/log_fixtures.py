@@ -1,0 +1,95 @@
+"""Lines of other tools' logs, made up in their documented formats."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+CPU_TARGET = "llvm -keys=cpu -mcpu=core-avx2"
+CUDA_TARGET = "cuda -keys=cuda,gpu -arch=sm_75 -max_num_threads=1024 -thread_warp_size=32"
+START = 1_700_000_000
+
+CONV_ARGS = [
+    ["TENSOR", [1, 16, 28, 28], "float32"],
+    ["TENSOR", [32, 16, 3, 3], "float32"],
+    [1, 1],
+    [1, 1, 1, 1],
+    [1, 1],
+    "NCHW",
+    "NCHW",
+    "float32",
+]
+ANSOR_KEY = ["0123456789abcdef0123456789abcdef", [1, 64, 64], [1, 64, 32], [1, 64, 32]]
+
+
+def autotvm(number: int, *, target: str = CPU_TARGET, **changes: Any) -> dict[str, Any]:
+    """One line of AutoTVM 0.2; different numbers give different candidates."""
+    result = [[1e-3 + number * 1e-6, 1.1e-3], 0, 0.75, START + number + 0.25]
+    entity = [
+        ["tile_ic", "sp", [-1, 1 + number % 16]],
+        ["tile_oc", "sp", [-1, 1 + number // 16]],
+        ["unroll_kw", "ot", number % 2 == 0],
+    ]
+    line = {
+        "input": [target, "conv2d_NCHWc.x86", CONV_ARGS, {}],
+        "config": {"index": number, "code_hash": None, "entity": entity},
+        "result": result,
+        "version": 0.2,
+        "tvm_version": "0.10.0",
+    }
+    return {**line, **changes}
+
+
+def ansor(number: int, *, target: str = CPU_TARGET, **changes: Any) -> dict[str, Any]:
+    """One line of Ansor v0.6."""
+    steps = [
+        ["SP", 2, 0, 1, [1, 1, 1], 1],
+        ["SP", 2, 4, 64, [1 + number % 8, 2, 4], 1],
+        ["SP", 2, 8, 32, [1, 4, 2], 1],
+        ["SP", 2, 12, 64, [4], 1],
+        ["RE", 2, [0, 4, 8, 1, 5, 9, 12, 2, 6, 10, 13, 3, 7, 11]],
+        ["AN", 2, 0, 3],
+        ["PR", 2, 0, f"auto_unroll_max_step${number // 8}"],
+    ]
+    task = [json.dumps(ANSOR_KEY), target, [8, 64, 64, 0, 0, 0, 0, 0], "", 1, []]
+    line = {
+        "i": [task, [[], steps]],
+        "r": [[2e-3 + number * 1e-6], 0, 1.5, START + number],
+        "v": "v0.6",
+    }
+    return {**line, **changes}
+
+
+def meta_schedule(number: int, *, index: int = 0, run_secs: Any = (3e-3, 4e-3)) -> list[Any]:
+    """One tuning record of a MetaSchedule database."""
+    instructions = [
+        ["GetBlock", [], ["conv2d_nchw", "main"], ["b0"]],
+        ["GetLoops", ["b0"], [], ["l1", "l2"]],
+        ["SamplePerfectTile", ["l1"], [2, 64], ["v3", "v4"]],
+        ["SampleCategorical", [], [[0, 16], [0.25, 0.75]], ["v5"]],
+    ]
+    trace = [instructions, [[2, [1 + number, 4]], [3, 1]]]
+    target = {"kind": "cuda", "arch": "sm_80", "keys": ["cuda", "gpu"], "max_threads_per_block": 1024}
+    args = [["TENSOR", "float32", shape] for shape in ([1, 16, 28, 28], [32, 16, 3, 3], [1, 32, 28, 28])]
+    return [index, [trace, run_secs if run_secs is None else list(run_secs), target, args]]
+
+
+def workload_line(number: int = 0) -> list[str]:
+    """One workload of a MetaSchedule database, as TVM writes it."""
+    text = json.dumps({"root_index": number, "nodes": [{"type": "None"}]}, indent=2).encode()
+    return [str(2**63 + number), base64.b64encode(len(text).to_bytes(8, "little") + text).decode()]
+
+
+def write_log(path: Path, lines: list[Any]) -> Path:
+    """Write lines, given as JSON values, bytes or text; packed where the name says so."""
+    parts = [
+        line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
+        for line in lines
+    ]
+    data = b"".join(part + b"\n" for part in parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    return path

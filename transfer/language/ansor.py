@@ -1,0 +1,331 @@
+"""Ansor's transform steps (record format v0.6) as primitive sequences.
+
+A trace is the JSON text of the list of steps of one record: `[["SP",2,0,512,[1,8,4],1],...]`. Positions of
+stages and loops become stable numbers and original axes, splits that follow others get real factors, and
+annotations their names, so that an Ansor split and a MetaSchedule split say the same in the same fields.
+Called by `transfer.features` and by the evaluation; knows nothing of records and files.
+
+What a record does not say stays 0: extents of loops before their first split, and those that bound inference
+makes where a stage is computed at another one that does not follow it (padding, caches that threads fetch).
+The extents that Ansor writes for splits of such loops may be those of another program, from which a search
+mutated this one: they are kept in the step that states them and trusted nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from agents.records import Workload
+from transfer.language.ansor_stages import Loop, StageLoops, StageOrder, product, split_factors
+from transfer.language.ansor_steps import (
+    ANNOTATIONS,
+    TAGS,
+    TILED_LENGTHS,
+    check_text,
+    is_well_formed,
+    parse_steps,
+)
+from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Primitive, Role
+
+_KINDS = {tag: Kind(tag) for tag in TAGS}
+_SPLITS = frozenset({Kind.SP, Kind.FSP, Kind.FFSP})
+_TILED, _OTHER = Role.TILED.value, Role.OTHER.value
+_MADE_ROLES = {
+    Kind.CHW: Role.WRITE_CACHE.value,
+    Kind.CHR: Role.READ_CACHE.value,
+    Kind.RF: Role.RFACTOR.value,
+}
+_UNKNOWN = Primitive(Kind.UNK)
+
+
+class AnsorReader:
+    """Reads lists of transform steps.
+
+    Attributes:
+        unknown: How many steps became UNK primitives: by tag where nobody knows it, by `TAG: reason` where
+            the fields of a known step make no sense.
+    """
+
+    def __init__(self) -> None:
+        self.unknown: Counter[str] = Counter()
+
+    def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
+        """Read one trace.
+
+        Args:
+            trace: JSON text of a list of steps.
+            workload: Not needed: Ansor's steps record the extents that they split.
+
+        Returns:
+            One primitive for each step, so that a step's index stays its own.
+
+        Raises:
+            TraceError: The text is not such a list, or is larger than any schedule.
+        """
+        return _Walk(self.unknown, is_checked=check_text(trace)).take(parse_steps(trace))
+
+
+def read_steps(steps: list[Any], unknown: Counter[str]) -> tuple[Primitive, ...]:
+    """Read steps that are parsed already; those that become UNK are counted in `unknown`."""
+    return _Walk(unknown).take(steps)
+
+
+class _Raw(NamedTuple):
+    """A step whose names wait for the roles of all stages."""
+
+    kind: Kind
+    numbers: tuple[int, ...]
+    detail: str
+    stage: int
+    loops: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
+
+
+class _Split(NamedTuple):
+    """An SP that later steps may follow."""
+
+    stage: int
+    axis: int
+    extent: int
+    lengths: list[int]
+
+    @property
+    def is_tiling(self) -> bool:
+        """Whether it has the levels of a multi-level tiling."""
+        return len(self.lengths) >= TILED_LENGTHS
+
+
+class _BadFieldsError(Exception):
+    """The fields of a step contradict each other or the steps before; the message is the reason counted."""
+
+
+class _Walk:
+    """Walks the steps of one schedule."""
+
+    def __init__(self, unknown: Counter[str], *, is_checked: bool = False) -> None:
+        self._unknown = unknown
+        #: Whether all steps are known to be well-formed.
+        self._is_checked = is_checked
+        self._order = StageOrder()
+        self._loops = StageLoops()
+        #: Roles by stage, as plain text: what is not here is `OTHER`.
+        self._roles: dict[int, str] = {}
+        #: SP steps by index.
+        self._splits: dict[int, _Split] = {}
+        #: Most levels that a stage's axes are split into.
+        self._levels: dict[int, int] = {}
+        #: (stage, the stage whose splits it follows).
+        self._followers: set[tuple[int, int]] = set()
+        self._index = 0
+
+    def take(self, steps: list[Any]) -> tuple[Primitive, ...]:
+        """Read all steps."""
+        raw: list[_Raw | None] = []
+        for index, step in enumerate(steps):
+            self._index = index
+            if not (self._is_checked or is_well_formed(step)):
+                self._count(step)
+                raw.append(None)
+                continue
+            try:
+                raw.append(_HANDLERS[step[0]](self, *step[1:]))
+            except _BadFieldsError as error:
+                self._unknown[f"{step[0]}: {error}"] += 1
+                raw.append(None)
+        for stage, levels in self._levels.items():
+            if levels > TILED_LENGTHS:
+                self._roles.setdefault(stage, _TILED)
+        return tuple([self._named(step) for step in raw])
+
+    def _count(self, step: Any) -> None:
+        tag = step[0] if isinstance(step, list) and step else ""
+        if not isinstance(tag, str) or not tag:
+            self._unknown["not a step"] += 1
+        else:
+            self._unknown[f"{tag}: malformed" if tag in TAGS else tag[:32]] += 1
+
+    def _named(self, step: _Raw | None) -> Primitive:
+        if step is None:
+            return _UNKNOWN
+        kind, numbers, detail, stage, loops, targets = step
+        about = stage
+        if kind in _SPLITS:
+            followed = targets[0] if targets else stage
+            if self._roles.get(followed) == _TILED:
+                # The tiling structure gives each kind of axis its own number of levels, spatial ones more.
+                levels = self._levels[followed]
+                if kind is Kind.SP:
+                    detail = SPATIAL if len(numbers) - 2 == levels else REDUCTION
+                elif kind is Kind.FSP:
+                    detail = SPATIAL
+        elif kind is Kind.CHR and targets:
+            # As in a MetaSchedule trace, a cache read is described by the block that reads.
+            about = targets[0]
+        role = self._roles.get(about, _OTHER)
+        return Primitive(kind, numbers, ("", role, detail), stage, loops, targets)
+
+    def _annotate(self, place: int, position: int, word: int) -> _Raw:
+        if word >= len(ANNOTATIONS):
+            raise _BadFieldsError("no such annotation")
+        stage = self._order.number_at(place)
+        axis, extent, _ = self._loops.upto(stage, position + 1)[position]
+        return _Raw(Kind.AN, (axis, extent), ANNOTATIONS[word], stage, (position,))
+
+    def _fuse(self, place: int, positions: list[int]) -> _Raw:
+        stage = self._order.number_at(place)
+        first = positions[0] if positions else 0
+        if positions != list(range(first, first + len(positions))):
+            raise _BadFieldsError("loops are not consecutive")
+        if not positions:
+            # A scalar has no loops; fusing none of them makes one.
+            self._loops.upto(stage, 0).insert(0, Loop(-1, 1, fixed=True))
+            return _Raw(Kind.FU, (0, 1), "", stage)
+        extent = self._loops.fuse(stage, first, len(positions))
+        return _Raw(Kind.FU, (len(positions), extent), "", stage, tuple(positions))
+
+    def _pragma(self, place: int, position: int, text: str) -> _Raw:
+        stage = self._order.number_at(place)
+        word, dollar, value = text.rpartition("$")
+        if dollar and value.isascii() and value.isdigit() and len(value) <= 18:
+            return _Raw(Kind.PR, (int(value),), word, stage, (position,))
+        return _Raw(Kind.PR, (), text, stage, (position,))
+
+    def _reorder(self, place: int, order: list[int]) -> _Raw:
+        stage = self._order.number_at(place)
+        if not self._loops.reorder(stage, order):
+            raise _BadFieldsError("not a permutation of the loops")
+        return _Raw(Kind.RE, (len(order),), "", stage, tuple(order))
+
+    def _split(
+        self, place: int, position: int, extent: int, lengths: list[int], inner_to_outer: int = 1
+    ) -> _Raw:
+        stage = self._order.number_at(place)
+        loop = self._loops.upto(stage, position + 1)[position]
+        self._splits[self._index] = _Split(stage, loop.axis, extent or loop.extent, lengths)
+        self._levels[stage] = max(self._levels.get(stage, 0), len(lengths) + 1)
+        return self._divide(
+            Kind.SP, stage, position, extent or loop.extent, lengths, inner_to_outer=bool(inner_to_outer)
+        )
+
+    def _follow(self, place: int, position: int, source: int, count: int) -> _Raw:
+        """A split by the first factors of another one; the last takes all that are left of it."""
+        stage = self._order.number_at(place)
+        split = self._source(source)
+        if not 1 <= count <= len(split.lengths) + 1:
+            raise _BadFieldsError("more levels than the split has")
+        lengths = [*split.lengths[: count - 1], product(split.lengths[count - 1 :])]
+        loop = self._loops.upto(stage, position + 1)[position]
+        extent = loop.extent
+        if split.is_tiling and loop.axis == split.axis:
+            # Ansor lets a stage follow the tiles of another of the same shape only, so the axis is as long.
+            # In a reduction across threads the two axes have nothing in common but the threads.
+            self._followers.add((stage, split.stage))
+            extent = extent or (0 if self._loops.is_moved(stage) else split.extent)
+        return self._divide(Kind.FSP, stage, position, extent, lengths, split.stage)
+
+    def _follow_fused(
+        self, place: int, position: int, sources: list[int], level: int, inner_to_outer: int = 1
+    ) -> _Raw:
+        """A split by the product of one level of other splits: threads that fetch together."""
+        stage = self._order.number_at(place)
+        splits = [self._source(source) for source in sources]
+        if not splits or any(level >= len(split.lengths) for split in splits):
+            raise _BadFieldsError("no such level")
+        length = product([split.lengths[level] for split in splits])
+        extent = self._loops.upto(stage, position + 1)[position].extent
+        return self._divide(
+            Kind.FFSP,
+            stage,
+            position,
+            extent,
+            [length],
+            splits[0].stage,
+            inner_to_outer=bool(inner_to_outer),
+        )
+
+    def _source(self, index: int) -> _Split:
+        split = self._splits.get(index)
+        if split is None:
+            raise _BadFieldsError("no split at the step it follows")
+        return split
+
+    def _divide(
+        self,
+        kind: Kind,
+        stage: int,
+        position: int,
+        extent: int,
+        lengths: list[int],
+        *followed: int,
+        inner_to_outer: bool = True,
+    ) -> _Raw:
+        factors = split_factors(extent, lengths, inner_to_outer)
+        if self._loops.is_moved(stage) and not self._loops.upto(stage, position + 1)[position].extent:
+            # The record's extent may be another program's, so what follows from it is not known.
+            factors = (0, *lengths) if inner_to_outer else (*lengths, 0)
+        axis = self._loops.split(stage, position, factors)
+        return _Raw(kind, (axis, extent, *factors), "", stage, (position,), followed)
+
+    def _storage_align(self, place: int, position: int, factor: int, offset: int) -> _Raw:
+        return _Raw(Kind.SA, (position, factor, offset), "", self._order.number_at(place), (position,))
+
+    def _compute_at(self, place: int, target: int, position: int) -> _Raw:
+        stage, target_stage = self._order.number_at(place), self._order.number_at(target)
+        extents = [loop.extent for loop in self._loops.upto(target_stage, position + 1)]
+        around, inside = product(extents[: position + 1]), product(extents[position + 1 :])
+        self._loops.move_into(
+            stage, target_stage, position, followed=(target_stage, stage) in self._followers
+        )
+        return _Raw(Kind.CA, (position, around, inside), "", stage, (position,), (target_stage,))
+
+    def _compute_inline(self, place: int) -> _Raw:
+        return _Raw(Kind.CI, (), "", self._order.number_at(place))
+
+    def _compute_root(self, place: int) -> _Raw:
+        stage = self._order.number_at(place)
+        self._loops.move_to_root(stage)
+        return _Raw(Kind.CR, (), "", stage)
+
+    def _cache_read(self, place: int, scope: str, readers: list[int]) -> _Raw:
+        stage = self._order.number_at(place)
+        numbers = tuple([self._order.number_at(reader) for reader in readers])
+        self._insert(Kind.CHR, place)
+        # Ansor names the stage that is read, not the buffer's place among the reader's.
+        return _Raw(Kind.CHR, (-1,), scope, stage, (), numbers)
+
+    def _cache_write(self, place: int, scope: str) -> _Raw:
+        stage = self._order.number_at(place)
+        self._insert(Kind.CHW, place)
+        return _Raw(Kind.CHW, (0,), scope, stage)
+
+    def _rfactor(self, place: int, position: int, factor_axis: int) -> _Raw:
+        stage = self._order.number_at(place)
+        axis = self._loops.upto(stage, position + 1)[position].axis
+        partial = self._insert(Kind.RF, place)
+        extent = self._loops.factor_reduction(stage, partial, position, factor_axis)
+        return _Raw(Kind.RF, (axis, factor_axis, extent), "", stage, (position,))
+
+    def _insert(self, kind: Kind, place: int) -> int:
+        number = self._order.insert(kind, place)
+        self._roles[number] = _MADE_ROLES[kind]
+        return number
+
+
+_HANDLERS: dict[str, Callable[..., _Raw]] = {
+    "AN": _Walk._annotate,
+    "FU": _Walk._fuse,
+    "PR": _Walk._pragma,
+    "RE": _Walk._reorder,
+    "SP": _Walk._split,
+    "FSP": _Walk._follow,
+    "FFSP": _Walk._follow_fused,
+    "SA": _Walk._storage_align,
+    "CA": _Walk._compute_at,
+    "CI": _Walk._compute_inline,
+    "CR": _Walk._compute_root,
+    "CHR": _Walk._cache_read,
+    "CHW": _Walk._cache_write,
+    "RF": _Walk._rfactor,
+}

@@ -1,0 +1,222 @@
+"""Canonical steps as Ansor's transform steps: what `transfer.language.ansor` reads, written again.
+
+Called by the export of records and by the published TLP layout, which knows Ansor's steps only. A sequence
+that was read from Ansor's steps comes back as the same steps; of one from another dialect the primitives
+that Ansor lacks are left out and counted. Whether Ansor could apply the result to some program is not asked:
+the extents of another compiler's loops are its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from transfer.language.ansor_stages import StageOrder, product, split_factors
+from transfer.language.ansor_steps import ANNOTATIONS, MAX_POSITION
+from transfer.language.primitives import CREATED, Kind, Primitive, Role
+
+_ANNOTATION_NUMBERS = {word: number for number, word in enumerate(ANNOTATIONS)} | {
+    f"vthread.{axis}": ANNOTATIONS.index("vthread") for axis in "xyz"
+}
+_UNROLL = "auto_unroll_max_step"
+# What MetaSchedule notes on the root block for the whole program, Ansor writes on the main stage.
+_PRAGMAS = {"unroll_explicit": _UNROLL, "unroll_implicit": _UNROLL}
+_MAKERS = frozenset({Kind.CHR, Kind.CHW, Kind.RF})
+
+Step = list[object]
+
+
+def to_ansor_steps(steps: Sequence[Primitive], left_out: Counter[str] | None = None) -> list[list[object]]:
+    """Write steps in Ansor's form (record format v0.6).
+
+    Args:
+        steps: A sequence of any dialect.
+        left_out: Counts, if given, what has no place among Ansor's steps: `KIND` or `KIND detail`.
+
+    Returns:
+        Lists `[tag, stage, ...]` of integers, short texts and lists of integers, ready for JSON.
+    """
+    writer = _Writer(steps)
+    for step in steps:
+        written = writer.write(step)
+        if written is not None:
+            writer.steps.append(written)
+        elif left_out is not None:
+            left_out[f"{step.kind.value} {step.names[2]}".strip()] += 1
+    return writer.steps
+
+
+class _Split(NamedTuple):
+    """An SP written already, that others may follow."""
+
+    place: int
+    axis: int
+    extent: int
+    lengths: tuple[int, ...]
+
+
+class _Writer:
+    """Writes the steps of one schedule."""
+
+    def __init__(self, steps: Sequence[Primitive]) -> None:
+        self.steps: list[Step] = []
+        self._order = StageOrder()
+        self._splits: dict[int, list[_Split]] = {}
+        self._main = next((step.stage for step in steps if step.names[1] == Role.TILED), -1)
+        # Ansor counts the program's arguments as stages before all others. Where caches are made of the
+        # reader's buffers, these stand for the arguments.
+        self._arguments = max((1 + _buffer(step) for step in steps), default=0)
+
+    def write(self, step: Primitive) -> Step | None:
+        """Write one step; None where Ansor has nothing like it."""
+        handler = _HANDLERS.get(step.kind)
+        written = handler(self, step) if handler else None
+        if step.kind in _MAKERS:
+            if written is None:
+                self._order.skip()
+            else:
+                self._order.insert(step.kind, self._stage(step))
+        return written
+
+    def _position(self, number: int) -> int:
+        """Position of a stage, -1 unknown."""
+        if number < 0:
+            return -1
+        return self._order.position_of(number if number >= CREATED else number + self._arguments)
+
+    def _stage(self, step: Primitive) -> int:
+        buffer = _buffer(step)
+        return self._position(step.stage) if buffer < 0 else self._order.position_of(buffer)
+
+    def _head(self, step: Primitive) -> Step | None:
+        position = self._stage(step)
+        return None if position < 0 else [step.kind.value, position]
+
+    def _with_loop(self, step: Primitive) -> Step | None:
+        head = self._head(step)
+        return None if head is None or len(step.loops) != 1 else [*head, step.loops[0]]
+
+    def _annotate(self, step: Primitive) -> Step | None:
+        head, number = self._with_loop(step), _ANNOTATION_NUMBERS.get(step.names[2])
+        return None if head is None or number is None else [*head, number]
+
+    def _pragma(self, step: Primitive) -> Step | None:
+        word = _PRAGMAS.get(step.names[2], step.names[2])
+        position = self._position(step.stage if step.loops else self._main)
+        if position < 0 or not word:
+            return None
+        text = f"{word}${step.numbers[0]}" if step.numbers else word
+        return [Kind.PR.value, position, step.loops[0] if step.loops else 0, text]
+
+    def _fuse(self, step: Primitive) -> Step | None:
+        head = self._head(step)
+        return None if head is None or len(step.loops) != step.numbers[0] else [*head, list(step.loops)]
+
+    def _reorder(self, step: Primitive) -> Step | None:
+        head = self._head(step)
+        return [*head, list(step.loops)] if head is not None and step.loops else None
+
+    def _split(self, step: Primitive) -> Step | None:
+        head = self._with_loop(step)
+        if head is None or len(step.numbers) < 4:
+            return None
+        axis, extent, *factors = step.numbers
+        inner_to_outer = _is_inner_to_outer(extent, factors)
+        lengths = tuple(factors[1:] if inner_to_outer else factors[:-1])
+        if step.kind is Kind.SP:
+            self._splits.setdefault(step.stage, []).append(_Split(len(self.steps), axis, extent, lengths))
+        return [Kind.SP.value, *head[1:], extent, list(lengths), int(inner_to_outer)]
+
+    def _follow(self, step: Primitive) -> Step | None:
+        """A pointer to the split that gives the same factors; the factors themselves where there is none."""
+        head = self._with_loop(step)
+        if head is None or len(step.numbers) < 4 or not step.targets:
+            return self._split(step)
+        axis, extent, _, *lengths = step.numbers
+        count = len(lengths)
+        sources = [
+            split
+            for split in self._splits.get(step.targets[0], ())
+            if count <= len(split.lengths) + 1
+            and [*split.lengths[: count - 1], product(split.lengths[count - 1 :])] == lengths
+        ]
+        if not sources:
+            return self._split(step)
+        source = max(sources, key=lambda split: (split.extent == extent, split.axis == axis))
+        return [*head, source.place, count]
+
+    def _follow_fused(self, step: Primitive) -> Step | None:
+        """Pointers to the level whose product is the factor; the factor itself where there is none."""
+        head = self._with_loop(step)
+        if head is None or len(step.numbers) != 4 or not step.targets:
+            return self._split(step)
+        _, extent, outer, inner = step.numbers
+        inner_to_outer = _is_inner_to_outer(extent, (outer, inner))
+        splits = self._splits.get(step.targets[0], [])
+        deepest = max((len(split.lengths) for split in splits), default=0)
+        # Ansor fetches with the threads that compute: all spatial splits, the last one first, at one level.
+        spatial = [split for split in reversed(splits) if len(split.lengths) == deepest]
+        for sources in (spatial, *([split] for split in splits)):
+            for level in (1, 0, *range(2, deepest)):
+                if all(level < len(split.lengths) for split in sources) and product(
+                    [split.lengths[level] for split in sources]
+                ) == (inner if inner_to_outer else outer):
+                    return [*head, [split.place for split in sources], level, int(inner_to_outer)]
+        return self._split(step)
+
+    def _storage_align(self, step: Primitive) -> Step | None:
+        head = self._head(step)
+        # MetaSchedule puts the buffer's index in front.
+        return None if head is None or len(step.numbers) < 3 else [*head, *step.numbers[-3:]]
+
+    def _compute_at(self, step: Primitive) -> Step | None:
+        head = self._head(step)
+        target = self._position(step.targets[0]) if step.targets else -1
+        return None if head is None or target < 0 or len(step.loops) != 1 else [*head, target, step.loops[0]]
+
+    def _cache_read(self, step: Primitive) -> Step | None:
+        head = self._head(step)
+        readers: list[object] = [self._position(target) for target in step.targets]
+        return None if head is None or -1 in readers else [*head, step.names[2], readers]
+
+    def _cache_write(self, step: Primitive) -> Step | None:
+        head = self._head(step)
+        return None if head is None else [*head, step.names[2]]
+
+    def _rfactor(self, step: Primitive) -> Step | None:
+        head = self._with_loop(step)
+        return None if head is None or len(step.numbers) < 2 else [*head, step.numbers[1]]
+
+
+def _buffer(step: Primitive) -> int:
+    """Buffer of the reader that a cache read names instead of a stage, -1 where it names a stage."""
+    return min(step.numbers[0], MAX_POSITION) if step.kind is Kind.CHR and step.numbers else -1
+
+
+def _is_inner_to_outer(extent: int, factors: Sequence[int]) -> bool:
+    """Whether the outermost factor follows from the others, as nearly always; else the innermost does."""
+    if not (factors[0] and factors[-1]):
+        # The one that follows is the one that may be unknown.
+        return not factors[0]
+    return split_factors(extent, factors[1:], inner_to_outer=True) == tuple(factors) or split_factors(
+        extent, factors[:-1], inner_to_outer=False
+    ) != tuple(factors)
+
+
+_HANDLERS: dict[Kind, Callable[[_Writer, Primitive], Step | None]] = {
+    Kind.AN: _Writer._annotate,
+    Kind.FU: _Writer._fuse,
+    Kind.PR: _Writer._pragma,
+    Kind.RE: _Writer._reorder,
+    Kind.SP: _Writer._split,
+    Kind.FSP: _Writer._follow,
+    Kind.FFSP: _Writer._follow_fused,
+    Kind.SA: _Writer._storage_align,
+    Kind.CA: _Writer._compute_at,
+    Kind.CI: _Writer._head,
+    Kind.CR: _Writer._head,
+    Kind.CHR: _Writer._cache_read,
+    Kind.CHW: _Writer._cache_write,
+    Kind.RF: _Writer._rfactor,
+}

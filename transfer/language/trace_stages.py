@@ -1,0 +1,315 @@
+"""Stages and loops that the variables of a MetaSchedule trace stand for while its instructions are walked.
+
+Loops have an identity of their own, so that a loop fetched twice, or through another block, is known again:
+it belongs to one stage, whose own loops are those it does not share with the nest it is computed at. Called
+by `transfer.language.compile_trace` only; knows nothing of instructions or decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from transfer.language.primitives import CREATED, Role
+from transfer.language.program import ProgramStage
+from transfer.language.trace_values import Amount
+
+#: `LoopInfo.stage` and `TraceStage.number` of what the trace does not tell.
+UNKNOWN_STAGE = -1
+#: `TraceStage.at` of a stage at the root.
+ROOT = -1
+
+
+class LoopInfo(NamedTuple):
+    """A loop: the stage it belongs to, the axis it came from (-1: fused, unknown), its extent."""
+
+    key: int = UNKNOWN_STAGE
+    axis: int = -1
+    #: False for a loop over reduction axes, as far as the tiling tells.
+    spatial: bool = True
+    extent: Amount = 0
+    #: Whether the program's own loop ran over a reduction axis; None where the program is not known.
+    reduction: bool | None = None
+
+
+NO_LOOP = LoopInfo()
+
+
+@dataclass(slots=True)
+class TraceStage:
+    """A block while the trace is walked."""
+
+    #: Stable number, `UNKNOWN_STAGE` for the root and for blocks that the trace does not name.
+    number: int = UNKNOWN_STAGE
+    name: str = ""
+    role: Role = Role.OTHER
+    #: Own loops, outermost first; None where their number is not known.
+    own: list[int] | None = None
+    #: Loop that the own loops stand in.
+    at: int = ROOT
+    #: Loops that a compute-at makes; -1 unknown.
+    axes: int = -1
+    reads: list[int] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+    inlined: bool = False
+    #: Whether own loops and place are no longer known: positions would be guesses.
+    lost: bool = False
+
+
+class StageTable:
+    """Every stage and loop met so far.
+
+    Attributes:
+        infos: What is known of each loop, by its identity.
+        blocks: Key of the stage that each block variable stands for.
+        loops: Loop that each loop variable stands for.
+    """
+
+    def __init__(self, program: Sequence[ProgramStage] = ()) -> None:
+        self.infos: list[LoopInfo] = []
+        self.blocks: dict[str, int] = {}
+        self.loops: dict[str, int] = {}
+        self._stages: dict[int, TraceStage] = {}
+        self._by_name: dict[str, int] = {}
+        self._originals = 0
+        self._created = 0
+        self._next_key = 0
+        self._next_buffer = -1
+        self._has_program = bool(program)
+        for one in program:
+            key = self._add(
+                TraceStage(self._originals, one.name, reads=list(one.reads), writes=list(one.writes))
+            )
+            self._originals += 1
+            stage = self._stages[key]
+            depth = 0
+            if one.at is not None:
+                stage.at = (self._stages[one.at[0]].own or [])[one.at[1]]
+                depth = len(self.path(stage) or ())
+            stage.axes = one.axes
+            stage.own = [
+                self.add_loop(LoopInfo(key, depth + place, extent=extent, reduction=reduction))
+                for place, (extent, reduction) in enumerate(zip(one.extents, one.reductions, strict=True))
+            ]
+            self._by_name.setdefault(one.name, key)
+
+    def copy(self) -> StageTable:
+        """A table that goes its own way from here."""
+        other = StageTable()
+        other.infos = self.infos.copy()
+        other.blocks = self.blocks.copy()
+        other.loops = self.loops.copy()
+        other._stages = {
+            key: replace(
+                stage,
+                own=None if stage.own is None else stage.own.copy(),
+                reads=stage.reads.copy(),
+                writes=stage.writes.copy(),
+            )
+            for key, stage in self._stages.items()
+        }
+        other._by_name = self._by_name.copy()
+        other._originals, other._created = self._originals, self._created
+        other._next_key, other._next_buffer = self._next_key, self._next_buffer
+        other._has_program = self._has_program
+        return other
+
+    def _add(self, stage: TraceStage) -> int:
+        key = self._next_key
+        self._next_key += 1
+        self._stages[key] = stage
+        return key
+
+    def add_loop(self, info: LoopInfo) -> int:
+        """Give a loop an identity."""
+        self.infos.append(info)
+        return len(self.infos) - 1
+
+    def stage_of(self, variable: str) -> TraceStage | None:
+        """Stage that a block variable stands for."""
+        key = self.blocks.get(variable)
+        return None if key is None else self._stages[key]
+
+    def stage_by_key(self, key: int) -> TraceStage | None:
+        """Stage of a key; None where there is none."""
+        return self._stages.get(key)
+
+    def owner(self, loop: int) -> TraceStage | None:
+        """Stage that a loop belongs to."""
+        return self._stages.get(self.infos[loop].key)
+
+    def key_of(self, stage: TraceStage) -> int:
+        """Key of a stage of this table."""
+        return next((key for key, one in self._stages.items() if one is stage), UNKNOWN_STAGE)
+
+    def fetch(self, variable: str, name: str) -> None:
+        """Let a variable stand for the block of a name; a first mention makes a stage of it."""
+        if name not in self._by_name:
+            if name == "root":
+                stage = TraceStage(name=name, role=Role.ROOT)
+            elif self._has_program:  # a name that the program lacks
+                stage = TraceStage(name=name, lost=True)
+            else:
+                stage = TraceStage(self._originals, name)
+                self._originals += 1
+            self._by_name[name] = self._add(stage)
+        self.blocks[variable] = self._by_name[name]
+
+    def relate(self, variables: Sequence[str], stages: Sequence[TraceStage]) -> None:
+        """Let variables stand for a block's relatives; for unknown blocks where their number differs."""
+        known = len(variables) == len(stages)
+        for place, variable in enumerate(variables):
+            self.blocks[variable] = self.key_of(stages[place]) if known else self._add(TraceStage(lost=True))
+
+    def create(self, variables: Sequence[str], name: str, role: Role) -> TraceStage:
+        """Make the stage that a step creates."""
+        stage = TraceStage(CREATED + self._created, name, role)
+        self._created += 1
+        key = self._add(stage)
+        for variable in variables:
+            self.blocks[variable] = key
+        return stage
+
+    def path(self, stage: TraceStage) -> list[int] | None:
+        """Loops around a stage, outermost first; None where they are not all known."""
+        loops: list[int] = []
+        seen = 0
+        while stage.own is not None and not stage.lost:
+            loops[:0] = stage.own
+            if stage.at == ROOT:
+                return loops
+            owner = self.owner(stage.at)
+            if owner is None or owner.own is None or stage.at not in owner.own:
+                return None
+            loops[:0] = owner.own[: owner.own.index(stage.at) + 1]
+            # Continue with the place of the owner: its own loops up to here are taken already.
+            stage = TraceStage(own=[], at=owner.at, lost=owner.lost)
+            seen += 1
+            if seen > len(self._stages):
+                return None
+        return None
+
+    def shared(self, stage: TraceStage) -> list[int] | None:
+        """Loops around a stage that are not its own."""
+        return self.path(TraceStage(own=[], at=stage.at, lost=stage.lost))
+
+    def fresh_loops(self, stage: TraceStage, count: int, first_axis: int) -> list[int]:
+        """Make loops of unknown extent for a stage."""
+        key = self.key_of(stage)
+        return [self.add_loop(LoopInfo(key, first_axis + place)) for place in range(count)]
+
+    def position(self, loop: int) -> tuple[int, ...]:
+        """Position of a loop among its stage's own loops, `()` where unknown."""
+        owner = self.owner(loop)
+        if owner is None or owner.lost or owner.own is None or loop not in owner.own:
+            return ()
+        return (owner.own.index(loop),)
+
+    def replace(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Put new loops in the place of old ones that follow each other in one stage."""
+        owner = self.owner(old[0]) if old else None
+        if owner is None or owner.own is None or old[0] not in owner.own:
+            return
+        start = owner.own.index(old[0])
+        gone = set(old)
+        owner.own[start:] = [*new, *(loop for loop in owner.own[start:] if loop not in gone)]
+        for stage in self._stages.values():
+            if stage.at in gone:
+                stage.at = new[-1] if new else ROOT
+
+    def reorder(self, loops: Sequence[int]) -> tuple[int, ...]:
+        """Permute loops of one stage among the places that they hold.
+
+        Returns:
+            The old position of each new place; `()` where they are not loops of one known stage.
+        """
+        owner = self.owner(loops[0]) if loops else None
+        if owner is None or owner.own is None:
+            return ()
+        named = set(loops)
+        order = iter([loop for loop in loops if loop in owner.own])
+        before = owner.own
+        after = [next(order) if loop in named else loop for loop in before]
+        owner.own = after
+        for stage in self._stages.values():
+            # What stands in the nest stays at the same depth.
+            if stage.at != ROOT and stage.at in before:
+                stage.at = after[before.index(stage.at)]
+        if owner.lost or not named.issubset(before) or len(named) != len(loops):
+            return ()
+        return tuple(before.index(loop) for loop in after)
+
+    def move(self, stage: TraceStage, loop: int) -> None:
+        """Compute a stage at a loop: its own loops are made anew, one an axis."""
+        stage.at, stage.lost = loop, False
+        around = self.shared(stage)
+        stage.own = (
+            self.fresh_loops(stage, stage.axes, len(around))
+            if around is not None and stage.axes >= 0
+            else None
+        )
+
+    def lose(self, stage: TraceStage) -> None:
+        """Forget loops and place of a stage that an instruction changed in an unknown way."""
+        stage.own, stage.lost = None, True
+
+    def consumers(self, stage: TraceStage) -> list[TraceStage]:
+        """Stages that read what a stage writes, as far as the program or the trace tells."""
+        return [
+            one
+            for one in self._stages.values()
+            if one is not stage and not one.inlined and not set(one.reads).isdisjoint(stage.writes)
+        ]
+
+    def producers(self, stage: TraceStage) -> list[TraceStage]:
+        """Stages that write what a stage reads."""
+        return [
+            one
+            for one in self._stages.values()
+            if one is not stage and not one.inlined and not set(one.writes).isdisjoint(stage.reads)
+        ]
+
+    def _new_buffer(self) -> int:
+        self._next_buffer -= 1
+        return self._next_buffer
+
+    def put_between(
+        self, made: TraceStage, stage: TraceStage, buffer: int, readers: Iterable[TraceStage]
+    ) -> None:
+        """Let a cache of one of the buffers that a stage reads feed some readers of it."""
+        old = stage.reads[buffer] if 0 <= buffer < len(stage.reads) else self._new_buffer()
+        new = self._new_buffer()
+        made.reads, made.writes = [old], [new]
+        for reader in readers:
+            if old not in reader.reads:
+                reader.reads.append(old)
+            reader.reads = [new if one == old else one for one in reader.reads]
+
+    def put_behind(self, made: TraceStage, stage: TraceStage, buffer: int = 0) -> None:
+        """Let a created stage write one of the buffers of a stage, which writes a new one instead."""
+        new = self._new_buffer()
+        if not 0 <= buffer < len(stage.writes):
+            buffer = len(stage.writes)
+            stage.writes.append(self._new_buffer())
+        made.reads, made.writes = [new], [stage.writes[buffer]]
+        stage.writes[buffer] = new
+
+    def put_before(self, made: TraceStage, stage: TraceStage) -> None:
+        """Let a created stage do what a stage did, which then only finishes its result."""
+        new = self._new_buffer()
+        made.reads, made.writes = stage.reads, [new]
+        stage.reads = [new]
+
+    def inline(self, stage: TraceStage, *, reverse: bool) -> None:
+        """Merge a stage into its consumers, or into its producers."""
+        if reverse:
+            for producer in self.producers(stage):
+                merged = [one for one in stage.reads if one not in producer.writes]
+                producer.reads = list(dict.fromkeys([*producer.reads, *merged]))
+                producer.writes = stage.writes.copy()
+        else:
+            for consumer in self.consumers(stage):
+                kept = [one for one in consumer.reads if one not in stage.writes]
+                consumer.reads = list(dict.fromkeys([*kept, *stage.reads]))
+        stage.inlined, stage.own = True, []

@@ -1,0 +1,120 @@
+"""The state of a walk over the instructions of a MetaSchedule trace, and the steps it collects.
+
+The handlers of `trace_loop_steps` and `trace_block_steps` read and change it, one instruction at a time.
+Called by them and by `transfer.language.compile_trace` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from transfer.language.primitives import Kind, Primitive
+from transfer.language.trace_stages import NO_LOOP, UNKNOWN_STAGE, LoopInfo, StageTable, TraceStage
+from transfer.language.trace_values import Amount, Fill, Names, Sampled, Tail, as_int, resolve
+
+
+class Instruction(NamedTuple):
+    """One instruction of a trace, as written."""
+
+    place: int
+    kind: str
+    inputs: list[Any]
+    attributes: list[Any]
+    outputs: list[Any]
+
+
+class Step(NamedTuple):
+    """What a step is about, known before any decision."""
+
+    kind: Kind
+    names: Names
+    stage: int = UNKNOWN_STAGE
+    loops: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
+
+    def with_numbers(self, numbers: tuple[int, ...]) -> Primitive:
+        """The step once its numbers are known."""
+        return Primitive(self.kind, numbers, self.names, self.stage, self.loops, self.targets)
+
+
+class Walker:
+    """What is known at one point of a walk over instructions, and the steps collected so far.
+
+    Args:
+        table: Stages and loops of the program.
+        locations: Sampled compute locations by the instruction that sampled them.
+
+    Attributes:
+        values: Sampled numbers by variable.
+        tiled: Key of the stage with the multi-level tiling.
+        structure: Its tiling structure, such as `SSRSRS`.
+    """
+
+    def __init__(self, table: StageTable, locations: dict[int, int] | None = None) -> None:
+        self._template: list[Primitive] = []
+        self._holes: list[tuple[int, Fill]] = []
+        self.table = table
+        self.values: dict[str, Sampled] = {}
+        self.locations = locations or {}
+        self.tiled = UNKNOWN_STAGE
+        self.structure = ""
+
+    def fork(self, locations: dict[int, int]) -> Walker:
+        """A walk that continues from here, with an empty template, under some sampled locations."""
+        other = Walker(self.table.copy(), locations)
+        other.values = self.values.copy()
+        other.tiled, other.structure = self.tiled, self.structure
+        return other
+
+    def result(self) -> Tail:
+        """Template and holes so far."""
+        return Tail(tuple(self._template), tuple(self._holes))
+
+    def emit(self, step: Step, amounts: Sequence[Amount]) -> None:
+        """Add a step; one that waits for decisions leaves a hole."""
+        kept = tuple(amounts)
+        known = tuple(amount for amount in kept if isinstance(amount, int))
+        if len(known) == len(kept):
+            self._template.append(step.with_numbers(known))
+        else:
+            self.hole(lambda decisions: step.with_numbers(tuple(resolve(one, decisions) for one in kept)))
+
+    def hole(self, make: Fill) -> None:
+        """Leave a place in the template for a step that decisions make."""
+        self._holes.append((len(self._template), make))
+        self._template.append(Primitive(Kind.UNK))
+
+    def amount(self, item: Any) -> Amount:
+        """What an input stands for: a sampled value, a number, or 0 for `None` and anything else."""
+        return self.values.get(item, 0) if isinstance(item, str) else as_int(item)
+
+    def stage_at(self, inputs: list[Any], place: int = 0) -> TraceStage:
+        """Stage of a block variable; a lost one where nobody knows it."""
+        found = self.table.stage_of(str(inputs[place])) if len(inputs) > place else None
+        return found or TraceStage(lost=True)
+
+    def loop_at(self, inputs: list[Any], place: int = 0) -> int:
+        """Identity of a loop variable, -1 unknown."""
+        return self.table.loops.get(str(inputs[place]), -1) if len(inputs) > place else -1
+
+    def info(self, loop: int) -> LoopInfo:
+        """What is known of a loop."""
+        return self.table.infos[loop] if loop >= 0 else NO_LOOP
+
+    def owner(self, loop: int) -> TraceStage:
+        """Stage of a loop; a lost one where nobody knows it."""
+        owner = self.table.owner(loop) if loop >= 0 else None
+        return owner or TraceStage(lost=True)
+
+    def loop_step(self, kind: Kind, loop: int, detail: str) -> Step:
+        """A step on one loop."""
+        stage = self.owner(loop)
+        position = self.table.position(loop) if loop >= 0 else ()
+        return Step(kind, (stage.name, str(stage.role), detail), stage.number, position)
+
+    def put(self, instruction: Instruction, old: list[int], new: list[int]) -> None:
+        """Let outputs stand for new loops, in the place of old ones."""
+        self.table.loops.update(zip(instruction.outputs, new, strict=False))
+        if all(loop >= 0 for loop in old):
+            self.table.replace(old, new)
