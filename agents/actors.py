@@ -1,4 +1,4 @@
-"""The Ray skin over `DeviceWorker`: an actor a device, no logic of its own.
+"""The Ray skin over `DeviceWorker` and `ReplayWorker`: an actor a device, no logic of its own.
 
 One of the two modules that import Ray (the other is `fleet.ray_session`).
 """
@@ -11,7 +11,17 @@ from typing import Any
 
 import ray
 
-from agents.records import Candidate, CandidateId, Descriptor, DeviceSpec, Protocol, Record, Workload
+from agents.records import (
+    Candidate,
+    CandidateId,
+    Descriptor,
+    DeviceKind,
+    DeviceSpec,
+    Protocol,
+    Record,
+    Workload,
+)
+from agents.replay import ReplayWorker
 from agents.worker import Batch, DeviceWorker
 
 
@@ -24,7 +34,8 @@ class DeviceActor:
     """
 
     def __init__(self, spec: DeviceSpec, spool_folder: str, usable_cores: list[int]) -> None:
-        self._worker = DeviceWorker(spec, Path(spool_folder), usable_cores=usable_cores)
+        worker = ReplayWorker if spec.kind is DeviceKind.REPLAY else DeviceWorker
+        self._worker = worker(spec, Path(spool_folder), usable_cores=usable_cores)
 
     def descriptor(self) -> Descriptor:
         """See `DeviceWorker.descriptor`."""

@@ -1,5 +1,7 @@
 """A record as JSON and back, exactly: for the spool and for files that people exchange.
 
+Also devices and workloads as `agents.records.as_json_dict` writes them, back into values.
+
 Standard library only. Strict on the way in: what it accepts is a whole record of a known layout. The store
 calls the protocol's part alone, so what a layout leaves unsaid is said here once.
 """
@@ -7,16 +9,22 @@ calls the protocol's part alone, so what a layout leaves unsaid is said here onc
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Any, NewType, get_args, get_origin, get_type_hints
 
 from agents.errors import AgentError
 from agents.records import (
     RECORD_SCHEMA,
+    Descriptor,
+    DeviceSpec,
     Outcome,
     Protocol,
     Record,
+    Workload,
 )
 
 _TEXTS = (
@@ -37,6 +45,7 @@ _SECONDS = ("run_secs", "warmup_secs")
 _NAMES = frozenset(field.name for field in fields(Record))
 _PROTOCOL_INTS = frozenset({"repeat", "extra_repeats", "max_number"})
 _PROTOCOL_BOOLS = frozenset({"cache_flush"})
+_MOST_FLOAT = sys.float_info.max
 _PROTOCOL_NAMES = frozenset(field.name for field in fields(Protocol))
 
 #: Layout 1 was written when worker processes had no memory limit; the protocol of today needs a number.
@@ -155,6 +164,87 @@ def protocol_from_json(value: Any, schema: int = RECORD_SCHEMA) -> Protocol:
         raise AgentError(f"record: {error}") from error
 
 
+def workload_from_json(value: Any) -> Workload:
+    """Rebuild a workload from what `as_json_dict` gave, after JSON.
+
+    Raises:
+        AgentError: A key too many or too few, or a value of the wrong type.
+    """
+    workload = _value(Workload, value, "workload")
+    assert isinstance(workload, Workload)
+    if len(workload.arg_shapes) != len(workload.arg_dtypes):
+        raise AgentError(
+            f"workload: {len(workload.arg_shapes)} arg_shapes, but {len(workload.arg_dtypes)} arg_dtypes"
+        )
+    return workload
+
+
+def device_from_json(spec: Any, descriptor: Any) -> tuple[DeviceSpec, Descriptor | None]:
+    """Rebuild what a device is from what `as_json_dict` gave, after JSON.
+
+    Args:
+        spec: The spec.
+        descriptor: The descriptor; None for a device that was never probed.
+
+    Raises:
+        AgentError: A key too many, a needed one missing, or a value of the wrong type.
+    """
+    made = _value(DeviceSpec, spec, "device spec")
+    seen = None if descriptor is None else _value(Descriptor, descriptor, "descriptor")
+    assert isinstance(made, DeviceSpec)
+    assert seen is None or isinstance(seen, Descriptor)
+    try:
+        is_mapping = isinstance(json.loads(made.target_json), dict)
+    except (ValueError, RecursionError):
+        is_mapping = False
+    if not is_mapping:
+        raise AgentError("device spec: target_json: expected the text of a JSON object")
+    return made, seen
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    """Rebuild a value of a type that `agents.records` uses in its dataclasses."""
+    if isinstance(kind, NewType):
+        kind = kind.__supertype__
+    if get_origin(kind) is UnionType:
+        choices = get_args(kind)
+        assert choices[1:] == (NoneType,)
+        return None if value is None else _value(choices[0], value, where)
+    if is_dataclass(kind):
+        return _dataclass(kind, value, where)
+    if get_origin(kind) is tuple:
+        return _tuple(get_args(kind), value, where)
+    if kind is float and type(value) in (int, float) and abs(value) <= _MOST_FLOAT:
+        return float(value)
+    if isinstance(kind, type) and issubclass(kind, StrEnum) and type(value) is str and value in set(kind):
+        return kind(value)
+    if kind in (str, int, bool) and type(value) is kind:
+        return value
+    raise AgentError(f"{where}: expected {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
+
+
+def _dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise AgentError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    hints = get_type_hints(kind)
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    if missing := sorted(needed - value.keys()):
+        raise AgentError(f"{where}: lacks {', '.join(missing)}")
+    if unknown := sorted(str(name) for name in value.keys() - hints.keys()):
+        raise AgentError(f"{where}: unknown keys {', '.join(unknown)}; upgrade tensor-fleet")
+    return kind(**{name: _value(hints[name], one, f"{where}: {name}") for name, one in value.items()})
+
+
+def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise AgentError(f"{where}: expected a list, got {type(value).__name__}")
+    if kinds[-1] is ...:
+        return tuple(_value(kinds[0], one, where) for one in value)
+    if len(value) != len(kinds):
+        raise AgentError(f"{where}: expected {len(kinds)} values, got {len(value)}")
+    return tuple(_value(kind, one, where) for kind, one in zip(kinds, value, strict=True))
+
+
 def _check_layout(where: str, schema: Any) -> None:
     if type(schema) is not int or not 1 <= schema <= RECORD_SCHEMA:
         raise AgentError(
@@ -220,8 +310,10 @@ def _seconds(value: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 __all__ = [
     "NO_MEMORY_LIMIT_GIB",
+    "device_from_json",
     "protocol_from_json",
     "protocol_to_json",
     "record_from_json",
     "record_to_json",
+    "workload_from_json",
 ]

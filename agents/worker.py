@@ -312,7 +312,7 @@ class DeviceWorker:
 def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:
     """Why this host cannot be, or reach, a device."""
     if spec.kind is DeviceKind.REPLAY:
-        return ["devices of kind replay cannot be timed by this version; use kind local, cuda or rpc"]
+        return ["a device of kind replay is not timed: `agents.replay` answers for it from records"]
     faults = differences(spec, here)
     if spec.kind is DeviceKind.RPC and not faults:
         from agents.rpc import served

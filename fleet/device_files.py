@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, canonical_json
-from fleet.yaml_files import ConfigError, kind_of, model_faults, nearest, read_mapping, show
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Replay, canonical_json
+from fleet.device_targets import TARGET_OPTIONS, is_encodable, target_faults
+from fleet.yaml_files import ConfigError, model_faults, nearest, read_mapping, show
 
 #: Folder of the device files, under the current folder.
 DEFAULT_HARDWARE = Path("configs/hardware")
@@ -26,54 +27,11 @@ _DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TRACKER = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
 # TVM's tracker splits what it is told at colons, its server at spaces.
 _RPC_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Ids in a store may also come from logs of other tools.
+_RECORDED_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_REPLAY_KEYS = frozenset({"records", "device", "seed", "noise", "failures"})
 _SUFFIXES = (".yaml", ".yml")
 _MAX_NUMBER = 2**31 - 1
-
-# Options of TVM 0.27's target kinds and their types (`target.ListTargetKindOptionsFromName`).
-_COMMON_OPTIONS: dict[str, type] = {
-    "kind": str,
-    "keys": list,
-    "tag": str,
-    "device": str,
-    "model": str,
-    "libs": list,
-    "host": dict,
-    "from_device": int,
-    "target_device_type": int,
-    "mcpu": str,
-}
-TARGET_OPTIONS: Mapping[str, Mapping[str, type]] = {
-    "llvm": {
-        **_COMMON_OPTIONS,
-        "mattr": list,
-        "mtriple": str,
-        "mfloat-abi": str,
-        "mabi": str,
-        "num-cores": int,
-        "fast-math": bool,
-        "fast-math-nnan": bool,
-        "fast-math-ninf": bool,
-        "fast-math-nsz": bool,
-        "fast-math-arcp": bool,
-        "fast-math-contract": bool,
-        "fast-math-reassoc": bool,
-        "opt-level": int,
-        "cl-opt": list,
-        "jit": str,
-        "vector-width": int,
-    },
-    "cuda": {
-        **_COMMON_OPTIONS,
-        "arch": str,
-        "max_shared_memory_per_block": int,
-        "max_threads_per_block": int,
-        "thread_warp_size": int,
-        "registers_per_block": int,
-        "l2_cache_size_bytes": int,
-        "max_num_threads": int,
-    },
-}
-_CUDA_NEEDS = ("arch", "max_threads_per_block", "max_shared_memory_per_block", "thread_warp_size")
 
 
 class _DeviceFile(BaseModel):
@@ -85,13 +43,19 @@ class _DeviceFile(BaseModel):
     device_id: str
     kind: Literal["local", "cuda", "rpc", "replay"]
     family: Literal["cpu", "gpu"]
-    target: dict[str, Any]
+    #: A replay device may leave it to the device that it answers for.
+    target: dict[str, Any] | None = None
     threads: int = Field(default=1, ge=1, le=1024)
     cores: list[int] = Field(default=[0], min_length=1, max_length=1024)
     index: int = Field(default=0, ge=0, le=1023)
     tracker: str = ""
     key: str = ""
     protocol: dict[str, Any] = {}
+    records: str = Field(default="", max_length=4096)
+    device: str = ""
+    seed: int = Field(default=0, ge=0, le=_MAX_NUMBER)
+    noise: bool = False
+    failures: bool = False
     note: str = Field(default="", max_length=2000)
 
 
@@ -181,13 +145,14 @@ def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
         *_kind_faults(file),
         *_rpc_faults(file),
         *_core_faults(file),
-        *_target_faults(file),
+        *_replay_faults(file),
+        *_file_target_faults(file),
     ]
     try:
         protocol_changes = _protocol_changes(file.protocol)
     except ConfigError as error:
         faults.extend(error.args)
-    if not _is_encodable(file.note):
+    if not is_encodable(file.note):
         faults.append("note: holds characters that are no Unicode text")
     if faults:
         raise ConfigError(*faults)
@@ -195,13 +160,14 @@ def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
         device_id=DeviceId(file.device_id),
         kind=DeviceKind(file.kind),
         family=Family(file.family),
-        target_json=canonical_json(file.target),
+        target_json=canonical_json(file.target or {}),
         threads=file.threads,
         cores=tuple(file.cores),
         index=file.index,
         tracker=file.tracker,
         key=file.key,
         protocol_changes=protocol_changes,
+        replay=_replay(file),
         note=file.note,
     )
 
@@ -246,9 +212,10 @@ def _kind_faults(file: _DeviceFile) -> Iterable[str]:
         return
     if file.family != family:
         yield f"family: a device of kind {file.kind!r} belongs to {family!r}, got {file.family!r}"
-    if file.target.get("kind") not in (None, kinds[family]):
+    target_kind = (file.target or {}).get("kind")
+    if target_kind not in (None, kinds[family]):
         of = f" and family {family!r}" if file.kind == "rpc" else ""
-        got = show("", file.target["kind"])
+        got = show("", target_kind)
         yield f"target.kind: a device of kind {file.kind!r}{of} needs {kinds[family]!r}, got {got}"
     if family == "cpu" and file.index:
         yield f"index: is for CUDA devices; write 0, got {file.index}"
@@ -268,6 +235,42 @@ def _rpc_faults(file: _DeviceFile) -> Iterable[str]:
         elif file.kind == "rpc" and not fits:
             found = f"{show('', value)} is not allowed" if value else "missing"
             yield f"{key}: {found}; write {wanted}"
+
+
+def _replay_faults(file: _DeviceFile) -> Iterable[str]:
+    if file.kind != "replay":
+        for key in sorted(_REPLAY_KEYS & file.model_fields_set):
+            yield f"{key}: is for devices of kind 'replay'; delete it, or write kind: replay"
+        return
+    if not file.records:
+        yield "records: missing; write the path of a store, or of a Parquet file that `fleet export` wrote"
+    elif not is_encodable(file.records) or "\0" in file.records:
+        yield f"records: {show('', file.records)} is no path"
+    if not file.device:
+        yield "device: missing; write the id of the recorded device that it answers for"
+    elif not _RECORDED_ID.fullmatch(file.device):
+        yield f"device: {show('', file.device)} is no device id"
+    elif file.device == file.device_id:
+        yield f"device: is {file.device!r}, the device's own id: records of the two must be told apart"
+
+
+def _replay(file: _DeviceFile) -> Replay | None:
+    if file.kind != "replay":
+        return None
+    return Replay(
+        records=file.records,
+        device=DeviceId(file.device),
+        seed=file.seed,
+        noise=file.noise,
+        failures=file.failures,
+    )
+
+
+def _file_target_faults(file: _DeviceFile) -> Iterable[str]:
+    if file.target is not None:
+        yield from target_faults(file.target, file.kind, file.threads)
+    elif file.kind != "replay":
+        yield "target: missing"
 
 
 def _protocol_changes(value: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
@@ -292,58 +295,11 @@ def _core_faults(file: _DeviceFile) -> Iterable[str]:
         yield f"cores: {file.threads} threads need at least {file.threads} cores, got {len(file.cores)}"
 
 
-def _target_faults(file: _DeviceFile) -> Iterable[str]:
-    target = file.target
-    kind = target.get("kind")
-    if not isinstance(kind, str) or not kind:
-        yield "target.kind: missing; write the kind of TVM target, such as llvm or cuda"
-        return
-    yield from _option_faults(target, TARGET_OPTIONS.get(kind), "target")
-    if kind == "llvm" and file.kind != "replay":
-        cores = target.get("num-cores")
-        if cores is None:
-            yield f"target.num-cores: missing; TVM's search needs it: write num-cores: {file.threads}"
-        elif isinstance(cores, int) and cores != file.threads:
-            yield f"target.num-cores: is {show('', cores)}, but threads is {file.threads}: make them equal"
-    if kind == "cuda" and file.kind != "replay":
-        for key in _CUDA_NEEDS:
-            if key not in target:
-                yield f"target.{key}: missing; TVM's search needs it: `fleet init` writes it"
-
-
-def _option_faults(
-    target: Mapping[Any, Any], options: Mapping[str, type] | None, where: str
-) -> Iterable[str]:
-    for key, value in target.items():
-        if not isinstance(key, str) or not _is_encodable(key):
-            yield f"{where}: key {show('', key)} is {kind_of(key)}, expected plain text"
-            continue
-        name = f"{where}.{key}"
-        if options is not None and key not in options:
-            yield f"{name}: unknown key{nearest(key, options)}"
-            continue
-        wanted = None if options is None else options[key]
-        if isinstance(value, dict):
-            if wanted not in (None, dict):
-                yield f"{name}: must be {kind_of(wanted())}, got a mapping"
-            elif key == "host":
-                yield from _option_faults(value, TARGET_OPTIONS.get(str(value.get("kind"))), name)
-            else:
-                yield from _option_faults(value, None, name)
-        elif isinstance(value, list):
-            if wanted not in (None, list):
-                yield f"{name}: must be {kind_of(wanted())}, got a list"
-            elif not all(isinstance(item, str) and _is_encodable(item) for item in value):
-                yield f"{name}: must be a list of texts, got {show(key, value)}"
-        elif type(value) not in (str, int, bool) or (wanted is not None and type(value) is not wanted):
-            expected = "text, a whole number, yes or no, or a list" if wanted is None else kind_of(wanted())
-            yield f"{name}: must be {expected}, got {show(key, value)}"
-        elif (isinstance(value, int) and abs(value) > _MAX_NUMBER) or (
-            isinstance(value, str) and not _is_encodable(value)
-        ):
-            yield f"{name}: {show(key, value)} is out of range"
-
-
-def _is_encodable(text: str) -> bool:
-    """Tell whether text can be written to a file: YAML can spell half a surrogate pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+__all__ = [
+    "DEFAULT_HARDWARE",
+    "TARGET_OPTIONS",
+    "load_device",
+    "load_devices",
+    "parse_device",
+    "unknown_device",
+]

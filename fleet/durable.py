@@ -9,7 +9,8 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from fleet.errors import StoreError, StoreFull
 
 #: What a full disk, a used-up quota and a file size limit say.
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+#: Threads that wait for the disk.
+_SYNC_THREADS = 16
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -32,17 +36,34 @@ def fsync(path: Path) -> None:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Replace a file in one step: after any crash it is the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    write_all_durably({path: data})
+
+
+def write_all_durably(files: Mapping[Path, bytes]) -> None:
+    """Replace several files, each in one step; it takes hardly longer than one.
+
+    Raises:
+        OSError: The disk is full or failed; files are old or new, each whole.
+    """
+    temporaries = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp") for path in files}
     try:
-        with temporary.open("xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+        for path, data in files.items():
+            with temporaries[path].open("xb") as stream:
+                stream.write(data)
+        # A file system makes many files durable at once, if it is asked for them at once.
+        if len(files) == 1:
+            fsync(*temporaries.values())
+        elif files:
+            with ThreadPoolExecutor(min(len(files), _SYNC_THREADS)) as threads:
+                list(threads.map(fsync, temporaries.values()))
+        for path, temporary in temporaries.items():
+            temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
         raise
-    fsync(path.parent)
+    for folder in {path.parent for path in files}:
+        fsync(folder)
 
 
 @contextmanager
@@ -79,4 +100,4 @@ def _said(error: OSError) -> tuple[int | None, str]:
     return number, os.strerror(number) if number is not None else (str(error).splitlines() or [""])[0]
 
 
-__all__ = ["FULL_ERRNOS", "disk_errors", "fsync", "write_durably"]
+__all__ = ["FULL_ERRNOS", "disk_errors", "fsync", "write_all_durably", "write_durably"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.records import CandidateId, DeviceId, Family
+from fleet import replaying
 from fleet.clock import Clock
 from fleet.collect import Collection, CollectSettings, known_candidates
 from fleet.config import select_devices, unknown_device
@@ -54,7 +55,9 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
     target = DeviceId(device)
     if target not in specs:
         raise unknown_device(device, specs, Path(settings.devices.folder))
-    spec, seed = specs[target], settings.training.seed
+    replays = Path(settings.store.path).parent / replaying.REPLAY
+    spec = replaying.ready({target: specs[target]}, replays)[target]
+    seed = settings.training.seed
     strategy = strategy_named(settings.onboarding.strategy)
     source, manifest = checkpoint.load(latest(models), DEFAULT_SPEC)
     clock = Clock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import filelock
@@ -20,9 +20,11 @@ from agents.records import Descriptor, DeviceSpec, Record, Workload
 from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
 from fleet.store_catalog import check_name, put_device, put_workloads
+from fleet.store_columns import check_columns
 from fleet.store_files import (
+    ROW_GROUP_ROWS,
     chunks,
-    delete_dead,
+    delete_unused,
     lost_tables,
     merge_data_files,
     stamp_dead,
@@ -46,6 +48,7 @@ from fleet.store_log import (
 )
 from fleet.store_migration import migrated
 from fleet.store_reader import DEVICES, RECORDS, WORKLOADS, DeviceCounts, StoreReader
+from fleet.store_results import AppendResult, UpkeepResult
 from fleet.store_schema import RecordIds, records_to_table
 
 _LOG = logging.getLogger(__name__)
@@ -59,26 +62,6 @@ MERGE_FILES = 128
 SMALL_ROWS = 8192
 #: Upkeep merges all files smaller than this, up to about twice this size.
 TARGET_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendResult:
-    """What became of the records given to `Store.append`. All of them are durable now."""
-
-    appended: int
-    #: Records that the table, or the batch itself, held already.
-    duplicates: int
-    #: Version of the table that holds all of them.
-    table_version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepResult:
-    """What `Store.upkeep` did."""
-
-    merged_files: int
-    deleted_files: int
-    table_version: int
 
 
 class Store(StoreReader):
@@ -187,6 +170,31 @@ class Store(StoreReader):
             appended=len(fresh), duplicates=len(records) - len(fresh), table_version=self.version
         )
 
+    def append_table(self, device_id: str, table: pa.Table) -> AppendResult:
+        """Keep many records of one device that are columns already: as `append`, some ten times faster.
+
+        Args:
+            device_id: Device of all rows.
+            table: Rows of `fleet.store_schema.FILE_SCHEMA`; ids hashed as `agents.records.Record` says.
+
+        Raises:
+            StoreFull: No room. Nothing was kept; the store is whole, and can go on once there is room.
+            StoreError: A row is no record, or the disk failed.
+        """
+        self._check_usable()
+        check_columns(table)
+        ids: list[str] = table.column("record_id").to_pylist()
+        rows: dict[str, int] = {}
+        for row, (one, is_known) in enumerate(zip(ids, self._ids.known(ids), strict=True)):
+            if not is_known:
+                rows.setdefault(one, row)
+        if rows:
+            fresh = table if len(rows) == len(ids) else table.take(list(rows.values()))
+            self._append_tables({check_name("device", device_id): fresh})
+            self._ids.add(rows)
+            self._tidy([device_id])
+        return AppendResult(appended=len(rows), duplicates=len(ids) - len(rows), table_version=self.version)
+
     def put_workloads(self, workloads: Iterable[Workload]) -> int:
         """Keep workloads; of one known before, the networks are joined and the module stays.
 
@@ -194,7 +202,7 @@ class Store(StoreReader):
             How many were new.
 
         Raises:
-            StoreFull: No room; those before the failing one were kept.
+            StoreFull: No room; some may be kept, each whole.
             StoreError: An id is no file name, or the disk failed.
         """
         self._check_usable()
@@ -235,14 +243,7 @@ class Store(StoreReader):
             files = [file for file in self._snapshot.files if file.device_id == device]
             merged += self._merge(worth_merging(files, target_bytes), target_bytes)
         self._checkpoint()
-        folder = self._path / RECORDS
-        with delta_errors("deleting old files", folder), disk_errors("deleting old files", folder):
-            table = DeltaTable(folder)
-            table.cleanup_metadata()
-            # A dry run of `full` lists all files that the newest version does not name. deltalake would go by
-            # whole hours and by the age of the file; here the time since it went out of use counts.
-            dead = table.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False, full=True)
-            deleted = delete_dead(folder, dead, retention_hours)
+        deleted = delete_unused(self._path / RECORDS, retention_hours)
         return UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
 
     def close(self) -> None:
@@ -271,7 +272,7 @@ class Store(StoreReader):
         with disk_errors("appending records", folder):
             try:
                 for device, table in tables.items():
-                    written.append(write_data_file(folder, device, version, table.to_batches()))
+                    written.append(write_data_file(folder, device, version, table.to_batches(ROW_GROUP_ROWS)))
                 commit(folder, version, "WRITE", [one.action for one in written])
             except BaseException:
                 self._undo([one.file for one in written], version)

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,11 +26,14 @@ from agents.records import (
     as_json_dict,
     canonical_json,
 )
-from fleet.durable import fsync, write_durably
+from fleet.durable import fsync, write_all_durably
 from fleet.errors import StoreError
 
 #: Layout of the files in both folders. 1: first published layout.
 CATALOG_SCHEMA = 1
+
+#: Workloads that are made durable at once: their modules are held in memory until then.
+WRITE_TOGETHER = 64
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -67,12 +70,18 @@ def check_name(kind: str, name: str) -> str:
 def put_workloads(folder: Path, workloads: Iterable[Workload]) -> int:
     """Keep each module once; the networks of a workload known before are joined.
 
+    Durable in groups: after an error some may be kept, each whole.
+
     Returns:
         How many workloads were new.
     """
     new = 0
+    waiting: dict[Path, bytes] = {}
     for workload in workloads:
         path = folder / f"{check_name('workload', workload.workload_id)}.json"
+        if path in waiting or len(waiting) >= WRITE_TOGETHER:
+            write_all_durably(waiting)
+            waiting = {}
         if path.exists():
             known = _read_workload(path)
             networks = tuple(sorted({**dict(known.networks), **dict(workload.networks)}.items()))
@@ -81,7 +90,9 @@ def put_workloads(folder: Path, workloads: Iterable[Workload]) -> int:
             workload = replace(known, networks=networks)
         else:
             new += 1
-        write_durably(path, _text("workload", as_json_dict(workload)))
+        # Tuples of texts and numbers all the way down: JSON as it is, without the copies of `as_json_dict`.
+        waiting[path] = _text("workload", {one.name: getattr(workload, one.name) for one in fields(workload)})
+    write_all_durably(waiting)
     return new
 
 

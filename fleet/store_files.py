@@ -17,10 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
-from fleet.durable import fsync
+from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
-from fleet.store_log import DataFile, add_action
+from fleet.store_log import DataFile, add_action, delta_errors
 from fleet.store_schema import DICTIONARY_COLUMNS, FILE_SCHEMA, STATISTICS_COLUMNS, read_batches
 
 #: Rows of one Parquet row group: what a reader must decode at least.
@@ -150,6 +151,24 @@ def stamp_dead(folder: Path, files: Iterable[DataFile]) -> None:
         os.utime(folder / file.path)
 
 
+def delete_unused(folder: Path, retention_hours: float) -> int:
+    """Delete what the newest version of a table does not name and nobody has used for some hours.
+
+    Returns:
+        How many data files were deleted.
+
+    Raises:
+        StoreError: The table cannot be read, or the disk failed.
+    """
+    with delta_errors("deleting old files", folder), disk_errors("deleting old files", folder):
+        table = DeltaTable(folder)
+        table.cleanup_metadata()
+        # A dry run of `full` lists all files that the newest version does not name. deltalake would go by
+        # whole hours and by the age of the file; here the time since it went out of use counts.
+        dead = table.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False, full=True)
+        return delete_dead(folder, dead, retention_hours)
+
+
 def delete_dead(folder: Path, paths: Iterable[str], retention_hours: float) -> int:
     """Delete files that are in no version since some hours.
 
@@ -190,6 +209,7 @@ __all__ = [
     "Written",
     "chunks",
     "delete_dead",
+    "delete_unused",
     "lost_tables",
     "merge_data_files",
     "stamp_dead",

@@ -155,6 +155,18 @@ def _protocol(text: str, schema: int) -> Protocol:
     return protocol_from_json(json.loads(text), schema)
 
 
+def check_protocol(text: str, schema: int) -> None:
+    """Refuse the text of a protocol that no record could be read back with.
+
+    Raises:
+        StoreError: It is no protocol of that layout.
+    """
+    try:
+        _protocol(text, schema)
+    except (AgentError, ValueError, TypeError) as error:
+        raise StoreError(f"rows cannot be stored: {error}") from error
+
+
 def read_batches(path: Path, columns: Sequence[str] = tuple(FILE_SCHEMA.names)) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one data file, `BATCH_ROWS` at a time, in order.
 
@@ -191,11 +203,7 @@ def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
     columns = [batch.column(name).to_pylist() for name in RECORD_COLUMNS]
     for values in zip(*columns, strict=True):
         row = dict(zip(RECORD_COLUMNS, values, strict=True))
-        if not _is_known(row["schema"]):
-            raise StoreError(
-                f"a record of device {device_id} has layout {row['schema']}, this version knows"
-                f" 1 to {RECORD_SCHEMA}; upgrade tensor-fleet"
-            )
+        check_layout(device_id, row["schema"])
         try:
             row["outcome"] = Outcome(row["outcome"])
             row["protocol"] = _protocol(row["protocol"], row["schema"])
@@ -208,6 +216,19 @@ def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
         row["workload_id"] = WorkloadId(row["workload_id"])
         row["candidate_id"] = CandidateId(row["candidate_id"])
         yield Record(device_id=DeviceId(device_id), **row)
+
+
+def check_layout(device_id: str, schema: object) -> None:
+    """Refuse the layout of a record that a newer version wrote.
+
+    Raises:
+        StoreError: This version does not know it.
+    """
+    if not _is_known(schema):
+        raise StoreError(
+            f"a record of device {device_id} has layout {schema}, this version knows"
+            f" 1 to {RECORD_SCHEMA}; upgrade tensor-fleet"
+        )
 
 
 class RecordIds:
@@ -280,6 +301,8 @@ __all__ = [
     "TABLE_SCHEMA",
     "RecordIds",
     "batch_to_records",
+    "check_layout",
+    "check_protocol",
     "read_batches",
     "records_to_table",
 ]

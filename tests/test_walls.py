@@ -61,9 +61,11 @@ def test_each_heavy_package_has_its_places() -> None:
         heavy: {relative(path) for path in MODULES if of(heavy, imports(path))}
         for heavy in ("ray", "torch", "tvm")
     }
-    assert found["ray"] == {"agents/actors.py", "fleet/ray_session.py"}
+    assert found["ray"] == {"agents/actors.py", "fleet/ray_session.py", "fleet/ray_training.py"}
     assert {name.split("/")[0] for name in found["torch"]} == {"transfer"}
-    assert {name.split("/")[0] for name in found["tvm"]} == {"agents"}
+    # Programs are made, built and timed beside the devices; TVM's own search and models come to the scorer.
+    scored = {"transfer/tvm_cost_model.py", "transfer/baselines/tvm_models.py"}
+    assert {name.split("/")[0] for name in found["tvm"] - scored} == {"agents"}
 
 
 def test_records_need_the_standard_library_only() -> None:

@@ -1,0 +1,177 @@
+"""How fast logs of other tools become durable records: `python -m benchmarks.imports --json`.
+
+Reads the real logs in `../shared/data` beside the checkout. Each dialect is imported into a new store by a
+process of its own that is bound to one core; the clock runs from opening the store to its closing, so
+parsing, hashing, compression and waiting for the disk are in it, the start of Python is not. `lines_per_s` is
+the slower of AutoTVM and Ansor; MetaSchedule's lines are ten times longer and are told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+#: Dialects that `lines_per_s` is about, and what must be reached.
+FAST = ("autotvm", "ansor")
+
+#: Run in a process of its own, so that the memory of one dialect is not that of another. Arguments: folder of
+#: the stores, core, JSON of {device: [paths]}.
+_CHILD = """
+import json, os, pathlib, sys, time
+os.sched_setaffinity(0, {int(sys.argv[2])})
+from fleet.interchange.import_logs import ImportRequest, import_logs
+from fleet.store import Store
+def run(name):
+    reports = []
+    with Store.open(pathlib.Path(sys.argv[1]) / name) as store:
+        for device, paths in json.loads(sys.argv[3]).items():
+            request = ImportRequest(paths=tuple(map(pathlib.Path, paths)), device_id=device, again=True)
+            reports.append(import_logs(store, request).to_json())
+    return reports
+clock, cpu = time.perf_counter(), time.process_time()
+reports = run("store")
+secs, cpu_secs = time.perf_counter() - clock, time.process_time() - cpu
+clock = time.perf_counter()
+again = run("store")
+lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+peak_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+print(json.dumps({"secs": secs, "cpu_secs": cpu_secs, "again_secs": time.perf_counter() - clock,
+                  "peak_mb": peak_kb / 1024, "reports": reports, "again": again}))
+"""
+
+
+def plan(data: Path) -> dict[str, dict[str, list[Path]]]:
+    """Files by dialect and device; MetaSchedule's databases lie among Ansor's logs."""
+    found: dict[str, dict[str, list[Path]]] = {"autotvm": {}, "ansor": {}, "meta_schedule": {}}
+    for folder in sorted((data / "autotvm_dropletsearch").glob("*/")):
+        found["autotvm"][folder.name.lower()] = [folder]
+    for path in sorted((data / "ansor_bennu").rglob("*.*")):
+        if not path.is_file() or path.suffix == ".md":
+            continue
+        if path.name.startswith("database_"):
+            found["meta_schedule"].setdefault(f"bennu_ms_{_family(path)}", []).append(path)
+        else:
+            found["ansor"].setdefault(f"bennu_{_family(path)}", []).append(path)
+    return {dialect: devices for dialect, devices in found.items() if devices}
+
+
+def _family(path: Path) -> str:
+    from fleet.interchange.import_files import workload_file
+    from fleet.interchange.import_logs import LineReader
+    from fleet.interchange.log_json import Rejected
+    from fleet.interchange.log_lines import LogLines
+    from fleet.interchange.read_meta_schedule import Database
+
+    tuning = path.with_name(path.name.replace("_workload", "_tuning_record"))
+    if workload_file(tuning) == path:
+        path = tuning
+    reader, database = LineReader(), Database()
+    for batch in LogLines(path).batches():
+        for line in batch:
+            try:
+                measurement = reader.read(line, database) if isinstance(line, bytes) else None
+            except Rejected:
+                continue
+            if measurement is not None:
+                return measurement.environment.family.value
+    return "unknown"
+
+
+def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> dict[str, Any]:
+    """Import the files of one dialect twice; the second time nothing may be new."""
+    request = {device: [str(path) for path in paths] for device, paths in devices.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(folder), str(core), json.dumps(request)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(done.stdout)
+    reports = found["reports"]
+
+    def total(key: str, among: Sequence[dict[str, Any]] = reports) -> int:
+        return sum(report[key] for report in among)
+
+    reasons: dict[str, int] = {}
+    for report in reports:
+        for reason, count in report["rejected_by_reason"].items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    lines = total("lines")
+    return {
+        "devices": len(devices),
+        "files": total("files"),
+        "lines": lines,
+        "imported": total("imported"),
+        "duplicates": total("duplicates"),
+        "rejected_by_reason": reasons,
+        "unaccounted_lines": lines - total("imported") - total("duplicates") - sum(reasons.values()),
+        "lines_per_s": round(lines / found["secs"], 1),
+        "lines_per_cpu_s": round(lines / found["cpu_secs"], 1),
+        "again_lines_per_s": round(lines / found["again_secs"], 1),
+        "again_imported": total("imported", found["again"]),
+        "secs": round(found["secs"], 3),
+        "peak_memory_mb": round(found["peak_mb"], 1),
+        "store_bytes_per_record": round(_bytes(folder) / max(1, total("imported")), 1),
+    }
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.parquet"))
+
+
+def measure(data: Path, folder: Path | None, core: int) -> dict[str, Any]:
+    """Run all dialects.
+
+    Args:
+        data: Folder of the logs.
+        folder: Where the stores are made, for instance on the disk of interest; the system's default if None.
+        core: Logical CPU to run on.
+    """
+    dialects: dict[str, Any] = {}
+    for dialect, devices in plan(data).items():
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            dialects[dialect] = import_dialect(devices, Path(made), core)
+    fast = [dialects[dialect]["lines_per_s"] for dialect in FAST if dialect in dialects]
+    return {
+        "benchmark": "imports",
+        "lines_per_s": min(fast, default=None),
+        "peak_memory_mb": max((one["peak_memory_mb"] for one in dialects.values()), default=None),
+        "unaccounted_lines": sum(one["unaccounted_lines"] for one in dialects.values()),
+        "lines": sum(one["lines"] for one in dialects.values()),
+        "dialects": dialects,
+    }
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    import os
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.imports", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the logs")
+    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="logical CPU to use")
+    options = parser.parse_args()
+    if not options.data.is_dir():
+        result: dict[str, Any] = {
+            "benchmark": "imports",
+            "skipped": f"{options.data} is absent: the logs lie beside the checkout",
+            "lines_per_s": None,
+            "peak_memory_mb": None,
+            "unaccounted_lines": None,
+        }
+    else:
+        result = measure(options.data, options.folder, options.core)
+    print(json.dumps(result, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Measurements in and out: other tools' logs become records, and records become other tools' files."""

@@ -1,0 +1,154 @@
+"""Where an export is written: one file or one folder, which is there as a whole or not at all.
+
+Called by `export_store.py` and the writers beside it. It knows nothing of records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from fleet.durable import disk_errors, fsync
+from fleet.errors import FleetError
+
+#: In every exported folder: what it is, from which version of the store, how many records. YAML, because an
+#: import of the folder takes JSON for a log.
+MANIFEST = "export.yaml"
+_FORMAT_KEY = "tensor_fleet_export"
+#: Little is gained above, and imports of such lines are bound by the parser anyway.
+_GZIP_LEVEL = 6
+
+
+@contextmanager
+def whole_file(path: Path, *, replace: bool) -> Iterator[Path]:
+    """Write a file beside its place and move it there at the end; after a failure nothing is left of it.
+
+    Args:
+        path: Where it goes; its folder is made if missing.
+        replace: Whether a file there may be replaced.
+
+    Yields:
+        The path to write to.
+
+    Raises:
+        FleetError: Something is there and may not be replaced.
+        StoreError: The disk failed; `StoreFull` where there was no room.
+    """
+    with disk_errors("exporting", path):
+        if path.is_dir():
+            raise FleetError(f"{path} is a folder; name a file that is not there yet")
+        if path.exists() and not replace:
+            raise _taken(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = _beside(path)
+        try:
+            yield beside
+            fsync(beside)
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        fsync(path.parent)
+
+
+@contextmanager
+def whole_folder(path: Path, *, replace: bool) -> Iterator[Path]:
+    """Fill a folder beside its place and move it there at the end; after a failure nothing is left of it.
+
+    Args:
+        path: Where it goes; the folders above are made if missing.
+        replace: Whether an earlier export there may be replaced. Other folders never are.
+
+    Yields:
+        The folder to fill.
+
+    Raises:
+        FleetError: Something is there and may not be replaced.
+        StoreError: The disk failed; `StoreFull` where there was no room.
+    """
+    with disk_errors("exporting", path):
+        if path.exists() and not path.is_dir():
+            raise FleetError(f"{path} is a file; this export is a folder: name one that is not there yet")
+        is_taken = path.is_dir() and any(path.iterdir())
+        if is_taken and not replace:
+            raise _taken(path)
+        if is_taken and not _is_export(path):
+            raise FleetError(
+                f"{path} is not replaced: it holds no {MANIFEST} of an earlier export; choose another place"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = _beside(path)
+        try:
+            beside.mkdir()
+            yield beside
+            for entry in [*beside.rglob("*"), beside]:
+                fsync(entry)
+            if is_taken:
+                old = _beside(path)
+                path.rename(old)
+                beside.rename(path)
+                shutil.rmtree(old)
+            else:
+                beside.rename(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(beside)
+            raise
+        fsync(path.parent)
+
+
+def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Say in an exported folder what it is; `facts` are plain values."""
+    (folder / MANIFEST).write_text(yaml.safe_dump({_FORMAT_KEY: 1, **facts}))
+
+
+@contextmanager
+def text_lines(path: Path, name: str) -> Iterator[TextIO]:
+    """Open a file for lines of text.
+
+    Args:
+        path: What is written.
+        name: Its final name: one that ends in `.gz` is compressed.
+    """
+    with ExitStack() as stack:
+        raw = stack.enter_context(path.open("wb"))
+        if not name.endswith(".gz"):
+            yield stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline="\n"))
+            return
+        # Without name and time, so that equal records give equal files.
+        packed = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0))
+        yield stack.enter_context(io.TextIOWrapper(packed, encoding="utf-8", newline="\n"))
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _is_export(folder: Path) -> bool:
+    try:
+        value = yaml.safe_load((folder / MANIFEST).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(value, dict) and _FORMAT_KEY in value
+
+
+def _taken(path: Path) -> FleetError:
+    return FleetError(f"{path} is there already; choose another place, or replace it with --replace")
+
+
+def is_file_name(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> bool:
+    """Whether a destination names one file: its name ends in one of `suffixes`."""
+    return Path(path).name.lower().endswith(suffixes)
+
+
+__all__ = ["MANIFEST", "is_file_name", "text_lines", "whole_file", "whole_folder", "write_manifest"]

@@ -1,0 +1,192 @@
+"""Lines of the old tuners: Ansor's record format v0.6 and AutoTVM's 0.2, as their own readers take them.
+
+Records that came from such a log are written as they were. Candidates measured through MetaSchedule become
+Ansor lines too: their trace is read into canonical primitives and those are written as Ansor's 14 steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agents.records import Descriptor, DeviceSpec, Family, Outcome, Record, Workload, content_hash
+from fleet.interchange.export_files import text_lines
+from fleet.interchange.export_source import Source
+from fleet.interchange.log_results import ERROR_TEXTS
+
+#: What both formats write for the seconds of a failed measurement.
+FAILED_SECS = 1e10
+
+#: Error numbers, the same in both formats. They have no word for a measurement that was lost or rejected:
+#: any number would say that the candidate itself failed.
+_ERROR_NUMBERS = {
+    Outcome.OK: 0,
+    Outcome.BUILD_FAILED: 2,
+    Outcome.RUN_FAILED: 4,
+    Outcome.WRONG_OUTPUT: 5,
+    Outcome.BUILD_TIMEOUT: 6,
+    Outcome.RUN_TIMEOUT: 7,
+}
+_NUMBER_OF_TEXT = {text: number for number, text in ERROR_TEXTS.items()}
+#: Fields of an Ansor task after key and target, in order.
+_TASK_FIELDS = ("hardware_params", "target_host", "layout_rewrite_option", "task_input_names")
+_INT_MAX = 2**31 - 1
+
+
+def write_ansor(path: Path, name: str, source: Source) -> int:
+    """Write the records of one device as Ansor lines; returns how many.
+
+    Args:
+        path: Where to write.
+        name: Final name of the file; `.gz` at its end compresses.
+        source: The device; records of other dialects than `ansor` and `meta_schedule` are counted there.
+    """
+    from transfer.errors import TraceError
+    from transfer.language.meta_schedule import MetaScheduleReader
+    from transfer.language.to_ansor import to_ansor_steps
+
+    reader = MetaScheduleReader()
+    count = 0
+    with text_lines(path, name) as lines:
+        for record, workload in _fitting(source):
+            if record.dialect == "ansor":
+                steps = json.loads(record.trace)
+            elif record.dialect == "meta_schedule":
+                try:
+                    steps = to_ansor_steps(reader.read(record.trace, workload))
+                except TraceError:
+                    source.skipped["its trace cannot be read"] += 1
+                    continue
+            else:
+                source.skipped[f"dialect {record.dialect}"] += 1
+                continue
+            value: dict[str, Any] = {
+                "i": [_ansor_task(record, workload, source), [[], steps]],
+                "r": _result(record),
+            }
+            if version := _ansor_version(record):
+                value["v"] = version
+            lines.write(json.dumps(value) + "\n")
+            count += 1
+            source.wrote(1)
+    return count
+
+
+def write_autotvm(path: Path, name: str, source: Source) -> int:
+    """Write the records of one device as AutoTVM lines; returns how many.
+
+    Args:
+        path: Where to write.
+        name: Final name of the file; `.gz` at its end compresses.
+        source: The device; records of other dialects than `autotvm` are counted there.
+    """
+    count = 0
+    with text_lines(path, name) as lines:
+        for record, workload in _fitting(source):
+            if record.dialect != "autotvm":
+                source.skipped[f"dialect {record.dialect}"] += 1
+                continue
+            key = json.loads(workload.module_json)
+            seen = _environment(record)
+            value = {
+                "input": [_target(seen, source.spec), key["name"], key["args"], key.get("kwargs", {})],
+                # The index is a place in a space that no record holds; readers go by the entity.
+                "config": {"index": 0, "code_hash": None, "entity": json.loads(record.trace)},
+                "result": _result(record),
+                "version": 0.2,
+                "tvm_version": seen.get("tvm", ""),
+            }
+            lines.write(json.dumps(value) + "\n")
+            count += 1
+            source.wrote(1)
+    return count
+
+
+def _fitting(source: Source) -> Iterator[tuple[Record, Workload]]:
+    """The records that either format has words for, and their workloads; counts the others."""
+    for record in source.records():
+        workload = source.workloads.get(record.workload_id)
+        if record.outcome not in _ERROR_NUMBERS:
+            source.skipped[f"{record.outcome}: the format has no word for it"] += 1
+        elif workload is None:
+            source.skipped["its workload is not in the store"] += 1
+        else:
+            yield record, workload
+
+
+def _result(record: Record) -> list[Any]:
+    """`[costs, error_no, all_cost, timestamp]` as both formats have it."""
+    number = _NUMBER_OF_TEXT.get(record.error, _ERROR_NUMBERS[record.outcome])
+    costs = list(record.run_secs) if record.outcome is Outcome.OK else [FAILED_SECS]
+    at = record.measured_at
+    # Ansor's own reader takes whole seconds only; lines that were imported are written as they were.
+    is_whole = record.dialect == "meta_schedule" or at == int(at)
+    return [costs, number, record.build_secs + record.timing_secs, int(at) if is_whole else at]
+
+
+def _ansor_task(record: Record, workload: Workload, source: Source) -> list[Any]:
+    seen = _environment(record)
+    task: list[Any] = [_workload_key(record, workload), _target(seen, source.spec)]
+    if "imported" in seen:
+        # As many fields as the line had: earlier versions wrote fewer.
+        return task + [seen[name] for name in _TASK_FIELDS if name in seen]
+    return [*task, hardware_params(source.spec, source.descriptor), "", 0, []]
+
+
+def _ansor_version(record: Record) -> str:
+    """The version that the line had, or today's; empty where it had none."""
+    seen = _environment(record)
+    return str(seen.get("log_version", "")) if "imported" in seen else "v0.6"
+
+
+def _workload_key(record: Record, workload: Workload) -> str:
+    """The key of Ansor's own workload; for others a digest and the extents of all arguments, as it has."""
+    if record.dialect == "ansor":
+        return json.dumps(json.loads(workload.module_json)["key"])
+    extents = [extent for shape in workload.arg_shapes for extent in shape]
+    return json.dumps([content_hash(workload.workload_id), *extents])
+
+
+def hardware_params(spec: DeviceSpec | None, descriptor: Descriptor | None) -> list[int]:
+    """Ansor's eight hardware parameters of a device, with its defaults where nothing is known."""
+    target: Mapping[str, Any] = {} if spec is None else spec.target
+    if spec is not None and spec.family is Family.GPU:
+        warp = int(target.get("thread_warp_size", 32))
+        shared = int(target.get("max_shared_memory_per_block", 49152))
+        return [-1, 16, 64, shared, _INT_MAX, int(target.get("max_threads_per_block", 1024)), warp // 4, warp]
+    cores = int(target.get("num-cores", 1))
+    probed = descriptor.ansor_params if descriptor is not None else ()
+    vector, line = (*probed[1:3], 0, 0)[:2]
+    return [cores, vector or 64, line or 64, 0, 0, 0, 0, 0]
+
+
+def _environment(record: Record) -> Mapping[str, Any]:
+    """What the environment of an imported record keeps of its line; nothing for other records."""
+    if record.dialect == "meta_schedule":
+        return {}
+    value = json.loads(record.environment)
+    return value if isinstance(value, dict) else {}
+
+
+def _target(seen: Mapping[str, Any], spec: DeviceSpec | None) -> str:
+    if "target" in seen:
+        found = seen["target"]
+        return found if isinstance(found, str) else target_text(found)
+    return target_text({} if spec is None else spec.target)
+
+
+def target_text(target: Mapping[str, Any]) -> str:
+    """Write a target in the form of those tools' time: `llvm -keys=cpu -mcpu=core-avx2`."""
+    kind = str(target.get("kind", "llvm"))
+    keys = ",".join(target.get("keys", ())) or {"llvm": "cpu", "cuda": "cuda,gpu"}.get(kind, kind)
+    words = [kind, f"-keys={keys}"]
+    for name in sorted(target.keys() - {"kind", "keys", "host"}):
+        value = target[name]
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        words.append(f"-{name}={int(value) if isinstance(value, bool) else text}")
+    return " ".join(words)
+
+
+__all__ = ["FAILED_SECS", "hardware_params", "target_text", "write_ansor", "write_autotvm"]

@@ -1,0 +1,124 @@
+"""Exported Parquet: one flat table of records that needs no other file: for pandas, DuckDB, replay devices.
+
+The columns are those of the store, made self-contained: what the workload and the device are stands in each
+row (compressed to almost nothing), and which record of a candidate counts. `docs/export.md` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agents.records import Workload, WorkloadId, canonical_json
+from agents.replay_file import Head, Recorded, footer
+from fleet.interchange.export_source import Source
+from fleet.store_schema import DICTIONARY_COLUMNS, FILE_SCHEMA, STATISTICS_COLUMNS
+
+#: What every row says of its device and workload, beside the columns of the store.
+_DEVICE_FIELDS = (("device_id", pa.string()), ("family", pa.string()), ("target", pa.string()))
+_WORKLOAD_FIELDS = (
+    ("workload", pa.string()),
+    ("operator", pa.string()),
+    ("flops", pa.float64()),
+    ("bytes_moved", pa.int64()),
+    ("arg_shapes", pa.string()),
+    ("arg_dtypes", pa.string()),
+)
+#: All columns, in order.
+SCHEMA = pa.schema([*_DEVICE_FIELDS, *_WORKLOAD_FIELDS, ("counts", pa.bool_()), *FILE_SCHEMA])
+
+#: A row group ends with this many bytes or rows: some MB for a reader to decode at once.
+_GROUP_BYTES = 32 << 20
+_GROUP_ROWS = 1 << 16
+_TEXT_COLUMNS = [
+    "device_id",
+    "family",
+    "target",
+    "workload",
+    "operator",
+    "arg_shapes",
+    "arg_dtypes",
+    "quality",
+]
+
+
+def write_parquet(path: Path, sources: Sequence[Source]) -> int:
+    """Write all records of some devices into one file.
+
+    Returns:
+        How many records were written.
+    """
+    count = 0
+    used: dict[WorkloadId, Workload] = {}
+    with pq.ParquetWriter(
+        path,
+        SCHEMA,
+        compression="zstd",
+        use_dictionary=[*_TEXT_COLUMNS, *DICTIONARY_COLUMNS],
+        write_statistics=["device_id", *STATISTICS_COLUMNS],
+    ) as writer:
+        for source in sources:
+            workloads = _workload_columns(source.workloads)
+            group: list[pa.RecordBatch] = []
+            for batch in source.batches(FILE_SCHEMA.names):
+                group.append(_row_batch(source, batch, workloads))
+                for one in pc.unique(batch.column("workload_id")).to_pylist():
+                    if one in source.workloads:
+                        used[one] = source.workloads[one]
+                rows = sum(one.num_rows for one in group)
+                if rows >= _GROUP_ROWS or sum(one.nbytes for one in group) >= _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(group, SCHEMA), row_group_size=rows)
+                    group = []
+                count += batch.num_rows
+                source.wrote(batch.num_rows)
+            if group:
+                writer.write_table(pa.Table.from_batches(group, SCHEMA), row_group_size=_GROUP_ROWS)
+        devices = {
+            source.device_id: Recorded(spec=source.spec, descriptor=source.descriptor)
+            for source in sources
+            if source.spec is not None
+        }
+        head = Head(devices=devices, table_version=sources[0].reader.version)
+        writer.add_key_value_metadata(footer(head, used.values()))
+    return count
+
+
+def _workload_columns(workloads: Mapping[WorkloadId, Workload]) -> dict[str, pa.Array]:
+    """The workload fields by column, and the ids that they belong to as `workload_id`."""
+    values: dict[str, list[Any]] = {
+        "workload": [one.name for one in workloads.values()],
+        "operator": [one.operator for one in workloads.values()],
+        "flops": [one.flops for one in workloads.values()],
+        "bytes_moved": [one.bytes_moved for one in workloads.values()],
+        "arg_shapes": [canonical_json(one.arg_shapes) for one in workloads.values()],
+        "arg_dtypes": [canonical_json(one.arg_dtypes) for one in workloads.values()],
+    }
+    columns = {name: pa.array(values[name], kind) for name, kind in _WORKLOAD_FIELDS}
+    return columns | {"workload_id": pa.array(list(workloads), pa.string())}
+
+
+def _row_batch(source: Source, batch: pa.RecordBatch, workloads: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    spec = source.spec
+    device = {
+        "device_id": source.device_id,
+        "family": None if spec is None else str(spec.family),
+        "target": None if spec is None else spec.target_json,
+    }
+    place = pc.index_in(batch.column("workload_id"), value_set=workloads["workload_id"])
+    counting = [one in source.counting for one in batch.column("record_id").to_pylist()]
+    columns: dict[str, pa.Array] = {name: batch.column(name) for name in FILE_SCHEMA.names}
+    columns["quality"] = pc.fill_null(batch.column("quality"), "{}")
+    columns |= {
+        name: pa.repeat(pa.scalar(device[name], kind), batch.num_rows) for name, kind in _DEVICE_FIELDS
+    }
+    columns |= {name: workloads[name].take(place) for name, _ in _WORKLOAD_FIELDS}
+    columns["counts"] = pa.array(counting, pa.bool_())
+    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+__all__ = ["SCHEMA", "write_parquet"]

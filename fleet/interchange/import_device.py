@@ -1,0 +1,76 @@
+"""The device that logs are imported under: one that is known, or one that only the logs describe.
+
+Called by `fleet.interchange.import_logs`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from agents.records import DeviceId, Family
+from fleet.device_files import load_device
+from fleet.errors import FleetError
+from fleet.interchange.log_targets import Machine, device_from_log
+from fleet.store import Store
+
+# As in device files: an id names a file, a table partition, a Ray resource and a head of the model.
+_DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+def check_device_id(device_id: str) -> DeviceId:
+    """Refuse an id that cannot be a device's.
+
+    Raises:
+        FleetError: It holds other characters than small letters, digits, '-' and '_'.
+    """
+    if not _DEVICE_ID.fullmatch(device_id):
+        raise FleetError(
+            f"device {device_id!r} is not allowed: use up to 64 small letters, digits, '-' and '_', starting"
+            f" with a letter or digit, such as {_suggested(device_id)!r}"
+        )
+    return DeviceId(device_id)
+
+
+def _suggested(device_id: str) -> str:
+    return re.sub(r"[^a-z0-9_-]+", "-", device_id.lower()).strip("-_")[:64] or "board-1"
+
+
+def family_of(store: Store, folder: Path, device_id: DeviceId) -> Family | None:
+    """Family of a device that the store or the device files know; None for a new one.
+
+    Raises:
+        ConfigError: Its device file has a fault.
+    """
+    entry = store.devices().get(device_id)
+    if entry is not None:
+        return entry.spec.family
+    if any((folder / f"{device_id}{suffix}").is_file() for suffix in (".yaml", ".yml")):
+        return load_device(folder, device_id).family
+    return None
+
+
+def keep_device(store: Store, folder: Path, device_id: DeviceId, machine: Machine) -> str:
+    """Make sure that the store knows the device.
+
+    Args:
+        store: The store.
+        folder: Of the device files.
+        device_id: The device.
+        machine: What the first line says, for a device that is described nowhere else.
+
+    Returns:
+        Where its description comes from, for people.
+    """
+    if device_id in store.devices():
+        return "the store"
+    for suffix in (".yaml", ".yml"):
+        path = folder / f"{device_id}{suffix}"
+        if path.is_file():
+            store.put_device(load_device(folder, device_id))
+            return str(path)
+    store.put_device(*device_from_log(device_id, machine))
+    return "the logs"
+
+
+__all__ = ["check_device_id", "family_of", "keep_device"]

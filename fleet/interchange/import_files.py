@@ -1,0 +1,112 @@
+"""Which files an import reads: folders are walked, and what is no log is left out and named.
+
+Called by `fleet.interchange.import_logs`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet.errors import FleetError
+from fleet.interchange.log_lines import first_lines
+
+#: File names (without suffixes) that say that the layout is DEVICE/NETWORK/TUNER: search methods of TVM.
+TUNERS = frozenset(
+    ("xgb", "xgboost", "xgb_knob", "ga", "random", "grid", "gridsearch", "droplet", "evolutionary", "sketch")
+)
+_SUFFIXES = (".gz", ".jsonl", ".json", ".log", ".txt")
+
+#: Lines of a file that are looked at to tell a log from something else.
+_LOOK_LINES = 20
+
+_TUNING, _WORKLOAD = "tuning_record", "workload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFile:
+    """One file to read."""
+
+    path: Path
+    bytes: int
+    #: Network that its workloads belong to; empty if nothing says so.
+    network: str
+
+
+def find_logs(paths: Sequence[Path], network: str = "") -> tuple[list[LogFile], list[Path]]:
+    """List the files of an import, each once, folders in the order of their names.
+
+    Args:
+        paths: Files, which are read whatever they are, and folders.
+        network: Network of all files; where it is empty, the layout NETWORK/TUNER tells.
+
+    Returns:
+        The logs, and files of the folders that hold no line of JSON.
+
+    Raises:
+        FleetError: A path does not exist, or nothing was found.
+        OSError: A file cannot be read.
+    """
+    logs: dict[Path, LogFile] = {}
+    others: list[Path] = []
+    for given in paths:
+        if not given.exists():
+            raise FleetError(f"{given}: no such file or folder: nothing was imported")
+        for path in _walk(given):
+            if path != given and not _looks_like_log(path):
+                others.append(path)
+                continue
+            log = LogFile(path=path, bytes=path.stat().st_size, network=network or network_of(path))
+            logs.setdefault(path.resolve(), log)
+    if not logs:
+        names = ", ".join(map(str, paths))
+        raise FleetError(f"{names}: holds no log of Ansor, AutoTVM or MetaSchedule: nothing was imported")
+    return list(logs.values()), others
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            found = Path(folder) / name
+            if not name.startswith(".") and found.is_file():
+                yield found
+
+
+def network_of(path: Path) -> str:
+    """Name of the folder where the file is named after a tuner, as in DEVICE/NETWORK/TUNER.jsonl.gz."""
+    return path.absolute().parent.name if stem_of(path) in TUNERS else ""
+
+
+def stem_of(path: Path) -> str:
+    """Name without the suffixes of logs."""
+    name = path.name.lower()
+    while name.endswith(_SUFFIXES):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _looks_like_log(path: Path) -> bool:
+    """Whether one of the first lines begins like JSON, or the file is compressed and damaged at once."""
+    lines, damage = first_lines(path, _LOOK_LINES)
+    return any(line.lstrip()[:1] in (b"{", b"[") for line in lines) or bool(damage and not any(lines))
+
+
+def workload_file(path: Path) -> Path | None:
+    """The file of workloads beside a file of tuning records: `database_workload.json` and the like."""
+    if _TUNING not in path.name:
+        return None
+    beside = path.with_name(path.name.replace(_TUNING, _WORKLOAD))
+    plain = beside.with_name(beside.name.removesuffix(".gz"))
+    for found in (beside, plain, plain.with_name(f"{plain.name}.gz")):
+        if found.is_file():
+            return found
+    return None
+
+
+__all__ = ["LogFile", "find_logs", "network_of", "stem_of", "workload_file"]

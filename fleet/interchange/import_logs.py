@@ -1,0 +1,290 @@
+"""Import of other tools' measurement logs: files in, records in the store, every line accounted for.
+
+Called by `fleet import`. Logs are untrusted: a line that is no measurement is counted with its reason, and
+nothing in a line raises anything. Memory is bounded, whatever the files hold.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from agents.records import DeviceId, Family, Workload
+from fleet.errors import FleetError
+from fleet.interchange.import_device import check_device_id, family_of, keep_device
+from fleet.interchange.import_files import LogFile, find_logs, workload_file
+from fleet.interchange.import_journal import FileState, Journal
+from fleet.interchange.import_report import BLANK, COMMENT, WORKLOAD_LINE, ImportReport, LineCounts
+from fleet.interchange.import_rows import RowBatch
+from fleet.interchange.log_catalog import Catalog, Environment, LoggedWorkload, Measurement
+from fleet.interchange.log_json import Rejected, parse_line
+from fleet.interchange.log_lines import LONG_LINE, LogLines, first_lines
+from fleet.interchange.read_ansor import AnsorReader
+from fleet.interchange.read_autotvm import AutoTvmReader
+from fleet.interchange.read_meta_schedule import (
+    Database,
+    MetaScheduleReader,
+    is_workload_line,
+    read_workload_lines,
+)
+from fleet.store import Store
+
+#: Dialects by name; `auto` takes each line for what it looks like.
+DIALECTS: Final = ("auto", "ansor", "autotvm", "meta_schedule")
+
+#: A longer line is a workload of a database, or not read.
+MAX_RECORD_BYTES: Final = 4 << 20
+
+#: Lines at the beginning of a file that are asked for its family.
+_LOOK_LINES = 50
+
+#: Told (bytes of the files read so far, bytes of all files, what is going on).
+Watch = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRequest:
+    """What to import."""
+
+    paths: tuple[Path, ...]
+    device_id: str
+    dialect: str = "auto"
+    #: Network of all files; empty: told by the layout DEVICE/NETWORK/TUNER, else none.
+    network: str = ""
+    #: Of the device files.
+    devices_folder: Path = Path("configs/hardware")
+    #: Read files again that an earlier import had read to their end.
+    again: bool = False
+
+
+class LineReader:
+    """Reads one line, whatever dialect it is in."""
+
+    def __init__(self, dialect: str = "auto") -> None:
+        self._dialect = dialect
+        catalog = Catalog()
+        self._ansor = AnsorReader(catalog)
+        self._autotvm = AutoTvmReader(catalog)
+        self._meta_schedule = MetaScheduleReader(catalog)
+
+    def read(self, line: bytes, database: Database) -> Measurement | None:
+        """Read a line; None for a workload line, which `database` takes up.
+
+        Raises:
+            Rejected: It is no measurement that can be kept.
+        """
+        value = parse_line(line)
+        if type(value) is dict:
+            if "input" in value:
+                self._check("autotvm")
+                return self._autotvm.read(value)
+            if "i" in value:
+                if _is_old_autotvm(value["i"]):
+                    raise Rejected("AutoTVM log before 0.2", "convert it with TVM 0.6's autotvm.record")
+                self._check("ansor")
+                return self._ansor.read(value)
+        elif type(value) is list and len(value) == 2:
+            self._check("meta_schedule")
+            if not is_workload_line(value):
+                return self._meta_schedule.read(value, database)
+            database.add(value)
+            return None
+        raise Rejected("no known dialect", line[:40].decode(errors="replace"))
+
+    def _check(self, dialect: str) -> None:
+        if self._dialect not in ("auto", dialect):
+            raise Rejected(f"a line of {dialect}, asked for {self._dialect}")
+
+
+def _is_old_autotvm(value: Any) -> bool:
+    """AutoTVM 0.1 wrote [target, function, args, ...] under `i`."""
+    return type(value) is list and len(value) >= 3 and type(value[0]) is str and type(value[1]) is str
+
+
+def import_logs(store: Store, request: ImportRequest, watch: Watch | None = None) -> ImportReport:
+    """Import files into an open store.
+
+    Durable in batches as it goes on; after a kill the same call goes on, and a second call adds nothing.
+
+    Raises:
+        FleetError: A path, the device's id or the dialect is wrong, or CPU and GPU logs are mixed: what was
+            stored before stays.
+        StoreError: The store cannot be written.
+        OSError: A file cannot be read.
+    """
+    # Parsed JSON has no cycles; looking for some in the rows that wait costs a fifth of the time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _Import(store, request, watch).run()
+    finally:
+        if collects:
+            gc.enable()
+
+
+class _Import:
+    """The state of one import."""
+
+    def __init__(self, store: Store, request: ImportRequest, watch: Watch | None) -> None:
+        if request.dialect not in DIALECTS:
+            raise FleetError(f"dialect {request.dialect!r} is not known; expected {', '.join(DIALECTS)}")
+        self._store = store
+        self._request = request
+        self._watch = watch
+        self._device_id: DeviceId = check_device_id(request.device_id)
+        self._lines = LineReader(request.dialect)
+        self._batch = RowBatch(self._device_id)
+        self._journal = Journal(store.path, self._device_id)
+        self._report = ImportReport(device_id=self._device_id, table_version=store.version)
+        #: Files whose last rows are in the batch, not in the store.
+        self._ending: dict[FileState, dict[str, Any]] = {}
+        #: Workloads to store before the batch, with the networks that they were met in.
+        self._fresh: dict[LoggedWorkload, set[str]] = {}
+        self._met: dict[LoggedWorkload, set[str]] = {}
+        self._family: Family | None = family_of(store, request.devices_folder, self._device_id)
+        self._family_from = f"device {self._device_id}"
+        self._environment: Environment | None = None
+        self._read_bytes = self._all_bytes = 0
+
+    def run(self) -> ImportReport:
+        began = time.monotonic()
+        logs, self._report.files_skipped = find_logs(self._request.paths, self._request.network)
+        self._all_bytes = sum(log.bytes for log in logs)
+        todo: list[tuple[LogFile, FileState]] = []
+        for log in logs:
+            settings = f"{self._request.dialect} {log.network}"
+            state = FileState.of(log.path, settings)
+            known = None if self._request.again else self._journal.counts(state)
+            if known is not None:
+                self._report.counts.add(LineCounts.from_json(known))
+                self._report.files_known += 1
+                self._tell(log.bytes, "")
+            else:
+                todo.append((log, state))
+        self._check_families([log for log, _ in todo])
+        for log, state in todo:
+            counts = self._file(log)
+            self._report.counts.add(counts)
+            self._ending[state] = counts.to_json()
+        self._commit()
+        self._report.files = len(logs)
+        self._report.table_version = self._store.version
+        self._report.seconds = time.monotonic() - began
+        return self._report
+
+    def _check_families(self, logs: Sequence[LogFile]) -> None:
+        """Look at the beginning of every file, so that mixed families stop the import before it began."""
+        reader = LineReader(self._request.dialect)
+        for log in logs:
+            lines, _ = first_lines(log.path, _LOOK_LINES)
+            for number, line in enumerate(lines, 1):
+                try:
+                    found = reader.read(line, Database())
+                except Rejected:
+                    continue
+                if found is not None:
+                    self._check_family(found.environment, f"{log.path}:{number}")
+                    break
+
+    def _check_family(self, environment: Environment, where: str) -> None:
+        family, kind = environment.family, environment.machine.target.kind
+        if self._family is None:
+            self._family, self._family_from = family, f"{where} ({kind})"
+        elif family is not self._family:
+            raise FleetError(
+                f"{where} was measured on a {family} ({kind}), but {self._family_from} is a {self._family}:"
+                " give each its own --device"
+            )
+
+    def _file(self, log: LogFile) -> LineCounts:
+        """Read one file; its rows go to the batch."""
+        counts = LineCounts()
+        lines = LogLines(log.path)
+        database = Database()
+        beside = workload_file(log.path)
+        if beside is not None:
+            database = read_workload_lines(line for part in LogLines(beside).batches() for line in part)
+        position = 0
+        for batch in lines.batches():
+            for line in batch:
+                counts.lines += 1
+                try:
+                    if type(line) is not bytes:
+                        raise Rejected(str(line))
+                    self._line(line, database, log, counts)
+                except Rejected as reason:
+                    self._reject(reason, log, counts)
+                if self._batch.is_full:
+                    self._commit()
+            self._tell(lines.position - position, log.path.name, counts.lines)
+            position = lines.position
+        if lines.damage:
+            self._report.damaged[str(log.path)] = lines.damage
+        return counts
+
+    def _line(self, line: bytes, database: Database, log: LogFile, counts: LineCounts) -> None:
+        if not line or line.isspace():
+            raise Rejected(BLANK)
+        if line[:1] == b"#":
+            raise Rejected(COMMENT)
+        if len(line) > MAX_RECORD_BYTES and not line.startswith(b'["'):
+            raise Rejected(LONG_LINE, f"{len(line):,} bytes")
+        found = self._lines.read(line, database)
+        if found is None:
+            raise Rejected(WORKLOAD_LINE)
+        if found.environment is not self._environment:
+            self._check_family(found.environment, f"{log.path}:{counts.lines}")
+            self._meet(found.environment)
+        networks = self._met.get(found.workload)
+        if networks is None or (log.network and log.network not in networks):
+            self._met.setdefault(found.workload, set()).add(log.network)
+            self._fresh.setdefault(found.workload, set()).add(log.network)
+        self._batch.add(found)
+        counts.dialects[found.workload.dialect] += 1
+        counts.outcomes[found.result.outcome] += 1
+
+    def _meet(self, environment: Environment) -> None:
+        self._environment = environment
+        if not self._report.described_by:
+            folder = self._request.devices_folder
+            self._report.described_by = keep_device(self._store, folder, self._device_id, environment.machine)
+        self._report.targets.add(environment.machine.target.kind)
+
+    def _reject(self, reason: Rejected, log: LogFile, counts: LineCounts) -> None:
+        counts.rejected[reason.reason] += 1
+        if reason.reason not in self._report.examples:
+            where = f"{log.path}:{counts.lines}"
+            self._report.examples[reason.reason] = f"{where}: {reason.detail}" if reason.detail else where
+
+    def _commit(self) -> None:
+        """Make everything read so far durable: workloads, then records, then which files are done."""
+        self._report.workloads += self._store.put_workloads(self._take_workloads())
+        if len(self._batch):
+            done = self._store.append_table(self._device_id, self._batch.take())
+            self._report.imported += done.appended
+        self._journal.finish(self._ending)
+        self._ending = {}
+        gc.collect(1)
+
+    def _take_workloads(self) -> list[Workload]:
+        taken = []
+        for logged, networks in self._fresh.items():
+            named = tuple((name, 1) for name in sorted(networks) if name)
+            self._report.networks.update(name for name in networks if name)
+            taken.append(replace(logged.workload, networks=named))
+            logged.forget_module()
+        self._fresh = {}
+        return taken
+
+    def _tell(self, read: int, name: str, lines: int = 0) -> None:
+        self._read_bytes += read
+        if self._watch is not None:
+            note = f"{self._report.counts.lines + lines:,} lines {name}".rstrip()
+            self._watch(self._read_bytes, self._all_bytes, note)
+
+
+__all__ = ["DIALECTS", "MAX_RECORD_BYTES", "ImportRequest", "LineReader", "Watch", "import_logs"]

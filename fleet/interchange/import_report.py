@@ -1,0 +1,133 @@
+"""What an import did, line by line accounted for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.records import DeviceId, Outcome
+
+#: Reasons of lines that are no measurements and are not meant to be.
+BLANK, COMMENT, WORKLOAD_LINE = "blank line", "comment line", "workload line"
+NO_MEASUREMENTS = frozenset({BLANK, COMMENT, WORKLOAD_LINE})
+
+
+@dataclass(slots=True)
+class LineCounts:
+    """Lines of one file or of all: `lines == valid + sum of rejected`."""
+
+    lines: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    #: Measurements by dialect, and by outcome.
+    dialects: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def valid(self) -> int:
+        """Lines that are measurements."""
+        return self.dialects.total()
+
+    def add(self, other: LineCounts) -> None:
+        """Count the lines of another file in."""
+        self.lines += other.lines
+        self.rejected.update(other.rejected)
+        self.dialects.update(other.dialects)
+        self.outcomes.update(other.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes."""
+        return {
+            "lines": self.lines,
+            "rejected": dict(self.rejected),
+            "dialects": dict(self.dialects),
+            "outcomes": dict(self.outcomes),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LineCounts:
+        """Rebuild what `to_json` gave."""
+        return cls(
+            lines=value["lines"],
+            rejected=Counter(value["rejected"]),
+            dialects=Counter(value["dialects"]),
+            outcomes=Counter(value["outcomes"]),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ImportReport:
+    """What became of every line."""
+
+    device_id: DeviceId
+    counts: LineCounts = field(default_factory=LineCounts)
+    #: Records that are new in the store. The others of `counts.valid` were there, or stand twice in the logs.
+    imported: int = 0
+    files: int = 0
+    #: Files that an earlier import had read to their end: their measurements count as duplicates.
+    files_known: int = 0
+    #: Files of the folders that hold no log.
+    files_skipped: list[Path] = field(default_factory=list)
+    #: First line of each reason of rejection: file:line, and what was found.
+    examples: dict[str, str] = field(default_factory=dict)
+    #: Compressed files that are damaged, with what is wrong.
+    damaged: dict[str, str] = field(default_factory=dict)
+    #: Workloads that are new in the store.
+    workloads: int = 0
+    #: Networks that the workloads were counted to.
+    networks: set[str] = field(default_factory=set)
+    #: Where the device's description comes from.
+    described_by: str = ""
+    targets: set[str] = field(default_factory=set)
+    #: Version of the store's table that holds all of it.
+    table_version: int = 0
+    seconds: float = 0.0
+
+    @property
+    def duplicates(self) -> int:
+        """Measurements that the store held already, or that stand twice in the logs."""
+        return self.counts.valid - self.imported
+
+    @property
+    def rejected(self) -> int:
+        """Lines that should be measurements and are not."""
+        return sum(count for reason, count in self.counts.rejected.items() if reason not in NO_MEASUREMENTS)
+
+    @property
+    def unaccounted(self) -> int:
+        """Lines of which nothing is known: always 0."""
+        return self.counts.lines - self.imported - self.duplicates - self.counts.rejected.total()
+
+    def to_json(self) -> dict[str, Any]:
+        """The report for `--json`; its keys are told in `docs/import.md`."""
+        return {
+            "device": self.device_id,
+            "described_by": self.described_by,
+            "targets": sorted(self.targets),
+            "files": self.files,
+            "files_known": self.files_known,
+            "files_skipped": [str(path) for path in self.files_skipped],
+            "lines": self.counts.lines,
+            "imported": self.imported,
+            "duplicates": self.duplicates,
+            "rejected_by_reason": dict(self.counts.rejected.most_common()),
+            "unaccounted_lines": self.unaccounted,
+            "first_examples": dict(self.examples),
+            "damaged": dict(self.damaged),
+            "dialects": dict(sorted(self.counts.dialects.items())),
+            "outcomes": {
+                outcome.value: self.counts.outcomes[outcome]
+                for outcome in Outcome
+                if self.counts.outcomes[outcome]
+            },
+            "workloads_new": self.workloads,
+            "networks": sorted(self.networks),
+            "table_version": self.table_version,
+            "seconds": round(self.seconds, 3),
+            "lines_per_s": round(self.counts.lines / self.seconds, 1) if self.seconds else None,
+        }
+
+
+__all__ = ["BLANK", "COMMENT", "NO_MEASUREMENTS", "WORKLOAD_LINE", "ImportReport", "LineCounts"]

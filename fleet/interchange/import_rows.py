@@ -1,0 +1,147 @@
+"""Measurements as columns of the records table, collected until there are enough for one commit.
+
+Called by `fleet.interchange.import_logs`. What a row holds, and what is left unsaid because logs do not say
+it, is in `docs/import.md`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from agents.record_json import NO_MEMORY_LIMIT_GIB, protocol_to_json
+from agents.records import RECORD_SCHEMA, DeviceId, Protocol, canonical_json
+from fleet.interchange.log_catalog import Measurement, framed
+from fleet.interchange.log_results import attempt_of
+from fleet.store_schema import FILE_SCHEMA, RECORD_ID_DIGITS
+
+#: `Record.origin` of everything that came from a log.
+ORIGIN: Final = "imported"
+
+#: Rows and bytes of traces in one commit at most.
+BATCH_ROWS = 32_768
+BATCH_BYTES = 48 << 20
+
+#: Logs keep no time limits; the protocol needs numbers, so these are beyond any that was used.
+NO_TIME_LIMIT_SEC = 1e6
+
+#: Logs do not say how many runs one repeat averages.
+UNKNOWN_NUMBER = 1
+
+T = TypeVar("T", bound=Hashable)
+
+
+@functools.cache
+def protocol_text(repeat: int) -> str:
+    """The protocol of a logged measurement: its repeats are known, and nothing else."""
+    protocol = Protocol(
+        repeat=repeat,
+        extra_repeats=0,
+        target_interval=0.0,
+        reject_interval=0.0,
+        min_repeat_ms=0.0,
+        early_stop_ratio=0.0,
+        check_share=0.0,
+        build_timeout_sec=NO_TIME_LIMIT_SEC,
+        run_timeout_sec=NO_TIME_LIMIT_SEC,
+        memory_limit_gib=NO_MEMORY_LIMIT_GIB,
+    )
+    return canonical_json(protocol_to_json(protocol))
+
+
+class RowBatch:
+    """Rows of one device that wait for a commit."""
+
+    def __init__(self, device_id: DeviceId) -> None:
+        self._device = framed(device_id)
+        self._middle: dict[str, bytes] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._measurements: list[Measurement] = []
+        self._record_ids: list[str] = []
+        self._candidate_ids: list[str] = []
+        self._attempts: list[int] = []
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._measurements)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time for a commit."""
+        return len(self._measurements) >= BATCH_ROWS or self._bytes >= BATCH_BYTES
+
+    def add(self, measurement: Measurement) -> None:
+        """Take one measurement."""
+        workload, environment, trace, result = measurement
+        candidate_id = workload.candidate_id(trace)
+        attempt = attempt_of(result)
+        # `Record.record_id`: content_hash(candidate_id, device_id, environment_id, str(attempt)).
+        middle = self._middle.get(environment.environment_id)
+        if middle is None:
+            middle = self._device + framed(environment.environment_id)
+            self._middle[environment.environment_id] = middle
+        digest = hashlib.sha256(framed(candidate_id) + middle + framed(str(attempt)))
+        self._measurements.append(measurement)
+        self._record_ids.append(digest.hexdigest()[:RECORD_ID_DIGITS])
+        self._candidate_ids.append(candidate_id)
+        self._attempts.append(attempt)
+        self._bytes += len(trace)
+
+    def take(self) -> pa.Table:
+        """All rows as a table of `FILE_SCHEMA`; the batch is empty afterwards."""
+        rows = len(self)
+        results = [one.result for one in self._measurements]
+        workloads = [one.workload for one in self._measurements]
+        environments = [one.environment for one in self._measurements]
+        run_secs = [result.run_secs for result in results]
+        columns: dict[str, Any] = {
+            "record_id": self._record_ids,
+            "workload_id": _words(workloads, lambda one: one.workload.workload_id),
+            "candidate_id": self._candidate_ids,
+            "outcome": [result.outcome for result in results],
+            "latency_secs": [min(secs) if secs else None for secs in run_secs],
+            "run_secs": run_secs,
+            "warmup_secs": _constant([], rows, "warmup_secs"),
+            "number": _constant(UNKNOWN_NUMBER, rows, "number"),
+            "build_secs": _constant(0.0, rows, "build_secs"),
+            "wait_secs": _constant(0.0, rows, "wait_secs"),
+            "timing_secs": [result.all_secs for result in results],
+            "measured_at": [result.measured_at for result in results],
+            "attempt": self._attempts,
+            "origin": _constant(ORIGIN, rows, "origin"),
+            "model_version": _constant("", rows, "model_version"),
+            "error": [result.error for result in results],
+            "environment_id": _words(environments, lambda one: one.environment_id),
+            "environment": _words(environments, lambda one: one.text),
+            "protocol": _words([len(secs) or 1 for secs in run_secs], protocol_text),
+            "dialect": _words(workloads, lambda one: one.dialect),
+            "trace": [one.trace for one in self._measurements],
+            "schema": _constant(RECORD_SCHEMA, rows, "schema"),
+            "quality": _constant("{}", rows, "quality"),
+        }
+        self._clear()
+        arrays = [
+            values if isinstance(values, pa.Array) else pa.array(values, field.type)
+            for field, values in ((field, columns[field.name]) for field in FILE_SCHEMA)
+        ]
+        return pa.Table.from_arrays(arrays, schema=FILE_SCHEMA)
+
+
+def _words(values: Sequence[T], text: Callable[[T], str]) -> pa.Array:
+    """A column of texts that many rows share: each is made once."""
+    places: dict[T, int] = {}
+    rows = [places.setdefault(value, len(places)) for value in values]
+    return pa.array([text(value) for value in places], pa.string()).take(pa.array(rows, pa.int32()))
+
+
+def _constant(value: Any, rows: int, name: str) -> pa.Array:
+    return pa.repeat(pa.scalar(value, FILE_SCHEMA.field(name).type), rows)
+
+
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "NO_TIME_LIMIT_SEC", "ORIGIN", "RowBatch", "protocol_text"]

@@ -1,0 +1,173 @@
+"""Lines of a log that nobody vouches for: plain or gz, in bounded memory, damage told instead of raised.
+
+Called by `fleet.interchange.import_logs`. It knows bytes and lines only, no JSON and no dialect.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+#: A longer line is dropped as it is read. Modules of databases reach some hundred KB, records some 20 KB.
+MAX_LINE_BYTES: Final = 32 << 20
+
+#: Bytes taken from the file, and decompressed, at once.
+_READ_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 20
+#: Bytes looked at to tell what a file is.
+_LOOK_BYTES = 1 << 20
+_GZ_MAGIC = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
+
+
+class Unreadable(str):
+    """Stands in a batch for a line that could not be read whole; the text is the reason."""
+
+
+LONG_LINE: Final = Unreadable("line too long")
+CUT_LINE: Final = Unreadable("cut by damage to the compressed file")
+
+
+class LogLines:
+    """The lines of one file.
+
+    Attributes:
+        position: Bytes of the file read so far.
+        damage: What is wrong with the compression of the file; empty if nothing was seen.
+    """
+
+    def __init__(
+        self, path: Path, max_line_bytes: int = MAX_LINE_BYTES, chunk_bytes: int = _CHUNK_BYTES
+    ) -> None:
+        self._path = path
+        self._limit = max_line_bytes
+        self._chunk = chunk_bytes
+        self.position = 0
+        self.damage = ""
+
+    def batches(self) -> Iterator[list[bytes | Unreadable]]:
+        r"""Yield all lines in order, some MB at a time, without their `\n`.
+
+        A last line without an end counts, an empty rest does not. A line over the limit comes as `LONG_LINE`;
+        where a gz file is damaged, all whole lines before come, and `CUT_LINE` for the piece at the damage.
+
+        Raises:
+            OSError: The file cannot be opened or read.
+        """
+        # Pieces of the line that has not ended yet: joining them chunk by chunk would cost the square.
+        pieces: list[bytes] = []
+        length = 0
+        is_first = True
+        for chunk in self.chunks():
+            if is_first and chunk:
+                chunk, is_first = chunk.removeprefix(_BOM), False
+            lines: list[bytes | Unreadable] = [*chunk.split(b"\n")]
+            rest = lines.pop()
+            if lines:
+                lines[0] = self._joined(pieces, length, lines[0])
+                if len(chunk) > self._limit:  # only with a limit below the usual size of a chunk
+                    lines = [line if len(line) <= self._limit else LONG_LINE for line in lines]
+                pieces, length = [], 0
+            length += len(rest)
+            if length <= self._limit:
+                pieces.append(rest)  # type: ignore[arg-type]
+            else:
+                pieces = []
+            if lines:
+                yield lines
+        if length:
+            yield [CUT_LINE if self.damage else self._joined(pieces, length, b"")]
+
+    def _joined(self, pieces: list[bytes], length: int, end: bytes | Unreadable) -> bytes | Unreadable:
+        if length + len(end) > self._limit:
+            return LONG_LINE
+        return b"".join([*pieces, end]) if pieces else end  # type: ignore[list-item]
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the decompressed bytes in pieces.
+
+        Raises:
+            OSError: The file cannot be opened or read.
+        """
+        with self._path.open("rb") as stream:
+            head = stream.read(_READ_BYTES)
+            self.position = len(head)
+            if head.startswith(_GZ_MAGIC):
+                yield from self._inflated(stream, head)
+                return
+            yield head
+            while chunk := stream.read(self._chunk):
+                self.position += len(chunk)
+                yield chunk
+
+    def _inflated(self, stream: BinaryIO, data: bytes) -> Iterator[bytes]:
+        """Decompress members one after the other; a bomb grows by `_CHUNK_BYTES` at a time only."""
+        inflater = zlib.decompressobj(wbits=31)
+        while True:
+            # zlib gives nothing of a call that fails, so a call is tried on a copy: what came before damage
+            # within it can then be had byte by byte.
+            before = inflater.copy()
+            try:
+                output = inflater.decompress(data, self._chunk)
+            except zlib.error as error:
+                self.damage = f"gz: {error}"
+                yield _up_to_damage(before, data)
+                return
+            if output:
+                yield output
+            if inflater.eof:
+                # Members follow each other; zeros may fill up the end.
+                data = inflater.unused_data.lstrip(b"\0") or self._read(stream).lstrip(b"\0")
+                if not data:
+                    return
+                if len(data) < len(_GZ_MAGIC):
+                    data += self._read(stream)
+                if not data.startswith(_GZ_MAGIC):
+                    self.damage = "gz: something else follows the compressed data"
+                    return
+                inflater = zlib.decompressobj(wbits=31)
+            elif inflater.unconsumed_tail:
+                data = inflater.unconsumed_tail
+            else:
+                data = self._read(stream)
+                if not data and not output:
+                    self.damage = "gz: the file ends too early"
+                    return
+
+    def _read(self, stream: BinaryIO) -> bytes:
+        data = stream.read(_READ_BYTES)
+        self.position += len(data)
+        return data
+
+
+def first_lines(path: Path, count: int) -> tuple[list[bytes], str]:
+    """Look into a file: at most `count` of its first lines, the last maybe cut, and damage met until there.
+
+    Raises:
+        OSError: The file cannot be opened or read.
+    """
+    lines = LogLines(path, chunk_bytes=_READ_BYTES)
+    data = b""
+    for chunk in lines.chunks():
+        data += chunk
+        if data.count(b"\n") >= count or len(data) >= _LOOK_BYTES:
+            break
+    return data.removeprefix(_BOM).split(b"\n")[:count], lines.damage
+
+
+def _up_to_damage(inflater: zlib._Decompress, data: bytes) -> bytes:
+    """What the bytes before the damage give; `data` is some KB, and this runs once a file."""
+    output = b""
+    try:
+        for place in range(len(data)):
+            output += inflater.decompress(data[place : place + 1])
+            if len(output) > _CHUNK_BYTES:
+                break
+    except zlib.error:
+        pass
+    return output
+
+
+__all__ = ["CUT_LINE", "LONG_LINE", "MAX_LINE_BYTES", "LogLines", "Unreadable", "first_lines"]

@@ -1,0 +1,210 @@
+"""What every device worker promises, whatever it is: run on a real local device and on a replay of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agents.errors import AgentError
+from agents.record_json import record_from_json, record_to_json
+from agents.records import (
+    Candidate,
+    Descriptor,
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Outcome,
+    Protocol,
+    Record,
+    Replay,
+    Workload,
+)
+from agents.replay import ReplayWorker
+from agents.worker import Batch, DeviceWorker
+from fleet.replaying import ready
+from fleet.store import Store
+
+pytestmark = pytest.mark.tvm
+
+#: What is tested here must not depend on how quiet the host is.
+QUICK = Protocol(
+    repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, early_stop_ratio=0.0, reject_interval=0.0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A device worker, and what is known of its device."""
+
+    worker: DeviceWorker | ReplayWorker
+    workload: Workload
+    #: Candidates that the device can measure.
+    candidates: tuple[Candidate, ...]
+
+
+@pytest.fixture(scope="module")
+def real(
+    generic_spec: DeviceSpec,
+    matmul: Workload,
+    matmul_candidates: list[Candidate],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Subject]:
+    affinity = psutil.Process().cpu_affinity()
+    made = DeviceWorker(generic_spec, tmp_path_factory.mktemp("real") / "spool")
+    yield Subject(made, matmul, tuple(matmul_candidates))
+    made.close()
+    psutil.Process().cpu_affinity(affinity)
+
+
+@pytest.fixture(scope="module")
+def replay(real: Subject, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    """A replay of what the real device measures here, near candidates of good ones too."""
+    folder = tmp_path_factory.mktemp("replay")
+    parents = [one.trace for one in real.candidates[:1]]
+    near = real.worker.evolve(real.workload, parents, 3, seed=0)
+    records = measure(real, (*real.candidates, *near), attempt=100)
+    real.worker.acknowledge([record.record_id for record in records])
+    with Store.open(folder / "store") as store:
+        store.put_device(real.worker.spec, real.worker.descriptor)
+        store.put_workloads([real.workload])
+        store.append(records)
+    spec = dataclasses.replace(
+        real.worker.spec,
+        device_id=DeviceId("again"),
+        kind=DeviceKind.REPLAY,
+        target_json="{}",
+        replay=Replay(records=str(folder / "store"), device=real.worker.spec.device_id),
+    )
+    [spec] = ready({spec.device_id: spec}, folder / "files").values()
+    made = ReplayWorker(spec, folder / "spool")
+    yield Subject(made, real.workload, real.candidates)
+    made.close()
+
+
+@pytest.fixture(params=["real", "replay"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Subject)
+    return found
+
+
+def measure(
+    subject: Subject, candidates: tuple[Candidate, ...], *, attempt: int = 0, model_version: str = ""
+) -> list[Record]:
+    batch = Batch(
+        candidates=candidates,
+        workloads={subject.workload.workload_id: subject.workload},
+        protocol=QUICK,
+        attempt=attempt,
+        model_version=model_version,
+    )
+    # A real device may measure others again with a batch, having drifted before: with the next attempt.
+    return [record for record in subject.worker.measure(batch) if record.attempt == attempt]
+
+
+def test_a_replay_has_the_descriptor_target_and_family_of_what_it_replays(
+    real: Subject, replay: Subject
+) -> None:
+    assert replay.worker.descriptor == real.worker.descriptor
+    assert replay.worker.spec.target == real.worker.spec.target
+    assert replay.worker.spec.family is real.worker.spec.family
+
+
+def test_a_worker_knows_its_descriptor_and_processes(subject: Subject) -> None:
+    assert isinstance(subject.worker.descriptor, Descriptor)
+    assert subject.worker.descriptor.vector_bytes > 0
+    assert os.getpid() in subject.worker.pids
+
+
+def test_the_same_seed_gives_the_same_draws_and_exclude_only_filters(subject: Subject) -> None:
+    propose = subject.worker.propose
+    drawn = propose(subject.workload, 4, seed=5)
+    assert len({one.candidate_id for one in drawn}) == 4
+    assert {one.origin for one in drawn} == {"random"}
+    assert {one.workload_id for one in drawn} == {subject.workload.workload_id}
+    assert propose(subject.workload, 4, seed=5) == drawn
+    assert propose(subject.workload, 3, seed=5, exclude=[drawn[0].candidate_id]) == drawn[1:]
+    assert propose(subject.workload, 4, seed=6) != drawn
+    assert propose(subject.workload, 0, seed=5) == []
+
+
+def test_evolved_candidates_are_new_and_can_be_measured(subject: Subject) -> None:
+    parents = [one.trace for one in subject.candidates[:1]]
+    known = [one.candidate_id for one in subject.candidates]
+    evolved = subject.worker.evolve(subject.workload, parents, 3, seed=0, exclude=known)
+    assert evolved
+    assert {one.origin for one in evolved} == {"evolved"}
+    assert not {one.candidate_id for one in evolved} & set(known)
+    assert subject.worker.evolve(subject.workload, parents, 3, seed=0, exclude=known) == evolved
+    [record] = measure(subject, tuple(evolved[:1]), attempt=30)
+    assert (record.outcome, record.error) == (Outcome.OK, "")
+
+
+def test_every_candidate_gives_a_record_that_says_what_was_asked(subject: Subject) -> None:
+    asked = tuple(dataclasses.replace(one, origin="model") for one in subject.candidates[:3])
+    records = measure(subject, asked, attempt=20, model_version="m-7")
+    assert {record.candidate_id for record in records} == {one.candidate_id for one in asked}
+    for record in records:
+        assert record.outcome is Outcome.OK, record.error
+        assert all(secs > 0 for secs in record.run_secs)
+        assert record.latency_secs == min(record.run_secs)
+        assert record.device_id == subject.worker.spec.device_id
+        assert (record.origin, record.model_version) == ("model", "m-7")
+        assert record.environment_id == subject.worker.environment_id(QUICK)
+        assert json.loads(record.environment)["versions"]["apache-tvm"]
+        assert json.loads(record.quality)["interval"] >= 0
+        assert (record.build_secs > 0, record.timing_secs > 0) == (True, True)
+        assert record_from_json(json.loads(json.dumps(record_to_json(record)))) == record
+
+
+def test_a_candidate_that_cannot_be_measured_gets_an_outcome_and_the_batch_goes_on(subject: Subject) -> None:
+    nonsense = Candidate(workload_id=subject.workload.workload_id, trace="[[],[[0,[1]]]]")
+    known = subject.candidates[0]
+    found = {record.candidate_id: record for record in measure(subject, (nonsense, known), attempt=40)}
+    failed = found[nonsense.candidate_id]
+    assert failed.outcome in (Outcome.BUILD_FAILED, Outcome.LOST)
+    assert failed.error
+    assert failed.run_secs == ()
+    assert found[known.candidate_id].outcome is Outcome.OK
+
+
+def test_records_are_pending_until_they_are_acknowledged(subject: Subject) -> None:
+    subject.worker.acknowledge([record.record_id for record in subject.worker.pending()])
+    [first] = measure(subject, subject.candidates[:1], attempt=50)
+    [second] = measure(subject, subject.candidates[1:2], attempt=50)
+
+    def waiting() -> list[Record]:
+        return [record for record in subject.worker.pending() if record.attempt == 50]
+
+    assert waiting() == [first, second]
+    subject.worker.acknowledge([first.record_id])
+    assert waiting() == [second]
+    subject.worker.acknowledge([first.record_id, second.record_id, "unknown"])
+    assert waiting() == []
+
+
+def test_the_environment_lasts_and_attempts_tell_measurements_apart(subject: Subject, tmp_path: Path) -> None:
+    one = subject.candidates[:1]
+    records = [record for attempt in (60, 70) for record in measure(subject, one, attempt=attempt)]
+    assert {record.environment_id for record in records} == {subject.worker.environment_id(QUICK)}
+    assert len({record.record_id for record in records}) == len(records)
+    with Store.open(tmp_path / "store") as store:
+        assert store.append(records).appended == len(records)
+        assert store.append(measure(subject, one, attempt=70)).appended == 0
+
+
+def test_workloads_of_an_unknown_network_are_refused(subject: Subject) -> None:
+    with pytest.raises(AgentError, match="resnet-1001"):
+        subject.worker.network_workloads(["resnet-1001"])
+
+
+def test_workloads_of_known_networks_come_with_their_modules(subject: Subject) -> None:
+    found = subject.worker.network_workloads(["bert-tiny"])
+    assert subject.workload in found

@@ -1,0 +1,245 @@
+"""Exported Parquet, and what holds for every export: whole or not there, never empty, repeatable."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from agents.records import NOISE, DeviceId, Outcome, WorkloadId
+from agents.replay_file import open_file, read_head, read_workloads
+from fleet.errors import FleetError, StoreFull
+from fleet.interchange import export_files, export_parquet
+from fleet.interchange.export_store import FORMATS, ExportResult, export
+from fleet.noise import settled
+from fleet.store import Store
+from tests.record_fixtures import (
+    as_layout_1,
+    make_batch,
+    make_descriptor,
+    make_record,
+    make_spec,
+    make_workload,
+)
+
+WORKLOAD = make_workload(1, (("resnet-50", 2),))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """Two devices, 20 records each of one workload and one of an unknown one."""
+    with Store.open(tmp_path / "store") as made:
+        made.put_device(make_spec("dev-a"), make_descriptor())
+        made.put_device(make_spec("dev-b", target_json='{"kind":"llvm","num-cores":2}'), None)
+        made.put_workloads([WORKLOAD, make_workload(2)])
+        for device in ("dev-b", "dev-a"):
+            made.append(make_batch(1, 20, device=device, workload=WORKLOAD.workload_id))
+            made.append([make_record(30, device=device, workload="ffff")])
+        yield made
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file outside the store."""
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and folder / "store" not in path.parents
+    }
+
+
+def hidden(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measured(
+    store: Store, tmp_path: Path
+) -> None:
+    again = make_record(5, device="dev-a", workload=WORKLOAD.workload_id, attempt=1, origin=NOISE)
+    old = as_layout_1(make_record(50, device="dev-a", workload=WORKLOAD.workload_id))
+    store.append([again, old])
+    path = tmp_path / "all.parquet"
+    result = export(store, path, "parquet")
+    table = pq.read_table(path)
+    assert (result.records, table.num_rows, result.files) == (44, 44, (path,))
+    assert table.schema.equals(export_parquet.SCHEMA)
+    rows = {row["record_id"]: row for row in table.to_pylist()}
+    records = list(store.records())
+    counting = {record.record_id for record in settled(records)}
+    for record in records:
+        row = rows[record.record_id]
+        for name in ("device_id", "workload_id", "candidate_id", "trace", "attempt", "quality", "schema"):
+            assert row[name] == getattr(record, name)
+        assert (row["outcome"], tuple(row["run_secs"])) == (record.outcome, record.run_secs)
+        assert row["latency_secs"] == (record.latency_secs if record.outcome is Outcome.OK else None)
+        assert row["counts"] == (record.record_id in counting)
+        assert row["family"] == "cpu"
+        is_known = record.workload_id == WORKLOAD.workload_id
+        assert row["workload"] == (WORKLOAD.name if is_known else None)
+        assert row["flops"] == (WORKLOAD.flops if is_known else None)
+        assert row["arg_shapes"] == ("[[128,128],[128,128],[128,128]]" if is_known else None)
+    assert not rows[again.record_id]["counts"]
+    assert {row["target"] for row in rows.values() if row["device_id"] == "dev-b"} == {
+        '{"kind":"llvm","num-cores":2}'
+    }
+
+
+def test_the_footer_brings_devices_and_the_workloads_that_occur(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "all.parquet"
+    export(store, path, "parquet")
+    with open_file(path) as file:
+        head = read_head(file, path)
+        workloads = read_workloads(file, path)
+    assert head.table_version == store.version
+    entries = store.devices()
+    assert {name: (one.spec, one.descriptor) for name, one in head.devices.items()} == {
+        name: (entry.spec, entry.descriptor) for name, entry in entries.items()
+    }
+    assert workloads == [WORKLOAD]
+
+
+def test_a_folder_has_a_file_a_device_and_says_what_it_is(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "out"
+    result = export(store, folder, "parquet", ["dev-b", "dev-a", "dev-a"])
+    assert result == ExportResult(
+        fmt="parquet",
+        files=(folder / "dev-a.parquet", folder / "dev-b.parquet"),
+        records=42,
+        skipped={},
+        table_version=store.version,
+    )
+    manifest = yaml.safe_load((folder / "export.yaml").read_text())
+    assert manifest["records"] == {"dev-a": 21, "dev-b": 21}
+    assert set(pq.read_table(folder / "dev-b.parquet").column("device_id").to_pylist()) == {"dev-b"}
+
+
+def test_rows_are_streamed_in_groups_of_bounded_size(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_parquet, "_GROUP_BYTES", 1)
+    told: list[tuple[DeviceId, int]] = []
+    store.append(make_batch(100, 3000, device="dev-b"))
+    path = tmp_path / "all.parquet"
+    export(store, path, "parquet", ["dev-b"], watch=lambda device, count: told.append((device, count)))
+    with pq.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    assert max(groups) <= 1024
+    assert sum(groups) == 3021
+    assert [device for device, _ in told] == ["dev-b"] * len(told)
+    assert told[-1][1] > 1024
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_nothing_to_export_is_one_clear_error_and_leaves_nothing(fmt: str, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as empty:
+        with pytest.raises(FleetError, match=r"holds no records at version .*fleet collect"):
+            export(empty, tmp_path / "out", fmt)
+        empty.append([make_record(1)])
+        empty.put_device(make_spec("dev-b"))
+        with pytest.raises(FleetError, match="device dev-b has no records"):
+            export(empty, tmp_path / "out", fmt, ["dev-b"])
+        with pytest.raises(FleetError, match=r"no device 'dev-c'.*did you mean 'dev-"):
+            export(empty, tmp_path / "out", fmt, ["dev-c"])
+        if fmt == "autotvm":
+            with pytest.raises(
+                FleetError, match="nothing to export as autotvm from dev-a: 1 left out: its workload"
+            ):
+                export(empty, tmp_path / "out", fmt)
+            with pytest.raises(FleetError, match="nothing to export"):
+                export(empty, tmp_path / "out.jsonl", fmt)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_an_unknown_format_names_the_known_ones(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"unknown format 'parqet'.*parquet.*autotvm"):
+        export(store, tmp_path / "x", "parqet")
+
+
+def test_lines_of_two_devices_need_a_folder(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="one file holds one device, got dev-a, dev-b"):
+        export(store, tmp_path / "x.jsonl.gz", "ansor")
+
+
+@pytest.mark.parametrize("name", ["all.parquet", "all"])
+def test_what_is_there_is_replaced_only_when_asked(store: Store, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    export(store, path, "parquet", ["dev-a"])
+    with pytest.raises(FleetError, match=r"is there already; .*--replace"):
+        export(store, path, "parquet")
+    result = export(store, path, "parquet", replace=True)
+    assert result.records == 42
+    assert all(file.exists() for file in result.files)
+    assert not hidden(tmp_path)
+
+
+def test_a_folder_that_is_no_export_is_never_replaced(store: Store, tmp_path: Path) -> None:
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "chapter.txt").write_text("years")
+    with pytest.raises(FleetError, match="not replaced"):
+        export(store, precious, "parquet", replace=True)
+    (tmp_path / "x.parquet").mkdir()
+    with pytest.raises(FleetError, match="is a folder"):
+        export(store, tmp_path / "x.parquet", "parquet", replace=True)
+    with pytest.raises(FleetError, match="is a file"):
+        export(store, precious / "chapter.txt", "meta_schedule", replace=True)
+    assert (precious / "chapter.txt").read_text() == "years"
+
+
+@pytest.mark.parametrize("name", ["all.parquet", "all"])
+@pytest.mark.parametrize("is_there", [False, True], ids=["new", "over an old one"])
+def test_a_disk_that_fills_up_leaves_the_old_export_or_none(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_there: bool
+) -> None:
+    path = tmp_path / name
+    if is_there:
+        export(store, path, "parquet", ["dev-a"])
+    before = contents(tmp_path)
+
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(export_files, "fsync", full)
+    with pytest.raises(StoreFull, match="no room while exporting"):
+        export(store, path, "parquet", replace=True)
+    assert contents(tmp_path) == before
+
+
+def test_the_same_version_gives_the_same_bytes(store: Store, tmp_path: Path) -> None:
+    first = export(store, tmp_path / "a", "parquet")
+    version = store.version
+    store.append(make_batch(500, 5))
+    second = export(Store.read(store.path, version), tmp_path / "b", "parquet")
+    assert [path.read_bytes() for path in first.files] == [path.read_bytes() for path in second.files]
+
+
+def test_a_device_without_an_entry_is_exported_as_far_as_it_is_known(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        store.append([make_record(1, device="ghost", workload=WORKLOAD.workload_id)])
+        store.put_workloads([WORKLOAD])
+        path = tmp_path / "ghost.parquet"
+        export(store, path, "parquet")
+        [row] = pq.read_table(path).to_pylist()
+        assert (row["device_id"], row["family"], row["target"]) == ("ghost", None, None)
+        with pytest.raises(FleetError, match="does not say what its target is"):
+            export(store, tmp_path / "out", "meta_schedule")
+    assert not hidden(tmp_path)
+
+
+def test_a_row_of_before_there_was_quality_says_so_in_json(tmp_path: Path) -> None:
+    """The export never has a null where a reader of another language expects an object."""
+    record = dataclasses.replace(make_record(1), workload_id=WorkloadId("w"))
+    with Store.open(tmp_path / "store") as store:
+        store.append([as_layout_1(record)])
+        export(store, tmp_path / "x.parquet", "parquet")
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert table.column("quality").to_pylist() == ["{}"]
+    assert json.loads(table.column("protocol")[0].as_py())["repeat"] == 3
+    assert table.schema.field("run_secs").type == pa.list_(pa.float64())

@@ -1,0 +1,313 @@
+"""Lines of the old tuners, read by a plain reader of their format, and round trips through the importer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import DeviceKind, Family, Outcome, Record, canonical_json
+from fleet.interchange.export_lines import hardware_params, target_text
+from fleet.interchange.export_store import export
+from fleet.interchange.import_logs import ImportRequest, import_logs
+from fleet.interchange.log_targets import parse_target
+from fleet.store import Store
+from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+#: Items after the tag in Ansor's own reader: i a whole number, s a text, l a list of whole numbers.
+STEPS = {
+    "AN": "iii",
+    "FU": "il",
+    "PR": "iis",
+    "RE": "il",
+    "SP": "iiili",
+    "FSP": "iiii",
+    "FFSP": "iilii",
+    "SA": "iiii",
+    "CA": "iii",
+    "CI": "i",
+    "CR": "i",
+    "CHR": "isl",
+    "CHW": "is",
+    "RF": "iii",
+}
+
+
+def is_int(value: object) -> bool:
+    return type(value) is int and -(2**31) <= value < 2**31
+
+
+def fits(kind: str, value: object) -> bool:
+    if kind == "i":
+        return is_int(value)
+    if kind == "s":
+        return isinstance(value, str) and value != ""
+    return isinstance(value, list) and all(map(is_int, value))
+
+
+def check_ansor_line(line: str) -> dict[str, Any]:
+    """Read one line as `measure_record.cc` does: nothing missing, nothing more, every item of its type."""
+    value = json.loads(line)
+    assert sorted(value) == ["i", "r", "v"]
+    assert value["v"] == "v0.6"
+    task, state = value["i"]
+    key, target, hardware, host, layout, names = task
+    assert isinstance(json.loads(key), list)
+    assert isinstance(json.loads(key)[0], str)
+    assert isinstance(target, str)
+    assert (len(hardware), all(map(is_int, hardware))) == (8, True)
+    assert (host, layout, names) == ("", 0, [])
+    stages, steps = state
+    assert stages == []
+    for tag, *items in steps:
+        assert len(items) == len(STEPS[tag]), (tag, items)
+        assert all(fits(kind, item) for kind, item in zip(STEPS[tag], items, strict=True)), (tag, items)
+    costs, error_no, all_cost, timestamp = value["r"]
+    assert costs
+    assert all(type(one) is float and one > 0 for one in costs)
+    assert 0 <= error_no <= 8
+    assert (costs == [1e10]) == (error_no != 0)
+    assert type(all_cost) is float
+    assert type(timestamp) is int
+    return value
+
+
+def records_of(store: Store) -> dict[str, Record]:
+    return {record.record_id: record for record in store.records()}
+
+
+ANSOR = [
+    '{"i": [["[\\"f00d\\", 1, 64]", "llvm -keys=cpu -mcpu=core-avx2", [8, 64, 64, 0, 0, 0, 0, 0], "", 2, []],'
+    ' [[], [["CHW", 2, "local"], ["SP", 2, 0, 64, [4, 1, 2], 1], ["PR", 2, 0, "auto_unroll_max_step$64"],'
+    ' ["FSP", 3, 0, 1, 2], ["AN", 3, 0, 3]]]], "r": [[0.04, 0.0401], 0, 0.85, 1697404574], "v": "v0.6"}',
+    '{"i": [["[\\"f00d\\", 1, 64]", "llvm -keys=cpu -mcpu=core-avx2", [8, 64, 64, 0, 0, 0, 0, 0], "", 2, []],'
+    ' [[], [["CI", 1]]]], "r": [[1e+10], 3, 1.5, 1697404575], "v": "v0.6"}',
+    # Earlier fields, and no version.
+    '{"i": [["[\\"f00d\\", 2]", "cuda -keys=cuda,gpu -arch=sm_75"], [[], [["AN", 0, 0, 5]]]],'
+    ' "r": [[1e+10], 7, 5.0, 1697404576]}',
+]
+AUTOTVM = [
+    json.dumps(
+        {
+            "input": [
+                "llvm -keys=cpu -mcpu=core-avx2",
+                "dense_nopack.x86",
+                [["TENSOR", [1, 64], "float32"], ["TENSOR", [8, 64], "float32"], None, "float32"],
+                {},
+            ],
+            "config": {"index": 7, "code_hash": None, "entity": entity},
+            "result": result,
+            "version": 0.2,
+            "tvm_version": "0.13.dev0",
+        }
+    )
+    for entity, result in (
+        ([["tile_y", "sp", [-1, 1, 1]], ["unroll", "ot", 512]], [[1e-4, 1.25e-4], 0, 1.5, 1700000000.25]),
+        ([["ann", "an", ["none", "unroll"]], ["o", "re", [0, 2, 1]]], [[1e9], 4, 2.0, 1700000001.5]),
+        ([["tile_y", "sp", [-1, 2, 1]]], [[1e9], 1, 0.5, 1700000002.0]),
+    )
+]
+DATABASE = [
+    canonical_json(
+        [
+            0,
+            [
+                [[["GetSBlock", [], ["matmul", "main"], ["b0"]]], [[3, [1, 2]]]],
+                secs,
+                {"kind": "llvm", "num-cores": 4},
+                [["TENSOR", "float32", [8, 8]]] * 3,
+            ],
+        ]
+    )
+    for secs in ([1e-5, 1.5e-5], [2e-5])
+]
+
+
+def module_line() -> str:
+    import base64
+
+    text = b'{"nodes":[],"root_index":0}'
+    return json.dumps(["77", base64.b64encode(len(text).to_bytes(8, "little") + text).decode()])
+
+
+@pytest.mark.parametrize(
+    ("dialect", "files"),
+    [
+        ("ansor", {"log.json": ANSOR[:2]}),
+        ("ansor", {"old.json": ANSOR[2:]}),
+        ("autotvm", {"log.json": AUTOTVM}),
+        ("meta_schedule", {"database_tuning_record.json": DATABASE, "database_workload.json": None}),
+    ],
+    ids=["ansor", "earlier ansor", "autotvm", "meta_schedule"],
+)
+def test_import_export_import_gives_equal_records(
+    tmp_path: Path, dialect: str, files: dict[str, list[str] | None]
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    count = 0
+    for name, lines in files.items():
+        (logs / name).write_text("\n".join(lines or [module_line()]) + "\n")
+        count += len(lines or ())
+    with Store.open(tmp_path / "a") as first, Store.open(tmp_path / "b") as second:
+        import_logs(first, ImportRequest(paths=(logs,), device_id="board"))
+        result = export(first, tmp_path / "out", dialect)
+        assert (result.records, result.skipped) == (count, {})
+        import_logs(second, ImportRequest(paths=(tmp_path / "out",), device_id="board"))
+        assert records_of(first) == records_of(second)
+        assert len(records_of(second)) == count
+        assert first.workloads() == second.workloads()
+        third = export(second, tmp_path / "again", dialect)
+    for path, again in zip(result.files, third.files, strict=True):
+        assert path.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("dialect", "path"),
+    [
+        ("ansor", "ansor_bennu/results/cuda_a100_mobilenet_10k.json.gz"),
+        ("ansor", "ansor_bennu/results/x86_resnet18.json.gz"),
+        ("autotvm", "autotvm_dropletsearch/arm_cortex-a72/vgg-16"),
+        ("meta_schedule", "ansor_bennu/benchmarks/microkernels/ms/results/red"),
+    ],
+)
+def test_real_logs_come_back_as_equal_records(tmp_path: Path, dialect: str, path: str) -> None:
+    if not DATA.is_dir():
+        pytest.skip(f"{DATA} is not there")
+    with Store.open(tmp_path / "a") as first, Store.open(tmp_path / "b") as second:
+        import_logs(first, ImportRequest(paths=(DATA / path,), device_id="board"))
+        export(first, tmp_path / "out", dialect)
+        import_logs(second, ImportRequest(paths=(tmp_path / "out",), device_id="board"))
+        found = records_of(first)
+        assert found == records_of(second)
+        assert found
+
+
+def test_exported_ansor_lines_are_those_that_were_imported(tmp_path: Path) -> None:
+    log = tmp_path / "log.json"
+    log.write_text("\n".join(ANSOR[:2]))
+    with Store.open(tmp_path / "a") as store:
+        import_logs(store, ImportRequest(paths=(log,), device_id="board"))
+        export(store, tmp_path / "out.jsonl.gz", "ansor")
+    with gzip.open(tmp_path / "out.jsonl.gz", "rt") as stream:
+        found = [json.loads(line) for line in stream]
+    key = found[0]["i"][0].pop(0)
+    assert json.loads(key) == ["f00d", 1, 64]
+    wanted = [json.loads(line) for line in ANSOR[:2]]
+    del wanted[0]["i"][0][0]
+    assert found[0] == wanted[0]
+    assert (found[1]["i"][1], found[1]["r"]) == (wanted[1]["i"][1], wanted[1]["r"])
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Iterator[Store]:
+    """Records of every outcome, as a live device makes them, their traces hardly any."""
+    workload = make_workload(1)
+    trace = '[[["GetSBlock",[],["matmul","main"],["b0"]],["ComputeInline",["b0"],[],[]]],[]]'
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(make_spec(), make_descriptor())
+        store.put_workloads([workload])
+        for number, outcome in enumerate(Outcome):
+            ran = (1e-3, 2e-3) if outcome in (Outcome.OK, Outcome.REJECTED) else ()
+            made = make_record(
+                number, workload=workload.workload_id, trace=trace, outcome=outcome, run_secs=ran
+            )
+            store.append([made])
+        yield store
+
+
+def test_outcomes_become_error_numbers_and_failures_their_mark(mixed: Store, tmp_path: Path) -> None:
+    result = export(mixed, tmp_path / "out.jsonl", "ansor")
+    lines = [check_ansor_line(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    by_second = {line["r"][3] - 1_700_000_000: line["r"][:2] for line in lines}
+    numbers = {outcome: number for number, outcome in enumerate(Outcome)}
+    assert by_second == {
+        numbers[Outcome.OK]: [[1e-3, 2e-3], 0],
+        numbers[Outcome.BUILD_FAILED]: [[1e10], 2],
+        numbers[Outcome.RUN_FAILED]: [[1e10], 4],
+        numbers[Outcome.WRONG_OUTPUT]: [[1e10], 5],
+        numbers[Outcome.BUILD_TIMEOUT]: [[1e10], 6],
+        numbers[Outcome.RUN_TIMEOUT]: [[1e10], 7],
+    }
+    # Neither says anything of the candidate, and the format has no word for either.
+    assert result.skipped == {
+        "lost: the format has no word for it": 1,
+        "rejected: the format has no word for it": 1,
+    }
+
+
+def test_a_trace_that_is_none_is_left_out_and_counted(mixed: Store, tmp_path: Path) -> None:
+    mixed.append([make_record(50, workload=make_workload(1).workload_id, trace="no trace")])
+    result = export(mixed, tmp_path / "out.jsonl", "ansor")
+    assert result.skipped["its trace cannot be read"] == 1
+    assert result.records == 6
+
+
+@pytest.mark.tvm
+def test_live_candidates_become_lines_that_a_plain_reader_takes(
+    matmul: Any, matmul_candidates: Any, tmp_path: Path
+) -> None:
+    rows = [
+        make_record(
+            4 * number + 1,
+            workload_id=one.workload_id,
+            candidate_id=one.candidate_id,
+            trace=one.trace,
+        )
+        for number, one in enumerate(matmul_candidates)
+    ]
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(make_spec(target_json='{"kind":"llvm","mcpu":"x86-64-v3","num-cores":2}'), None)
+        store.put_workloads([matmul])
+        store.append(rows)
+        export(store, tmp_path / "out.jsonl", "ansor")
+        lines = [check_ansor_line(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        with Store.open(tmp_path / "other") as other:
+            log = ImportRequest(paths=(tmp_path / "out.jsonl",), device_id="board")
+            report = import_logs(other, log)
+            assert (report.imported, report.rejected) == (len(rows), 0)
+    assert len(lines) == len(rows)
+    task = lines[0]["i"][0]
+    assert json.loads(task[0])[1:] == [extent for shape in matmul.arg_shapes for extent in shape]
+    assert task[1:3] == ["llvm -keys=cpu -mcpu=x86-64-v3 -num-cores=2", [2, 64, 64, 0, 0, 0, 0, 0]]
+    tiled = [step for line in lines for step in line["i"][1][1] if step[0] == "SP"]
+    assert {step[3] for step in tiled} >= {128}
+    # One schedule for each candidate: what tells them apart has survived.
+    assert len({json.dumps(line["i"][1]) for line in lines}) == len(lines)
+
+
+def test_a_gpu_has_ansors_hardware_parameters() -> None:
+    limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32}
+    target = canonical_json({"kind": "cuda", "arch": "sm_80", **limits})
+    spec = make_spec(kind=DeviceKind.CUDA, family=Family.GPU, target_json=target)
+    assert hardware_params(spec, None) == [-1, 16, 64, 49152, 2147483647, 1024, 8, 32]
+    assert hardware_params(make_spec(), make_descriptor(ansor_params=(9, 32, 128, 0, 0, 0, 0, 0))) == [
+        *(1, 32, 128),
+        *(0, 0, 0, 0, 0),
+    ]
+    assert hardware_params(None, None) == [1, 64, 64, 0, 0, 0, 0, 0]
+
+
+@given(
+    st.fixed_dictionaries(
+        {"kind": st.sampled_from(["llvm", "cuda"])},
+        optional={
+            "mcpu": st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True),
+            "num-cores": st.integers(1, 64),
+            "mattr": st.lists(st.sampled_from(["+avx2", "+fma", "-sse4a"]), min_size=1, max_size=3),
+        },
+    )
+)
+def test_a_target_in_the_old_form_says_the_same(target: dict[str, Any]) -> None:
+    found = dict(parse_target(target_text(target)).options)
+    assert found.pop("keys")
+    assert found == target

@@ -1,0 +1,213 @@
+"""A database that was exported, used by TVM itself: real measurements, a real network, a real run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.pool import Job, WorkerPool
+from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
+from fleet.interchange.export_meta_schedule import RECORDS, WORKLOADS
+from fleet.interchange.export_store import export
+from fleet.store import Store
+from tests.record_fixtures import make_descriptor, make_record, make_workload
+
+pytestmark = pytest.mark.tvm
+
+QUICK = Protocol(repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, reject_interval=0.0)
+SIZE = 48
+
+
+@pytest.fixture(scope="module")
+def network(generic_spec: DeviceSpec) -> Any:
+    """A matmul and what follows it, as Relax lowers them for the device."""
+    import tvm
+    from tvm import relax
+
+    builder = relax.BlockBuilder()
+    info = relax.TensorType((SIZE, SIZE), "float32")
+    x, w = relax.Var("x", info), relax.Var("w", info)
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.matmul(x, w))
+            result = builder.emit_output(relax.op.tanh(product))
+        builder.emit_func_output(result)
+    with tvm.target.Target(generic_spec.target):
+        return relax.get_pipeline("zero")(builder.get())
+
+
+@pytest.fixture(scope="module")
+def workload(network: Any, generic_spec: DeviceSpec) -> Workload:
+    """The heaviest of the network's workloads."""
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    from agents.workloads import workload_from_module
+
+    tasks = ms.relax_integration.extract_tasks(network, tvm.target.Target(generic_spec.target))
+    found = [
+        workload_from_module(task.dispatched[0], name=str(task.task_name), operator="relax") for task in tasks
+    ]
+    return max(found, key=lambda one: one.flops)
+
+
+@pytest.fixture(scope="module")
+def measured(
+    pool: WorkerPool, workload: Workload, generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Store, list[Record]]]:
+    """A store with five real measurements of the workload, and one that failed."""
+    folder = tmp_path_factory.mktemp("export")
+    question = {"op": "propose", "workload_id": workload.workload_id, "family": "cpu", "count": 5, "seed": 3}
+    traces = pool.ask({**question, "exclude": []}, workload)["traces"]
+    candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in traces]
+    jobs = [Job(candidate=one, workload=workload, protocol=QUICK) for one in candidates]
+    records = [
+        make_record(
+            result.job,
+            device=generic_spec.device_id,
+            workload_id=workload.workload_id,
+            candidate_id=candidates[result.job].candidate_id,
+            trace=candidates[result.job].trace,
+            outcome=result.outcome,
+            run_secs=result.run_secs,
+            error=result.error,
+            protocol=QUICK,
+        )
+        for result in pool.run(jobs)
+    ]
+    assert {record.outcome for record in records} == {Outcome.OK}
+    with Store.open(folder / "store") as store:
+        store.put_device(generic_spec, make_descriptor())
+        store.put_workloads([workload])
+        store.append(records)
+        failed = make_record(4, device=generic_spec.device_id, workload=workload.workload_id)
+        store.append([failed])
+        yield store, records
+
+
+@pytest.fixture(scope="module")
+def database(measured: tuple[Store, list[Record]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store, records = measured
+    folder = tmp_path_factory.mktemp("exported") / "databases"
+    result = export(store, folder, "meta_schedule")
+    assert result.records == len(records)
+    assert result.skipped == {"failed: a database holds latencies only": 1}
+    return folder / "generic"
+
+
+def test_tvm_loads_every_record_with_its_seconds_and_target(
+    database: Path, measured: tuple[Store, list[Record]], workload: Workload, generic_spec: DeviceSpec
+) -> None:
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    from agents.space import plain_json
+
+    loaded = ms.database.JSONDatabase(work_dir=str(database), allow_missing=False)
+    found = [
+        (json.dumps(plain_json(one.trace.as_json())), tuple(map(float, one.run_secs)))
+        for one in loaded.get_all_tuning_records()
+    ]
+    assert sorted(found) == sorted((json.dumps(json.loads(one.trace)), one.run_secs) for one in measured[1])
+    [first, *_] = loaded.get_all_tuning_records()
+    assert str(first.target) == str(tvm.target.Target(generic_spec.target))
+    assert [(str(info.dtype), tuple(info.shape)) for info in first.args_info] == list(
+        zip(workload.arg_dtypes, workload.arg_shapes, strict=True)
+    )
+
+
+def test_relax_applies_the_best_schedule_and_the_output_stays_right(
+    database: Path, network: Any, measured: tuple[Store, list[Record]], workload: Workload
+) -> None:
+    import tvm
+    import tvm_ffi
+    from tvm import relax
+    from tvm.s_tir import meta_schedule as ms
+    from tvm.s_tir.schedule import Schedule, Trace
+
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
+    loaded = ms.database.JSONDatabase(work_dir=str(database), allow_missing=False)
+    with target, loaded:
+        tuned = relax.transform.MetaScheduleApplyDatabase()(network)
+    # TVM goes by the mean of the repeats.
+    best = min(measured[1], key=lambda record: float(np.mean(record.run_secs)))
+    schedule = Schedule(tvm.ir.load_json(workload.module_json))
+    Trace.apply_json_to_schedule(json.loads(best.trace), schedule)
+    wanted = schedule.mod["main"].without_attr("global_symbol").without_attr("tirx.is_scheduled")
+    applied = [
+        function.without_attr("global_symbol").without_attr("tirx.is_scheduled")
+        for function in tuned.functions.values()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    ]
+    assert any(tvm_ffi.structural_equal(function.body, wanted.body, True) for function in applied)
+    untouched = [f.body for f in network.functions.values() if isinstance(f, tvm.tirx.PrimFunc)]
+    assert not any(tvm_ffi.structural_equal(body, wanted.body, True) for body in untouched)
+
+    with target:
+        machine = relax.VirtualMachine(relax.build(tuned, target), tvm.cpu())
+    draws = np.random.default_rng(0)
+    x, w = (draws.standard_normal((SIZE, SIZE), dtype=np.float32) / 8 for _ in range(2))
+    found = machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w)).numpy()
+    np.testing.assert_allclose(found, np.tanh(x @ w), rtol=1e-5, atol=1e-6)
+
+
+def test_the_files_are_what_tvm_would_write(
+    database: Path, measured: tuple[Store, list[Record]], tmp_path: Path
+) -> None:
+    """TVM's own database of the same records, line by line; only white space in modules differs."""
+    import base64
+
+    from tvm.s_tir import meta_schedule as ms
+    from tvm.target import Target
+
+    def lines(folder: Path, name: str) -> list[Any]:
+        return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+    loaded = ms.database.JSONDatabase(work_dir=str(database), allow_missing=False)
+    own = ms.database.JSONDatabase(work_dir=str(tmp_path))
+    for record in loaded.get_all_tuning_records():
+        workload = own.commit_workload(record.workload.mod)
+        own.commit_tuning_record(
+            ms.database.TuningRecord(record.trace, workload, record.run_secs, record.target, record.args_info)
+        )
+    [[ours, module]] = lines(database, WORKLOADS)
+    [[theirs, their_module]] = lines(tmp_path, WORKLOADS)
+    assert ours == theirs
+    texts = [base64.b64decode(one) for one in (module, their_module)]
+    assert [int.from_bytes(text[:8], "little") for text in texts] == [len(text) - 8 for text in texts]
+    assert json.loads(texts[0][8:]) == json.loads(texts[1][8:])
+
+    def by_seconds(found: list[Any]) -> list[Any]:
+        # Decisions stand in any order, and TVM writes true as 1 here and there: equal to Python too.
+        rows = [[index, [one[0][0], sorted(one[0][1])], one[1], one[3]] for index, one in found]
+        return sorted(rows, key=lambda row: float(row[2][0]))
+
+    assert by_seconds(lines(database, RECORDS)) == by_seconds(lines(tmp_path, RECORDS))
+    targets = [
+        [json.loads(str(Target(line[1][2]))) for line in lines(one, RECORDS)] for one in (database, tmp_path)
+    ]
+    assert targets[0] == targets[1]
+
+
+def test_a_workload_without_module_is_left_out_and_said(tmp_path: Path, generic_spec: DeviceSpec) -> None:
+    import dataclasses
+
+    known = make_workload(1)
+    imported = dataclasses.replace(
+        make_workload(2), module_json='{"args_info":[],"dialect":"meta_schedule","index":0}'
+    )
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(generic_spec, make_descriptor())
+        store.put_workloads([known, imported])
+        rows = [
+            make_record(n, device="generic", workload=one.workload_id)
+            for n, one in ((1, known), (2, imported))
+        ]
+        store.append(rows)
+        result = export(store, tmp_path / "out", "meta_schedule", [DeviceId("generic")])
+    assert (result.records, result.skipped) == (1, {"the module of its workload is not known": 1})

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import gzip
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.interchange.log_lines import CUT_LINE, LONG_LINE, LogLines, Unreadable, first_lines
+
+
+def lines_of(path: Path, limit: int = 1 << 20, chunk: int = 1 << 20) -> tuple[list[bytes | Unreadable], str]:
+    reader = LogLines(path, limit, chunk)
+    found = [line for batch in reader.batches() for line in batch]
+    assert reader.position == path.stat().st_size or reader.damage
+    return found, reader.damage
+
+
+@given(
+    st.lists(st.binary(max_size=40).map(lambda data: data.replace(b"\n", b"")), max_size=30),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 50),
+)
+def test_any_lines_come_back_plain_and_packed(
+    lines: list[bytes], packed: bool, ended: bool, chunk: int
+) -> None:
+    data = b"\n".join(lines) + (b"\n" if ended and lines else b"")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        path.write_bytes(gzip.compress(data) if packed else data)
+        if not packed and data.startswith(b"\x1f\x8b"):
+            return  # looks packed
+        found, damage = lines_of(path, chunk=chunk)
+    expected = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    assert found == (expected if expected[-1] else expected[:-1])
+    assert damage == ""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("chunk", [16, 1 << 20])
+def test_a_gigantic_line_is_dropped_and_the_others_stay(tmp_path: Path, packed: bool, chunk: int) -> None:
+    data = b"one\n" + b"x" * 5000 + b"\ntwo\n" + b"y" * 101 + b"\n" + b"z" * 100 + b"\n" + b"w" * 999
+    path = tmp_path / "log"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    found, _ = lines_of(path, limit=100, chunk=chunk)
+    assert found == [b"one", LONG_LINE, b"two", LONG_LINE, b"z" * 100, LONG_LINE]
+
+
+def test_members_of_gz_follow_each_other_and_zeros_may_end_them(tmp_path: Path) -> None:
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(b"one\ntw") + gzip.compress(b"o\nthree\n") + b"\0" * 1000)
+    assert lines_of(path) == ([b"one", b"two", b"three"], "")
+
+
+def test_rubbish_behind_gz_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(b"one\n") + b"rubbish")
+    found, damage = lines_of(path)
+    assert found == [b"one"]
+    assert "something else follows" in damage
+
+
+def test_a_cut_gz_gives_its_whole_lines(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    lines = [bytes(rng.choices(b"abcdefgh", k=50)) for _ in range(200)]
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(b"\n".join(lines))[:-1500])
+    found, damage = lines_of(path)
+    assert "too early" in damage
+    assert found[-1] == CUT_LINE
+    assert 10 < len(found) < 200
+    assert found[:-1] == lines[: len(found) - 1]
+
+
+def test_damage_in_the_middle_of_gz_costs_only_what_follows(tmp_path: Path) -> None:
+    lines = [b'{"line": %d}' % number for number in range(5000)]
+    head, tail = (
+        gzip.compress(b"\n".join(lines[:4000]) + b"\n"),
+        bytearray(gzip.compress(b"\n".join(lines[4000:]))),
+    )
+    tail[30:60] = b"\xff" * 30
+    path = tmp_path / "log.gz"
+    path.write_bytes(head + bytes(tail))
+    found, damage = lines_of(path)
+    assert damage.startswith("gz: ")
+    assert found[:4000] == lines[:4000]
+
+
+def test_a_wrong_checksum_is_told_after_all_lines(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(b"one\ntwo\n"))
+    data[-8] ^= 1
+    path = tmp_path / "log.gz"
+    path.write_bytes(bytes(data))
+    found, damage = lines_of(path)
+    assert found == [b"one", b"two"]
+    assert "incorrect data check" in damage
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=300), st.integers(1, 64))
+def test_no_bytes_raise(data: bytes, chunk: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        path.write_bytes(b"\x1f\x8b" + data)
+        lines_of(path, chunk=chunk)
+
+
+def test_first_lines_stop_early(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"line\n" * 100_000)
+    assert first_lines(path, 3) == ([b"line"] * 3, "")
+    assert first_lines(path, 200_000) == ([*[b"line"] * 100_000, b""], "")
+    path.write_bytes(b"x" * 10_000_000)
+    (line,), damage = first_lines(path, 3)
+    assert 1 << 20 <= len(line) < 1 << 21
+    assert damage == ""

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.records import Family
+from fleet.interchange.log_json import Rejected
+from fleet.interchange.log_operators import autotvm_operator, block_operator
+from fleet.interchange.log_targets import Machine, device_from_log, parse_target
+
+
+def tensor(*shape: int, dtype: str = "float32") -> list[Any]:
+    return ["TENSOR", list(shape), dtype]
+
+
+# FLOPs by hand: two for each multiplication and addition.
+@pytest.mark.parametrize(
+    ("function", "args", "word", "output", "flops"),
+    [
+        (
+            "conv2d_NCHWc.x86",
+            [
+                tensor(1, 3, 224, 224),
+                tensor(64, 3, 7, 7),
+                [2, 2],
+                [3, 3, 3, 3],
+                [1, 1],
+                "NCHW",
+                "NCHW",
+                "float32",
+            ],
+            "C2D",
+            (1, 64, 112, 112),
+            2 * 64 * 112 * 112 * 3 * 49,
+        ),
+        (
+            "conv2d_nchw.cuda",
+            [tensor(128, 128, 28, 28), tensor(128, 128, 3, 3), 1, "SAME", 1, "float32"],
+            "C2D",
+            (128, 128, 28, 28),
+            2 * 128 * 128 * 28 * 28 * 128 * 9,
+        ),
+        (
+            "conv2d_nchw_winograd.cuda",
+            [tensor(1, 48, 35, 35), tensor(64, 48, 5, 5), [1, 1], [2, 2, 2, 2], [1, 1], "float32"],
+            "C2D",
+            (1, 64, 35, 35),
+            2 * 64 * 35 * 35 * 48 * 25,
+        ),
+        (
+            "conv2d_nhwc.x86",
+            [tensor(1, 28, 28, 16), tensor(3, 3, 16, 32), [1, 1], "VALID", [2, 2], "float32"],
+            "DIL",
+            (1, 24, 24, 32),
+            2 * 24 * 24 * 32 * 9 * 16,
+        ),
+        (
+            "depthwise_conv2d_nchw.cuda",
+            [tensor(1, 32, 112, 112), tensor(32, 1, 3, 3), [2, 2], [1, 1, 1, 1], [1, 1], "float32"],
+            "DEP",
+            (1, 32, 56, 56),
+            2 * 32 * 56 * 56 * 9,
+        ),
+        (
+            "group_conv2d_nchw.cuda",
+            [tensor(1, 32, 8, 8), tensor(64, 8, 3, 3), [1, 1], [1, 1], [1, 1], 4, "float32"],
+            "GRP",
+            (1, 64, 8, 8),
+            2 * 64 * 64 * 8 * 9,
+        ),
+        (
+            "conv2d_transpose_nchw.cuda",
+            [tensor(1, 8, 4, 4), tensor(8, 6, 4, 4), [2, 2], [1, 1, 1, 1], "float32", [0, 0]],
+            "T2D",
+            (1, 6, 8, 8),
+            2 * 8 * 16 * 6 * 16,
+        ),
+        (
+            "conv3d_ncdhw.cuda",
+            [tensor(1, 3, 8, 8, 8), tensor(4, 3, 3, 3, 3), [1, 1, 1], [1, 1, 1], [1, 1, 1], 1, "float32"],
+            "C3D",
+            (1, 4, 8, 8, 8),
+            2 * 4 * 512 * 3 * 27,
+        ),
+        (
+            "dense_nopack.x86",
+            [tensor(1, 768), tensor(1000, 768), None, "float32"],
+            "GMM",
+            (1, 1000),
+            2 * 768_000,
+        ),
+        (
+            "batch_matmul.x86",
+            [tensor(2, 128, 64), tensor(2, 64, 32), [2, 128, 32], "float32", 0, 0],
+            "GMM",
+            (2, 128, 32),
+            2 * 2 * 128 * 32 * 64,
+        ),
+        (
+            "batch_matmul.cuda",
+            [tensor(2, 128, 64), tensor(2, 32, 64)],
+            "GMM",
+            (2, 128, 32),
+            2 * 2 * 128 * 32 * 64,
+        ),
+    ],
+)
+def test_known_operators_have_their_output_and_flops(
+    function: str, args: list[Any], word: str, output: tuple[int, ...], flops: float
+) -> None:
+    found = autotvm_operator(function, args)
+    assert (found.name, found.shapes[-1], found.flops) == (word, output, flops)
+    assert len(found.dtypes) == len(found.shapes) == 3
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        ("autotvm_mm", [1000, 800, 700, "float32"]),
+        ("conv2d_nchw.cuda", [tensor(1, 3, 8, 8), tensor(4, 3, 3, 3)]),
+        ("conv2d_nchw.cuda", [tensor(1, 3, 8, 8), tensor(4, 3, 3, 3), [0, 0], [0, 0], [1, 1]]),
+        ("conv2d_nchw.cuda", [tensor(1, 3, 2, 2), tensor(4, 3, 9, 9), [1, 1], [0, 0], [1, 1]]),
+        ("conv2d_NCHWc.x86", [tensor(1, 1, 8, 8, 3), tensor(1, 1, 3, 3, 3, 4), [1, 1], [0, 0], [1, 1]]),
+        ("batch_matmul.x86", [tensor(1, 2, 3), tensor(1, 5, 7)]),
+        ("dense.x86", [tensor(1, 2), tensor(3, 4)]),
+        ("conv2d_hwcn.cuda", [tensor(8, 8, 3, 1), tensor(3, 3, 3, 4), [1, 1], "SAME", [1, 1]]),
+        ("conv2d_nchw.cuda", [tensor(1, 3, 8, 8), tensor(4, 3, 3, 3), [1, 1], {"a": 1}, [1, 1]]),
+    ],
+)
+def test_what_does_not_follow_is_left_out(function: str, args: list[Any]) -> None:
+    found = autotvm_operator(function, args)
+    assert (found.name, found.flops) == (function, 0.0)
+    assert len(found.shapes) == sum(isinstance(one, list) and one[:1] == ["TENSOR"] for one in args)
+
+
+def test_blocks_tell_the_operator_of_a_database() -> None:
+    shapes = ((1, 832, 7, 7), (48, 832, 1, 1), (1, 48, 1, 1), (1, 48, 7, 7))
+    found = block_operator(["pad_temp", "conv2d_nchw", "T_add"], shapes, ("float32",) * 4)
+    assert (found.name, found.flops) == ("C2D", 2 * 48 * 49 * 832)
+    winograd = block_operator(["data_pack", "bgemm", "inverse", "conv2d_winograd"], shapes, ("float32",) * 4)
+    assert (winograd.name, winograd.flops) == ("C2D", 0.0)
+    assert block_operator(["pad_temp", "pool_max"], shapes[:2], ("float32",) * 2).name == "pool_max"
+    assert block_operator([], (), ()).name == "meta_schedule"
+
+
+def test_targets_are_read_in_every_form() -> None:
+    old = parse_target("cuda -keys=cuda,gpu -arch=sm_75 -max_num_threads=1024 -libs=cudnn")
+    assert old.family is Family.GPU
+    assert old.options == {
+        "kind": "cuda",
+        "keys": ["cuda", "gpu"],
+        "arch": "sm_75",
+        "max_num_threads": 1024,
+        "libs": ["cudnn"],
+    }
+    assert parse_target({"kind": "llvm", "num-cores": 8}).family is Family.CPU
+    for value in ("", "quantum -x", None, {"kind": 3}, {}, "x" * 10_000):
+        with pytest.raises(Rejected):
+            parse_target(value)
+
+
+def test_a_logged_device_says_what_is_known_and_zero_elsewhere() -> None:
+    machine = Machine(
+        parse_target("llvm -keys=arm_cpu,cpu -device=arm_cpu"), "0.10.0", (4, 16, 64, 0, 0, 0, 0, 0)
+    )
+    spec, descriptor = device_from_log("board", machine)  # type: ignore[arg-type]
+    assert (spec.kind, spec.family, spec.threads, spec.cores) == ("replay", Family.CPU, 4, (0, 1, 2, 3))
+    assert spec.target == {"kind": "llvm", "keys": ["arm_cpu", "cpu"], "device": "arm_cpu"}
+    assert (descriptor.arch, descriptor.vector_bytes, descriptor.cache_line_bytes) == ("aarch64", 16, 64)
+    assert (descriptor.memory_bytes, descriptor.clock_max_mhz, descriptor.cpu_model) == (0, 0.0, "")
+    assert descriptor.versions == (("tvm", "0.10.0"),)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import Outcome, canonical_json
+from fleet.interchange.log_json import Rejected, canonical_text, parse_line, shown
+from fleet.interchange.log_results import MARK_TEXT, attempt_of, database_result, tuner_result
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_fast_text_is_the_canonical_one(value: Any) -> None:
+    assert canonical_text(value) == canonical_json(value)
+
+
+@pytest.mark.parametrize(
+    "number", [1e-5, 1.25e-4, 1e15, 1e16, 1.5e17, -1e-7, 5e-324, 1e-4, 0.00012, 123456789.125]
+)
+def test_numbers_near_an_exponent_are_the_canonical_ones(number: float) -> None:
+    assert canonical_text([number, "e1"]) == canonical_json([number, "e1"])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"i": [1, 2', "truncated"),
+        (b"hello", "not JSON"),
+        (b"[1,,2]", "not JSON"),
+        (b'["\xff\xfe"]', "not UTF-8"),
+        (b"[NaN]", "a number is not finite"),
+        (b"[1, -Infinity]", "a number is not finite"),
+        (b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+        (b"[" * 1_000_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+    ],
+)
+def test_lines_that_are_no_json_say_why(line: bytes, reason: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        parse_line(line)
+    assert caught.value.reason == reason
+    assert len(caught.value.detail) < 100
+
+
+def test_deep_values_are_rejected_and_not_walked() -> None:
+    value = parse_line(b"[" * 900 + b"]" * 900)
+    with pytest.raises(Rejected, match="nested too deeply"):
+        canonical_text(value)
+
+
+def test_huge_and_deep_values_are_shown_short() -> None:
+    deep = parse_line(b"[" * 1000 + b"]" * 1000)
+    for value in (deep, [[]] * 1_000_000, {"k" * 10**6: deep}, "x" * 10**6, 10**18):
+        assert len(shown(value)) <= 60
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [
+        (1, Outcome.BUILD_FAILED),
+        (2, Outcome.BUILD_FAILED),
+        (3, Outcome.BUILD_FAILED),
+        (4, Outcome.RUN_FAILED),
+        (5, Outcome.WRONG_OUTPUT),
+        (6, Outcome.BUILD_TIMEOUT),
+        (7, Outcome.RUN_TIMEOUT),
+        (8, Outcome.RUN_FAILED),
+    ],
+)
+def test_error_numbers_become_outcomes_without_latency(number: int, outcome: Outcome) -> None:
+    for cost in (1e9, 1e10, 0.5, 0.0):
+        result = tuner_result([[cost], number, 10, 1_700_000_000.5])
+        assert (result.outcome, result.run_secs, result.all_secs) == (outcome, (), 10.0)
+        assert result.error.startswith(f"error_no {number}: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ([[0.0], 0, 0, 1], "not measured"),
+        ([[0.1, 0], 0, 0, 1], "not measured"),
+        ([[], 0, 0, 1], "not measured"),
+        ([[1e9], 0, 0, 1], "the mark of a failure, but no error_no"),
+        ([[0.1, 1e10], 0, 0, 1], "the mark of a failure, but no error_no"),
+        ([[-1.0], 0, 0, 1], "a cost is negative"),
+        ([[math.nan], 0, 0, 1], "a number is not finite"),
+        ([[math.inf], 0, 0, 1], "a number is not finite"),
+        ([["1"], 0, 0, 1], "a cost is not a number"),
+        ([[True], 0, 0, 1], "a cost is not a number"),
+        ([0.1, 0, 0, 1], "costs are not a list"),
+        ([[0.1], 9, 0, 1], "error_no is not known"),
+        ([[0.1], -1, 0, 1], "error_no is not known"),
+        ([[0.1], "0", 0, 1], "error_no is not a whole number"),
+        ([[0.1], False, 0, 1], "error_no is not a whole number"),
+        ([[0.1], 0, "x", 1], "all_cost is not a number"),
+        ([[0.1], 0, -1, 1], "all_cost is out of range"),
+        ([[0.1], 0, 0, None], "timestamp is not a number"),
+        ([[0.1], 0, 0, 1e12], "timestamp is out of range"),
+        ([[0.1], 0, 0], "result is not [costs, error_no, all_cost, timestamp]"),
+        (None, "result is not [costs, error_no, all_cost, timestamp]"),
+        ([[0.1] * 10_001, 0, 0, 1], "too many costs"),
+    ],
+)
+def test_what_is_no_measurement_is_rejected(value: Any, reason: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        tuner_result(value)
+    assert caught.value.reason == reason
+
+
+def test_a_database_marks_failures_by_seconds() -> None:
+    assert database_result([0.5, 1]).run_secs == (0.5, 1.0)
+    failed = database_result([1e10])
+    assert (failed.outcome, failed.run_secs, failed.error) == (Outcome.RUN_FAILED, (), MARK_TEXT)
+    for value in (None, [0.0], []):
+        with pytest.raises(Rejected, match="not measured"):
+            database_result(value)
+
+
+def test_attempts_tell_measurements_apart_and_grow_with_time() -> None:
+    def attempt(cost: float, at: float, error: int = 0) -> int:
+        return attempt_of(tuner_result([[cost], error, 1.0, at]))
+
+    assert attempt(0.1, 100) == attempt(0.1, 100.0)
+    assert (
+        len(
+            {
+                attempt(0.1, 100),
+                attempt(0.2, 100),
+                attempt(0.1, 100.5),
+                attempt(0.1, 101),
+                attempt(0.1, 100, 4),
+            }
+        )
+        == 5
+    )
+    assert attempt(0.1, 100) < attempt(0.3, 101) < attempt(0.2, 2**33 - 1) < 2**53

@@ -1,0 +1,415 @@
+"""Replay devices: what is answered when, determinism, speed, damaged and foreign files."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import replay_file
+from agents.errors import AgentError
+from agents.record_json import device_from_json, workload_from_json
+from agents.records import (
+    NOISE,
+    Candidate,
+    DeviceId,
+    DeviceKind,
+    Outcome,
+    Protocol,
+    Record,
+    Replay,
+    as_json_dict,
+)
+from agents.replay import ReplayWorker
+from agents.worker import Batch, DeviceRefusedError
+from fleet.interchange.export_store import export
+from fleet.store import Store
+from tests.record_fixtures import as_layout_1, make_descriptor, make_record, make_spec, make_workload
+
+WORKLOAD = make_workload(1, (("resnet-50", 2), ("bert-tiny", 1)))
+OTHER = make_workload(2, (("a-network-of-others", 1),))
+DESCRIPTOR_SEEN = make_descriptor()
+Maker = Callable[..., ReplayWorker]
+
+
+def recorded(number: int, **changes: Any) -> Record:
+    return make_record(number, **{"workload": WORKLOAD.workload_id, **changes})
+
+
+@pytest.fixture
+def maker(tmp_path: Path) -> Maker:
+    """Makes a worker that answers from some records of dev-a."""
+
+    def make(records: list[Record], *, descriptor: Any = DESCRIPTOR_SEEN, **options: Any) -> ReplayWorker:
+        path = tmp_path / "records.parquet"
+        if not path.exists():
+            with Store.open(tmp_path / "store") as store:
+                store.put_device(make_spec(), descriptor)
+                store.put_workloads([WORKLOAD, OTHER])
+                store.append(records)
+                export(store, path, "parquet")
+        replay = Replay(records=str(path), device=DeviceId("dev-a"), **options)
+        return ReplayWorker(make_spec("again", kind=DeviceKind.REPLAY, replay=replay), tmp_path / "spool")
+
+    return make
+
+
+def ask(worker: ReplayWorker, records: list[Record], *, attempt: int = 0) -> list[Record]:
+    candidates = tuple(
+        Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect) for one in records
+    )
+    workloads = {one.workload_id: one for one in (WORKLOAD, OTHER)}
+    batch = Batch(candidates=candidates, workloads=workloads, protocol=Protocol(repeat=9), attempt=attempt)
+    return worker.measure(batch)
+
+
+def timeless(records: list[Record]) -> list[Record]:
+    return [dataclasses.replace(record, measured_at=0.0) for record in records]
+
+
+def test_a_recorded_candidate_is_answered_with_its_raw_seconds_and_marked(maker: Maker) -> None:
+    known = recorded(1, quality='{"canary":{"memory":1.5},"interval":0.02}')
+    started = time.time()
+    worker = maker([known], seed=3)
+    [record] = ask(worker, [known], attempt=4)
+    for name in ("outcome", "run_secs", "warmup_secs", "number", "build_secs", "timing_secs", "protocol"):
+        assert getattr(record, name) == getattr(known, name)
+    assert record.device_id == "again"
+    assert record.attempt == 4
+    assert record.environment_id == worker.environment_id(Protocol()) != known.environment_id
+    assert record.measured_at >= started
+    seen = json.loads(record.environment)
+    assert seen["load"] == 0.5
+    assert seen["replay"] == {
+        "device": "dev-a",
+        "environment_id": known.environment_id,
+        "attempt": 0,
+        "measured_at": known.measured_at,
+        "seed": 3,
+        "noise": False,
+        "failures": False,
+    }
+    # The canary told of that moment, the interval of the numbers.
+    assert json.loads(record.quality) == {"interval": 0.02}
+
+
+def test_the_record_that_counts_is_answered(maker: Maker) -> None:
+    drifting = recorded(1, quality='{"suspect":true}')
+    steady = recorded(1, attempt=1, origin="remeasure", run_secs=(0.5, 0.625))
+    later = recorded(1, attempt=2, origin=NOISE, run_secs=(0.25,))
+    worker = maker([drifting, steady, later])
+    assert [ask(worker, [drifting], attempt=n)[0].run_secs for n in range(3)] == [steady.run_secs] * 3
+
+
+def test_a_candidate_that_was_never_recorded_is_lost_and_says_why(maker: Maker) -> None:
+    worker = maker([recorded(1)])
+    [record] = ask(worker, [recorded(2)])
+    assert record.outcome is Outcome.LOST
+    assert "never recorded on dev-a" in record.error
+    assert (record.run_secs, record.protocol) == ((), Protocol(repeat=9))
+
+
+def test_a_failure_is_answered_as_it_was_and_offered_only_when_asked_for(maker: Maker) -> None:
+    good, bad = recorded(1), recorded(4, outcome=Outcome.BUILD_FAILED, error="no such intrinsic")
+    worker = maker([good, bad])
+    assert [ask(worker, [bad])[0].outcome, ask(worker, [bad])[0].error] == [
+        "build_failed",
+        "no such intrinsic",
+    ]
+    offered = worker.propose(WORKLOAD, 9, seed=0)
+    assert [one.candidate_id for one in offered] == [good.candidate_id]
+    honest = maker([], failures=True)
+    assert {one.candidate_id for one in honest.propose(WORKLOAD, 9, seed=0)} == {
+        good.candidate_id,
+        bad.candidate_id,
+    }
+
+
+def test_with_failures_a_candidate_is_lost_as_often_as_it_was(maker: Maker) -> None:
+    rows = [
+        recorded(1, attempt=attempt, **({} if attempt % 4 else {"outcome": Outcome.LOST, "run_secs": ()}))
+        for attempt in range(8)
+    ]
+    worker = maker(rows, failures=True)
+    found = [ask(worker, rows[:1], attempt=attempt)[0] for attempt in range(400)]
+    counts = Counter(record.outcome for record in found)
+    assert set(counts) == {Outcome.OK, Outcome.LOST}
+    assert 60 < counts[Outcome.LOST] < 140
+    again = [ask(maker([], failures=True), rows[:1], attempt=attempt)[0] for attempt in range(5)]
+    assert timeless(again) == timeless(found[:5])
+    assert {ask(maker([]), rows[:1], attempt=n)[0].outcome for n in range(20)} == {Outcome.OK}
+
+
+def test_noise_draws_among_recorded_repeats_and_measurements(maker: Maker) -> None:
+    rows = [
+        recorded(1, run_secs=(0.5, 0.75, 0.625)),
+        recorded(1, attempt=1, origin=NOISE, run_secs=(1.5, 1.25)),
+        recorded(1, attempt=2, outcome=Outcome.RUN_FAILED, run_secs=()),
+    ]
+    worker = maker(rows, noise=True)
+    found = [ask(worker, rows[:1], attempt=attempt)[0] for attempt in range(60)]
+    assert {record.outcome for record in found} == {Outcome.OK}
+    drawn = {record.run_secs for record in found}
+    assert len(drawn) > 10
+    assert all(set(secs) <= set(rows[0].run_secs) or set(secs) <= set(rows[1].run_secs) for secs in drawn)
+    assert {len(secs) for secs in drawn} == {2, 3}
+    assert timeless(found) == timeless(
+        [ask(maker([], noise=True), rows[:1], attempt=attempt)[0] for attempt in range(60)]
+    )
+    other = [ask(maker([], noise=True, seed=1), rows[:1], attempt=n)[0].run_secs for n in range(60)]
+    assert other != [record.run_secs for record in found]
+
+
+def test_options_make_other_environments_and_the_protocol_does_not(maker: Maker) -> None:
+    rows = [recorded(1)]
+    variants = [{}, {"seed": 1}, {"noise": True}, {"failures": True}]
+    ids = {maker(rows, **options).environment_id(Protocol()) for options in variants}
+    assert len(ids) == len(variants)
+    assert maker(rows).environment_id(Protocol(repeat=2)) in ids
+
+
+def test_only_the_environment_with_the_most_records_is_answered(
+    maker: Maker, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [recorded(number) for number in (1, 2, 3)]
+    before = [recorded(number, environment_id="old") for number in (5, 6)]
+    worker = maker([*before, *now])
+    assert "answers from 3 records of one environment; 2 of other environments are left out" in caplog.text
+    assert [record.outcome for record in ask(worker, [*now[:1], *before[:1]])] == [Outcome.OK, Outcome.LOST]
+
+
+def test_neighbours_of_the_parents_come_first(maker: Maker) -> None:
+    traces = ["[[1,1,1,1]]", "[[1,1,1,2]]", "[[1,1,2,2]]", "[[9,9,9,9]]", "[[9,9,9,8]]"]
+    rows = [
+        recorded(
+            4 * number + 1,
+            trace=trace,
+            candidate_id=Candidate(workload_id=WORKLOAD.workload_id, trace=trace).candidate_id,
+        )
+        for number, trace in enumerate(traces)
+    ]
+    worker = maker(rows)
+
+    def near(parents: list[str], count: int = 2) -> list[str]:
+        return [one.trace for one in worker.evolve(WORKLOAD, parents, count, seed=0)]
+
+    assert near(traces[:1]) == traces[1:3]
+    assert near(traces[3:4], 1) == traces[4:]
+    assert near(traces) == []
+    assert worker.evolve(OTHER, traces, 5, seed=0) == []
+
+
+def test_workloads_of_networks_and_those_of_no_known_one_are_listed(maker: Maker) -> None:
+    worker = maker([recorded(1), recorded(1, workload=OTHER.workload_id)])
+    assert worker.network_workloads(["bert-tiny"]) == [WORKLOAD, OTHER]
+    assert worker.network_workloads(["mobilenet-v2"]) == [OTHER]
+
+
+def test_a_network_that_was_never_recorded_is_refused_with_those_that_were(maker: Maker) -> None:
+    worker = maker([recorded(1)])
+    with pytest.raises(AgentError, match=r"mobilenet-v2 was recorded on dev-a.* of bert-tiny, resnet-50"):
+        worker.network_workloads(["mobilenet-v2"])
+
+
+def test_a_device_that_was_never_probed_has_a_nearly_empty_descriptor(maker: Maker) -> None:
+    worker = maker([recorded(1)], descriptor=None)
+    assert (worker.descriptor.host, worker.descriptor.memory_bytes) == ("dev-a", 0)
+    assert len(worker.descriptor.ansor_params) == 8
+
+
+def test_a_record_of_layout_1_is_answered_in_todays_layout(maker: Maker) -> None:
+    old = as_layout_1(recorded(1))
+    [record] = ask(maker([old]), [old])
+    assert (record.schema, record.quality, record.protocol) == (2, "{}", old.protocol)
+
+
+def test_traces_of_several_row_groups_are_found(
+    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.interchange.export_parquet._GROUP_BYTES", 1)
+    rows = [recorded(4 * number + 1) for number in range(2500)]
+    worker = maker(rows)
+    with pq.ParquetFile(tmp_path / "records.parquet") as file:
+        assert file.num_row_groups > 2
+    by_id = {one.candidate_id: one.trace for one in rows}
+    drawn = worker.propose(WORKLOAD, 2500, seed=2)
+    assert {one.candidate_id: one.trace for one in drawn} == by_id
+
+
+def test_it_is_a_thousand_times_faster_than_the_recorded_time(maker: Maker) -> None:
+    rows = [recorded(number) for number in range(640)]
+    worker = maker(rows)
+    recorded_secs = sum(one.build_secs + one.timing_secs for one in rows)
+    passes = []
+    for attempt in range(5):
+        started = time.perf_counter()
+        for first in range(0, len(rows), 32):
+            ask(worker, rows[first : first + 32], attempt=attempt)
+        passes.append(time.perf_counter() - started)
+    assert recorded_secs > 1000 * min(passes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"replay": None}, "does not say which records"),
+        ({"family": "gpu"}, "its file says family gpu"),
+        ({"target_json": '{"kind":"llvm","num-cores":4}'}, "num-cores"),
+        ({"replay": Replay(records="nowhere.parquet", device=DeviceId("dev-a"))}, "no such file"),
+    ],
+    ids=["no records", "family", "target", "no file"],
+)
+def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(
+    maker: Maker, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    spec = dataclasses.replace(maker([recorded(1)]).spec, **changes)
+    with pytest.raises(DeviceRefusedError, match=words) as refusal:
+        ReplayWorker(spec, tmp_path / "spool")
+    assert "\n" not in str(refusal.value)
+
+
+def rewritten(path: Path, change: Callable[[pa.Table, dict[bytes, bytes]], pa.Table]) -> None:
+    """Write an exported file again with another table or footer."""
+    with pq.ParquetFile(path) as file:
+        table, entries = file.read().replace_schema_metadata(None), dict(file.metadata.metadata)
+    entries.pop(b"ARROW:schema", None)
+    table = change(table, entries)
+    with pq.ParquetWriter(path, table.schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(entries)
+
+
+def head(entries: dict[bytes, bytes], **changes: Any) -> None:
+    value = json.loads(entries[replay_file.HEAD_KEY]) | changes
+    entries[replay_file.HEAD_KEY] = json.dumps(value).encode()
+
+
+def packed(entries: dict[bytes, bytes], text: bytes) -> None:
+    entries[replay_file.WORKLOADS_KEY] = base64.b64encode(zlib.compress(text))
+
+
+def put(table: pa.Table, name: str, value: str) -> pa.Table:
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, name, pa.array([value] * table.num_rows))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda table, entries: (entries.clear(), table)[1], "no file of exported records"),
+        (lambda table, entries: (head(entries, version=99), table)[1], "upgrade tensor-fleet"),
+        (lambda table, entries: (head(entries, version=None), table)[1], "does not say its version"),
+        (lambda table, entries: (head(entries, devices=[]), table)[1], "names no devices"),
+        (lambda table, entries: (head(entries, devices={"dev-a": {}}), table)[1], "without spec"),
+        (
+            lambda table, entries: (head(entries, devices={"dev-a": {"spec": 1, "descriptor": None}}), table)[
+                1
+            ],
+            "device spec: expected a JSON object",
+        ),
+        (lambda table, entries: (head(entries, devices={}), table)[1], "has no device 'dev-a'; it has none"),
+        (lambda table, entries: (packed(entries, b"[{}]"), table)[1], "workload: lacks arg_dtypes"),
+        (lambda table, entries: (packed(entries, b"{}"), table)[1], "no list"),
+        (lambda table, entries: (packed(entries, b"x"), table)[1], "footer is damaged"),
+        (
+            lambda table, entries: (entries.update({replay_file.WORKLOADS_KEY: b"AAAA"}), table)[1],
+            "workloads in its footer are damaged",
+        ),
+        (lambda table, _: table.drop_columns(["counts", "trace"]), "lacks the columns trace, counts"),
+        (lambda table, _: put(table, "outcome", "vanished"), "outcome 'vanished' is not known"),
+        (lambda table, _: put(table, "device_id", "dev-b"), "holds no record of device 'dev-a'"),
+        (lambda table, _: table.slice(0, 0), "holds no record of device 'dev-a'"),
+    ],
+)
+def test_a_foreign_or_damaged_file_is_refused(
+    maker: Maker, tmp_path: Path, change: Callable[[Any, Any], Any], words: str
+) -> None:
+    maker([recorded(1)]).close()
+    rewritten(tmp_path / "records.parquet", change)
+    with pytest.raises(DeviceRefusedError, match=words) as refusal:
+        maker([])
+    assert "\n" not in str(refusal.value)
+
+
+def test_workloads_that_unpack_without_end_are_refused(
+    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_file, "_MOST_WORKLOADS_BYTES", 1000)
+    with pytest.raises(DeviceRefusedError, match="larger than 1000 bytes"):
+        maker([recorded(1)])
+
+
+def test_a_text_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_text("no")
+    replay = Replay(records=str(path), device=DeviceId("dev-a"))
+    with pytest.raises(DeviceRefusedError, match="no Parquet file"):
+        ReplayWorker(make_spec("again", kind=DeviceKind.REPLAY, replay=replay), tmp_path)
+
+
+SPEC = as_json_dict(
+    make_spec(
+        protocol_changes=(("repeat", 3.0),),
+        replay=Replay(records="x", device=DeviceId("y"), noise=True),
+    )
+)
+DESCRIPTOR = as_json_dict(make_descriptor())
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def test_devices_and_workloads_come_back_from_their_json() -> None:
+    spec, descriptor = device_from_json(json.loads(json.dumps(SPEC)), DESCRIPTOR)
+    assert (as_json_dict(spec), as_json_dict(descriptor)) == (SPEC, DESCRIPTOR)
+    assert spec.replay == Replay(records="x", device=DeviceId("y"), noise=True)
+    assert descriptor == make_descriptor()
+    assert workload_from_json(as_json_dict(WORKLOAD)) == WORKLOAD
+    assert device_from_json(as_json_dict(make_spec()), None) == (make_spec(), None)
+
+
+@given(st.sampled_from(sorted(SPEC)), JSON)
+def test_a_spec_with_a_foreign_value_is_refused_or_of_the_right_types(name: str, value: Any) -> None:
+    try:
+        spec, _ = device_from_json(SPEC | {name: value}, None)
+    except AgentError:
+        return
+    assert device_from_json(as_json_dict(spec), None)[0] == spec
+
+
+@given(st.sampled_from(sorted(DESCRIPTOR)), JSON)
+def test_a_descriptor_with_a_foreign_value_is_refused_or_of_the_right_types(name: str, value: Any) -> None:
+    try:
+        _, descriptor = device_from_json(SPEC, DESCRIPTOR | {name: value})
+    except AgentError:
+        return
+    assert device_from_json(SPEC, as_json_dict(descriptor))[1] == descriptor
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({**as_json_dict(WORKLOAD), "colour": 1}, "unknown keys colour"),
+        ({**as_json_dict(WORKLOAD), "arg_dtypes": []}, "3 arg_shapes, but 0 arg_dtypes"),
+        ({**as_json_dict(WORKLOAD), "networks": [["a", 1, 2]]}, "networks: expected 2 values, got 3"),
+        ({**as_json_dict(WORKLOAD), "flops": True}, "flops: expected float, got bool"),
+        ([], "expected a JSON object, got list"),
+    ],
+)
+def test_a_workload_that_is_none_is_refused(value: Any, words: str) -> None:
+    with pytest.raises(AgentError, match=words):
+        workload_from_json(value)

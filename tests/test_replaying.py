@@ -1,0 +1,225 @@
+"""Replay devices from YAML to a collection: their files, what is made ready, who may be measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Protocol, Replay
+from agents.replay import ReplayWorker
+from agents.worker import Batch
+from fleet.config import ConfigError, load_fleet, parse_device
+from fleet.errors import FleetError
+from fleet.interchange.export_store import export
+from fleet.jobs import fitting_devices
+from fleet.replaying import ready
+from fleet.store import Store
+from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
+
+YAML: dict[str, Any] = {
+    "schema": 1,
+    "device_id": "again",
+    "kind": "replay",
+    "family": "cpu",
+    "records": "runs/store",
+    "device": "dev-a",
+}
+WORKLOAD = make_workload(1, (("bert-tiny", 3),))
+
+
+def faults_of(change: dict[str, Any]) -> list[str]:
+    value = {key: entry for key, entry in {**YAML, **change}.items() if entry is not None}
+    with pytest.raises(ConfigError) as caught:
+        parse_device(value, "again")
+    return list(caught.value.args)
+
+
+def replaying(records: Path, **changes: Any) -> dict[DeviceId, DeviceSpec]:
+    spec = parse_device({**YAML, "records": str(records), **changes}, "again")
+    return {spec.device_id: spec}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with a device of two threads."""
+    spec = make_spec(target_json='{"kind":"llvm","num-cores":2}', threads=2, cores=(4, 5))
+    with Store.open(tmp_path / "store") as made:
+        made.put_device(spec, make_descriptor())
+        made.put_workloads([WORKLOAD])
+        made.append(make_batch(1, 12, workload=WORKLOAD.workload_id))
+        made.append([make_record(1, device="ghost")])
+    return tmp_path / "store"
+
+
+def test_a_replay_device_needs_records_and_a_device_and_no_target() -> None:
+    spec = parse_device(YAML, "again")
+    assert spec.replay == Replay(records="runs/store", device=DeviceId("dev-a"))
+    assert (spec.kind, spec.family, spec.target) == (DeviceKind.REPLAY, Family.CPU, {})
+    options = {"seed": 7, "noise": True, "failures": True}
+    full = parse_device({**YAML, **options, "target": {"kind": "cuda"}}, "again")
+    assert full.replay == Replay(records="runs/store", device=DeviceId("dev-a"), **options)
+    assert full.target == {"kind": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"records": None}, "records: missing; write the path of a store"),
+        ({"records": ""}, "records: missing"),
+        ({"records": "a\0b"}, "is no path"),
+        ({"device": None}, "device: missing; write the id of the recorded device"),
+        ({"device": "a/b"}, "is no device id"),
+        ({"device": "again"}, "the device's own id"),
+        ({"seed": -1}, "seed:"),
+        ({"noise": 1}, "noise:"),
+        ({"failures": "yes"}, "failures:"),
+        ({"kind": "local"}, "records: is for devices of kind 'replay'"),
+        ({"kind": "local", "records": None, "device": None}, "target: missing"),
+        ({"target": {"mcpu": "x"}}, "target.kind: missing"),
+        ({"tracker": "a:1"}, "tracker: is for devices of kind 'rpc'"),
+    ],
+)
+def test_a_fault_names_key_and_cure(change: dict[str, Any], words: str) -> None:
+    found = faults_of(change)
+    assert any(words in fault for fault in found), found
+
+
+def test_a_store_is_exported_once_a_version_and_the_yaml_completed(store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "replay"
+    [spec] = ready(replaying(store), folder).values()
+    assert (spec.target, spec.threads, spec.cores) == ({"kind": "llvm", "num-cores": 2}, 2, (4, 5))
+    [file] = folder.iterdir()
+    assert spec.replay
+    assert spec.replay.records == str(file)
+    made_at = file.stat().st_mtime_ns
+    assert ready(replaying(store), folder) == {spec.device_id: spec}
+    assert file.stat().st_mtime_ns == made_at
+    with Store.open(store) as more:
+        more.append([make_record(100, workload=WORKLOAD.workload_id)])
+    [newer] = ready(replaying(store), folder).values()
+    [file] = folder.iterdir()
+    assert newer.replay
+    assert newer.replay.records == str(file)
+    assert newer.replay != spec.replay
+
+
+def test_an_exported_file_will_do_without_a_store(store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "all.parquet"
+    export(Store.read(store), path, "parquet")
+    [spec] = ready(replaying(path, target={"kind": "llvm", "num-cores": 2}), tmp_path / "replay").values()
+    assert spec.replay
+    assert spec.replay.records == str(path)
+    assert not (tmp_path / "replay").exists()
+
+
+def test_other_devices_stay_as_they_are(tmp_path: Path) -> None:
+    local = make_spec()
+    assert ready({local.device_id: local}, tmp_path / "replay") == {local.device_id: local}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"records": "nowhere"}, "records: nowhere does not exist"),
+        ({"device": "dev-b"}, "records: no device 'dev-b' in .*did you mean 'dev-a'"),
+        ({"device": "ghost"}, "does not say what device 'ghost' is"),
+        ({"family": "gpu"}, "family is gpu, but dev-a is a cpu: write family: cpu"),
+        ({"target": {"kind": "llvm", "num-cores": 1}}, "target differs from that of dev-a.*leave target out"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_starts(
+    store: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(FleetError, match=f"^device again: .*{words}") as caught:
+        ready(
+            replaying(store, **changes) if "records" not in changes else replaying(Path("nowhere")),
+            tmp_path / "r",
+        )
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_no_store_and_a_file_that_is_no_export_are_told(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="device again: records: there is no store at"):
+        ready(replaying(tmp_path), tmp_path / "r")
+    (tmp_path / "x.parquet").write_text("x")
+    with pytest.raises(FleetError, match=r"device again: records: .*is no Parquet file"):
+        ready(replaying(tmp_path / "x.parquet"), tmp_path / "r")
+
+
+def test_a_device_known_from_logs_only_cannot_be_asked() -> None:
+    spec = make_spec(kind=DeviceKind.REPLAY)
+    with pytest.raises(FleetError, match="cannot be asked for new ones"):
+        ready({spec.device_id: spec}, Path("r"))
+
+
+def test_replay_devices_are_measured_on_only_when_they_are_named(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "hardware"
+    folder.mkdir()
+    (folder / "again.yaml").write_text(json.dumps({**YAML, "records": str(store)}))
+    monkeypatch.chdir(tmp_path)
+
+    def fitting(**devices: Any) -> dict[DeviceId, DeviceSpec]:
+        changes = {"devices.folder": str(folder), "store.path": str(tmp_path / "new" / "store")}
+        changes |= {f"devices.{key}": value for key, value in devices.items()}
+        return fitting_devices(load_fleet(None, changes, {}).config)
+
+    with pytest.raises(FleetError, match="or name a replay device with --device"):
+        fitting()
+    [spec] = fitting(ids=("again",)).values()
+    assert spec.replay
+    assert Path(spec.replay.records).parent == tmp_path / "new" / "replay"
+
+
+def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Path, tmp_path: Path) -> None:
+    """A simulation's store is a store: its device, records and marks survive."""
+    [spec] = ready(replaying(store, failures=True), tmp_path / "replay").values()
+    worker = ReplayWorker(spec, tmp_path / "spool")
+    batch = Batch(
+        candidates=tuple(worker.propose(WORKLOAD, 12, seed=0)),
+        workloads={WORKLOAD.workload_id: WORKLOAD},
+        protocol=Protocol(),
+    )
+    records = worker.measure(batch)
+    with Store.open(tmp_path / "second") as second:
+        second.put_device(spec, worker.descriptor)
+        second.put_workloads(worker.network_workloads(["bert-tiny"]))
+        second.append(records)
+        assert second.devices()[spec.device_id].spec == spec
+        assert {one.record_id: one for one in second.records()} == {one.record_id: one for one in records}
+    third = dataclasses.replace(
+        spec,
+        device_id=DeviceId("third"),
+        replay=Replay(records=str(tmp_path / "second"), device=spec.device_id, failures=True),
+    )
+    [third] = ready({third.device_id: third}, tmp_path / "replay").values()
+    again = ReplayWorker(third, tmp_path / "spool").measure(batch)
+    assert [(one.outcome, one.run_secs) for one in again] == [(one.outcome, one.run_secs) for one in records]
+    assert {one.outcome for one in again} == {Outcome.OK, Outcome.RUN_TIMEOUT}
+
+
+@pytest.mark.ray
+def test_a_replay_behind_ray_is_like_any_device(store: Path, tmp_path: Path) -> None:
+    from fleet.ray_session import RaySession
+
+    specs = ready(replaying(store), tmp_path / "replay")
+    [device_id] = specs
+    with RaySession(list(specs.values()), tmp_path / "spool") as session:
+        assert session.call(device_id, "descriptor") == make_descriptor()
+        [workload] = session.call(device_id, "network_workloads", ["bert-tiny"])
+        candidates = session.call(device_id, "propose", workload, 5, 0, [])
+        batch = Batch(
+            candidates=tuple(candidates), workloads={workload.workload_id: workload}, protocol=Protocol()
+        )
+        records = session.call(device_id, "measure", batch)
+        assert session.call(device_id, "pending") == records
+        session.call(device_id, "acknowledge", [one.record_id for one in records])
+        assert session.call(device_id, "pending") == []
+        with pytest.raises(FleetError, match="device again: no workload of resnet-50 was recorded"):
+            session.call(device_id, "network_workloads", ["resnet-50"])
+    assert {one.outcome for one in records} == {Outcome.OK}
