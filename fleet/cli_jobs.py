@@ -1,4 +1,4 @@
-"""Verbs that do the work: `fleet demo`, `collect`, `train`, `eval`, `onboard` and `status`.
+"""Verbs that do the work: `fleet demo`, `collect` and `status`.
 
 Registered by `fleet.cli`. Each verb reads settings, calls the module that does the step, and prints what came
 of it; readers print one JSON value with `--json`. Loads nothing heavy before a verb runs.
@@ -8,34 +8,27 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fleet.cli_output import ConfigOption, JsonOption, SetOption, parse_changes, print_json, print_rows
+from fleet.cli_options import (
+    DEFAULT_MODELS,
+    DevicesOption,
+    ModelsOption,
+    SeedOption,
+    StoreOption,
+    load_settings,
+)
+from fleet.cli_output import ConfigOption, JsonOption, SetOption, print_json, print_rows
 
-if TYPE_CHECKING:
-    from fleet.config import FleetConfig
-
-_Devices = Annotated[
-    list[str] | None, typer.Option("--device", help="Device id; may be given again (all that fit this host).")
-]
-_Store = Annotated[Path | None, typer.Option("--store", help="Folder of the store (store.path).")]
-_Models = Annotated[Path, typer.Option("--models", help="Folder of the model versions.")]
-_Epochs = Annotated[
-    int | None, typer.Option("--epochs", min=1, help="Passes over the data (training.epochs).")
-]
-_Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Of everything random (training.seed).")]
-
-DEFAULT_MODELS = Path("runs/models")
 DEFAULT_DEMO = Path("runs/demo")
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module to a command-line app."""
-    for verb in (demo, collect, train, onboard, status):
+    for verb in (demo, collect, status):
         app.command(verb.__name__)(verb)
-    app.command("eval")(evaluate)
 
 
 def demo(
@@ -90,15 +83,15 @@ def demo(
 
 
 def collect(
-    device: _Devices = None,
-    store: _Store = None,
+    device: DevicesOption = None,
+    store: StoreOption = None,
     workloads: Annotated[int | None, typer.Option(min=1, help="Workloads (workloads.count).")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Candidates each (workloads.samples).")] = None,
     remeasure: Annotated[int, typer.Option(min=0, help="Candidates of each device to measure again.")] = 0,
     noise: Annotated[
         int | None, typer.Option(min=1, help="Only measure this many known candidates twice (A/A run).")
     ] = None,
-    seed: _Seed = None,
+    seed: SeedOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
 ) -> None:
@@ -118,9 +111,8 @@ def collect(
 
     if noise is not None and remeasure:
         raise typer.BadParameter("--noise makes an A/A run and nothing else: leave out --remeasure")
-    settings = _settings(
+    settings = load_settings(
         config,
-        changes,
         {
             "devices.ids": tuple(device) if device else None,
             "store.path": str(store) if store else None,
@@ -128,6 +120,7 @@ def collect(
             "workloads.samples": samples,
             "training.seed": seed,
         },
+        changes,
     )
     display = Display(Console())
     spent = collect_records(settings, display, remeasure=remeasure, noise=noise)
@@ -136,101 +129,9 @@ def collect(
     _print_status(Path(settings.store.path), DEFAULT_MODELS)
 
 
-def train(
-    store: _Store = None,
-    models: _Models = DEFAULT_MODELS,
-    device: _Devices = None,
-    epochs: _Epochs = None,
-    seed: _Seed = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Train one model with a head for each device of the store, and keep it as the next version.
-
-    Example: fleet train --store runs/store
-    """
-    from fleet.jobs import train_version
-
-    settings = _learning_settings(config, store, epochs, seed)
-    trained = train_version(settings, models, tuple(device or ()))
-    if as_json:
-        print_json(trained)
-    else:
-        print_rows(
-            ("model", str(trained["version"])), [(key, _text(value)) for key, value in trained.items()]
-        )
-
-
-def evaluate(
-    store: _Store = None,
-    device: _Devices = None,
-    epochs: _Epochs = None,
-    folds: Annotated[int | None, typer.Option(min=2, help="Parts of the workloads (training.folds).")] = None,
-    seed: _Seed = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Tell how well each head ranks workloads that it never saw: every workload is held out once.
-
-    Example: fleet eval --folds 5
-    """
-    from fleet.jobs import judge_heads
-
-    settings = _learning_settings(config, store, epochs, seed, folds)
-    scores = judge_heads(settings, tuple(device or ()))
-    if as_json:
-        print_json({"folds": settings.training.folds, "seed": settings.training.seed, "heads": scores})
-        return
-    columns = ("top1", "random_top1", "top5", "random_top5", "pairwise", "tau")
-    rows = [
-        (
-            name,
-            *(f"{score[column]:.3f}" for column in columns),
-            "{:.3f} to {:.3f}".format(*score["top1_interval"]),
-        )
-        for name, score in scores.items()
-    ]
-    print_rows(("head", *(column.replace("_", " ") for column in columns), "90 % of top1"), rows)
-
-
-def onboard(
-    device: Annotated[str, typer.Argument(help="Id of the new device; its file must exist.")],
-    samples: Annotated[
-        int | None, typer.Option(min=8, help="Candidates to measure (onboarding.samples).")
-    ] = None,
-    strategy: Annotated[str | None, typer.Option(help="multitask or scratch (onboarding.strategy).")] = None,
-    store: _Store = None,
-    models: _Models = DEFAULT_MODELS,
-    epochs: _Epochs = None,
-    seed: _Seed = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Give a new device its head: measure a few candidates that its siblings know, adapt, keep a version.
-
-    Needs a store with other devices of its family and a model of them.
-
-    Example: fleet onboard x86-64-v4 --samples 64
-    """
-    from rich.console import Console
-
-    from fleet.onboarding import onboard_device
-    from fleet.progress import Display
-
-    changes = {"onboarding.samples": samples, "onboarding.strategy": strategy}
-    settings = _learning_settings(config, store, epochs, seed, more=changes)
-    display = Display(Console(stderr=as_json))
-    result = onboard_device(settings, device, models, display)
-    display.finish()
-    if as_json:
-        print_json(result)
-    else:
-        print_rows(("device", device), [(key, _text(value)) for key, value in result.items()])
-
-
 def status(
-    store: _Store = None,
-    models: _Models = DEFAULT_MODELS,
+    store: StoreOption = None,
+    models: ModelsOption = DEFAULT_MODELS,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -238,7 +139,7 @@ def status(
 
     Example: fleet status --store runs/demo/store
     """
-    settings = _settings(config, None, {"store.path": str(store) if store else None})
+    settings = load_settings(config, {"store.path": str(store) if store else None})
     path = Path(settings.store.path)
     if as_json:
         from fleet.status import read_status
@@ -276,42 +177,3 @@ def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:
         f"{noise['median_change']:.2%}" if noise else unknown,
         time.strftime("%m-%d %H:%M", time.localtime(entry["last_at"])) if entry["last_at"] else "never",
     )
-
-
-def _settings(config: Path | None, changes: list[str] | None, flags: dict[str, Any]) -> FleetConfig:
-    from fleet.config import load_fleet
-
-    return load_fleet(config, {**parse_changes(changes or []), **_given(flags)}).config
-
-
-def _learning_settings(
-    config: Path | None,
-    store: Path | None,
-    epochs: int | None,
-    seed: int | None,
-    folds: int | None = None,
-    more: dict[str, Any] | None = None,
-) -> FleetConfig:
-    flags = {
-        "store.path": str(store) if store else None,
-        "training.epochs": epochs,
-        "training.seed": seed,
-        "training.folds": folds,
-        **(more or {}),
-    }
-    return _settings(config, None, flags)
-
-
-def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flags.items() if value is not None}
-
-
-def _text(value: Any) -> str:
-    """A value for people: short numbers, lists with commas, mappings as pairs."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(_text(item) for item in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
-    return "not known" if value is None else str(value)

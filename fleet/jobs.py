@@ -1,18 +1,18 @@
-"""The single steps behind `fleet collect`, `train` and `eval`, on one store."""
+"""What is behind `fleet collect`, and the reading of a store to learn from."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.probe import differences, probe
-from agents.records import DeviceId, DeviceSpec, Family
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from fleet import replaying
 from fleet.collect import Collection, CollectSettings
 from fleet.config import select_devices
 from fleet.errors import FleetError
-from fleet.learning import Snapshot, load_snapshot, manifest_of, save_version, train_config
+from fleet.learning import Snapshot, load_snapshot
 from fleet.progress import Display
 from fleet.ray_session import RaySession
 from fleet.selection import choose_workloads
@@ -31,6 +31,8 @@ _LEAST_RANDOM = 8
 def fitting_devices(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
     """Devices to measure on: those asked for, or all device files that this host can be.
 
+    Replay devices must be asked for: their records are no new measurements. They are made ready here.
+
     Raises:
         FleetError: One that was asked for cannot be measured here, or none can.
     """
@@ -41,12 +43,16 @@ def fitting_devices(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
         refused = [f"device {device_id}: {'; '.join(found)}" for device_id, found in faults.items() if found]
         if refused:
             raise FleetError("\n".join(refused))
-        return specs
-    fitting = {device_id: spec for device_id, spec in specs.items() if not faults[device_id]}
+        return replaying.ready(specs, Path(settings.store.path).parent / replaying.REPLAY)
+    fitting = {
+        device_id: spec
+        for device_id, spec in specs.items()
+        if not faults[device_id] and spec.kind is not DeviceKind.REPLAY
+    }
     if not fitting:
         raise FleetError(
             f"this host can be none of the {len(specs)} devices in {settings.devices.folder}; "
-            "run `fleet init` to write its profiles"
+            "run `fleet init` to write its profiles, or name a replay device with --device"
         )
     return fitting
 
@@ -142,61 +148,3 @@ def read_snapshot(store: Path, device_ids: Sequence[str]) -> Snapshot:
         listed = "; ".join(f"{family}: {', '.join(names)}" for family, names in sorted(families.items()))
         raise FleetError(f"a model is shared by devices of one family, got {listed}; choose with --device")
     return load_snapshot(reader, device_ids=chosen)
-
-
-def train_version(settings: FleetConfig, models: Path, device_ids: Sequence[str]) -> dict[str, Any]:
-    """Train on everything that the store holds of some devices, and keep the model."""
-    import numpy as np
-
-    from transfer.train import train
-
-    snapshot = read_snapshot(Path(settings.store.path), device_ids)
-    dataset = snapshot.dataset
-    config = train_config(settings.training.epochs)
-    rows = np.arange(len(dataset.candidate_ids))
-    result = train(dataset, rows, config=config, seed=settings.training.seed)
-    manifest = manifest_of(
-        snapshot,
-        seed=settings.training.seed,
-        config=config,
-        seconds=result.seconds,
-        sources=result.model.device_ids,
-    )
-    version = save_version(models, result.model, manifest)
-    return {
-        "version": version,
-        "path": str(models / version),
-        "heads": list(result.model.device_ids),
-        "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
-        "candidates": len(rows),
-        "workloads": len(dataset.workload_ids),
-        "table_version": snapshot.table_version,
-        "seconds": result.seconds,
-        "train_loss": result.history[-1].train_loss,
-    }
-
-
-def judge_heads(settings: FleetConfig, device_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Score every head on workloads held out in turn: means over workloads, with their 90 % intervals."""
-    from transfer.evaluate import hold_out
-    from transfer.splits import workload_folds
-
-    snapshot = read_snapshot(Path(settings.store.path), device_ids)
-    seed = settings.training.seed
-    splits = workload_folds(snapshot.dataset, snapshot.workloads, settings.training.folds, seed)
-    approaches = hold_out(
-        snapshot.dataset,
-        splits,
-        train_config(settings.training.epochs),
-        seed=seed,
-        workers=len(os.sched_getaffinity(0)),
-    )
-    return {
-        device_id: {
-            **approach.metrics.summary(),
-            "top1_interval": list(approach.top1_interval),
-            "top5_interval": list(approach.top5_interval),
-            "workloads": len(approach.metrics.groups),
-        }
-        for device_id, approach in approaches.items()
-    }

@@ -1,7 +1,7 @@
 """Start Ray on this host, put one actor on each device, end both in order.
 
-One of the two modules that import Ray (the other is `agents.actors`). Ray listens on the loopback
-interface only and asks for a token; both are checked after the start, not assumed.
+One of the modules that import Ray (the others are `agents.actors` and `fleet.ray_training`). Ray listens on
+the loopback interface only and asks for a token; both are checked after the start, not assumed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +28,8 @@ from fleet.errors import FleetError
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 #: Records and workloads are small; Ray's default takes a third of the host's memory.
 _OBJECT_STORE_BYTES = 256 << 20
+#: Kinds of device whose cores are not this host's.
+_ELSEWHERE = frozenset({DeviceKind.RPC, DeviceKind.REPLAY})
 _CLOSE_TIMEOUT_SEC = 20.0
 _RESTART_TIMEOUT_SEC = 60.0
 #: A fresh agent takes about a second to start.
@@ -48,7 +50,8 @@ def agent_cores(
     """Cores that the agent of a device may use, so that it builds on none that another one times on.
 
     Local devices that time on the same cores take turns by the host's timing lock, and each keeps its own
-    builders off these cores. The cores of an `rpc` device are its board's: here it only builds.
+    builders off these cores. The cores of an `rpc` device are its board's: here it only builds. A `replay`
+    device has none.
 
     Args:
         spec: The device.
@@ -61,7 +64,7 @@ def agent_cores(
         that leaves none.
     """
     local = {core for other in specs if other.kind is DeviceKind.LOCAL for core in other.cores}
-    own = set() if spec.kind is DeviceKind.RPC else set(spec.cores)
+    own = set() if spec.kind in _ELSEWHERE else set(spec.cores)
     if spec.kind is DeviceKind.LOCAL:
         local -= own
     if not local:
@@ -85,11 +88,11 @@ class RaySession:
         self._actors: dict[DeviceId, Any] = {}
         self._usable_cores = os.sched_getaffinity(0)
         # Ray's processes inherit this: with a dozen of them awake beside a timing, repeats differed by 7 %.
-        timing = {core for spec in specs if spec.kind is not DeviceKind.RPC for core in spec.cores}
+        timing = {core for spec in specs if spec.kind not in _ELSEWHERE for core in spec.cores}
         # Threads of our own too: those of the store's libraries write while something is timed.
         pin_process(quiet_cores(sorted(timing), sorted(self._usable_cores), core_groups()))
         try:
-            _start(specs, len(self._usable_cores))
+            start_ray({resource_of(spec.device_id): 1 for spec in specs}, len(self._usable_cores))
             self._create(specs, spool_root)
         except BaseException:
             self.close()
@@ -192,7 +195,19 @@ class ActorDiedError(FleetError):
     """The agent process of a device ended; a call to it has no answer, and Ray starts it afresh."""
 
 
-def _start(specs: Sequence[DeviceSpec], cores: int) -> None:
+def start_ray(
+    resources: Mapping[str, float], cores: int, object_store_bytes: int = _OBJECT_STORE_BYTES
+) -> None:
+    """Start a Ray instance of our own on the loopback interface.
+
+    Args:
+        resources: Custom resources of this host.
+        cores: Logical CPUs that it may use.
+        object_store_bytes: Room for what processes hand each other.
+
+    Raises:
+        FleetError: Ray runs already, does not start, or is not confined to loopback.
+    """
     if "ray" not in sys.modules:
         os.environ[_LOOPBACK_VARIABLE] = "0"
     os.environ["RAY_AUTH_MODE"] = "token"
@@ -209,8 +224,8 @@ def _start(specs: Sequence[DeviceSpec], cores: int) -> None:
         ray.init(
             address="local",
             num_cpus=max(2, cores),
-            resources={resource_of(spec.device_id): 1 for spec in specs},
-            object_store_memory=_OBJECT_STORE_BYTES,
+            resources=dict(resources),
+            object_store_memory=object_store_bytes,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,

@@ -8,7 +8,7 @@ import pytest
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.select import draw_support
 from transfer.errors import TransferError
-from transfer.evaluate import CrossValidation, Plan, cross_validate, evaluate, hold_out
+from transfer.evaluate import CrossValidation, Plan, cross_validate, evaluate
 from transfer.metrics import evaluate_ranking
 from transfer.splits import Split
 from transfer.train import train
@@ -133,17 +133,3 @@ def test_support_may_be_all_that_there_is():
     assert np.array_equal(everything, tried)
     with pytest.raises(TransferError, match=f"cannot draw {len(tried) + 1} samples of 'cpu-new'"):
         draw_support(DATASET, TARGET, np.arange(len(DATASET)), len(tried) + 1, seed=0)
-
-
-def test_hold_out_judges_every_head_on_every_workload():
-    approaches = hold_out(DATASET, folds(), QUICK, seed=0)
-    assert set(approaches) == set(DATASET.device_ids)
-    for approach in approaches.values():
-        assert sorted(approach.metrics.groups) == list(range(9))
-
-
-def test_a_device_that_one_fold_cannot_train_is_left_out():
-    latency = DATASET.latency_secs.copy()
-    latency[DATASET.group % 3 != 0, DATASET.column("cpu.a")] = np.nan
-    approaches = hold_out(replace(DATASET, latency_secs=latency), folds(), QUICK, seed=0)
-    assert set(approaches) == {"cpu.b", TARGET}

@@ -1,94 +1,11 @@
 from __future__ import annotations
 
-from itertools import combinations, pairwise, permutations
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import kendalltau
 
 from transfer.errors import DatasetError
-from transfer.metrics import (
-    average,
-    best_of_k,
-    bootstrap_interval,
-    concatenate,
-    evaluate_ranking,
-    kendall_tau,
-    paired_bootstrap,
-    pairwise_accuracy,
-    random_top_k,
-    top_k,
-)
-
-# Few distinct values, so that ties are common.
-ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=6)
-
-
-def split_rows(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    return (
-        np.array([score for score, _ in rows], dtype=np.float64),
-        np.array([latency for _, latency in rows], dtype=np.float64),
-    )
-
-
-@given(ROWS, st.integers(1, 7))
-def test_best_of_k_is_the_mean_over_all_orders_that_the_scores_allow(
-    rows: list[tuple[int, int]], k: int
-) -> None:
-    scores, latency = split_rows(rows)
-    found = [
-        min(latency[list(order[:k])])
-        for order in permutations(range(len(rows)))
-        if all(scores[a] >= scores[b] for a, b in pairwise(order))
-    ]
-    assert best_of_k(scores, latency, k) == pytest.approx(np.mean(found))
-
-
-@given(ROWS, st.integers(1, 7))
-def test_random_top_k_is_the_mean_over_all_draws(rows: list[tuple[int, int]], k: int) -> None:
-    latency = split_rows(rows)[1]
-    draws = [latency.min() / min(draw) for draw in combinations(latency, min(k, len(latency)))]
-    assert random_top_k(latency, k) == pytest.approx(np.mean(draws))
-
-
-@given(ROWS)
-def test_pairwise_accuracy_agrees_with_a_slow_reference(rows: list[tuple[int, int]]) -> None:
-    scores, latency = split_rows(rows)
-    points = []
-    for a, b in combinations(range(len(rows)), 2):
-        if latency[a] != latency[b]:
-            better, worse = (a, b) if latency[a] < latency[b] else (b, a)
-            points.append(
-                1.0 if scores[better] > scores[worse] else 0.5 if scores[better] == scores[worse] else 0.0
-            )
-    assert pairwise_accuracy(scores, latency) == pytest.approx(np.mean(points) if points else 0.5)
-
-
-def test_top_k_of_a_known_ranking() -> None:
-    scores = np.array([0.9, 0.1, 0.5, 0.7, np.nan])
-    latency = np.array([4.0, 1.0, 2.0, 8.0, np.nan])
-    assert top_k(scores, latency, 1) == 0.25
-    assert top_k(scores, latency, 2) == 0.25
-    assert top_k(scores, latency, 3) == 0.5
-    assert top_k(scores, latency, 4) == top_k(scores, latency, 99) == 1.0
-    with pytest.raises(DatasetError, match="no candidate"):
-        top_k(scores[4:], latency[4:], 1)
-
-
-def test_a_constant_score_is_worth_a_random_choice() -> None:
-    latency = np.array([1.0, 2.0, 4.0])
-    assert best_of_k(np.zeros(3), latency, 1) == pytest.approx(7 / 3)
-    assert kendall_tau(np.zeros(3), latency) == 0
-    assert pairwise_accuracy(np.zeros(3), latency) == 0.5
-
-
-def test_kendall_is_that_of_scipy() -> None:
-    random = np.random.default_rng(0)
-    scores, latency = random.integers(0, 5, 30).astype(float), random.random(30)
-    assert kendall_tau(scores, latency) == pytest.approx(kendalltau(scores, -latency).statistic)
-    assert kendall_tau(-latency, latency) == pytest.approx(1)
+from transfer.metrics import MEASURES, average, concatenate, evaluate_ranking, merge
+from transfer.ranking import peak_score, square_error, top_k_recall
 
 
 def example() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -132,7 +49,13 @@ def test_the_order_of_rows_makes_no_difference() -> None:
 def test_scores_only_count_inside_a_workload() -> None:
     scores, latency, group = example()
     shifted = scores + 100 * group
-    assert evaluate_ranking(shifted, latency, group).summary() == evaluate_ranking(*example()).summary()
+    found = evaluate_ranking(shifted, latency, group).summary()
+    calibrated = {"rmse", "fast_mse"}  # these take scores for relative speeds
+    assert {name: value for name, value in found.items() if name not in calibrated} == {
+        name: value
+        for name, value in evaluate_ranking(*example()).summary().items()
+        if name not in calibrated
+    }
 
 
 def test_what_cannot_be_judged_is_refused() -> None:
@@ -161,33 +84,6 @@ def test_folds_are_put_together_and_must_not_overlap() -> None:
         concatenate([])
 
 
-def test_bootstrap_interval_holds_the_mean_and_follows_seed_and_level() -> None:
-    values = np.random.default_rng(2).normal(5, 1, 40)
-    low, high = bootstrap_interval(values, seed=0)
-    assert low < values.mean() < high
-    # Ninety per cent of a normal mean lie within 1.64 standard errors.
-    assert high - low == pytest.approx(2 * 1.645 * values.std() / 40**0.5, rel=0.15)
-    assert bootstrap_interval(values, seed=0) == (low, high)
-    wide = bootstrap_interval(values, seed=0, level=0.99)
-    assert wide[0] < low < high < wide[1]
-    for bad in ((np.array([]), 0.9), (values, 1.0), (values, 0.0)):
-        with pytest.raises(ValueError, match="bootstrap needs"):
-            bootstrap_interval(bad[0], seed=0, level=bad[1])
-
-
-def test_a_paired_bootstrap_sees_a_small_steady_difference() -> None:
-    base = np.random.default_rng(3).random(30)
-    better = base + 0.01
-    mean, low, high = paired_bootstrap(better, base, seed=0)
-    assert mean == pytest.approx(0.01)
-    assert low == pytest.approx(0.01)
-    assert high == pytest.approx(0.01)
-    unpaired = bootstrap_interval(better, seed=0)
-    assert unpaired[1] - unpaired[0] > 0.05
-    with pytest.raises(ValueError, match="same workloads"):
-        paired_bootstrap(better, base[:-1], seed=0)
-
-
 def test_the_average_of_repeats_has_the_mean_of_their_top_k() -> None:
     random = np.random.default_rng(5)
     latency = random.uniform(1, 9, size=40)
@@ -207,3 +103,55 @@ def test_only_the_same_workloads_are_averaged() -> None:
         average([one, other])
     with pytest.raises(DatasetError, match="no metrics"):
         average([])
+
+
+def test_every_measure_is_the_ratio_of_its_two_sums() -> None:
+    random = np.random.default_rng(8)
+    group = np.repeat(np.arange(6, dtype=np.int32), 9)
+    scores, latency = random.random(54), random.uniform(1, 5, 54)
+    found = evaluate_ranking(scores, latency, group, random.uniform(1, 9, 6), noise_floor=0.3)
+    for name, value in found.summary().items():
+        above, below = found.parts(name)
+        ratio = above.sum() / below.sum()
+        assert (ratio**0.5 if name == "rmse" else ratio) == pytest.approx(value), name
+    assert tuple(found.summary()) == MEASURES
+
+
+def test_other_measures_are_those_of_each_workload() -> None:
+    scores, latency, group = example()
+    found = evaluate_ranking(scores, latency, group, noise_floor=3.0)
+    first = scores[:3], latency[:3]
+    assert found.recall5_by_workload[0] == top_k_recall(*first, 5)
+    assert found.peak5_by_workload[0] == peak_score(*first, 5)
+    assert found.square_error_by_workload[0] == square_error(*first)
+    assert found.fast_square_error_by_workload[0] == (3.0 - 1.0) ** 2
+    assert found.noise_regret_by_workload.tolist() == [0, 0, 0]
+    assert evaluate_ranking(scores, latency, group, noise_floor=2.9).noise_regret == 1
+    # Over all rows, not over workloads: six of them here.
+    errors = [4.0, 2.25, 0.5625, 0, (2 - 0.25) ** 2, 1.0]
+    assert found.rmse == pytest.approx(np.mean(errors) ** 0.5)
+
+
+def test_a_random_order_is_beside_in_both_averages() -> None:
+    found = evaluate_ranking(*example(), weight=np.array([1.0, 9.0, 2.0, 3.0]))
+    expected = (1 + 20 + 21) / (1 * 7 / 3 + 2 * 25 + 3 * 7)
+    assert found.random_weighted_top1 == pytest.approx(expected)
+    assert found.random_weighted_top5 == pytest.approx(1)
+
+
+def test_workloads_with_too_few_candidates_are_passed_over_when_asked() -> None:
+    assert evaluate_ranking(*example(), least=2).groups.tolist() == [0, 2]
+    assert evaluate_ranking(*example(), least=3).groups.tolist() == [0]
+    with pytest.raises(DatasetError, match="none of the 3 workloads has 4 candidates"):
+        evaluate_ranking(*example(), least=4)
+
+
+def test_merged_parts_may_share_a_workload_which_then_counts_once() -> None:
+    scores, latency, group = example()
+    one = evaluate_ranking(scores, latency, group)
+    other = evaluate_ranking(-scores, latency, group).take(np.array([0]))
+    both = merge([one, other])
+    assert both.groups.tolist() == [0, 2, 3]
+    assert both.counts.tolist() == [3, 2, 1]
+    assert both.top1_by_workload.tolist() == [(1 + 0.25) / 2, 0.25, 1]
+    assert merge([one]).summary() == one.summary()

@@ -1,15 +1,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agents.records import Workload, WorkloadId
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.model_fixtures import make_dataset
 from transfer.dataset import Dataset, build_dataset
 from transfer.errors import DatasetError
-from transfer.splits import Split, leave_device_out, leave_networks_out, within_workload, workload_folds
+from transfer.splits import (
+    Split,
+    SplitKind,
+    leave_device_out,
+    leave_networks_out,
+    make_splits,
+    near_copies,
+    network_families,
+    within_workload,
+    workload_folds,
+)
 
 NETWORKS = {
     "mm0": ("bert_tiny",),
@@ -107,7 +121,14 @@ def test_within_workload_every_workload_trains_and_most_are_judged(dataset: Data
 
 
 def test_each_device_is_the_target_once(dataset: Dataset) -> None:
-    assert leave_device_out(dataset) == [("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"])]
+    splits = leave_device_out(dataset)
+    assert [(split.name, split.targets, split.sources) for split in splits] == [
+        ("a", ("a",), ("b", "c")),
+        ("b", ("b",), ("a", "c")),
+        ("c", ("c",), ("a", "b")),
+    ]
+    for split in splits:
+        assert not split.visible(dataset)[:, dataset.column(split.name)].any()
 
 
 def test_leaving_out_the_only_device_is_refused(dataset: Dataset) -> None:
@@ -147,3 +168,144 @@ def test_workloads_without_networks_cannot_be_split_by_network() -> None:
     )
     with pytest.raises(DatasetError, match="split by workload instead"):
         leave_networks_out(alone, {lone.workload_id: lone})
+
+
+NAMES = ("net-a-18", "net-a-50", "net-b_tiny", "net-b_base", "other-v2")
+
+
+@st.composite
+def measured(draw: st.DrawFn) -> tuple[Dataset, dict[WorkloadId, Workload]]:
+    """A dataset with random holes, whose workloads belong to random networks and may be alike in shape."""
+    workloads = draw(st.integers(2, 9))
+    made = make_dataset(workloads=workloads, candidates=draw(st.integers(1, 7)), seed=draw(st.integers(0, 9)))
+    latency = made.latency_secs.copy()
+    holes = draw(st.integers(0, 2**16))
+    latency[np.random.default_rng(holes).random(latency.shape) < 0.4] = np.nan
+    order = np.random.default_rng(holes).permutation(len(made))
+    made = replace(made, latency_secs=latency).take(order)
+    known = {}
+    for workload_id in made.workload_ids:
+        size = draw(st.sampled_from([8, 16]))
+        networks = draw(st.sets(st.sampled_from(NAMES), max_size=3))
+        known[workload_id] = replace(
+            gmm_workload(),
+            workload_id=workload_id,
+            operator=draw(st.sampled_from(["GMM", "C2D"])),
+            arg_shapes=((size, size),),
+            networks=tuple((name, 1) for name in sorted(networks)),
+        )
+    return made, known
+
+
+def splits_of(kind: SplitKind, case: tuple[Dataset, dict[WorkloadId, Workload]], seed: int) -> list[Split]:
+    try:
+        return make_splits(kind, *case, folds=2, seed=seed)
+    except DatasetError:  # too little of what is to be held out
+        return []
+
+
+@given(measured(), st.sampled_from(SplitKind), st.integers(0, 5))
+def test_nothing_that_is_held_out_may_be_learnt_from(
+    case: tuple[Dataset, dict[WorkloadId, Workload]], kind: SplitKind, seed: int
+) -> None:
+    dataset, workloads = case
+    for split in splits_of(kind, case, seed):
+        assert np.all(np.diff(split.train) > 0)
+        assert np.all(np.diff(split.test) > 0)
+        seen = split.visible(dataset)
+        targets = range(3) if split.targets is None else [dataset.column(name) for name in split.targets]
+        # No latency is both learnt from and judged.
+        assert not seen[np.ix_(split.test, list(targets))].any()
+        learnt, held = (set(dataset.group[rows].tolist()) for rows in (split.train, split.test))
+        if kind is SplitKind.BY_DEVICE:
+            assert not seen[:, dataset.column(split.name)].any()
+            assert np.isfinite(dataset.latency_secs[split.test, dataset.column(split.name)]).all()
+        else:
+            assert set(split.train.tolist()).isdisjoint(split.test.tolist())
+            ids = np.array(dataset.candidate_ids)
+            assert set(ids[split.train]).isdisjoint(ids[split.test])
+        if kind in {SplitKind.BY_WORKLOAD, SplitKind.BY_NETWORK}:
+            assert learnt.isdisjoint(held)
+        if kind is SplitKind.BY_NETWORK:
+            members = set(network_families(NAMES)[split.name])
+            used = {i: {n for n, _ in workloads[w].networks} for i, w in enumerate(dataset.workload_ids)}
+            # What a held-out network shares with others is on the held-out side only.
+            assert not any(used[index] & members for index in learnt)
+            assert all(used[index] & members for index in held)
+
+
+@given(measured(), st.integers(0, 5))
+def test_splits_follow_the_seed_alone(case: tuple[Dataset, dict[WorkloadId, Workload]], seed: int) -> None:
+    for kind in SplitKind:
+        first, again = splits_of(kind, case, seed), splits_of(kind, case, seed)
+        assert [one.test.tolist() for one in first] == [one.test.tolist() for one in again]
+
+
+@given(measured(), st.integers(0, 5))
+def test_near_copies_are_found_and_no_others(
+    case: tuple[Dataset, dict[WorkloadId, Workload]], seed: int
+) -> None:
+    dataset, workloads = case
+    for split in splits_of(SplitKind.BY_WORKLOAD, case, seed):
+        found = near_copies(dataset, workloads, split)
+        sides = [
+            {dataset.workload_ids[index] for index in np.unique(dataset.group[rows])}
+            for rows in (split.train, split.test)
+        ]
+        expected = {}
+        for held in sides[1]:
+            alike = {
+                one
+                for one in sides[0]
+                if (workloads[one].operator, workloads[one].arg_shapes)
+                == (workloads[held].operator, workloads[held].arg_shapes)
+            }
+            if alike:
+                expected[held] = alike
+        assert {held: set(copies) for held, copies in found.items()} == expected
+
+
+def test_workloads_of_unknown_shape_are_no_copies_of_each_other(dataset: Dataset) -> None:
+    unknown = {key: replace(one, arg_shapes=()) for key, one in WORKLOADS.items()}
+    split = workload_folds(dataset, WORKLOADS, 2, seed=0)[0]
+    assert near_copies(dataset, unknown, split) == {}
+
+
+def test_a_family_is_what_comes_before_size_and_version() -> None:
+    names = [
+        "resnet-18",
+        "resnet50_v2",
+        "resnet3d_18",
+        "resnext-50",
+        "wide_resnet_50",
+        "bert-tiny",
+        "bert_base",
+        "mobilenet",
+        "mobilenet-v2",
+        "inception_v3",
+        "densenet121",
+        "mxnet",
+        "50",
+    ]
+    assert network_families(names) == {
+        "resnet": ("resnet-18", "resnet3d_18", "resnet50_v2"),
+        "resnext": ("resnext-50",),
+        "wide-resnet": ("wide_resnet_50",),
+        "bert": ("bert-tiny", "bert_base"),
+        "mobilenet": ("mobilenet", "mobilenet-v2"),
+        "inception": ("inception_v3",),
+        "densenet": ("densenet121",),
+        "mxnet": ("mxnet",),
+        "50": ("50",),
+    }
+
+
+def test_networks_of_one_family_cannot_be_held_out() -> None:
+    lone = gmm_workload("lone", networks=("bert_tiny", "bert_base"))
+    alone = build_dataset(
+        [record_of(gmm_candidates(lone, 1)[0], "a", 1e-3)],
+        {lone.workload_id: lone},
+        {"a": cpu_device("a")},  # type: ignore[dict-item]
+    )
+    with pytest.raises(DatasetError, match="networks of one family"):
+        make_splits(SplitKind.BY_NETWORK, alone, {lone.workload_id: lone}, folds=2, seed=0)

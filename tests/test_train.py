@@ -66,7 +66,7 @@ def test_rows_outside_of_the_training_rows_have_no_influence():
     changed[others] *= 7
     numbers = dataset.features.numbers.copy()
     numbers[others] += 3
-    other = replace(dataset, latency_secs=changed, features=replace(dataset.features, numbers=numbers))
+    other = replace(dataset, latency_secs=changed, features=dataset.features.changed(numbers=numbers))
     assert same_weights(*(train(d, rows, config=QUICK, seed=0).model for d in (dataset, other)))
 
 

@@ -73,12 +73,26 @@ def save(directory: Path, model: MultiTaskTLP, manifest: Mapping[str, Any]) -> N
         text = json.dumps({**manifest, **own}, indent=2, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"manifest for {directory} is not plain JSON: {error}") from error
+    put_folder(directory, {TENSORS_NAME: tensors, MANIFEST_NAME: text.encode()})
+
+
+def put_folder(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder that appears under its name only when all of them are on disk.
+
+    Args:
+        directory: Folder to make, of a name that is free; its parent is made as needed.
+        files: Content by name.
+
+    Raises:
+        CheckpointError: The name was taken meanwhile.
+        OSError: There is no room, or no permission; nothing is left behind then.
+    """
     directory.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, because a rename is atomic only inside one file system.
     part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".part", dir=directory.parent))
     try:
-        _write_synced(part / TENSORS_NAME, tensors)
-        _write_synced(part / MANIFEST_NAME, text.encode())
+        for name, raw in files.items():
+            _write_synced(part / name, raw)
         # mkdtemp makes it private; readers of the registry may be other users.
         part.chmod(0o755)
         _sync_folder(part)
@@ -108,7 +122,7 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[MultiTaskTLP
             f"{directory}: model reads features {manifest['spec_hash']}, this program makes {spec.hash} "
             f"(other vocabulary or slots); train it again or use the program that made it"
         )
-    raw = _read(directory, TENSORS_NAME)
+    raw = read_file(directory, TENSORS_NAME)
     found = hashlib.sha256(raw).hexdigest()
     if found != manifest["tensors_sha256"]:
         raise CheckpointError(
@@ -134,7 +148,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: It is missing, not JSON, incomplete, or of a newer layout.
     """
-    raw = _read(directory, MANIFEST_NAME)
+    raw = read_file(directory, MANIFEST_NAME)
     try:
         manifest = json.loads(raw)
     except ValueError as error:
@@ -166,7 +180,12 @@ def _config(values: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**fields)
 
 
-def _read(directory: Path, name: str) -> bytes:
+def read_file(directory: Path, name: str) -> bytes:
+    """Content of one file of a folder.
+
+    Raises:
+        CheckpointError: It is missing.
+    """
     try:
         return (directory / name).read_bytes()
     except FileNotFoundError as error:

@@ -3,7 +3,8 @@
 For each fold `cross_validate` trains the source devices on the training workloads, adapts to the target with
 k samples drawn from those workloads, and scores the held-out workloads. Beside it stand the same network
 without transfer (scratch), without adaptation (nearest), and with all target data (full). Called by the
-command line and onboarding; knows nothing of how data were collected.
+command line and onboarding; knows nothing of how data were collected. Whole rankers are compared by `compare`
+(`transfer.compare`).
 """
 
 from __future__ import annotations
@@ -23,16 +24,12 @@ from transfer.adapt.base import Strategy, visible_part
 from transfer.adapt.multitask import MultiTask, with_target_head
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.select import draw_support
+from transfer.compare import compare
+from transfer.comparison import Comparison
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.metrics import (
-    Metrics,
-    average,
-    bootstrap_interval,
-    concatenate,
-    evaluate_ranking,
-    paired_bootstrap,
-)
+from transfer.intervals import bootstrap_interval, paired_bootstrap
+from transfer.metrics import Metrics, average, concatenate, evaluate_ranking
 from transfer.model import MultiTaskTLP
 from transfer.splits import Split
 from transfer.train import TrainConfig, torch_threads, train, trainable_devices
@@ -206,20 +203,6 @@ def average_repeats(repeats: Sequence[CrossValidation], seed: int) -> CrossValid
     )
 
 
-def hold_out(
-    dataset: Dataset,
-    splits: Sequence[Split],
-    config: TrainConfig,
-    *,
-    seed: int,
-    workers: int = 1,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> dict[str, Approach]:
-    """Judge the heads of all devices on workloads held out in turn; arguments as in `cross_validate`."""
-    folds = _run_folds(partial(_train_all, dataset, config), splits, seed, workers, ("source",), on_progress)
-    return {key[1]: _approach(dataset, key, folds, seed) for key in folds[0].scores}
-
-
 def _run_folds(
     run: _FoldRunner,
     splits: Sequence[Split],
@@ -261,17 +244,6 @@ def _run_folds(
         for key in set(fold.scores) - shared:
             del fold.scores[key]
     return folds
-
-
-def _train_all(dataset: Dataset, config: TrainConfig, split: Split, seed: int, tell: _Tell | None) -> _Fold:
-    """Train one fold with all devices and score its test rows, on one thread."""
-    with torch_threads(1):
-        result = train(dataset, split.train, config=config, seed=seed)
-        held = dataset.features.take(split.test)
-        scores = {("source", d): result.model.score(held, d) for d in result.model.device_ids}
-    if tell is not None:
-        tell(split, "source", result.seconds)
-    return _Fold(split, scores, {"source": result.seconds})
 
 
 def _onboard(dataset: Dataset, plan: Plan, split: Split, seed: int, tell: _Tell | None) -> _Fold:
@@ -340,3 +312,17 @@ def _judge(dataset: Dataset, device_id: str, rows: NDArray[np.int64], scores: ND
     """Metrics of scores for some rows on one device."""
     latency = dataset.latency_secs[rows, dataset.column(device_id)]
     return evaluate_ranking(scores, latency, dataset.group[rows], dataset.weight)
+
+
+__all__ = [
+    "Approach",
+    "Comparison",
+    "CrossValidation",
+    "Plan",
+    "Progress",
+    "Scored",
+    "average_repeats",
+    "compare",
+    "cross_validate",
+    "evaluate",
+]

@@ -212,8 +212,30 @@ def head_loss(
     usable = mask.sum(dim=1) >= 2
     if not bool(usable.any()):
         return None
-    scores, labels, mask = scores[usable], labels[usable], mask[usable]
     weights = None if weights is None else weights[usable]
+    return group_losses(scores[usable], labels[usable], mask[usable], terms=terms, weights=weights).mean()
+
+
+def group_losses(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor,
+    *,
+    terms: LossWeights,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Weighted sum of the terms for each group.
+
+    Args:
+        scores: (G, n) logits; groups may belong to different heads.
+        labels: (G, n) relative speed in [0, 1].
+        mask: (G, n) bool, true where a label is present.
+        terms: Weight of each term.
+        weights: (G, n) weight of each candidate, default 1.
+
+    Returns:
+        (G,) losses; that of a group with fewer than two labels means nothing and must be left out.
+    """
     total = scores.new_zeros(scores.shape[0])
     for weight, loss in (
         (terms.rank, lambda_rank),
@@ -224,4 +246,4 @@ def head_loss(
     ):
         if weight > 0:
             total = total + weight * loss(scores, labels, mask, weights=weights)
-    return total.mean()
+    return total

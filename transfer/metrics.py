@@ -1,11 +1,13 @@
 """How well scores rank the candidates of one device, workload by workload.
 
 Every measure is taken inside a workload, over the candidates with an ok latency there, and kept by workload,
-so that two models can be compared on the same workloads by a paired bootstrap. Called by `transfer.evaluate`
-and the registry's champion-and-challenger test; knows nothing of models.
+so that two rankers can be compared on the same workloads (`transfer.intervals`). The formulas are those of
+`transfer.ranking`. Called by `transfer.evaluate` and `transfer.compare`; knows nothing of models.
 
 Two averages of top-k are in use in the literature and are not comparable: TenSet reports the mean of ratios,
-TLP the ratio of weighted sums, in which slow workloads weigh most. Both are given.
+TLP the ratio of weighted sums, in which slow workloads weigh most. Both are given. What TLP's evaluation gets
+wrong is not repeated: its top-10 and top-20 lists hold the totals of top-1 and top-5, failures count as very
+slow candidates instead of none, and workloads that are missing vanish without being counted.
 """
 
 from __future__ import annotations
@@ -15,19 +17,33 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import kendalltau
 
 from transfer.errors import DatasetError
 from transfer.labels import check_latency
+from transfer.ranking import (
+    best_of_k,
+    kendall_tau,
+    order_agreement,
+    peak_score,
+    random_best_of_k,
+    random_top_k,
+    regret,
+    square_error,
+    top_k,
+    top_k_recall,
+)
 
 Floats = NDArray[np.float64]
+
+#: Share of the candidates that MetaTune's error looks at.
+_FAST = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Metrics:
     """Ranking quality on one device over G workloads; every array is (G,), in the order of `groups`."""
 
-    #: Index of each workload that has at least one measured candidate.
+    #: Index of each workload that has enough measured candidates.
     groups: NDArray[np.int32]
     #: Candidates measured.
     counts: NDArray[np.int64]
@@ -35,9 +51,15 @@ class Metrics:
     weight: Floats
     #: Least latency, in seconds.
     best_secs: Floats
-    #: Least latency among the 1 and 5 best-scored candidates, in seconds.
+    #: Expected least latency among the 1 and 5 best-scored candidates, in seconds.
     best_of_1_secs: Floats
     best_of_5_secs: Floats
+    #: Expected least latency when 1 or 5 candidates are drawn at random, in seconds.
+    random_of_1_secs: Floats
+    random_of_5_secs: Floats
+    #: Expected share of the best speed that the 1 and 5 best-scored candidates reach, in (0, 1].
+    top1_by_workload: Floats
+    top5_by_workload: Floats
     #: Expected share of the best speed when 1 or 5 candidates are drawn at random.
     random_top1_by_workload: Floats
     random_top5_by_workload: Floats
@@ -45,20 +67,19 @@ class Metrics:
     pairwise_by_workload: Floats
     #: Kendall's tau-b between score and speed; 0 where either is constant.
     tau_by_workload: Floats
-
-    @property
-    def top1_by_workload(self) -> Floats:
-        """Least latency over that of the best-scored candidate, in (0, 1]."""
-        return self.best_secs / self.best_of_1_secs
-
-    @property
-    def top5_by_workload(self) -> Floats:
-        """Least latency over the least among the 5 best-scored candidates, in (0, 1]."""
-        return self.best_secs / self.best_of_5_secs
+    #: Share of the 5 fastest candidates among the 5 best-scored ones; TenSet's top-k recall.
+    recall5_by_workload: Floats
+    #: Mean of top-1 to top-5; TenSet's peak score@5.
+    peak5_by_workload: Floats
+    #: Extra time of the best-scored candidate over the least latency, 0 where it is within the noise floor.
+    noise_regret_by_workload: Floats
+    #: Mean squared difference of score and relative speed, over all and over the fastest quarter (MetaTune).
+    square_error_by_workload: Floats
+    fast_square_error_by_workload: Floats
 
     @property
     def regret_by_workload(self) -> Floats:
-        """Extra time of the best-scored candidate, as a share of the least latency; 0 is perfect."""
+        """Expected extra time of the best-scored candidate, as a share of the least latency; 0 is perfect."""
         return self.best_of_1_secs / self.best_secs - 1
 
     @property
@@ -74,12 +95,12 @@ class Metrics:
     @property
     def weighted_top1(self) -> float:
         """Sum of weight * least latency over sum of weight * chosen latency (TLP's average)."""
-        return float((self.weight * self.best_secs).sum() / (self.weight * self.best_of_1_secs).sum())
+        return self._of_sums(self.best_of_1_secs)
 
     @property
     def weighted_top5(self) -> float:
         """Sum of weight * least latency over sum of weight * best of 5 (TLP's average)."""
-        return float((self.weight * self.best_secs).sum() / (self.weight * self.best_of_5_secs).sum())
+        return self._of_sums(self.best_of_5_secs)
 
     @property
     def random_top1(self) -> float:
@@ -92,6 +113,16 @@ class Metrics:
         return float(self.random_top5_by_workload.mean())
 
     @property
+    def random_weighted_top1(self) -> float:
+        """TLP's average of top-1 expected of a random choice."""
+        return self._of_sums(self.random_of_1_secs)
+
+    @property
+    def random_weighted_top5(self) -> float:
+        """TLP's average of top-5 expected of a random choice."""
+        return self._of_sums(self.random_of_5_secs)
+
+    @property
     def pairwise(self) -> float:
         """Mean pairwise accuracy."""
         return float(self.pairwise_by_workload.mean())
@@ -102,78 +133,93 @@ class Metrics:
         return float(self.tau_by_workload.mean())
 
     @property
+    def recall5(self) -> float:
+        """Mean top-5 recall."""
+        return float(self.recall5_by_workload.mean())
+
+    @property
+    def peak5(self) -> float:
+        """Mean peak score@5."""
+        return float(self.peak5_by_workload.mean())
+
+    @property
     def regret(self) -> float:
         """Mean extra time of the best-scored candidate."""
         return float(self.regret_by_workload.mean())
 
+    @property
+    def noise_regret(self) -> float:
+        """Mean extra time of the best-scored candidate where it exceeds the noise floor."""
+        return float(self.noise_regret_by_workload.mean())
+
+    @property
+    def rmse(self) -> float:
+        """Root of the mean squared error of the scores over all candidates (TenSet's weighting by rows)."""
+        return float(np.sqrt(np.average(self.square_error_by_workload, weights=self.counts)))
+
+    @property
+    def fast_mse(self) -> float:
+        """Mean squared error of the scores of the fastest quarter of each workload."""
+        return float(self.fast_square_error_by_workload.mean())
+
+    def _of_sums(self, secs: Floats) -> float:
+        return float((self.weight * self.best_secs).sum() / (self.weight * secs).sum())
+
     def summary(self) -> dict[str, float]:
         """The averages by name, for reports."""
-        names = ("top1", "top5", "weighted_top1", "weighted_top5", "random_top1", "random_top5")
-        return {name: float(getattr(self, name)) for name in (*names, "pairwise", "tau", "regret")}
+        return {name: float(getattr(self, name)) for name in MEASURES}
+
+    def parts(self, measure: str) -> tuple[Floats, Floats]:
+        """One of `MEASURES` as two columns (G,) whose sums it is the ratio of; of `rmse` the square."""
+        secs = {
+            "weighted_top1": self.best_of_1_secs,
+            "weighted_top5": self.best_of_5_secs,
+            "random_weighted_top1": self.random_of_1_secs,
+            "random_weighted_top5": self.random_of_5_secs,
+        }
+        if measure in secs:
+            return self.weight * self.best_secs, self.weight * secs[measure]
+        if measure == "rmse":
+            counts = self.counts.astype(np.float64)
+            return counts * self.square_error_by_workload, counts
+        name = "fast_square_error" if measure == "fast_mse" else measure
+        values: Floats = getattr(self, f"{name}_by_workload")
+        return values, np.ones_like(values)
+
+    def take(self, places: NDArray[np.integer]) -> Metrics:
+        """Metrics of some of the workloads, by their places in `groups`."""
+        return Metrics(**{one.name: getattr(self, one.name)[places] for one in fields(Metrics)})
 
 
-def best_of_k(scores: Floats, latency_secs: Floats, k: int) -> float:
-    """Least latency among the k best-scored candidates of one workload.
-
-    Where candidates tie for the last places, the expectation over a random choice among them is taken: a
-    model that scores everything alike must not profit from the order of rows.
-
-    Args:
-        scores: (n,) higher is better.
-        latency_secs: (n,) seconds, all ok.
-        k: How many candidates may be tried.
-    """
-    count = len(scores)
-    k = min(k, count)
-    threshold = np.partition(scores, count - k)[count - k]
-    sure = latency_secs[scores > threshold]
-    tied = np.sort(latency_secs[scores == threshold])
-    floor = float(sure.min()) if len(sure) else np.inf
-    chances = _best_of_draw(len(tied), k - len(sure))
-    return float((np.minimum(tied, floor) * chances).sum())
-
-
-def random_top_k(latency_secs: Floats, k: int) -> float:
-    """Expected share of the best speed when k candidates of one workload are drawn without replacement."""
-    ordered = np.sort(latency_secs)
-    return float((ordered[0] / ordered * _best_of_draw(len(ordered), min(k, len(ordered)))).sum())
-
-
-def _best_of_draw(count: int, k: int) -> Floats:
-    """Chance that the i-th best of `count` is the best among k drawn without replacement, (count,)."""
-    chances = np.zeros(count)
-    not_yet = 1.0
-    for place in range(count - k + 1):
-        # Given that none better was drawn, k of the count - place that remain are drawn.
-        chance = k / (count - place)
-        chances[place] = not_yet * chance
-        not_yet *= 1 - chance
-    return chances
-
-
-def pairwise_accuracy(scores: Floats, latency_secs: Floats) -> float:
-    """Share of pairs with unlike latency that the scores put in the right order.
-
-    A tie of scores counts half; without a pair of unlike latency the result is 0.5.
-    """
-    earlier, later = np.triu_indices(len(scores), 1)
-    truth = np.sign(latency_secs[later] - latency_secs[earlier])
-    guess = np.sign(scores[earlier] - scores[later])
-    told = truth != 0
-    if not told.any():
-        return 0.5
-    return float(np.where(guess == 0, 0.5, guess == truth)[told].mean())
-
-
-def kendall_tau(scores: Floats, latency_secs: Floats) -> float:
-    """Kendall's tau-b between score and speed; 0 where either is constant, or there is one candidate."""
-    if len(scores) < 2 or np.ptp(scores) == 0 or np.ptp(latency_secs) == 0:
-        return 0.0
-    return float(kendalltau(scores, -latency_secs).statistic)
+#: Averages of `Metrics`, in the order in which reports give them.
+MEASURES = (
+    "top1",
+    "top5",
+    "weighted_top1",
+    "weighted_top5",
+    "random_top1",
+    "random_top5",
+    "random_weighted_top1",
+    "random_weighted_top5",
+    "pairwise",
+    "tau",
+    "recall5",
+    "peak5",
+    "regret",
+    "noise_regret",
+    "rmse",
+    "fast_mse",
+)
 
 
 def evaluate_ranking(
-    scores: Floats, latency_secs: Floats, group: NDArray[np.int32], weight: Floats | None = None
+    scores: Floats,
+    latency_secs: Floats,
+    group: NDArray[np.int32],
+    weight: Floats | None = None,
+    *,
+    noise_floor: float = 0.0,
+    least: int = 1,
 ) -> Metrics:
     """Judge scores on one device.
 
@@ -182,6 +228,8 @@ def evaluate_ranking(
         latency_secs: (N,) seconds, NaN where there is no ok measurement; such rows are passed over.
         group: (N,) index of the workload of each row.
         weight: (W,) weight of each workload by index; all 1 where None.
+        noise_floor: Relative difference up to which two latencies count as equal in `noise_regret`.
+        least: Workloads with fewer measured candidates are passed over: of a single one any ranker is right.
 
     Raises:
         DatasetError: Nothing is measured, shapes differ, a measured candidate has a NaN score, or a latency
@@ -201,11 +249,19 @@ def evaluate_ranking(
     # One sort brings the rows of a workload together.
     order = measured[np.argsort(group[measured], kind="stable")]
     groups, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
+    enough = counts >= least
+    if not enough.any():
+        raise DatasetError(
+            f"none of the {len(groups)} workloads has {least} candidates with an ok latency on this device; "
+            "measure more candidates of the same workload"
+        )
+    groups, starts, counts = groups[enough], starts[enough], counts[enough]
     members = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
 
     def each(measure: Callable[[Floats, Floats], float]) -> Floats:
         return np.array([measure(scores[rows], latency_secs[rows]) for rows in members])
 
+    agreement = np.array([order_agreement(scores[rows], latency_secs[rows]) for rows in members])
     return Metrics(
         groups=groups.astype(np.int32),
         counts=counts,
@@ -213,52 +269,56 @@ def evaluate_ranking(
         best_secs=each(lambda _, secs: float(secs.min())),
         best_of_1_secs=each(lambda score, secs: best_of_k(score, secs, 1)),
         best_of_5_secs=each(lambda score, secs: best_of_k(score, secs, 5)),
+        random_of_1_secs=each(lambda _, secs: random_best_of_k(secs, 1)),
+        random_of_5_secs=each(lambda _, secs: random_best_of_k(secs, 5)),
+        top1_by_workload=each(lambda score, secs: top_k(score, secs, 1)),
+        top5_by_workload=each(lambda score, secs: top_k(score, secs, 5)),
         random_top1_by_workload=each(lambda _, secs: random_top_k(secs, 1)),
         random_top5_by_workload=each(lambda _, secs: random_top_k(secs, 5)),
-        pairwise_by_workload=each(pairwise_accuracy),
-        tau_by_workload=each(kendall_tau),
+        pairwise_by_workload=agreement[:, 0],
+        tau_by_workload=agreement[:, 1],
+        recall5_by_workload=each(lambda score, secs: top_k_recall(score, secs, 5)),
+        peak5_by_workload=each(lambda score, secs: peak_score(score, secs, 5)),
+        noise_regret_by_workload=each(lambda score, secs: regret(score, secs, noise_floor)),
+        square_error_by_workload=each(square_error),
+        fast_square_error_by_workload=each(lambda score, secs: square_error(score, secs, _FAST)),
     )
 
 
-def top_k(scores: Floats, latency_secs: Floats, k: int) -> float:
-    """Least latency over the least among the k best-scored candidates of one workload, in (0, 1].
+def merge(parts: list[Metrics]) -> Metrics:
+    """Metrics of parts that may share workloads, sorted by workload; one in several parts gives its mean.
 
-    Args:
-        scores: (n,) higher is better.
-        latency_secs: (n,) seconds, NaN where there is no ok measurement; such rows are passed over.
-        k: How many candidates may be tried.
+    A layer of two networks is judged in both splits when networks are held out in turn.
 
     Raises:
-        DatasetError: No candidate has an ok latency, or one of them is zero, negative or infinite.
+        DatasetError: There is no part.
     """
-    check_latency(latency_secs)
-    measured = ~np.isnan(latency_secs)
-    if not measured.any():
-        raise DatasetError("no candidate of the workload has an ok latency")
-    latency = latency_secs[measured]
-    return float(latency.min()) / best_of_k(scores[measured], latency, k)
+    if not parts:
+        raise DatasetError("no metrics to put together")
+    values = {
+        one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(Metrics)
+    }
+    groups, first, place = np.unique(values.pop("groups"), return_index=True, return_inverse=True)
+    counts, weight = values.pop("counts")[first], values.pop("weight")[first]
+    times = np.bincount(place)
+    means = {name: np.bincount(place, weights=column) / times for name, column in values.items()}
+    return Metrics(groups=groups, counts=counts, weight=weight, **means)
 
 
 def concatenate(parts: list[Metrics]) -> Metrics:
-    """Metrics of disjoint workloads (folds of one split) as one.
+    """Metrics of disjoint workloads (folds of one split) as one, sorted by workload.
 
     Raises:
         DatasetError: There is no part, or two parts share a workload.
     """
-    if not parts:
-        raise DatasetError("no metrics to put together")
-    joined = Metrics(
-        **{one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(Metrics)}
-    )
-    if len(np.unique(joined.groups)) != len(joined.groups):
+    joined = merge(parts)
+    if len(joined.groups) < sum(len(part.groups) for part in parts):
         raise DatasetError("two parts hold the same workload: folds must hold each workload out once")
     return joined
 
 
 def average(repeats: list[Metrics]) -> Metrics:
-    """Metrics of the same workloads ranked several times (other seeds) as one: means of ratios by workload.
-
-    The latency of the best choice becomes the harmonic mean, so that top-k is the mean of the repeats' top-k.
+    """Metrics of the same workloads ranked several times (other seeds) as one: means by workload.
 
     Raises:
         DatasetError: There is no repeat, or they are of different workloads.
@@ -268,61 +328,20 @@ def average(repeats: list[Metrics]) -> Metrics:
     first = repeats[0]
     if any(not np.array_equal(first.groups, other.groups) for other in repeats):
         raise DatasetError("metrics can be averaged only over the same workloads in the same order")
-
-    def mean(name: str) -> Floats:
-        return np.asarray(np.mean([getattr(one, name) for one in repeats], axis=0))
-
+    averaged = [one.name for one in fields(Metrics) if one.name not in {"groups", "counts", "weight"}]
     return replace(
         first,
-        best_of_1_secs=first.best_secs / mean("top1_by_workload"),
-        best_of_5_secs=first.best_secs / mean("top5_by_workload"),
-        pairwise_by_workload=mean("pairwise_by_workload"),
-        tau_by_workload=mean("tau_by_workload"),
+        **{name: np.mean([getattr(one, name) for one in repeats], axis=0) for name in averaged},
     )
 
 
-def bootstrap_interval(
-    values: Floats, seed: int, level: float = 0.9, resamples: int = 2000
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over workloads.
-
-    Args:
-        values: (G,) one value a workload.
-        seed: Of the resampling.
-        level: Share of resamples inside.
-        resamples: How many.
-
-    Raises:
-        ValueError: There is no value, or `level` is not inside (0, 1).
-    """
-    if not len(values) or not 0 < level < 1:
-        raise ValueError(f"bootstrap needs values and a level in (0, 1), got {len(values)} and {level}")
-    picks = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
-    low, high = np.quantile(values[picks].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def paired_bootstrap(
-    a: Floats, b: Floats, seed: int, level: float = 0.9, resamples: int = 2000
-) -> tuple[float, float, float]:
-    """Mean of a - b over the same workloads, with its percentile bootstrap interval.
-
-    Args:
-        a: (G,) one value a workload of one model.
-        b: (G,) values of the other model on the same workloads in the same order.
-        seed: Of the resampling.
-        level: Share of resamples inside the interval.
-        resamples: How many.
-
-    Returns:
-        Mean difference, low and high end of its interval.
-
-    Raises:
-        ValueError: Lengths differ, there is no value, or `level` is not inside (0, 1).
-    """
-    if len(a) != len(b):
-        raise ValueError(
-            f"paired bootstrap needs the same workloads on both sides, got {len(a)} and {len(b)}"
-        )
-    low, high = bootstrap_interval(a - b, seed, level, resamples)
-    return float((a - b).mean()), low, high
+__all__ = [
+    "MEASURES",
+    "Metrics",
+    "average",
+    "concatenate",
+    "evaluate_ranking",
+    "kendall_tau",
+    "merge",
+    "top_k",
+]

@@ -1,15 +1,20 @@
 """Deterministic divisions of a dataset into rows to learn from and rows to be judged on.
 
 Random rows share their workload, and near-copies of themselves, with the rows held out; a split must say what
-is new about its test rows: the workload, the network, the device, or only the candidate. Called by training
-and evaluation; knows nothing of models.
+is new about its test rows: the workload, the network, the device, or only the candidate. These are `by_task`,
+`by_target` and `within_task` of TenSet, and whole networks held out as TLP does, but without the leak that
+remains there (the same network at another image size, `transfer` of a shared layer): families are held out
+whole, and a layer that a held-out network shares with others is never learnt from. Called by training and
+evaluation; knows nothing of models.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +23,77 @@ from agents.records import Workload, WorkloadId
 from transfer.dataset import Dataset
 from transfer.errors import DatasetError
 
+#: Words that tell the size of a network, not what it is.
+_SIZES = frozenset({"nano", "tiny", "mini", "small", "medium", "base", "large", "xlarge", "huge"})
+
+
+class SplitKind(StrEnum):
+    """What is new about the rows that rankers are judged on."""
+
+    #: The candidate only: others of its workload were learnt from (`within_task`).
+    WITHIN_WORKLOAD = "within-workload"
+    #: The workload (`by_task`).
+    BY_WORKLOAD = "by-workload"
+    #: The network, with its whole family.
+    BY_NETWORK = "by-network"
+    #: The device: the same candidates were learnt from on the others (`by_target`).
+    BY_DEVICE = "by-device"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """Row indexes of one division, in rising order."""
+    """Row indexes of one division, in rising order, and what may be seen of them."""
 
     #: What is held out, for reports: `fold 2 of 5`, a network, a device.
     name: str
     train: NDArray[np.int64]
     test: NDArray[np.int64]
+    #: Devices whose latencies may be learnt from; None for all.
+    sources: tuple[str, ...] | None = None
+    #: Devices to be judged on the test rows; None for all.
+    targets: tuple[str, ...] | None = None
+
+    def visible(self, dataset: Dataset) -> NDArray[np.bool_]:
+        """(N, D) True where a latency may be learnt from."""
+        seen = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+        seen[self.train] = True
+        if self.sources is not None:
+            seen &= np.isin(np.array(dataset.device_ids), self.sources)[None, :]
+        return seen
+
+
+def make_splits(
+    kind: SplitKind, dataset: Dataset, workloads: Mapping[WorkloadId, Workload], *, folds: int, seed: int
+) -> list[Split]:
+    """The splits of one kind.
+
+    Args:
+        kind: What is new about the test rows.
+        dataset: What to divide.
+        workloads: Tells operator and networks of each workload.
+        folds: Parts of the workloads, each held out once; within workloads one part of that size is held
+            out. Networks and devices are held out one after another, whatever this says.
+        seed: Of what is drawn.
+
+    Raises:
+        DatasetError: The dataset has too little of what is to be held out.
+    """
+    match kind:
+        case SplitKind.WITHIN_WORKLOAD:
+            return [within_workload(dataset, 1 / folds, seed)]
+        case SplitKind.BY_WORKLOAD:
+            return workload_folds(dataset, workloads, folds, seed)
+        case SplitKind.BY_NETWORK:
+            names = {name for one in workloads.values() for name, count in one.networks if count > 0}
+            splits = leave_networks_out(dataset, workloads, network_families(names))
+            if not splits:
+                raise DatasetError(
+                    "all workloads belong to networks of one family, so none can be held out; split by "
+                    "workload instead, or collect another network"
+                )
+            return splits
+        case SplitKind.BY_DEVICE:
+            return leave_device_out(dataset)
 
 
 def workload_folds(
@@ -82,17 +149,18 @@ def within_workload(dataset: Dataset, test_fraction: float, seed: int) -> Split:
         raise DatasetError(f"test fraction must be inside (0, 1), got {test_fraction}")
     random = np.random.default_rng(seed)
     held = np.zeros(len(dataset), dtype=np.bool_)
-    for index in np.unique(dataset.group):
-        rows = random.permutation(np.flatnonzero(dataset.group == index))
+    order = np.argsort(dataset.group, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(dataset.group[order])) + 1):
+        rows = random.permutation(members)
         count = min(len(rows) - 1, max(1, round(test_fraction * len(rows))))
         held[rows[:count]] = True
     return Split(name="within workload", train=np.flatnonzero(~held), test=np.flatnonzero(held))
 
 
-def leave_device_out(dataset: Dataset) -> list[tuple[str, list[str]]]:
-    """Each device once as the target, with the others as sources: (target, sources).
+def leave_device_out(dataset: Dataset) -> list[Split]:
+    """Hold out each device once: its own measurements are judged, those of the others learnt from.
 
-    Rows need no division: a device held out has its column left out of training.
+    Both sides have the same candidates, so what is new is the device alone.
 
     Raises:
         DatasetError: There are fewer than two devices.
@@ -100,7 +168,21 @@ def leave_device_out(dataset: Dataset) -> list[tuple[str, list[str]]]:
     devices = [str(device_id) for device_id in dataset.device_ids]
     if len(devices) < 2:
         raise DatasetError(f"leaving a device out needs at least two devices, the dataset has {devices}")
-    return [(target, [one for one in devices if one != target]) for target in devices]
+    splits = []
+    for target in devices:
+        sources = tuple(one for one in devices if one != target)
+        columns = [dataset.column(one) for one in sources]
+        known = ~np.isnan(dataset.latency_secs[:, columns]) | dataset.failed[:, columns]
+        splits.append(
+            Split(
+                name=target,
+                train=np.flatnonzero(known.any(axis=1)),
+                test=dataset.rows_of(target),
+                sources=sources,
+                targets=(target,),
+            )
+        )
+    return splits
 
 
 def leave_networks_out(
@@ -116,8 +198,8 @@ def leave_networks_out(
     Args:
         dataset: What to divide.
         workloads: Tells the networks of each workload.
-        families: Networks of each family (all sizes of one network belong together); each network by itself
-            where None.
+        families: Networks of each family (all sizes of one network belong together, see `network_families`);
+            each network by itself where None.
 
     Returns:
         One split a family, by name; families without test rows, or without training rows, are left out.
@@ -141,3 +223,60 @@ def leave_networks_out(
         if test.any() and not test.all():
             splits.append(Split(name=family, train=np.flatnonzero(~test), test=np.flatnonzero(test)))
     return splits
+
+
+def network_families(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Put the sizes and versions of a network together: resnet-18 with resnet50_v2, bert-tiny with bert-base.
+
+    What comes before the first number, version or word of size names the family.
+    """
+    families: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(set(names)):
+        kept: list[str] = []
+        for word in re.split(r"[-_. ]+", name.lower()):
+            stem = re.split(r"\d", word, maxsplit=1)[0]
+            if word in _SIZES or stem in {"", "v"}:
+                break
+            kept.append(stem)
+            if stem != word:
+                break
+        families["-".join(kept) or name].append(name)
+    return {family: tuple(members) for family, members in families.items()}
+
+
+def near_copies(
+    dataset: Dataset, workloads: Mapping[WorkloadId, Workload], split: Split
+) -> dict[WorkloadId, tuple[WorkloadId, ...]]:
+    """Test workloads with a near-copy to learn from: another workload of the same operator and shapes.
+
+    Such pairs differ in data types, strides or layout alone (or in nothing that the workload tells). They are
+    no leak of labels, but a reader should know how much of the test they make easy.
+
+    Returns:
+        Training workloads by test workload; one that is on both sides of the split is its own near-copy.
+    """
+    learnt: dict[tuple[object, ...], list[WorkloadId]] = defaultdict(list)
+    for index in np.unique(dataset.group[split.train]).tolist():
+        workload = workloads[dataset.workload_ids[index]]
+        learnt[workload.operator, workload.arg_shapes].append(workload.workload_id)
+    found = {}
+    for index in np.unique(dataset.group[split.test]).tolist():
+        workload = workloads[dataset.workload_ids[index]]
+        # Without shapes nothing is known that could be alike.
+        copies = learnt.get((workload.operator, workload.arg_shapes), []) if workload.arg_shapes else []
+        if copies:
+            found[workload.workload_id] = tuple(copies)
+    return found
+
+
+__all__ = [
+    "Split",
+    "SplitKind",
+    "leave_device_out",
+    "leave_networks_out",
+    "make_splits",
+    "near_copies",
+    "network_families",
+    "within_workload",
+    "workload_folds",
+]

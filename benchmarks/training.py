@@ -1,0 +1,249 @@
+"""What the training procedure is worth: `python -m benchmarks.training --json`.
+
+Samples a second of `transfer.train` against the procedure of TLP and MTL-TLP as published, on the same rows
+with the same heads, in turn, each on as many threads of this host; and the peak memory of a process that
+reads a store of imported records and trains on all of them. Rows come from a store (`--store`), else from
+the AutoTVM logs beside the checkout, else they are fresh candidates of TVM's design spaces with latencies
+that are drawn at random, which neither side's time depends on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import Candidate, DeviceId, Workload, WorkloadId
+from benchmarks.collection_parts import Bench
+from fleet.interchange.import_logs import ImportRequest, import_logs
+from fleet.learning import load_snapshot
+from fleet.store import Store
+from transfer.baselines.published_rows import published_rows
+from transfer.baselines.tlp import PublishedTlp, TlpConfig
+from transfer.dataset import Dataset
+from transfer.features import DEFAULT_SPEC, Extractor
+from transfer.published_features import CPU_LAYOUT
+from transfer.train import TrainConfig, train, trainable_devices
+
+LOGS = Path(__file__).parents[2] / "shared" / "data" / "autotvm_dropletsearch"
+#: Candidates of a workload: what one epoch of our training sees of it, so that both sides see every row once.
+_EACH = TrainConfig().candidates_per_epoch
+_LIVE_WORKLOADS, _LIVE_DEVICES = 24, 2
+#: Epochs of ours to one of theirs in each round, so that both sides run for seconds.
+_OUR_EPOCHS = 8
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The rows that both sides train on."""
+
+    source: str
+    dataset: Dataset
+    #: (N, 25, 22) published features of the same rows.
+    published: NDArray[np.float32]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices with something to learn."""
+        return trainable_devices(self.dataset, np.arange(len(self.dataset)))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run all parts.
+
+    Args:
+        options: The command line.
+        folder: For a store of imported logs.
+    """
+    store: Path | None = options.store
+    if store is None and LOGS.is_dir():
+        store = folder / "store"
+        import_devices(store)
+    rows = (
+        _live_rows(folder, options.seed) if store is None else _store_rows(store, options.rows, options.seed)
+    )
+    result: dict[str, Any] = {
+        "benchmark": "training",
+        "rows": len(rows.dataset),
+        "rows_from": rows.source,
+        "workloads": len(np.unique(rows.dataset.group)),
+        "devices": list(rows.devices),
+        "threads": options.threads,
+    }
+    joint = _race(rows, rows.devices, options)
+    result["joint"] = {"baseline": "MTL-TLP as published", **joint}
+    result["single"] = {"baseline": "TLP as published", **_race(rows, rows.devices[:1], options)}
+    if store is not None and not options.no_memory:
+        result["memory"] = _memory(store)
+        result["peak_memory_gib"] = result["memory"]["peak_gib"]
+    # The figure that the project is judged by, once more at the top.
+    result["ratio_samples_per_s"] = joint["ratio"]
+    return result
+
+
+def _race(rows: _Rows, devices: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Both procedures in turn with heads for some devices."""
+    whole = np.flatnonzero(np.isfinite(rows.dataset.latency_secs).any(axis=1))
+    ours = TrainConfig(epochs=_OUR_EPOCHS, threads=options.threads, device="cpu")
+    # Without validation rows: theirs would take some 3 % of its time, and ours has none here.
+    theirs = TlpConfig(epochs=1, threads=options.threads, validation_share=0.0)
+    samples, secs = np.zeros((options.rounds, 2)), np.zeros((options.rounds, 2))
+    for number in range(options.rounds):
+        result = train(rows.dataset, whole, config=ours, seed=options.seed, devices=devices)
+        samples[number, 0] = sum(report.samples for report in result.history)
+        secs[number, 0] = result.seconds
+        ranker = PublishedTlp(rows.published, theirs, multi_task=True)
+        started = time.perf_counter()
+        ranker.fit(rows.dataset, whole, devices, options.seed)
+        secs[number, 1] = time.perf_counter() - started
+        columns = [rows.dataset.column(device_id) for device_id in devices]
+        samples[number, 1] = np.isfinite(rows.dataset.latency_secs[:, columns]).any(axis=1).sum()
+    mine, other = samples.sum(axis=0) / secs.sum(axis=0)
+    return {
+        "heads": len(devices),
+        "samples_per_s": round(mine, 1),
+        "published_samples_per_s": round(other, 1),
+        "ratio": round(mine / other, 2),
+        "ratio_of_each_round": np.round(np.divide(*(samples / secs).T), 2).tolist(),
+        "samples": samples.sum(axis=0).astype(int).tolist(),
+        "secs": np.round(secs.sum(axis=0), 2).tolist(),
+    }
+
+
+def _store_rows(path: Path, most: int, seed: int) -> _Rows:
+    """Rows of a store: the same number of candidates of each workload, as far as it has them."""
+    reader = Store.read(path)
+    snapshot = load_snapshot(reader)
+    dataset, random = snapshot.dataset, np.random.default_rng(seed)
+    measured = np.flatnonzero(np.isfinite(dataset.latency_secs).any(axis=1))
+    chosen: list[int] = []
+    for group in random.permutation(np.unique(dataset.group[measured])):
+        members = random.permutation(measured[dataset.group[measured] == group])
+        chosen += members[: min(_EACH, most - len(chosen))].tolist()
+    part = dataset.take(np.array(sorted(chosen)))
+    wanted = set(part.candidate_ids)
+    candidates = {
+        record.candidate_id: Candidate(
+            workload_id=record.workload_id, trace=record.trace, dialect=record.dialect
+        )
+        for record in reader.records()
+        if record.candidate_id in wanted
+    }
+    published = _published(part, list(candidates.values()), snapshot.workloads)
+    return _Rows(f"{len(dataset)} candidates of a store", part, published)
+
+
+def _live_rows(folder: Path, seed: int) -> _Rows:
+    """Real candidates of real workloads, never measured."""
+    bench = Bench(folder, _LIVE_WORKLOADS, seed)
+    candidates, _ = bench.candidates(_EACH)
+    by_id = {workload.workload_id: workload for workload in bench.workloads}
+    names = tuple(by_id)
+    random = np.random.default_rng(seed)
+    dataset = Dataset(
+        features=Extractor().extract(by_id, candidates),
+        spec=DEFAULT_SPEC,
+        candidate_ids=tuple(candidate.candidate_id for candidate in candidates),
+        workload_ids=names,
+        group=np.array([names.index(candidate.workload_id) for candidate in candidates], dtype=np.int32),
+        device_ids=tuple(DeviceId(f"drawn-{number}") for number in range(_LIVE_DEVICES)),
+        latency_secs=np.exp(random.normal(size=(len(candidates), _LIVE_DEVICES))),
+        failed=np.zeros((len(candidates), _LIVE_DEVICES), dtype=np.bool_),
+        flops=np.array([workload.flops for workload in by_id.values()]),
+        weight=np.ones(len(names)),
+        hardware=np.zeros((_LIVE_DEVICES, len(DEFAULT_SPEC.hardware_names)), dtype=np.float32),
+    )
+    published = _published(dataset, candidates, by_id)
+    return _Rows("fresh candidates of TVM's design spaces; their latencies are drawn", dataset, published)
+
+
+def _published(
+    dataset: Dataset, candidates: Sequence[Candidate], workloads: Mapping[WorkloadId, Workload]
+) -> NDArray[np.float32]:
+    extractor = Extractor()
+    return published_rows(
+        dataset,
+        candidates,
+        lambda candidate: extractor.read(candidate, workloads[candidate.workload_id]),
+        CPU_LAYOUT,
+    )
+
+
+def import_devices(path: Path) -> None:
+    """Import every device's folder of the logs."""
+    with Store.open(path) as store:
+        for folder in sorted(LOGS.iterdir()):
+            if folder.is_dir():
+                device_id = folder.name.lower().replace("_", "-")
+                import_logs(store, ImportRequest(paths=(folder,), device_id=device_id))
+
+
+def _memory(store: Path) -> dict[str, Any]:
+    """Peak memory of a fresh process that reads a store and trains on all of its rows."""
+    command = [sys.executable, "-m", "benchmarks.training", "--train-on", str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _train_on(store: Path) -> dict[str, Any]:
+    """Read a store and train one epoch on every row: what `fleet train` does."""
+    started = time.perf_counter()
+    reader = Store.read(store)
+    dataset = load_snapshot(reader).dataset
+    loaded, loaded_secs = _peak_gib(), time.perf_counter() - started
+    rows = np.arange(len(dataset))
+    result = train(
+        dataset, rows, config=TrainConfig(epochs=1, candidates_per_epoch=len(rows), device="cpu"), seed=0
+    )
+    return {
+        "records": sum(counts.records for counts in reader.counts().values()),
+        "candidates": len(dataset),
+        "devices": list(result.model.device_ids),
+        "samples_of_the_epoch": result.history[0].samples,
+        "read_secs": round(loaded_secs, 1),
+        "epoch_secs": round(result.seconds, 1),
+        "peak_gib_after_reading": round(loaded, 2),
+        "peak_gib": round(_peak_gib(), 2),
+    }
+
+
+def _peak_gib() -> float:
+    """Most memory that this process ever had (Linux counts in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--store", type=Path, default=None, help="store to take rows from")
+    parser.add_argument("--rows", type=int, default=2048, help="most rows that both sides train on")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch, on both sides")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-memory", action="store_true", help="leave the memory of a whole store out")
+    parser.add_argument("--train-on", type=Path, default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train_on is not None:
+        print(json.dumps(_train_on(options.train_on)))
+        return
+    with tempfile.TemporaryDirectory() as made:
+        result = measure(options, Path(made))
+    print(json.dumps(result, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

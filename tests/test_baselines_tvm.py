@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents.records import Candidate, Workload
+from agents.tvm_import import load_tensor_intrinsics
+from tests.conftest import GENERIC_CPU
+from tests.model_fixtures import make_dataset
+from transfer.baselines.base import rank_agreement
+from transfer.baselines.tvm_models import (
+    MLP_COLUMNS,
+    XGB_COLUMNS,
+    PerStoreFeatures,
+    TvmMlp,
+    TvmXgb,
+    join_features,
+    per_store_features,
+)
+from transfer.dataset import Dataset
+from transfer.errors import TransferError
+
+
+def learnable() -> tuple[Dataset, PerStoreFeatures]:
+    """Latencies that follow from made-up features, summed over two stores."""
+    dataset = make_dataset(workloads=16, candidates=16)
+    random = np.random.default_rng(0)
+    parts = []
+    for _ in range(len(dataset)):
+        part = np.zeros((2, MLP_COLUMNS), dtype=np.float32)
+        part[:, :4] = random.random((len(part), 4)) + 0.1
+        parts.append(part)
+    cost = np.array([part[:, 0].sum() for part in parts])
+    latency = np.repeat(np.exp(cost)[:, None], 3, axis=1)
+    return replace(dataset, latency_secs=latency), join_features(parts)
+
+
+def test_ragged_features_come_back_row_by_row() -> None:
+    parts = [np.full((count, MLP_COLUMNS), count, dtype=np.float32) for count in (2, 0, 3)]
+    features = join_features(parts)
+    assert len(features) == 3
+    two, none, three = features.of(np.array([0, 1, 2]), XGB_COLUMNS)
+    assert two.shape == (2, XGB_COLUMNS)
+    assert (two == 2).all()
+    assert (three == 3).all()
+    assert none.shape == (1, XGB_COLUMNS)
+    assert not none.any()
+
+
+@pytest.mark.tvm
+@pytest.mark.parametrize("ranker", [TvmXgb, TvmMlp])
+def test_both_models_learn_from_arrays(ranker: type[TvmXgb] | type[TvmMlp]) -> None:
+    if ranker is TvmXgb:
+        pytest.importorskip("xgboost")
+    dataset, features = learnable()
+    train, test = np.flatnonzero(dataset.group < 12), np.flatnonzero(dataset.group >= 12)
+    scores = []
+    for _ in range(2):
+        model = ranker(features)
+        model.fit(dataset, train, ["cpu.a"], 1)
+        scores.append(model.score(dataset, test, "cpu.a"))
+    np.testing.assert_array_equal(*scores)
+    assert rank_agreement(scores[0], -np.log(dataset.latency_secs[test, 0]), dataset.group[test]) > 0.4
+    with pytest.raises(TransferError, match="has not learnt"):
+        model.score(dataset, test, "cpu.b")
+    with pytest.raises(TransferError, match="per-store features of 256 rows, the dataset has 20"):
+        model.score(dataset.take(np.arange(20)), np.arange(3), "cpu.a")
+
+
+@pytest.mark.tvm
+def test_features_of_real_candidates(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
+    load_tensor_intrinsics()
+    traces = [candidate.trace for candidate in matmul_candidates[:3]]
+    foreign = '[[["GetSBlock",[],["nothing of this name","main"],["b0"]]],[]]'
+    found = per_store_features(matmul, [*traces, foreign, traces[0]], GENERIC_CPU)
+    assert all(part.shape[1] == MLP_COLUMNS and np.isfinite(part).all() for part in found)
+    assert all(len(part) >= 1 for part in found[:3])
+    assert len(found[3]) == 0
+    np.testing.assert_array_equal(found[0], found[4])
+    assert any(not np.array_equal(found[0], part) for part in found[1:3])
+    # The workload group stands behind the columns that TVM's XGBoost reads.
+    plain = _plain_features(matmul, traces[0])
+    np.testing.assert_array_equal(found[0][:, :XGB_COLUMNS], plain)
+
+
+def _plain_features(workload: Workload, trace: str) -> np.ndarray:
+    """What `XGBModel` extracts by itself."""
+    import json
+
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+    from tvm.s_tir.schedule import Schedule, Trace
+
+    module = tvm.ir.load_json(workload.module_json)
+    schedule = Schedule(module)
+    Trace.apply_json_to_schedule(json.loads(trace), schedule)
+    context = ms.TuneContext(mod=module, target=tvm.target.Target(GENERIC_CPU), num_threads=1)
+    candidate = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(module, True))
+    extractor = ms.feature_extractor.PerStoreFeature()
+    values: np.ndarray = extractor.extract_from(context, [candidate])[0].numpy().astype(np.float32)
+    return values

@@ -1,0 +1,241 @@
+"""Rankers compared: nothing held out is shown to them, and the figures are those of their scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from tests.model_fixtures import CONFIG, make_dataset
+from transfer.compare import Finished, compare
+from transfer.dataset import Dataset
+from transfer.errors import DatasetError, TransferError
+from transfer.intervals import paired_bootstrap
+from transfer.metrics import MEASURES, evaluate_ranking
+from transfer.rankers import KeptRanker, ModelRanker
+from transfer.splits import Split, leave_device_out
+
+DATASET = make_dataset(workloads=9, candidates=10)
+GROUP = DATASET.group
+
+
+def folds(count: int = 3, shift: int = 0) -> list[Split]:
+    return [
+        Split(
+            name=f"fold {i + 1} of {count}",
+            train=np.flatnonzero((GROUP + shift) % count != i),
+            test=np.flatnonzero((GROUP + shift) % count == i),
+        )
+        for i in range(count)
+    ]
+
+
+@dataclass
+class Peeker:
+    """Scores by whatever latencies it can find, and remembers what it was shown."""
+
+    name: str = "peeker"
+    shown: list[tuple[Dataset, np.ndarray, tuple[str, ...], int]] = field(default_factory=list)
+    asked: list[tuple[Dataset, np.ndarray, str]] = field(default_factory=list)
+
+    def fit(self, dataset: Dataset, rows: np.ndarray, devices: Sequence[str], seed: int) -> None:
+        self.shown.append((dataset, rows, tuple(devices), seed))
+
+    def score(self, dataset: Dataset, rows: np.ndarray, device_id: str) -> np.ndarray:
+        self.asked.append((dataset, rows, device_id))
+        latency = dataset.latency_secs[rows, dataset.column(device_id)]
+        return -np.where(np.isnan(latency), 1.0, latency)
+
+
+@dataclass
+class Noisy:
+    """Knows the true latency up to noise that depends on the seed."""
+
+    noise: float
+    name: str = "noisy"
+    seed: int = 0
+
+    def fit(self, dataset: Dataset, rows: np.ndarray, devices: Sequence[str], seed: int) -> None:
+        self.seed = seed
+
+    def score(self, dataset: Dataset, rows: np.ndarray, device_id: str) -> np.ndarray:
+        truth = DATASET.latency_secs[rows, dataset.column(device_id)]
+        random = np.random.default_rng([self.seed, *rows[:1].tolist()])
+        return -np.nan_to_num(np.log(truth)) + random.normal(size=len(rows)) * self.noise
+
+
+def test_a_ranker_is_shown_nothing_that_is_held_out() -> None:
+    peeker = Peeker()
+    compare([peeker], DATASET, folds(), [0])
+    assert len(peeker.shown) == 3
+    for (dataset, rows, devices, _), split in zip(peeker.shown, folds(), strict=True):
+        assert np.array_equal(rows, split.train)
+        assert devices == DATASET.device_ids
+        assert np.isnan(dataset.latency_secs[split.test]).all()
+        assert not dataset.failed[split.test].any()
+        np.testing.assert_array_equal(dataset.latency_secs[split.train], DATASET.latency_secs[split.train])
+    for dataset, rows, device_id in peeker.asked:
+        assert np.isnan(dataset.latency_secs[rows, dataset.column(device_id)]).all()
+        # What siblings say of a held-out candidate may be looked at: replay does nothing else.
+        others = [column for column in range(3) if column != dataset.column(device_id)]
+        np.testing.assert_array_equal(dataset.latency_secs[:, others], DATASET.latency_secs[:, others])
+
+
+def test_who_peeks_is_no_better_than_chance() -> None:
+    found = compare([Peeker()], DATASET, folds(), [0])
+    for device_id in DATASET.device_ids:
+        [metrics] = found.metrics["peeker", device_id]
+        np.testing.assert_allclose(metrics.top1_by_workload, metrics.random_top1_by_workload)
+        assert (metrics.pairwise_by_workload == 0.5).all()
+
+
+def test_a_device_held_out_is_ranked_by_the_mean_place_on_the_others() -> None:
+    peeker = Peeker()
+    found = compare([peeker], DATASET, leave_device_out(DATASET), [0])
+    assert found.device_ids == DATASET.device_ids
+    for (dataset, _, devices, _), target in zip(peeker.shown, DATASET.device_ids, strict=True):
+        assert target not in devices
+        assert np.isnan(dataset.latency_secs[:, dataset.column(target)]).all()
+    # The siblings' own latencies are known here, and they are much like the target's.
+    assert found.estimate("peeker", "cpu-new", "tau").low > 0.4
+
+
+def test_metrics_are_those_of_the_scores() -> None:
+    found = compare([Noisy(0.3)], DATASET, folds(), [0, 1], noise_floors={"cpu.a": 0.05})
+    for device_id in DATASET.device_ids:
+        runs = found.metrics["noisy", device_id]
+        assert len(runs) == 2
+        for run in runs:
+            assert run.groups.tolist() == list(range(9))
+    peeker = Peeker()
+    noisy = Noisy(0.3)
+    compare([peeker, noisy], DATASET, folds(), [0])
+    noisy.seed = peeker.shown[0][3]
+    rows = folds()[0].test
+    latency = DATASET.latency_secs[rows, 0]
+    expected = evaluate_ranking(noisy.score(DATASET, rows, "cpu.a"), latency, GROUP[rows], DATASET.weight)
+    np.testing.assert_array_equal(
+        found.metrics["noisy", "cpu.a"][0].tau_by_workload[::3], expected.tau_by_workload
+    )
+    assert (
+        found.estimate("noisy", "cpu.a", "noise_regret").value
+        <= found.estimate("noisy", "cpu.a", "regret").value
+    )
+    assert found.noise_floors == {"cpu.a": 0.05}
+
+
+def test_each_fit_has_a_seed_of_its_own_and_splits_may_follow_the_seed() -> None:
+    peeker = Peeker()
+    seen = []
+
+    def splits(seed: int) -> list[Split]:
+        seen.append(seed)
+        return folds(shift=seed)
+
+    compare([peeker], DATASET, splits, [3, 4])
+    assert seen == [3, 4]
+    assert len({seed for *_, seed in peeker.shown}) == 6
+    assert not np.array_equal(peeker.shown[0][1], peeker.shown[3][1])
+
+
+def test_differences_are_paired() -> None:
+    found = compare([Noisy(0.1, "good"), Noisy(2.0, "bad")], DATASET, folds(), [0, 1, 2])
+    good, bad = (
+        np.stack([run.tau_by_workload for run in found.metrics[name, "cpu.a"]]) for name in ("good", "bad")
+    )
+    difference = found.difference("good", "bad", "cpu.a", "tau")
+    expected = paired_bootstrap(good, bad, seed=0)
+    assert (difference.value, difference.low, difference.high) == pytest.approx(expected)
+    assert difference.is_above_zero
+    assert found.difference("bad", "good", "cpu.a", "tau").value == pytest.approx(-difference.value)
+    for measure in MEASURES:
+        estimate = found.estimate("good", "cpu.a", measure)
+        assert estimate.low <= estimate.value <= estimate.high
+    with pytest.raises(DatasetError, match="compared were good, bad"):
+        found.estimate("absent", "cpu.a", "tau")
+    with pytest.raises(DatasetError, match="no 'fame' of"):
+        found.estimate("good", "cpu.a", "fame")
+
+
+def test_the_json_is_whole_and_plain() -> None:
+    found = compare([Noisy(0.1, "good"), Noisy(2.0, "bad")], DATASET, folds(), [0, 1])
+    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    device = told["devices"]["cpu-new"]
+    assert device["workloads"] == [f"w{index:02d}" for index in range(9)]
+    assert np.shape(device["rankers"]["good"]["by_workload"]["top1"]) == (2, 9)
+    assert set(MEASURES) <= set(device["rankers"]["bad"])
+    assert device["differences"]["good less bad"]["tau"][0] > 0
+    assert told["seeds"] == [0, 1]
+
+
+def test_networks_that_share_a_workload_judge_it_twice_and_count_it_once() -> None:
+    shared = [
+        Split(name="a", train=np.flatnonzero(GROUP >= 4), test=np.flatnonzero(GROUP < 4)),
+        Split(name="b", train=np.flatnonzero(GROUP < 3), test=np.flatnonzero(GROUP >= 3)),
+    ]
+    found = compare([Noisy(0.5)], DATASET, shared, [0])
+    assert found.metrics["noisy", "cpu.a"][0].groups.tolist() == list(range(9))
+    assert found.splits == ("a", "b")
+
+
+def test_a_device_that_one_split_cannot_teach_is_left_out_with_the_reason() -> None:
+    latency = DATASET.latency_secs.copy()
+    latency[GROUP % 3 != 0, DATASET.column("cpu.a")] = np.nan
+    latency[:, DATASET.column("cpu.b")] = np.where(GROUP % 10 == 0, latency[:, 1], np.nan)
+    latency[1::2, DATASET.column("cpu.b")] = np.nan
+    found = compare([Peeker()], replace(DATASET, latency_secs=latency), folds(), [0])
+    assert found.device_ids == ("cpu-new",)
+    assert set(found.left_out) == {"cpu.a", "cpu.b"}
+    assert "to learn from" in found.left_out["cpu.a"]
+    with pytest.raises(DatasetError, match="no device can be judged"):
+        compare([Peeker()], replace(DATASET, latency_secs=latency * np.nan), folds(), [0])
+
+
+def test_workloads_with_one_candidate_are_not_judged() -> None:
+    latency = DATASET.latency_secs.copy()
+    rows = np.flatnonzero(GROUP == 2)
+    latency[rows[1:]] = np.nan
+    latency[rows[0]] = 1e-3
+    found = compare([Peeker()], replace(DATASET, latency_secs=latency), folds(), [0])
+    assert 2 not in found.metrics["peeker", "cpu.a"][0].groups
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    for rankers, seeds in (([], [0]), ([Peeker(), Peeker()], [0]), ([Peeker()], [])):
+        with pytest.raises(DatasetError, match="unlike names"):
+            compare(rankers, DATASET, folds(), seeds)
+    with pytest.raises(DatasetError, match="no split"):
+        compare([Peeker()], DATASET, [], [0])
+
+
+def test_our_model_learns_to_rank_and_a_kept_one_stays_as_it_is() -> None:
+    ranker = ModelRanker(config=replace(CONFIG, epochs=8))
+    told: list[Finished] = []
+    found = compare([ranker], DATASET, folds(), [0], on_progress=told.append)
+    assert [one.done for one in told] == [1, 2, 3]
+    assert {one.total for one in told} == {3}
+    assert found.seconds["model"] > 0
+    for device_id in DATASET.device_ids:
+        assert found.estimate("model", device_id, "pairwise").low > 0.5
+    kept = KeptRanker(name="v1", model=ranker.model)
+    again = compare([kept, ranker], DATASET, folds()[2:], [0])
+    assert again.rankers == ("v1", "model")
+    assert kept.model is not ranker.model
+    with pytest.raises(TransferError, match="fit first"):
+        ModelRanker().score(DATASET, np.arange(3), "cpu.a")
+    with pytest.raises(TransferError, match="without a model"):
+        KeptRanker().fit(DATASET, np.arange(3), ["cpu.a"], 0)
+
+
+@pytest.mark.slow  # starts two processes that import torch
+def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
+    ranker = ModelRanker(config=replace(CONFIG, epochs=2))
+    one, two = (compare([ranker], DATASET, folds(), [0], workers=workers) for workers in (1, 2))
+    for device_id in DATASET.device_ids:
+        assert np.array_equal(
+            one.metrics["model", device_id][0].tau_by_workload,
+            two.metrics["model", device_id][0].tau_by_workload,
+        )

@@ -1,0 +1,199 @@
+"""`fleet eval` on small stores: what it reads, judges and prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.records import NOISE, Record
+from fleet.cli import run
+from fleet.config import FleetConfig, StoreSection, TrainingSection
+from fleet.errors import FleetError
+from fleet.evaluation import BASELINES, LEAST_PAIRS, Evaluation, evaluate_model, evaluate_store
+from fleet.store import Store
+from fleet.training import train_version
+from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+
+WORKLOADS = [
+    gmm_workload(f"mm{index}", operator=operator, networks=networks)
+    for index, (operator, networks) in enumerate(
+        [
+            ("GMM", ("bert-tiny",)),
+            ("GMM", ("bert-base",)),
+            ("C2D", ("resnet-18", "resnet-50")),
+            ("C2D", ("resnet-50",)),
+            ("C2D", ("resnet-50",)),
+            ("GMM", ("bert-base", "resnet-50")),
+        ]
+    )
+]
+SAMPLES = 6
+
+
+def made_records(devices: Sequence[str], numbers: Sequence[int] = range(SAMPLES)) -> list[Record]:
+    """Latencies that follow from the outermost tile of k, with a little of each device."""
+    random = np.random.default_rng(0)
+    records = []
+    for place, device in enumerate(devices):
+        for workload in WORKLOADS:
+            for number, candidate in enumerate(gmm_candidates(workload, SAMPLES)):
+                latency = 1e-3 * (1 + number) * (1 + 0.1 * place) * random.uniform(0.9, 1.1)
+                if number in numbers:
+                    records.append(record_of(candidate, device, latency))
+    return records
+
+
+def again(records: Sequence[Record], change: float) -> list[Record]:
+    """An A/A run of some records: two more measurements of each."""
+    from dataclasses import replace
+
+    return [
+        replace(
+            record,
+            origin=NOISE,
+            attempt=attempt,
+            run_secs=(record.run_secs[0] * factor,),
+        )
+        for record in records
+        for attempt, factor in ((1, 1.0), (2, 1 + change))
+    ]
+
+
+def make_store(path: Path, records: Sequence[Record], devices: Sequence[str] = ("a", "b")) -> Path:
+    with Store.open(path) as store:
+        for device in devices:
+            store.put_device(*cpu_device(device))
+        store.put_workloads(WORKLOADS)
+        store.append(list(records))
+    return path
+
+
+def settings_of(store: Path, epochs: int = 2, folds: int = 3) -> FleetConfig:
+    return FleetConfig(
+        store=StoreSection(path=str(store)), training=TrainingSection(epochs=epochs, folds=folds, seed=5)
+    )
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    records = made_records(("a", "b"))
+    noise = again([one for one in records if one.device_id == "a"][: 3 * SAMPLES], 0.04)
+    return make_store(tmp_path_factory.mktemp("eval") / "store", [*records, *noise])
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits so short are not worth a process."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+
+
+@pytest.fixture(scope="module")
+def found(store: Path) -> Evaluation:
+    return evaluate_store(
+        settings_of(store), (), split="by-workload", seeds=2, baselines=["nearest-device", "nearest-device"]
+    )
+
+
+def test_every_workload_is_held_out_with_every_seed(found: Evaluation) -> None:
+    comparison = found.comparison
+    assert comparison.rankers == ("model", "nearest-device")
+    assert comparison.seeds == (5, 6)
+    assert comparison.device_ids == ("a", "b")
+    for runs in comparison.metrics.values():
+        assert len(runs) == 2
+        assert all(run.counts.tolist() == [SAMPLES] * len(WORKLOADS) for run in runs)
+    # Replay knows the order from the other device, which is the same but for a tenth.
+    assert comparison.estimate("nearest-device", "a", "tau").value > 0.7
+    # All of one operator have the same shape here.
+    assert found.near_copies == len(WORKLOADS)
+
+
+def test_noise_and_ceiling_come_from_measuring_twice(found: Evaluation) -> None:
+    assert set(found.noise) == set(found.ceilings) == {"a"}
+    assert found.noise["a"].median_change == pytest.approx(0.04)
+    assert found.comparison.noise_floors == {"a": found.noise["a"].median_change}
+    ceiling = found.ceilings["a"]
+    assert ceiling.counts.tolist() == [SAMPLES] * 3
+    assert ceiling.tau == pytest.approx(1)
+
+
+def test_a_handful_of_pairs_is_no_noise_floor(tmp_path: Path) -> None:
+    records = made_records(("a", "b"))
+    few = make_store(tmp_path / "store", [*records, *again(records[: LEAST_PAIRS - 1], 0.5)])
+    found = evaluate_store(settings_of(few, epochs=1), (), split="by-workload", seeds=1)
+    assert not found.noise
+    assert not found.ceilings
+
+
+@pytest.mark.parametrize(
+    ("split", "splits"),
+    [
+        ("within-workload", ("within workload",)),
+        ("by-network", ("bert", "resnet")),
+        ("by-device", ("a", "b")),
+    ],
+)
+def test_other_splits(store: Path, split: str, splits: tuple[str, ...]) -> None:
+    found = evaluate_store(settings_of(store, epochs=1), (), split=split, seeds=1)
+    assert found.comparison.splits == splits
+    assert json.dumps(found.as_json(), allow_nan=False)
+
+
+def test_a_kept_model_is_judged_on_what_was_measured_after_it(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "store", made_records(("a", "b"), range(3)))
+    settings, models = settings_of(path, epochs=1), tmp_path / "models"
+    train_version(settings, models, ())
+    with pytest.raises(FleetError, match="has seen all 18 candidates"):
+        evaluate_model(settings, models, "latest", ())
+    with Store.open(path) as store:
+        store.append(made_records(("a", "b"), range(3, SAMPLES)))
+    found = evaluate_model(settings, models, "v000001", ())
+    assert found.model == "v000001"
+    for (ranker, _), [metrics] in found.comparison.metrics.items():
+        assert ranker == "v000001"
+        assert metrics.counts.tolist() == [3] * len(WORKLOADS)
+    only = evaluate_model(settings, models, "latest", ["b"])
+    assert only.comparison.device_ids == ("b",)
+
+
+def test_a_model_of_other_devices_is_refused(tmp_path: Path, store: Path) -> None:
+    other = make_store(tmp_path / "store", made_records(("x",)), ("x",))
+    train_version(settings_of(other, epochs=1), tmp_path / "models", ())
+    with pytest.raises(FleetError, match="no records of the heads of v000001: x"):
+        evaluate_model(settings_of(store), tmp_path / "models", "latest", ())
+
+
+def test_an_unknown_baseline_is_named_with_those_known(store: Path) -> None:
+    with pytest.raises(FleetError, match=f"unknown baseline 'oracle'; known: {BASELINES[0]}"):
+        evaluate_store(settings_of(store), (), split="by-workload", seeds=1, baselines=["oracle"])
+
+
+def test_the_table_fits_and_says_what_its_words_mean(
+    store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--store", str(store), "--folds", "2", "--seeds", "1", "--epochs", "1"]
+    assert run(["eval", *flags, "--baselines", "nearest-device"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    firsts = [line.split()[0] for line in lines if line.strip()]
+    for word in ("device", "a", "b", "model", "nearest-device", "random", "ceiling"):
+        assert word in firsts
+    assert "noise 4.0%, no regret below it" in captured.out
+    assert "ceiling from 18 candidates of 3 workloads" in " ".join(captured.out.split())
+    assert "Training and holding out: 4/4" in captured.err
+    assert run(["eval", *flags, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["devices"]) == {"a", "b"}
+    assert told["split"] == "by-workload"
+    assert told["near_copies"] > 0
+
+
+def test_a_kept_model_stands_alone(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    assert run(["eval", "--store", str(store), "--model", "latest", "--baselines", "mlp"]) == 2
+    assert "--baselines" in capsys.readouterr().err

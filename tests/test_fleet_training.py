@@ -1,0 +1,94 @@
+"""`fleet train` on a small store: what it keeps, what it leaves out, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.records import Outcome
+from fleet import training
+from fleet.config import FleetConfig, load_fleet
+from fleet.errors import FleetError
+from fleet.store import Store
+from fleet.training import train_version
+from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from transfer import checkpoint
+from transfer.errors import TransferError
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> FleetConfig:
+    """A store of four workloads on two devices; a third device has a single ok record."""
+    random = np.random.default_rng(0)
+    with Store.open(tmp_path / "store") as store:
+        for name in ("box.a", "box.b", "lonely"):
+            store.put_device(*cpu_device(name))
+        records = []
+        for place in range(4):
+            workload = gmm_workload(f"gmm {place}")
+            store.put_workloads([workload])
+            candidates = gmm_candidates(workload, 6 if place else 1)
+            for name in ("box.a", "box.b"):
+                records += [record_of(one, name, float(random.uniform(1, 2))) for one in candidates]
+            if not place:
+                records += [record_of(candidates[0], "lonely", 1e-3)]
+        store.append(records)
+    changes = {"store.path": str(tmp_path / "store"), "training.epochs": 2, "training.folds": 2}
+    return load_fleet(None, changes).config
+
+
+def test_a_version_says_what_it_was_made_of(settings: FleetConfig, tmp_path: Path) -> None:
+    found = train_version(settings, tmp_path / "models", ())
+    assert found["heads"] == ["box.a", "box.b"]
+    assert found["devices_left_out"] == ["lonely"]
+    assert found["workloads_too_small"] == 1
+    assert found["held_out_workloads"] == 0
+    _, manifest = checkpoint.load(tmp_path / "models" / found["version"])
+    assert manifest["epochs_done"] == manifest["best_epoch"] == 2
+    curves = Path(found["curves"]) / "curves.jsonl"
+    assert len(curves.read_text().splitlines()) == 2
+    json.dumps(found)
+
+
+def test_with_enough_workloads_some_tell_when_to_stop(
+    settings: FleetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "ENOUGH_WORKLOADS", 4)
+    monkeypatch.setattr(training, "_PARTS", 4)
+    found = train_version(settings, tmp_path / "models", ("box.a", "box.b"))
+    assert found["held_out_workloads"] == 1
+    assert found["validation_loss"] > 0
+
+
+def test_a_device_with_nothing_to_learn_is_refused_by_name(settings: FleetConfig, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"nothing to learn of lonely: .*measure more with `fleet collect`"):
+        train_version(settings, tmp_path / "models", ("box.a", "lonely"))
+
+
+def test_a_store_without_an_ok_record_names_the_cure(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(*cpu_device("box"))
+        workload = gmm_workload()
+        store.put_workloads([workload])
+        failed = record_of(gmm_candidates(workload, 1)[0], "box", 1e-3)
+        store.append([dataclasses.replace(failed, outcome=Outcome.RUN_FAILED, run_secs=(), error="died")])
+    settings = load_fleet(None, {"store.path": str(tmp_path / "store")}).config
+    with pytest.raises(TransferError, match=r"none of the 1 records is ok; run `fleet collect` first"):
+        train_version(settings, tmp_path / "models", ())
+
+
+def test_the_transfer_check_is_part_of_the_answer(
+    settings: FleetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_MOST_COPIED", 0)  # one process: starting others takes seconds
+    seen: list[tuple[int, int]] = []
+    found = train_version(
+        settings, tmp_path / "models", ("box.a", "box.b"), check=True, on_check=lambda *at: seen.append(at)
+    )["transfer"]
+    assert {effect["head"] for effect in found["effects"]} == {"box.a", "box.b"}
+    assert found["folds"] == 2
+    assert seen[-1] == (6, 6)

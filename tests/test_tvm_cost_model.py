@@ -1,0 +1,246 @@
+"""A head inside TVM's own search: the same scores as offline, and what a search needs of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.records import Candidate, Family, Workload
+from transfer.checkpoint import CheckpointError
+from transfer.errors import TransferError
+from transfer.features import DEFAULT_SPEC, Extractor
+from transfer.model import ModelSizes, MultiTaskTLP, model_config, scoped_seed
+from transfer.train import torch_threads
+from transfer.tvm_cost_model import (
+    LEAST_SCORE,
+    Measured,
+    Scorer,
+    cost_model,
+    load_scorer,
+    stored_trace,
+)
+
+pytestmark = pytest.mark.tvm
+
+DEVICE = "x86-64-v3"
+TARGET = {"kind": "llvm", "num-cores": 1}
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    from agents.workloads import operator_workload
+
+    return operator_workload("GMM", (1, 64, 64, 64))
+
+
+def context_of(workload: Workload, **changes: Any) -> Any:
+    from agents.tvm_import import load_tensor_intrinsics
+
+    load_tensor_intrinsics()
+    import tvm
+    from tvm.s_tir.meta_schedule import TuneContext
+
+    values = {
+        "mod": tvm.ir.load_json(workload.module_json),
+        "target": tvm.target.Target(TARGET),
+        "space_generator": "post-order-apply",
+        "search_strategy": "evolutionary",
+        "task_name": workload.name,
+        "num_threads": 1,
+        "rand_state": 1,
+    }
+    return TuneContext(**values | changes)
+
+
+@pytest.fixture(scope="module")
+def context(workload: Workload) -> Any:
+    return context_of(workload)
+
+
+@pytest.fixture(scope="module")
+def schedules(workload: Workload) -> list[Any]:
+    import tvm
+    from tvm.s_tir.schedule import Schedule, Trace
+
+    from agents.space import DesignSpace
+
+    made = []
+    for candidate in DesignSpace(workload, Family.CPU).sample(24, seed=0).candidates:
+        made.append(Schedule(tvm.ir.load_json(workload.module_json)))
+        Trace.apply_json_to_schedule(json.loads(candidate.trace), made[-1])
+    return made
+
+
+def make_model(workload: Workload, schedules: Sequence[Any], seed: int = 0) -> MultiTaskTLP:
+    with scoped_seed(seed):
+        model = MultiTaskTLP(model_config(DEFAULT_SPEC, ModelSizes()), (DEVICE, "other"))
+    model.fit_scaler(Extractor().extract_live(workload, schedules))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model(workload: Workload, schedules: list[Any]) -> MultiTaskTLP:
+    return make_model(workload, schedules)
+
+
+def offline(model: MultiTaskTLP, workload: Workload, schedules: Sequence[Any]) -> np.ndarray:
+    """Scores of the stored traces, by the way that evaluation takes."""
+    candidates = [Candidate(workload_id=workload.workload_id, trace=stored_trace(one)) for one in schedules]
+    block = Extractor().extract({workload.workload_id: workload}, candidates)
+    with torch_threads(1):
+        return model.score(block, DEVICE)
+
+
+def predict(served: Any, context: Any, schedules: Sequence[Any]) -> np.ndarray:
+    """What TVM gets: through its own call into the plug-in."""
+    from tvm.s_tir.meta_schedule import MeasureCandidate
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+
+    infos = ArgInfo.from_prim_func(context.mod["main"])
+    return served.predict(context, [MeasureCandidate(one, infos) for one in schedules])
+
+
+def test_served_scores_are_the_offline_scores_bit_for_bit(
+    workload: Workload, context: Any, schedules: list[Any], model: MultiTaskTLP
+) -> None:
+    served = predict(cost_model(Scorer(model, DEVICE, [workload])), context, schedules)
+    expected = offline(model, workload, schedules)
+    assert served.dtype == expected.dtype == np.float64
+    assert served.tobytes() == expected.tobytes()
+    assert len(np.unique(served)) > len(schedules) // 2
+
+
+def test_a_score_does_not_depend_on_what_it_is_asked_together_with(
+    workload: Workload, schedules: list[Any], model: MultiTaskTLP
+) -> None:
+    scorer = Scorer(model, DEVICE, [workload])
+    whole = scorer.score(workload, schedules)
+    parts = [scorer.score(workload, schedules[start : start + 7]) for start in range(0, len(schedules), 7)]
+    assert np.concatenate(parts).tobytes() == whole.tobytes()
+    assert scorer.score(workload, schedules[::-1]).tobytes() == whole[::-1].tobytes()
+
+
+def test_a_saved_head_gives_the_same_bits_after_loading(
+    tmp_path: Path, workload: Workload, context: Any, schedules: list[Any], model: MultiTaskTLP
+) -> None:
+    served = cost_model(Scorer(model, DEVICE, [workload]))
+    before = predict(served, context, schedules)
+    served.save(str(tmp_path / "kept"))
+    loaded = cost_model(load_scorer(tmp_path / "kept", DEVICE, [workload]))
+    assert predict(loaded, context, schedules).tobytes() == before.tobytes()
+    other = cost_model(Scorer(make_model(workload, schedules, seed=1), DEVICE, [workload]))
+    assert predict(other, context, schedules).tobytes() != before.tobytes()
+    other.load(str(tmp_path / "kept"))
+    assert predict(other, context, schedules).tobytes() == before.tobytes()
+
+
+def test_a_checkpoint_without_the_head_is_refused(
+    tmp_path: Path, workload: Workload, schedules: list[Any], model: MultiTaskTLP
+) -> None:
+    Scorer(model, DEVICE, [workload]).save(tmp_path / "kept")
+    with pytest.raises(TransferError, match="no head for device 'board'"):
+        load_scorer(tmp_path / "kept", "board")
+    with pytest.raises(CheckpointError):
+        load_scorer(tmp_path / "absent", DEVICE)
+    small = replace(DEFAULT_SPEC, max_steps=8)
+    with pytest.raises(TransferError, match="train it again"):
+        Scorer(model, DEVICE, [workload], spec=small)
+
+
+def test_an_unknown_workload_is_described_or_refused(
+    workload: Workload, context: Any, schedules: list[Any], model: MultiTaskTLP
+) -> None:
+    from agents.workloads import workload_from_module
+
+    with pytest.raises(TransferError, match="give `describe`"):
+        Scorer(model, DEVICE).workload_of(context.mod)
+    described = []
+
+    def describe(module: Any) -> Workload:
+        described.append(module)
+        return workload_from_module(module, name=workload.name, operator=workload.operator)
+
+    served = cost_model(Scorer(model, DEVICE, describe=describe))
+    first = predict(served, context, schedules)
+    assert first.tobytes() == offline(model, workload, schedules).tobytes()
+    predict(served, context, schedules)
+    assert len(described) == 1
+
+
+def test_a_trace_that_cannot_be_read_gets_the_least_score_and_harms_no_other(
+    workload: Workload, schedules: list[Any], model: MultiTaskTLP
+) -> None:
+    scorer = Scorer(model, DEVICE, [workload])
+    broken = SimpleNamespace(trace=None)
+    scores = scorer.score(workload, [*schedules[:5], broken, *schedules[5:]])
+    assert scores[5] == LEAST_SCORE
+    assert np.delete(scores, 5).tobytes() == offline(model, workload, schedules).tobytes()
+    assert (np.delete(scores, 5) > LEAST_SCORE).all()
+    assert scorer.score(workload, [broken]).tolist() == [LEAST_SCORE]
+    assert scorer.score(workload, []).shape == (0,)
+
+
+def test_scores_never_reach_zero(workload: Workload, schedules: list[Any]) -> None:
+    import torch
+
+    model = make_model(workload, schedules)
+    with torch.no_grad():
+        for value in model.head(DEVICE).parameters():
+            value.fill_(-1e4)
+    assert (Scorer(model, DEVICE, [workload]).score(workload, schedules) == LEAST_SCORE).all()
+
+
+def test_a_round_of_the_evolutionary_search_runs_on_served_scores(
+    workload: Workload, model: MultiTaskTLP
+) -> None:
+    """TVM's own search: asks for scores, proposes by them, and tells the results."""
+    from tvm.s_tir.meta_schedule import database
+    from tvm.s_tir.meta_schedule.runner import RunnerResult
+    from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
+
+    asked: list[tuple[np.ndarray, list[Any]]] = []
+    told: list[Measured] = []
+
+    class Watched(Scorer):
+        def score(self, workload: Workload, schedules: Sequence[Any]) -> np.ndarray:
+            scores = super().score(workload, schedules)
+            asked.append((scores, list(schedules)))
+            return scores
+
+    scorer = Watched(model, DEVICE, [workload], on_measured=told.extend)
+    search = EvolutionarySearch(population_size=32, init_measured_ratio=0.2, genetic_num_iters=2)
+    context = context_of(workload, search_strategy=search)
+    context.pre_tuning(
+        max_trials=8,
+        num_trials_per_iter=4,
+        design_spaces=context.generate_design_space(),
+        database=database.MemoryDatabase(),
+        cost_model=cost_model(scorer),
+    )
+    proposed = context.generate_measure_candidates()
+    assert 1 <= len(proposed) <= 4
+    assert len(asked) >= 2  # the first population and each generation
+    for scores, schedules in asked:
+        assert np.isfinite(scores).all()
+        assert (scores >= LEAST_SCORE).all()
+        assert scores.tobytes() == offline(model, workload, schedules).tobytes()
+    # The last population's best candidates are the ones proposed (but for a random share).
+    best = {
+        stored_trace(one) for scores, several in asked for one in np.array(several)[np.argsort(-scores)[:8]]
+    }
+    assert sum(stored_trace(candidate.sch) in best for candidate in proposed) >= len(proposed) - 1
+    results = [RunnerResult([1e-3], None)] * (len(proposed) - 1) + [RunnerResult(None, "it broke")]
+    context.notify_runner_results(proposed, results)
+    # What the task scheduler does after each round.
+    cost_model(scorer).update(context, proposed, results)
+    assert [one.run_secs for one in told] == [(1e-3,)] * (len(proposed) - 1) + [()]
+    assert told[-1].error == "it broke"
+    assert {one.workload_id for one in told} == {workload.workload_id}
+    assert told[0].trace == stored_trace(proposed[0].sch)

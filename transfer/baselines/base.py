@@ -1,0 +1,201 @@
+"""What every ranker promises, and the parts that the baselines share.
+
+Called by the evaluation and the benchmarks, which compare rankers by name. Knows nothing of single methods.
+
+Legend: N candidates of a dataset, D devices, n rows of a call, P columns of the flat features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.labels import relative_speed
+from transfer.ranking import kendall_tau
+from transfer.train import trainable_devices
+
+Rows = NDArray[np.int64]
+Scores = NDArray[np.float64]
+#: A model that exists already: scores (n,) of rows for a device; what a residual model starts from.
+BaseScore = Callable[[Dataset, Rows, str], Scores]
+
+#: Seconds that Ansor and MetaSchedule write for a candidate that failed.
+FAILURE_SECS = 1e10
+#: Candidates pooled at once; bounds the memory of the intermediate arrays at about 100 MB.
+_POOL_ROWS = 8192
+
+
+class Ranker(Protocol):
+    """One way to put the candidates of a workload in order.
+
+    Promises: `fit` reads latencies of `rows` only and may be called again, which starts from nothing; equal
+    arguments give equal scores; `score` reads no latency of the device it is asked about.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name in reports and on the command line."""
+        ...
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Learn from some rows.
+
+        Args:
+            dataset: Candidates of all devices.
+            rows: Row numbers to learn from; labels are relative to the best latency among them.
+            devices: Devices to learn.
+            seed: Of everything random.
+
+        Raises:
+            TransferError: There is nothing to learn from, or an input is missing.
+        """
+        ...
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+        """Score some rows for one device.
+
+        Args:
+            dataset: The dataset that `fit` was given; `rows` need not be among those learnt from.
+            rows: Row numbers.
+            device_id: One of the devices learnt.
+
+        Returns:
+            (n,) scores, higher is faster; comparable inside a workload only.
+
+        Raises:
+            TransferError: The device was not learnt.
+        """
+        ...
+
+
+def training_labels(
+    dataset: Dataset, rows: Rows, devices: Sequence[str], *, keep_failures: bool = False
+) -> NDArray[np.float32]:
+    """Relative speeds of the rows to learn from, refusing what cannot be learnt.
+
+    Args:
+        dataset: Candidates of all devices.
+        rows: Row numbers.
+        devices: Devices wanted.
+        keep_failures: Give failed candidates the label of a latency of `FAILURE_SECS`, as TLP does. A
+        workload
+            without any ok candidate stays unlabelled even so (TLP gives each of its rows 1e-4).
+
+    Returns:
+        (n, D) labels in (0, 1], NaN where there is none.
+
+    Raises:
+        TransferError: On a device no workload has two measured candidates among the rows.
+    """
+    able = trainable_devices(dataset, rows)
+    unable = [device_id for device_id in devices if device_id not in able]
+    if unable or not devices:
+        raise TransferError(
+            f"cannot learn {', '.join(unable) or 'without a device'}: among {len(rows)} rows no workload has "
+            "two measured candidates there; measure more candidates of the same workload"
+        )
+    columns = [dataset.column(device_id) for device_id in devices]
+    latency, group = dataset.latency_secs[rows][:, columns], dataset.group[rows]
+    workloads = len(dataset.workload_ids)
+    labels = relative_speed(latency, group, workloads)
+    if keep_failures:
+        failed = dataset.failed[rows][:, columns]
+        with_failures = relative_speed(np.where(failed, FAILURE_SECS, latency), group, workloads)
+        known = np.zeros((workloads, len(columns)), dtype=np.bool_)
+        np.logical_or.at(known, group, np.isfinite(labels))
+        labels = np.where(failed & known[group], with_failures, labels)
+    return labels.astype(np.float32)
+
+
+def flat_features(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:
+    """Our features without their sequence, for models that read one vector a candidate.
+
+    Args:
+        dataset: Candidates.
+        rows: Row numbers.
+
+    Returns:
+        (n, P): summary, workload vector, how often each value of each category slot occurs among the steps,
+        mean and largest value of each number slot over the steps.
+    """
+    parts = [_flatten(dataset, rows[start : start + _POOL_ROWS]) for start in range(0, len(rows), _POOL_ROWS)]
+    return np.concatenate(parts) if parts else _flatten(dataset, rows)
+
+
+def _flatten(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:
+    block = dataset.features.take(rows)
+    mask: NDArray[np.bool_] = np.asarray(block.mask)
+    place, step = np.nonzero(mask)
+    parts: list[NDArray[Any]] = [block.summary, block.workload]
+    for slot, size in enumerate(dataset.spec.category_sizes):
+        values = block.categories[place, step, slot].astype(np.int64)
+        parts.append(np.bincount(place * size + values, minlength=len(rows) * size).reshape(-1, size))
+    steps = np.maximum(1, mask.sum(axis=1))[:, None]
+    present = mask[:, :, None]
+    numbers = block.numbers.astype(np.float32)
+    parts.append(np.where(present, numbers, 0).sum(axis=1) / steps)
+    largest = np.where(present, numbers, -np.inf).max(axis=1, initial=-np.inf)
+    parts.append(np.where(mask.any(axis=1, keepdims=True), largest, 0))
+    return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+def hold_out_workloads(dataset: Dataset, rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Part rows by workload, for choices made inside the training rows.
+
+    Returns:
+        Rows to learn from and rows of other workloads; of one workload alone everything is on both sides.
+    """
+    groups = np.unique(dataset.group[rows])
+    if len(groups) < 2:
+        return rows, rows
+    count = min(len(groups) - 1, max(1, round(share * len(groups))))
+    held = np.isin(dataset.group[rows], np.random.default_rng(seed).permutation(groups)[:count])
+    return rows[~held], rows[held]
+
+
+def rank_agreement(scores: Scores, truth: Scores, group: NDArray[np.int32]) -> float:
+    """Mean over workloads of Kendall's tau-b between score and truth; rows with a NaN truth are passed over.
+
+    Args:
+        scores: (n,) higher is faster.
+        truth: (n,) higher is faster.
+        group: (n,) workload of each row.
+
+    Returns:
+        In [-1, 1]; a workload with fewer than two values, or constant ones, counts 0.
+    """
+    found = []
+    usable = np.flatnonzero(np.isfinite(truth))
+    order = usable[np.argsort(group[usable], kind="stable")]
+    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        found.append(kendall_tau(scores[rows], -truth[rows]))
+    return float(np.mean(found)) if len(usable) else 0.0
+
+
+def need(module: str, extra: str = "baselines") -> Any:
+    """Import an optional package.
+
+    Raises:
+        TransferError: It is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise TransferError(
+            f"this baseline needs the package {module}: install the extra, "
+            f"`pip install 'tensor-fleet[{extra}]'`"
+        ) from error
+
+
+def unknown_device(ranker: Ranker, device_id: str, known: Sequence[str]) -> TransferError:
+    """The error for a device that a ranker was not fitted for."""
+    return TransferError(
+        f"{ranker.name} has not learnt device {device_id!r}; it knows: {', '.join(known) or 'none'}. "
+        "Call `fit` with it first"
+    )

@@ -1,0 +1,143 @@
+"""A plain multi-layer perceptron on the summary of a candidate: what our features give without any sequence.
+
+One shared trunk and a linear head for each device, trained by the losses and batches of our own model. A
+fitted one can be the start of another (`start`): all layers go on learning, the usual fine-tuning.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transfer.baselines.base import Rows, Scores, training_labels, unknown_device
+from transfer.batches import Batch, draw_batches
+from transfer.dataset import Dataset
+from transfer.encoder import Standardise
+from transfer.losses import LossWeights, head_loss
+from transfer.model import scoped_seed
+from transfer.train import torch_threads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpConfig:
+    """Sizes and training of the perceptron."""
+
+    #: Width of both hidden layers.
+    width: int = 256
+    dropout: float = 0.1
+    epochs: int = 40
+    workloads_per_batch: int = 4
+    candidates_per_workload: int = 64
+    learning_rate: float = 1e-3
+    #: Factor on the rate when another perceptron is the start.
+    fine_tuning_share: float = 0.3
+    weight_decay: float = 1e-2
+    loss: LossWeights = field(default_factory=LossWeights)
+    threads: int = 1
+
+
+class SummaryMlp:
+    """The perceptron behind the interface of a ranker.
+
+    Args:
+        config: Sizes and training.
+        start: A fitted perceptron to go on from; it is not changed. A device that it lacks starts from the
+        mean
+            of its heads.
+    """
+
+    def __init__(self, config: MlpConfig | None = None, start: SummaryMlp | None = None) -> None:
+        self.config = config or MlpConfig()
+        self.start = start
+        self._heads: tuple[str, ...] = ()
+        self._trunk = nn.Sequential()
+        self._output = nn.Linear(1, 1)
+
+    @property
+    def name(self) -> str:
+        """`mlp` or `mlp-fine-tuned`."""
+        return "mlp" if self.start is None else "mlp-fine-tuned"
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Train all heads at once. See `Ranker.fit`."""
+        config, random = self.config, np.random.default_rng(seed)
+        labels = torch.from_numpy(training_labels(dataset, rows, devices))
+        group = dataset.group[rows]
+        groups = [np.flatnonzero(group == one) for one in np.unique(group)]
+        x = torch.from_numpy(np.ascontiguousarray(dataset.features.take(rows).summary, dtype=np.float32))
+        rate = config.learning_rate * (1.0 if self.start is None else config.fine_tuning_share)
+        with scoped_seed(seed), torch_threads(config.threads):
+            self._build(x, tuple(devices))
+            parameters = [*self._trunk.parameters(), *self._output.parameters()]
+            optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=config.weight_decay)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs)
+            self._trunk.train()
+            for _ in range(config.epochs):
+                for batch in draw_batches(
+                    groups,
+                    workloads=config.workloads_per_batch,
+                    most=config.candidates_per_workload,
+                    random=random,
+                ):
+                    loss = self._loss(x, labels, batch)
+                    if loss is not None:
+                        optimizer.zero_grad(set_to_none=True)
+                        loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
+                        optimizer.step()
+                schedule.step()
+            self._trunk.eval()
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+        """Relative speeds in (0, 1). See `Ranker.score`."""
+        if device_id not in self._heads:
+            raise unknown_device(self, device_id, self._heads)
+        x = torch.from_numpy(np.ascontiguousarray(dataset.features.take(rows).summary, dtype=np.float32))
+        with torch.no_grad(), torch_threads(self.config.threads):
+            logits = self._output(self._trunk(x))[:, self._heads.index(device_id)]
+        return torch.sigmoid(logits.double()).numpy()
+
+    def _build(self, x: Tensor, devices: tuple[str, ...]) -> None:
+        """A new network scaled by `x`, or a copy of the start with a head for each of `devices`."""
+        width, before = self.config.width, self.start
+        if before is None:
+            scale = Standardise(x.shape[1])
+            scale.fit(x.numpy())
+            self._trunk = nn.Sequential(
+                scale,
+                nn.Linear(x.shape[1], width),
+                nn.GELU(),
+                nn.Dropout(self.config.dropout),
+                nn.Linear(width, width),
+                nn.GELU(),
+                nn.Dropout(self.config.dropout),
+            )
+        else:
+            self._trunk = copy.deepcopy(before._trunk)
+            width = before.config.width
+        self._output = nn.Linear(width, len(devices))
+        if before is not None:
+            with torch.no_grad():
+                for place, device_id in enumerate(devices):
+                    like = [before._heads.index(device_id)] if device_id in before._heads else slice(None)
+                    self._output.weight[place] = before._output.weight[like].mean(dim=0)
+                    self._output.bias[place] = before._output.bias[like].mean()
+        self._heads = devices
+
+    def _loss(self, x: Tensor, labels: Tensor, batch: Batch) -> Tensor | None:
+        """Mean over the heads that have labels in the batch, or None where no head has any."""
+        rows = torch.from_numpy(batch.rows)
+        logits, targets = self._output(self._trunk(x[rows])), labels[rows]
+        losses = []
+        for head in range(len(self._heads)):
+            target = targets[:, head][batch.place]
+            loss = head_loss(
+                logits[:, head][batch.place], target, target.isfinite() & batch.filled, terms=self.config.loss
+            )
+            if loss is not None:
+                losses.append(loss)
+        return torch.stack(losses).mean() if losses else None

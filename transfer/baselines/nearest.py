@@ -1,0 +1,89 @@
+"""Replay of what siblings measured: no model at all, and hard to beat where devices are alike.
+
+A new device takes the order of its candidates from the most similar device that measured them, the simplest
+form of Transfer-Tuning (Gibson and Cano, PACT'22). It can rank only candidates that were measured
+elsewhere, so it answers "which of the known schedules first", not "how good is this new one".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from scipy.stats import rankdata
+
+from transfer.baselines.base import Rows, Scores, rank_agreement, training_labels, unknown_device
+from transfer.dataset import Dataset
+from transfer.errors import TransferError
+
+
+class NearestDevice:
+    """Order candidates by the latencies of other devices.
+
+    Args:
+        use: `nearest`: of the device whose order agrees best with the target's in the rows learnt, next best
+            where that one has no measurement; `mean`: the mean over all others of the rank in the workload.
+        sources: Devices to look at; all others where None.
+    """
+
+    def __init__(
+        self, use: Literal["nearest", "mean"] = "nearest", sources: Sequence[str] | None = None
+    ) -> None:
+        self.use = use
+        self.sources = sources
+        #: Sources of each device learnt, most similar first.
+        self.order: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def name(self) -> str:
+        """`nearest-device` or `mean-rank`."""
+        return "nearest-device" if self.use == "nearest" else "mean-rank"
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Find the devices most similar to each. See `Ranker.fit`; nothing here is random."""
+        training_labels(dataset, rows, devices)
+        self.order = {}
+        for device_id in devices:
+            sources = self.sources if self.sources is not None else [str(d) for d in dataset.device_ids]
+            own = -dataset.latency_secs[rows, dataset.column(device_id)]
+            agreement = {}
+            for source in sources:
+                if source != device_id:
+                    other = -dataset.latency_secs[rows, dataset.column(source)]
+                    both = np.isfinite(own) & np.isfinite(other)
+                    agreement[source] = rank_agreement(other[both], own[both], dataset.group[rows[both]])
+            if not agreement:
+                raise TransferError(
+                    f"{self.name} needs another device beside {device_id!r}; give its records too"
+                )
+            self.order[device_id] = tuple(sorted(agreement, key=lambda source: -agreement[source]))
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+        """Share of the workload's candidates that are no faster, among all that the source measured.
+
+        0 where no source measured the candidate, or it failed there. See `Ranker.score`.
+        """
+        if device_id not in self.order:
+            raise unknown_device(self, device_id, tuple(self.order))
+        total, count = np.zeros(len(rows)), np.zeros(len(rows))
+        for source in self.order[device_id]:
+            share = _faster_than(dataset, rows, source)
+            told = np.isfinite(share) & ((count == 0) | (self.use == "mean"))
+            total[told] += share[told]
+            count[told] += 1
+        return total / np.maximum(1, count)
+
+
+def _faster_than(dataset: Dataset, rows: Rows, source: str) -> Scores:
+    """Share of a source's candidates of a workload that are no faster than each row; NaN if unmeasured."""
+    column = dataset.column(source)
+    wanted = np.flatnonzero(np.isin(dataset.group, np.unique(dataset.group[rows])))
+    share = np.full(len(dataset), np.nan)
+    share[wanted[dataset.failed[wanted, column]]] = 0.0
+    measured = wanted[np.isfinite(dataset.latency_secs[wanted, column])]
+    order = measured[np.argsort(dataset.group[measured], kind="stable")]
+    for members in np.split(order, np.flatnonzero(np.diff(dataset.group[order])) + 1):
+        if len(members):
+            share[members] = rankdata(-dataset.latency_secs[members, column]) / len(members)
+    return share[rows]

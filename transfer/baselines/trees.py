@@ -1,0 +1,233 @@
+"""Gradient-boosted trees on our features: XGBoost and LightGBM, each at the best of a small grid.
+
+Three scopes: one model a device; one for all devices, told apart by the hardware vector; or what is left of a
+model that exists already (TenSet's transfer: the local model learns label less prediction). XGBoost and
+LightGBM are optional; they are imported when a ranker is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.baselines.base import (
+    BaseScore,
+    Rows,
+    Scores,
+    flat_features,
+    hold_out_workloads,
+    need,
+    rank_agreement,
+    training_labels,
+    unknown_device,
+)
+from transfer.dataset import Dataset
+
+Params = Mapping[str, Any]
+
+#: Both objectives that the literature uses, each with shallow and deep trees.
+XGBOOST_GRID: tuple[Params, ...] = tuple(
+    {"objective": objective, "max_depth": depth, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5}
+    for objective in ("rank:pairwise", "reg:squarederror")
+    for depth in (4, 8)
+)
+#: LambdaRank with small and large trees.
+LIGHTGBM_GRID: tuple[Params, ...] = tuple(
+    {"objective": "lambdarank", "num_leaves": leaves, "learning_rate": 0.1, "feature_fraction": 0.5}
+    for leaves in (15, 63)
+)
+#: Numbers of trees that are tried with each entry of the grid.
+ROUNDS = (50, 100, 200, 400)
+#: Share of the training workloads that grid and number of trees are chosen by.
+_CHOICE_SHARE = 0.2
+#: Levels of a relative speed where a library takes whole numbers only.
+_LEVELS = 256
+#: Most rows of one list: LightGBM refuses 10,000. Longer ones are cut into random parts.
+_LONGEST_LIST = 5000
+
+#: Predicts (n,) from (n, P), (n,) base scores and a number of trees.
+_Predict = Callable[[NDArray[np.float32], Scores, int], Scores]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Rows as trees take them; the rows of one list (workload and device) stand together."""
+
+    x: NDArray[np.float32]
+    y: NDArray[np.float32]
+    #: (n,) number of the list.
+    group: NDArray[np.int32]
+    #: (n,) scores of the model that exists already, else 0.
+    start: Scores
+
+    def take(self, rows: Rows) -> _Table:
+        return replace(self, x=self.x[rows], y=self.y[rows], group=self.group[rows], start=self.start[rows])
+
+
+class BoostedTrees:
+    """XGBoost or LightGBM behind the interface of a ranker.
+
+    Args:
+        library: Which one.
+        pooled: One model for all devices, with the hardware vector beside the features.
+        base: Scores of a model that exists already; the trees learn what it lacks. They should be calibrated
+            like labels, best latency / latency.
+        grid: Parameters to choose from inside the training rows.
+        rounds: Numbers of trees to choose from.
+        threads: Threads of the library.
+    """
+
+    def __init__(
+        self,
+        library: Literal["xgboost", "lightgbm"],
+        *,
+        pooled: bool = False,
+        base: BaseScore | None = None,
+        grid: Sequence[Params] | None = None,
+        rounds: Sequence[int] = ROUNDS,
+        threads: int = 1,
+    ) -> None:
+        self.library = library
+        self.pooled = pooled
+        self.base = base
+        self.grid = grid if grid is not None else XGBOOST_GRID if library == "xgboost" else LIGHTGBM_GRID
+        self.rounds = tuple(sorted(rounds))
+        self.threads = threads
+        self._models: dict[str, tuple[_Predict, int]] = {}
+        #: What was chosen from the grid for each device, with the number of trees as `rounds`.
+        self.chosen: dict[str, dict[str, Any]] = {}
+
+    @property
+    def name(self) -> str:
+        """Library, and how devices or a base model come in."""
+        return self.library + "-pooled" * self.pooled + "-residual" * (self.base is not None)
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Choose from the grid on held-out workloads of `rows`, then fit all of `rows`. See `Ranker.fit`."""
+        need(self.library)
+        labels = training_labels(dataset, rows, devices)
+        train = _train_xgboost if self.library == "xgboost" else _train_lightgbm
+        self._models, self.chosen = {}, {}
+        for members in [tuple(devices)] if self.pooled else [(device_id,) for device_id in devices]:
+            columns = [list(devices).index(device_id) for device_id in members]
+            kept, held = hold_out_workloads(dataset, rows, _CHOICE_SHARE, seed)
+            part = np.isin(rows, kept)
+            learn = self._table(dataset, rows[part], labels[part][:, columns], members, seed)
+            judge = self._table(dataset, held, labels[np.isin(rows, held)][:, columns], members, seed)
+            whole = self._table(dataset, rows, labels[:, columns], members, seed)
+            if not len(judge.y) or not len(learn.y):
+                # The few labelled workloads all fell on one side: choose on what there is.
+                learn = judge = whole
+            tried: list[tuple[float, int, Params, int]] = []
+            for params in self.grid:
+                predict = train(learn, params, self.rounds[-1], seed, self.threads)
+                for count in self.rounds:
+                    scores = predict(judge.x, judge.start, count)
+                    found = rank_agreement(scores, judge.y.astype(np.float64), judge.group)
+                    tried.append((found, len(tried), params, count))
+            _, _, params, count = max(tried, key=lambda one: (one[0], -one[1]))
+            model = train(whole, params, count, seed, self.threads)
+            for device_id in members:
+                self._models[device_id] = model, count
+                self.chosen[device_id] = {**params, "rounds": count}
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+        """Raw predictions of the trees, the base included. See `Ranker.score`."""
+        if device_id not in self._models:
+            raise unknown_device(self, device_id, tuple(self._models))
+        predict, count = self._models[device_id]
+        return predict(self._inputs(dataset, rows, device_id), self._start(dataset, rows, device_id), count)
+
+    def _inputs(self, dataset: Dataset, rows: Rows, device_id: str) -> NDArray[np.float32]:
+        flat = flat_features(dataset, rows)
+        if not self.pooled:
+            return flat
+        hardware = np.broadcast_to(
+            dataset.hardware[dataset.column(device_id)], (len(rows), dataset.hardware.shape[1])
+        )
+        return np.concatenate([flat, hardware], axis=1, dtype=np.float32)
+
+    def _start(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+        return np.zeros(len(rows)) if self.base is None else self.base(dataset, rows, device_id)
+
+    def _table(
+        self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], members: Sequence[str], seed: int
+    ) -> _Table:
+        """The labelled rows of some devices, list by list."""
+        random = np.random.default_rng(seed)
+        parts = []
+        for place, device_id in enumerate(members):
+            usable = np.flatnonzero(np.isfinite(labels[:, place]))
+            group = dataset.group[rows[usable]]
+            # Shuffled first, so that parts of a long list are random ones.
+            order = random.permutation(len(usable))
+            order = order[np.argsort(group[order], kind="stable")]
+            picked = rows[usable[order]]
+            parts.append(
+                _Table(
+                    self._inputs(dataset, picked, device_id),
+                    labels[usable[order], place],
+                    group[order] + place * len(dataset.workload_ids),
+                    self._start(dataset, picked, device_id),
+                )
+            )
+        return _Table(*(np.concatenate([getattr(one, name) for one in parts]) for name in _Table.__slots__))
+
+
+def _list_sizes(group: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Rows of each list, long ones in parts."""
+    sizes = np.unique(group, return_counts=True)[1]
+    return np.array(
+        [len(part) for size in sizes for part in np.array_split(np.arange(size), -(-size // _LONGEST_LIST))]
+    )
+
+
+def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int, threads: int) -> _Predict:
+    xgboost = need("xgboost")
+    matrix = xgboost.QuantileDMatrix(table.x, label=table.y, base_margin=table.start, nthread=threads)
+    if str(params["objective"]).startswith("rank:"):
+        matrix.set_group(_list_sizes(table.group))
+    settings = {"tree_method": "hist", "base_score": 0.0, "seed": seed, "nthread": threads, "verbosity": 0}
+    booster = xgboost.train({**settings, **params}, matrix, num_boost_round=rounds)
+
+    def predict(x: NDArray[np.float32], start: Scores, count: int) -> Scores:
+        scores = booster.inplace_predict(
+            x, iteration_range=(0, count), base_margin=start, predict_type="margin"
+        )
+        return np.asarray(scores, dtype=np.float64)
+
+    return predict
+
+
+def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int, threads: int) -> _Predict:
+    lightgbm = need("lightgbm")
+    levels = np.round(table.y * (_LEVELS - 1)).astype(np.int32)
+    data = lightgbm.Dataset(
+        table.x,
+        label=levels,
+        group=_list_sizes(table.group),
+        init_score=table.start,
+        params={"verbosity": -1},
+    )
+    settings = {
+        # The gain of TLP's LambdaRank, 2 ** relative speed - 1, up to a constant factor.
+        "label_gain": (np.exp2(np.arange(_LEVELS) / (_LEVELS - 1)) - 1).tolist(),
+        "lambdarank_truncation_level": _LONGEST_LIST,
+        "min_data_in_leaf": 5,
+        "num_threads": threads,
+        "deterministic": True,
+        "force_row_wise": True,
+        "seed": seed,
+        "verbosity": -1,
+    }
+    booster = lightgbm.train({**settings, **params}, data, num_boost_round=rounds)
+
+    def predict(x: NDArray[np.float32], start: Scores, count: int) -> Scores:
+        raw = booster.predict(x, num_iteration=count, raw_score=True, num_threads=threads)
+        return np.asarray(raw, dtype=np.float64) + start
+
+    return predict

@@ -1,0 +1,217 @@
+"""TVM's own cost models, XGBoost and segment-sum MLP, on TVM's own features of every buffer store.
+
+`per_store_features` lowers candidates, so it must run where TVM is; what it gives are arrays, and the
+models learn from arrays only. `TvmXgb` calls `XGBModel`'s own fitting and prediction. Of TVM's MLP the
+network, loader and loss are TVM's own, the loop over epochs is written again here after
+`SegmentSumMLPTrainer.train_full`: that one passes an argument to torch's scheduler that torch 2.7 no longer
+takes. TVM is imported inside functions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agents.records import Workload
+from transfer.baselines.base import Rows, Scores, hold_out_workloads, need, training_labels, unknown_device
+from transfer.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.model import scoped_seed
+from transfer.train import torch_threads
+
+#: Columns of TVM's features with its workload group, and without it (the first ones).
+MLP_COLUMNS, XGB_COLUMNS = 172, 164
+#: TVM's MLP: epochs, share of the workloads it is chosen by, rate and its steps down.
+_EPOCHS, _HELD_SHARE, _BATCH = 50, 0.2, 128
+_RATE, _DECAY, _CLIP, _STEP, _GAMMA = 7e-4, 1e-6, 0.5, 5, 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PerStoreFeatures:
+    """TVM's features of N candidates, ragged: one vector for each buffer store of the lowered program."""
+
+    #: (M, 172) stores of all candidates, one after another.
+    values: NDArray[np.float32]
+    #: (N,) stores of each candidate; 0 where TVM could not lower it.
+    counts: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        """Number of candidates."""
+        return len(self.counts)
+
+    def of(self, rows: Rows, columns: int = MLP_COLUMNS) -> list[NDArray[np.float32]]:
+        """(stores, columns) of each row; a candidate without stores has one of zeros."""
+        ends = np.cumsum(self.counts)
+        nothing = np.zeros((1, columns), dtype=np.float32)
+        return [
+            np.ascontiguousarray(self.values[ends[row] - self.counts[row] : ends[row], :columns])
+            if self.counts[row]
+            else nothing
+            for row in rows.tolist()
+        ]
+
+
+def per_store_features(
+    workload: Workload, traces: Sequence[str], target: str | dict[str, Any], threads: int = 1
+) -> list[NDArray[np.float32]]:
+    """TVM's features of some candidates of one workload.
+
+    The first call of a process imports TVM's tensor intrinsics, which takes some twenty seconds; callers
+    that may import `agents.tvm_import` call its `load_tensor_intrinsics` first.
+
+    Args:
+        workload: With its TVM module.
+        traces: MetaSchedule traces, JSON text.
+        target: TVM target, as text or as its JSON object; thread and vector limits enter the features.
+        threads: Threads of TVM.
+
+    Returns:
+        (stores, 172) of each trace; (0, 172) where the trace does not replay or the program does not lower.
+    """
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+    from tvm.s_tir.schedule import Schedule, Trace
+
+    module = tvm.ir.load_json(workload.module_json)
+    context = ms.TuneContext(mod=module, target=tvm.target.Target(target), num_threads=threads)
+    extractor = ms.feature_extractor.PerStoreFeature(extract_workload=True)
+    nothing = np.zeros((0, MLP_COLUMNS), dtype=np.float32)
+    found = []
+    for trace in traces:
+        schedule = Schedule(module, error_render_level="none")
+        try:
+            Trace.apply_json_to_schedule(json.loads(trace), schedule)
+            candidate = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(module, True))
+            values = extractor.extract_from(context, [candidate])[0].numpy().astype(np.float32)
+        except Exception:  # whatever TVM raises for a candidate, it is the candidate's fault
+            values = nothing
+        found.append(values if len(values) else nothing)
+    return found
+
+
+def join_features(parts: Sequence[NDArray[np.float32]]) -> PerStoreFeatures:
+    """Features of candidates, in the order of the dataset's rows, as one ragged array."""
+    return PerStoreFeatures(
+        values=np.concatenate([np.zeros((0, MLP_COLUMNS), dtype=np.float32), *parts]),
+        counts=np.array([len(part) for part in parts], dtype=np.int32),
+    )
+
+
+class _TvmRanker:
+    """What both models share: a model a device, labels least / latency of each workload."""
+
+    name = ""
+
+    def __init__(self, features: PerStoreFeatures, threads: int = 1) -> None:
+        self.features = features
+        self.threads = threads
+        self._models: dict[str, Any] = {}
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Train a model for each device. See `Ranker.fit`."""
+        self._check(dataset)
+        labels = training_labels(dataset, rows, devices)
+        self._models = {}
+        for place, device_id in enumerate(devices):
+            usable = np.isfinite(labels[:, place])
+            self._models[device_id] = self._train(dataset, rows[usable], labels[usable, place], seed)
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+        """Predicted relative speeds. See `Ranker.score`."""
+        self._check(dataset)
+        if device_id not in self._models:
+            raise unknown_device(self, device_id, tuple(self._models))
+        return self._predict(self._models[device_id], rows) if len(rows) else np.zeros(0)
+
+    def _check(self, dataset: Dataset) -> None:
+        if len(self.features) != len(dataset):
+            raise TransferError(
+                f"{self.name} was given per-store features of {len(self.features)} rows, the dataset has "
+                f"{len(dataset)}; make them for this dataset with `per_store_features`"
+            )
+
+    def _train(self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], seed: int) -> Any:
+        raise NotImplementedError
+
+    def _predict(self, model: Any, rows: Rows) -> Scores:
+        raise NotImplementedError
+
+
+class TvmXgb(_TvmRanker):
+    """TVM's `XGBModel`: squared error on the sum over stores, weighted by the label, its own settings."""
+
+    name = "tvm-xgb"
+
+    def _train(self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], seed: int) -> Any:
+        need("xgboost")
+        from tvm.s_tir.meta_schedule.cost_model.xgb_model import XGBConfig, XGBModel
+
+        model = XGBModel(config=XGBConfig(seed=seed, nthread=self.threads))
+        model._train(xs=self.features.of(rows, XGB_COLUMNS), ys=labels)
+        return model
+
+    def _predict(self, model: Any, rows: Rows) -> Scores:
+        return np.asarray(model._predict(xs=self.features.of(rows, XGB_COLUMNS)), dtype=np.float64)
+
+
+class TvmMlp(_TvmRanker):
+    """TVM's segment-sum MLP: LambdaRank over mixed batches of 128, columns scaled by their largest value."""
+
+    name = "tvm-mlp"
+
+    def _train(self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], seed: int) -> Any:
+        from tvm.s_tir.meta_schedule.cost_model.mlp_model import (
+            SegmentDataLoader,
+            SegmentSumMLP,
+            lambda_rank_loss,
+        )
+
+        kept, held = hold_out_workloads(dataset, rows, _HELD_SHARE, seed)
+
+        def loader(part: Rows, *, shuffle: bool) -> Any:
+            known = labels[np.isin(rows, part)]
+            return SegmentDataLoader(self.features.of(part), known, batch_size=_BATCH, shuffle=shuffle)
+
+        with scoped_seed(seed), torch_threads(self.threads):
+            network = SegmentSumMLP()
+            optimizer = torch.optim.Adam(network.parameters(), lr=_RATE, weight_decay=_DECAY)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=_STEP, gamma=_GAMMA)
+            training, judging = loader(kept, shuffle=True), loader(held, shuffle=False)
+            best: tuple[float, dict[str, Any]] | None = None
+            for _ in range(_EPOCHS):
+                network.train()
+                for sizes, values, targets in training:
+                    optimizer.zero_grad()
+                    # TVM squeezes its output, so a last batch of one row has no dimension.
+                    loss = lambda_rank_loss(network(sizes, values).reshape(-1), targets)
+                    loss.backward()
+                    torch.nn.utils.clip_grad_norm_(network.parameters(), _CLIP)
+                    optimizer.step()
+                schedule.step()
+                network.eval()
+                with torch.no_grad():
+                    losses = [
+                        float(lambda_rank_loss(network(sizes, values).reshape(-1), targets))
+                        for sizes, values, targets in judging
+                    ]
+                # TVM leaves the last, smaller batch out where there are others.
+                value = float(np.mean(losses[:-1] or losses))
+                if best is None or value < best[0]:
+                    best = value, {k: v.clone() for k, v in network.state_dict().items()}
+            if best is not None:
+                network.load_state_dict(best[1])
+        return network
+
+    def _predict(self, model: Any, rows: Rows) -> Scores:
+        from tvm.s_tir.meta_schedule.cost_model.mlp_model import SegmentDataLoader
+
+        loader = SegmentDataLoader(self.features.of(rows), None, batch_size=_BATCH, shuffle=False)
+        with torch.no_grad(), torch_threads(self.threads):
+            parts = [model(sizes, values).reshape(-1) for sizes, values, _ in loader]
+        return torch.cat(parts).double().numpy()

@@ -1,0 +1,248 @@
+"""One head of a model as TVM's cost model: what MetaSchedule's search asks for scores.
+
+    from tvm.s_tir import meta_schedule as ms
+    scorer = load_scorer(Path("runs/models/v000003"), "x86-64-v3", workloads)
+    ms.tune_tir(module, target, work_dir, max_trials_global=64, cost_model=cost_model(scorer))
+
+The scores are those of `MultiTaskTLP.score` for the same traces, bit for bit. MetaSchedule's evolutionary
+search draws parents in proportion to max(score, 0): scores are relative speeds above 0, so a candidate that
+is thought twice as fast has twice as many children, and there is always one to draw (all scores 0 would make
+the chances 0 / 0). TLP's own plug-in hands out the sums of a ranking loss, whose zero is anywhere. Imports
+TVM when `cost_model` is called; knows nothing of stores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import Workload, WorkloadId, canonical_json
+from transfer import checkpoint
+from transfer.errors import TraceError, TransferError
+from transfer.features import DEFAULT_SPEC, Extractor, FeatureSpec
+from transfer.model import MultiTaskTLP
+from transfer.train import torch_threads
+
+#: Score of a candidate whose trace cannot be read, and the least score of all: never a parent as long as
+#: there are others, yet above 0.
+LEAST_SCORE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What TVM measured of one candidate during a search, for whoever keeps records."""
+
+    workload_id: WorkloadId
+    #: The schedule trace as canonical JSON.
+    trace: str
+    #: Seconds of one run, one value a repeat; empty where it failed.
+    run_secs: tuple[float, ...]
+    #: Why it failed; empty where it ran.
+    error: str
+
+
+class Scorer:
+    """Scores the schedules of known workloads for one device; not safe between threads.
+
+    Args:
+        model: Has a head for the device.
+        device_id: The device to tune for.
+        workloads: Workloads that may be asked about, as the model was trained on them.
+        describe: Makes the `Workload` of a `tvm.IRModule` that is not among `workloads`, such as
+            `agents.workloads.workload_from_module` with a name and an operator. Without it those are refused.
+        on_measured: Told of what TVM measured after each round. The model itself learns nothing from it: keep
+            the records, and train or adapt afterwards.
+        spec: Features that the model reads.
+
+    Raises:
+        TransferError: The model has no such head, or reads other features.
+    """
+
+    def __init__(
+        self,
+        model: MultiTaskTLP,
+        device_id: str,
+        workloads: Iterable[Workload] = (),
+        *,
+        describe: Callable[[Any], Workload] | None = None,
+        on_measured: Callable[[Sequence[Measured]], None] | None = None,
+        spec: FeatureSpec = DEFAULT_SPEC,
+    ) -> None:
+        self.device_id = device_id
+        self.on_measured = on_measured
+        self._spec = spec
+        self._describe = describe
+        self._workloads = {workload.workload_id: workload for workload in workloads}
+        self._extractor = Extractor(spec)
+        self._model = self._checked(model)
+
+    @property
+    def model(self) -> MultiTaskTLP:
+        """The model whose head is served."""
+        return self._model
+
+    def load(self, folder: Path) -> None:
+        """Serve the same head of another checkpoint.
+
+        Raises:
+            CheckpointError: The checkpoint is missing, damaged, or reads other features.
+            TransferError: It has no head for the device.
+        """
+        self._model = self._checked(checkpoint.load(folder, self._spec)[0])
+
+    def save(self, folder: Path) -> None:
+        """Keep the model as a checkpoint in a new folder.
+
+        Raises:
+            CheckpointError: The folder exists.
+        """
+        checkpoint.save(folder, self._model, {"served_head": self.device_id})
+
+    def workload_of(self, module: Any) -> Workload:
+        """The workload of a `tvm.IRModule`, found by its structural hash.
+
+        Raises:
+            TransferError: It is not known, and there is nothing to describe it with.
+        """
+        from tvm_ffi import structural_hash
+
+        workload_id = WorkloadId(f"{structural_hash(module) & (2**64 - 1):016x}")
+        found = self._workloads.get(workload_id)
+        if found is None:
+            if self._describe is None:
+                raise TransferError(
+                    f"workload {workload_id} is not among the {len(self._workloads)} that the scorer was "
+                    "given; add it, or give `describe`"
+                )
+            # The key is the module's own hash, whatever the description says.
+            found = replace(self._describe(module), workload_id=workload_id)
+            self._workloads[workload_id] = found
+        return found
+
+    def score(self, workload: Workload, schedules: Sequence[Any]) -> NDArray[np.float64]:
+        """Score schedules of one workload.
+
+        Args:
+            workload: What all of them schedule.
+            schedules: `tvm.s_tir.Schedule`s with a trace.
+
+        Returns:
+            (n,) scores in [`LEAST_SCORE`, 1], higher is faster.
+        """
+        scores = np.full(len(schedules), LEAST_SCORE)
+        readable = np.arange(len(schedules))
+        try:
+            block = self._extractor.extract_live(workload, schedules)
+        except TraceError:
+            # One that cannot be read must not end the search.
+            readable = np.flatnonzero([self._is_readable(workload, one) for one in schedules])
+            kept = [schedules[place] for place in readable.tolist()]
+            block = self._extractor.extract_live(workload, kept)
+        if len(readable):
+            # One thread, as in evaluation: more would add up in another order.
+            with torch_threads(1):
+                scores[readable] = self._model.score(block, self.device_id)
+        result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
+        return result
+
+    def _is_readable(self, workload: Workload, schedule: Any) -> bool:
+        try:
+            self._extractor.extract_live(workload, [schedule])
+        except TraceError:
+            return False
+        return True
+
+    def _checked(self, model: MultiTaskTLP) -> MultiTaskTLP:
+        model.head(self.device_id)
+        if model.config.spec_hash != self._spec.hash:
+            raise TransferError(
+                f"the model reads features {model.config.spec_hash}, this program makes {self._spec.hash}; "
+                "train it again"
+            )
+        return model
+
+
+def load_scorer(
+    folder: Path,
+    device_id: str,
+    workloads: Iterable[Workload] = (),
+    *,
+    describe: Callable[[Any], Workload] | None = None,
+    on_measured: Callable[[Sequence[Measured]], None] | None = None,
+) -> Scorer:
+    """The scorer of a checkpoint's head; arguments as for `Scorer`.
+
+    Raises:
+        CheckpointError: The checkpoint is missing, damaged, or reads other features.
+        TransferError: It has no head for the device.
+    """
+    model, _ = checkpoint.load(folder, DEFAULT_SPEC)
+    return Scorer(model, device_id, workloads, describe=describe, on_measured=on_measured)
+
+
+def cost_model(scorer: Scorer) -> Any:
+    """TVM's view of a scorer.
+
+    Args:
+        scorer: Gives the scores.
+
+    Returns:
+        A `tvm.s_tir.meta_schedule.CostModel`, to be given to `tune_tir`, `tune_relax`, or a `TuneContext`'s
+        search strategy as `cost_model`.
+    """
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.cost_model import PyCostModel
+
+    @derived_object
+    class FleetCostModel(PyCostModel):  # type: ignore[misc]  # tvm publishes no types
+        """A head of a fleet's model."""
+
+        def load(self, path: str) -> None:
+            scorer.load(Path(path))
+
+        def save(self, path: str) -> None:
+            scorer.save(Path(path))
+
+        def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
+            """Leave the model as it is; hand the results on."""
+            if scorer.on_measured is not None:
+                workload_id = scorer.workload_of(context.mod).workload_id
+                scorer.on_measured(
+                    [
+                        _measured(workload_id, candidate, result)
+                        for candidate, result in zip(candidates, results, strict=True)
+                    ]
+                )
+
+        def predict(self, context: Any, candidates: Sequence[Any]) -> NDArray[np.float64]:
+            workload = scorer.workload_of(context.mod)
+            return scorer.score(workload, [candidate.sch for candidate in candidates])
+
+    return FleetCostModel()
+
+
+def _measured(workload_id: WorkloadId, candidate: Any, result: Any) -> Measured:
+    return Measured(
+        workload_id=workload_id,
+        trace=stored_trace(candidate.sch),
+        run_secs=tuple(float(secs) for secs in result.run_secs or ()),
+        error=str(result.error_msg) if result.error_msg is not None else "",
+    )
+
+
+def stored_trace(schedule: Any) -> str:
+    """Trace of a `tvm.s_tir.Schedule` as records keep it: canonical JSON."""
+
+    def plain(value: Any) -> Any:
+        return value.value if hasattr(value, "value") else list(value)
+
+    return canonical_json(json.loads(json.dumps(schedule.trace.as_json(), default=plain)))
+
+
+__all__ = ["LEAST_SCORE", "Measured", "Scorer", "cost_model", "load_scorer", "stored_trace"]
