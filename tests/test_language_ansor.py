@@ -16,7 +16,6 @@ from transfer.language.ansor_agreement import Agreement, agreement, axis_extents
 from transfer.language.ansor_steps import (
     ANNOTATIONS,
     MAX_STEPS,
-    MAX_TEXT,
     TAGS,
     check_steps,
     check_text,
@@ -24,6 +23,7 @@ from transfer.language.ansor_steps import (
     main_stage_flops,
 )
 from transfer.language.primitives import CREATED, Kind, Primitive
+from transfer.language.trace_text import MAX_TEXT
 
 LOGS = Path(__file__).parents[2] / "shared" / "data" / "ansor_bennu"
 

@@ -8,12 +8,11 @@ of single steps only: not what they do to loops, nor anything of records, files 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from transfer.errors import TraceError
+from transfer.language.trace_text import MAX_TEXT, parse_list
 
 #: Annotations in the order of Ansor's enumeration; blocks and threads alternate.
 ANNOTATIONS = (
@@ -42,9 +41,6 @@ MAX_NUMBER = 2**63 - 1
 
 #: Factors inside the outermost one from which on a split is a multi-level tiling (four levels).
 TILED_LENGTHS = 3
-
-#: Characters of one schedule's text read at most.
-MAX_TEXT = 1 << 20
 
 _NAME = 256
 
@@ -127,17 +123,7 @@ def parse_steps(trace: str) -> list[Any]:
     Raises:
         TraceError: It is not a JSON list of at most `MAX_STEPS` steps.
     """
-    if len(trace) > MAX_TEXT:
-        raise TraceError(f"Ansor trace has {len(trace)} characters, at most {MAX_TEXT} are read")
-    try:
-        value = json.loads(trace)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"Ansor trace is not JSON ({error}); it begins {trace[:60]!r}") from error
-    if not isinstance(value, list):
-        raise TraceError(f"Ansor trace must be a list of steps, begins {trace[:60]!r}")
-    if len(value) > MAX_STEPS:
-        raise TraceError(f"Ansor trace has {len(value)} steps, at most {MAX_STEPS} are read")
-    return value
+    return parse_list(trace, what="Ansor trace", items="steps", most=MAX_STEPS)
 
 
 def check_steps(value: object) -> str:

@@ -2,13 +2,13 @@
 
 A trace is the JSON text of the entity: `[["tile_oc","sp",[-1,16]],["ann","an",["none","unroll"]],...]`. The
 loop nest that the knobs schedule belongs to the template, so it comes with the workload, whose
-`module_json` holds `{"dialect": "autotvm", "name": task function, "args": arguments}`. Every knob moves the
+`module_json` holds `{"dialect": "autotvm", "name": function, "args": arguments}`. Every knob moves the
 operator's main stage, number 0: splits become SP of the tiled stage by axis, reorders RE, annotations AN of
 the loop they annotate, other knobs PR. Without a workload, or under an unknown template, extents are 0 and
 axes count in the order of the knobs. Called by `transfer.features`; knows nothing of records and files.
 
-Some logs hold Ansor's steps as an argument of the task and their factors as knobs (`SP_0_1`): those are read
-as Ansor's steps with the factors put in.
+Some logs hold Ansor's steps as an argument of the function and their factors as knobs (`SP_0_1`): those are
+read as Ansor's steps with the factors put in.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections import Counter
 from typing import Any
 
 from agents.records import Workload
-from transfer.errors import TraceError
 from transfer.language.ansor import read_steps
-from transfer.language.ansor_steps import MAX_TEXT, TAGS, check_steps
+from transfer.language.ansor_steps import TAGS, check_steps
 from transfer.language.autotvm_templates import Template, find_template
 from transfer.language.autotvm_walk import MAX_NAME, MAX_VALUES, read_knobs
 from transfer.language.primitives import Primitive
+from transfer.language.trace_text import parse_list
 
 #: Knobs of one entity read at most; the largest templates have about a dozen.
 MAX_KNOBS = 64
-#: Tasks kept before starting over.
-_TASK_LIMIT = 4096
+#: Workloads kept before starting over.
+_CALL_LIMIT = 4096
 
 _STEP_KNOB = re.compile(r"SP_(\d{1,3})_(\d{1,3})")
 _INTEGERS = frozenset({int})
@@ -73,7 +73,7 @@ def check_entity(value: object) -> str:
 
 
 class AutoTVMReader:
-    """Reads config entities; keeps what is known of each task met.
+    """Reads config entities; keeps what is known of each workload met.
 
     Attributes:
         unknown: How many knobs became UNK primitives: by kind where nobody knows it, by `KIND: reason` where
@@ -82,14 +82,14 @@ class AutoTVMReader:
 
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
-        self._tasks: dict[str, tuple[Template, list[Any] | None]] = {}
+        self._calls: dict[str, tuple[Template, list[Any] | None]] = {}
 
     def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
         """Read one trace.
 
         Args:
             trace: JSON text of a config entity.
-            workload: The task that it configures.
+            workload: What it configures.
 
         Returns:
             One primitive a knob; of an annotation one for each loop.
@@ -97,47 +97,28 @@ class AutoTVMReader:
         Raises:
             TraceError: The text is no entity, or is larger than any.
         """
-        entity = _parse(trace)
-        template, steps = self._task(workload.module_json if workload else "")
+        entity = parse_list(trace, what="AutoTVM entity", items="knobs", most=MAX_KNOBS)
+        template, steps = self._call(workload.module_json if workload else "")
         if steps is not None:
             filled = _fill_steps(steps, entity)
             if filled is not None:
                 return read_steps(filled, self.unknown)
         return read_knobs(entity, template, self.unknown)
 
-    def _task(self, module_json: str) -> tuple[Template, list[Any] | None]:
-        """Template of a task, and the Ansor steps among its arguments if there are any."""
-        found = self._tasks.get(module_json)
+    def _call(self, module_json: str) -> tuple[Template, list[Any] | None]:
+        """Template of a workload, and the Ansor steps among its arguments if there are any."""
+        found = self._calls.get(module_json)
         if found is None:
-            name, arguments = _task_call(module_json)
+            name, arguments = _call_of(module_json)
             steps = next((one for one in arguments if _holds_steps(one)), None)
-            if len(self._tasks) >= _TASK_LIMIT:
-                self._tasks.clear()
-            found = self._tasks[module_json] = find_template(name, arguments), steps
+            if len(self._calls) >= _CALL_LIMIT:
+                self._calls.clear()
+            found = self._calls[module_json] = find_template(name, arguments), steps
         return found
 
 
-def _parse(trace: str) -> list[Any]:
-    """Parse a trace and check its outer form.
-
-    Raises:
-        TraceError: It is not a JSON list of at most `MAX_KNOBS` knobs.
-    """
-    if len(trace) > MAX_TEXT:
-        raise TraceError(f"AutoTVM entity has {len(trace)} characters, at most {MAX_TEXT} are read")
-    try:
-        value = json.loads(trace)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"AutoTVM entity is not JSON ({error}); it begins {trace[:60]!r}") from error
-    if not isinstance(value, list):
-        raise TraceError(f"AutoTVM entity must be a list of knobs, begins {trace[:60]!r}")
-    if len(value) > MAX_KNOBS:
-        raise TraceError(f"AutoTVM entity has {len(value)} knobs, at most {MAX_KNOBS} are read")
-    return value
-
-
-def _task_call(module_json: str) -> tuple[str, list[Any]]:
-    """Name and arguments of a task; empty for a workload that is none."""
+def _call_of(module_json: str) -> tuple[str, list[Any]]:
+    """Function and arguments of a workload; empty for one that AutoTVM did not name."""
     try:
         value = json.loads(module_json)
     except (ValueError, RecursionError):
