@@ -24,6 +24,13 @@ from fleet.cli_output import ConfigOption, JsonOption, SetOption, print_json, pr
 
 DEFAULT_DEMO = Path("runs/demo")
 
+_STATUS_COLUMNS = ("device", "records", "failed", "rejected", "suspect", "quarantined", "noise", "last")
+#: The same where names are long: no column wider than its numbers.
+_NARROW_STATUS_COLUMNS = tuple(
+    {"rejected": "re-\njected", "suspect": "sus-\npect", "quarantined": "quaran-\ntined"}.get(name, name)
+    for name in _STATUS_COLUMNS
+)
+
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module to a command-line app."""
@@ -153,9 +160,8 @@ def _print_status(store: Path, models: Path) -> None:
     from fleet.status import read_status
 
     found = read_status(store, models)
-    columns = ("records", "failed", "rejected", "suspect", "quarantined", "noise", "last")
     rows = [(name, *_status_cells(entry)) for name, entry in found["devices"].items()]
-    print_rows(("device", *columns), rows)
+    print_rows(_STATUS_COLUMNS, rows, _NARROW_STATUS_COLUMNS)
     typer.echo(
         "failed: all but ok, rejected too. suspect: measured while the device drifted.\n"
         "quarantined: candidates that kill their process. noise: median change of the\n"

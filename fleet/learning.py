@@ -22,8 +22,8 @@ from agents.records import (
 )
 from fleet.errors import FleetError
 from fleet.models import next_version
-from fleet.noise import settled
 from fleet.store import StoreReader
+from fleet.training_rows import counting_rows
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Strategy
@@ -73,13 +73,7 @@ def load_snapshot(
     version = reader.version
     wanted = set(device_ids) or set(devices)
     records = (
-        record
-        for device_id in sorted(wanted)
-        for record in settled(
-            record
-            for record in reader.records(device_id=device_id, version=version)
-            if not workload_ids or record.workload_id in workload_ids
-        )
+        row for device_id in sorted(wanted) for row in counting_rows(reader, device_id, version, workload_ids)
     )
     workloads = reader.workloads()
     return Snapshot(

@@ -1,7 +1,8 @@
 """What measuring twice tells: how much a device's numbers vary, and which record of a candidate counts. Pure.
 
 Called by whoever reads records for a dataset, a report or the status. It reads records in any order, from
-one device or many, and knows neither the store nor how a second measurement came about.
+one device or many, and knows neither the store nor how a second measurement came about. For rows of the
+store that are no records yet there is `fleet.noise_columns`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from agents.records import NOISE, REPEATS, CandidateId, DeviceId, Outcome, Record, median
 
@@ -17,6 +19,26 @@ from agents.records import NOISE, REPEATS, CandidateId, DeviceId, Outcome, Recor
 WIN = 0.03
 
 _Key = tuple[DeviceId, CandidateId, str]
+
+
+class Reading(NamedTuple):
+    """What the noise floor reads of a record, for who has no record; the names are those of `Record`."""
+
+    device_id: DeviceId
+    candidate_id: CandidateId
+    environment_id: str
+    outcome: Outcome
+    origin: str
+    attempt: int
+    run_secs: tuple[float, ...]
+    measured_at: float
+    is_suspect: bool
+    is_stopped_early: bool
+
+    @property
+    def latency_secs(self) -> float:
+        """The fastest repeat of an ok record."""
+        return min(self.run_secs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +57,13 @@ class NoiseFloor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _Timed:
     secs: float
     measured_at: float
     is_noise: bool
 
 
-def noise_floor(records: Iterable[Record]) -> NoiseFloor | None:
+def noise_floor(records: Iterable[Record | Reading]) -> NoiseFloor | None:
     """Compare measurements of the same candidate on the same device in the same environment.
 
     Pairs of an A/A run count: records of origin `noise` with the attempts a and a + 1 where a is odd (attempt
@@ -55,11 +77,11 @@ def noise_floor(records: Iterable[Record]) -> NoiseFloor | None:
     Returns:
         None where no candidate has two latencies to compare.
     """
-    readings: dict[_Key, dict[int, _Reading]] = {}
+    readings: dict[_Key, dict[int, _Timed]] = {}
     for record in records:
         if _is_comparable(record):
             secs = record.latency_secs
-            reading = _Reading(secs, record.measured_at, record.origin == NOISE)
+            reading = _Timed(secs, record.measured_at, record.origin == NOISE)
             readings.setdefault(_key(record), {}).setdefault(record.attempt, reading)
     pairs = [pair for attempts in readings.values() for pair in _aa_pairs(attempts)]
     if not pairs:
@@ -100,11 +122,11 @@ def settled(records: Iterable[Record]) -> list[Record]:
     return [record for _, record in best.values()]
 
 
-def _key(record: Record) -> _Key:
+def _key(record: Record | Reading) -> _Key:
     return record.device_id, record.candidate_id, record.environment_id
 
 
-def _is_comparable(record: Record) -> bool:
+def _is_comparable(record: Record | Reading) -> bool:
     if record.outcome is not Outcome.OK or not record.run_secs:
         return False
     if record.is_suspect or record.is_stopped_early:
@@ -114,19 +136,28 @@ def _is_comparable(record: Record) -> bool:
 
 def _rank(record: Record) -> tuple[int, int]:
     """Order of preference of the records of one candidate, the best first; attempts decide between equals."""
-    if record.outcome is Outcome.LOST:
-        grade = 6
-    elif record.is_suspect:
-        grade = 5
-    elif record.outcome is Outcome.REJECTED:
-        grade = 4
-    else:
-        is_second = record.origin in REPEATS
-        grade = 2 * is_second + (record.outcome is not Outcome.OK)
-    return grade, record.attempt
+    is_second = record.origin in REPEATS
+    return grade(record.outcome, is_suspect=record.is_suspect, is_second=is_second), record.attempt
 
 
-def _aa_pairs(attempts: dict[int, _Reading]) -> list[tuple[_Reading, _Reading]]:
+def grade(outcome: Outcome, *, is_suspect: bool, is_second: bool) -> int:
+    """How little a record should count among those of its candidate: the lowest grade is chosen.
+
+    Args:
+        outcome: Of the measurement.
+        is_suspect: Whether the device was drifting.
+        is_second: Whether its origin is one of `REPEATS`.
+    """
+    if outcome is Outcome.LOST:
+        return 6
+    if is_suspect:
+        return 5
+    if outcome is Outcome.REJECTED:
+        return 4
+    return 2 * is_second + (outcome is not Outcome.OK)
+
+
+def _aa_pairs(attempts: dict[int, _Timed]) -> list[tuple[_Timed, _Timed]]:
     return [
         (earlier, attempts[attempt + 1])
         for attempt, earlier in attempts.items()
@@ -137,8 +168,8 @@ def _aa_pairs(attempts: dict[int, _Reading]) -> list[tuple[_Reading, _Reading]]:
     ]
 
 
-def _successive_pairs(attempts: dict[int, _Reading]) -> list[tuple[_Reading, _Reading]]:
+def _successive_pairs(attempts: dict[int, _Timed]) -> list[tuple[_Timed, _Timed]]:
     return list(pairwise(attempts[attempt] for attempt in sorted(attempts)))
 
 
-__all__ = ["WIN", "NoiseFloor", "noise_floor", "settled"]
+__all__ = ["WIN", "NoiseFloor", "Reading", "grade", "noise_floor", "settled"]

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agents.records import NOISE, Outcome, Record
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import NOISE, DeviceId, Outcome
 from fleet.models import versions
-from fleet.noise import noise_floor
+from fleet.noise import Reading, noise_floor
+from fleet.noise_columns import READING_COLUMNS, readings, says
 from fleet.store import Store
+
+#: Columns that `trust` needs.
+TRUST_COLUMNS = READING_COLUMNS
 
 #: Records of A/A runs that are closer together than this belong to one run.
 _ONE_RUN_SECS = 12 * 3600.0
@@ -43,7 +50,10 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
             "failed": sum(failed.values()),
             "failed_by_outcome": {str(outcome): count for outcome, count in failed.items()},
             "rejected": failed.get(Outcome.REJECTED, 0),
-            **trust(reader.records(device_id=device_id)),
+            **trust(
+                DeviceId(device_id),
+                (batch for _, batch in reader.columns(TRUST_COLUMNS, device_ids=[device_id])),
+            ),
             "first_at": known.first_at if known else None,
             "last_at": known.last_at if known else None,
         }
@@ -56,38 +66,36 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
     }
 
 
-def trust(records: Iterable[Record]) -> dict[str, Any]:
-    """How far the numbers of one device can be trusted; reads its records once.
+def trust(device_id: DeviceId, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+    """How far the numbers of one device can be trusted; reads its rows once.
 
     Args:
-        records: Of one device.
+        device_id: Device of all rows.
+        batches: Its rows, with `TRUST_COLUMNS` at least.
 
     Returns:
         The keys `candidates`, `suspect`, `suspect_share`, `quarantined`, `noise` and `noise_suspect` of
         `read_status`.
     """
     total = suspect = 0
-    candidates: set[str] = set()
+    candidates: list[pa.Array] = []
     quarantined: set[str] = set()
-    noise: list[Record] = []
-    for record in records:
-        total += 1
-        candidates.add(record.candidate_id)
-        if record.quality != "{}":
-            suspect += record.is_suspect
-            if record.is_quarantined:
-                quarantined.add(record.candidate_id)
-        if record.origin == NOISE:
-            # Without the long texts, so that a year of daily runs stays small.
-            noise.append(replace(record, trace="", environment="", error=""))
-    newest = max((record.measured_at for record in noise), default=0.0)
-    last = [record for record in noise if record.measured_at > newest - _ONE_RUN_SECS]
+    noise: list[Reading] = []
+    for batch in batches:
+        total += batch.num_rows
+        candidate, quality = batch.column("candidate_id"), batch.column("quality")
+        candidates.append(candidate)
+        suspect += int(says(quality, "suspect").sum())
+        quarantined.update(candidate.filter(pa.array(says(quality, "quarantined"))).to_pylist())
+        noise += readings(device_id, batch.filter(pc.equal(batch.column("origin"), NOISE)))
+    newest = max((reading.measured_at for reading in noise), default=0.0)
+    last = [reading for reading in noise if reading.measured_at > newest - _ONE_RUN_SECS]
     floor = noise_floor(last)
     return {
-        "candidates": len(candidates),
+        "candidates": len(pc.unique(pa.chunked_array(candidates, pa.string()))),
         "suspect": suspect,
         "suspect_share": suspect / total if total else None,
         "quarantined": len(quarantined),
         "noise": asdict(floor) if floor else None,
-        "noise_suspect": sum(record.is_suspect for record in last),
+        "noise_suspect": sum(reading.is_suspect for reading in last),
     }

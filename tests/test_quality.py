@@ -24,7 +24,7 @@ from agents.quality import (
 )
 from agents.records import Protocol
 
-PROTOCOL = Protocol()
+PROTOCOL = Protocol(early_stop_ratio=3.0)
 NAMES = ("compute", "memory", "latency")
 _SECS = st.floats(1e-7, 1e3)
 _REPEATS = st.lists(_SECS, min_size=2, max_size=12)

@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agents.records import Outcome
+from agents.records import DeviceId, Outcome, Record
 from fleet.cli import run
 from fleet.status import read_status, trust
 from fleet.store import Store
+from fleet.store_schema import records_to_table
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 DAY = 86_400.0
@@ -28,6 +30,11 @@ def noise_pair(number: int, ratio: float, *, at: float, attempt: int = 1, device
         )
         for later, secs in enumerate((1e-3, ratio * 1e-3))
     ]
+
+
+def trusted(records: list[Record]) -> dict[str, Any]:
+    """What `trust` tells of these records, each in a batch of its own."""
+    return trust(DeviceId("dev-a"), records_to_table(records).to_batches(max_chunksize=1))
 
 
 @pytest.fixture
@@ -71,7 +78,7 @@ def test_status_tells_how_far_each_device_can_be_trusted(store: Path, tmp_path: 
 
 
 def test_an_aa_run_on_a_drifting_device_tells_nothing_and_says_so() -> None:
-    found = trust([replace(one, quality='{"suspect":true}') for one in noise_pair(1, 1.5, at=DAY)])
+    found = trusted([replace(one, quality='{"suspect":true}') for one in noise_pair(1, 1.5, at=DAY)])
     assert found["noise"] is None
     assert found["noise_suspect"] == 2
 
@@ -79,7 +86,7 @@ def test_an_aa_run_on_a_drifting_device_tells_nothing_and_says_so() -> None:
 def test_a_candidate_under_quarantine_is_counted_once() -> None:
     killer = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}')
     again = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}', attempt=1)
-    assert trust([killer, again])["quarantined"] == 1
+    assert trusted([killer, again])["quarantined"] == 1
 
 
 def test_the_status_of_the_command_line(
@@ -95,3 +102,26 @@ def test_the_status_of_the_command_line(
     assert next(line.split() for line in lines if line.startswith("dev-c"))[4] == "-"
     assert run(["status", "--store", str(store), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == read_status(store, Path("runs/models"))
+
+
+def test_a_device_with_a_long_name_keeps_its_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "x86_inteli7-3770_threads"
+    assert len(name) == 24
+    with Store.open(tmp_path / "store") as writer:
+        writer.put_device(make_spec(name), make_descriptor())
+        # As wide as its cells get: a noise floor that the drifting device keeps secret, a share of 100 %.
+        writer.append(
+            [
+                replace(one, device_id=DeviceId(name), quality='{"suspect":true}')
+                for one in noise_pair(1, 1.5, at=DAY)
+            ]
+        )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["status", "--store", "store"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = next(line.split() for line in lines if line.startswith(name))
+    assert shown[:7] == [name, "2", "0", "0", "100.0%", "0", "drifted"]

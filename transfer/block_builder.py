@@ -6,7 +6,6 @@ Candidates come a few at a time, as a table or a log is read, and only their row
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,6 @@ from transfer.slots import StepTable
 
 #: Candidates whose features are extracted at a time.
 _CHUNK = 4096
-#: Candidates put in order of their workloads before they are extracted, and characters of their traces: a
-#: workload costs about a millisecond wherever it turns up among the candidates of a chunk.
-_SORTED = 65_536
-_SORTED_CHARS = 32 << 20
 #: Columns put in order at a time; a copy of that many is the extra memory that ordering takes.
 _COLUMNS = 8
 
@@ -39,9 +34,6 @@ class BlockBuilder:
         self._extractor = extractor
         self._table = StepTable()
         self._pending: list[tuple[Workload, Candidate]] = []
-        self._chars = 0
-        #: Number of the candidate, as added, of each row made.
-        self._numbers = array("q")
         self._vectors: dict[WorkloadId, tuple[int, NDArray[np.float32]]] = {}
         self._steps = _Rows(np.int32, spec.max_steps)
         self._workloads = _Rows(np.int32, 1)
@@ -55,8 +47,7 @@ class BlockBuilder:
             TransferError: A dialect has no reader.
         """
         self._pending.append((workload, candidate))
-        self._chars += len(candidate.trace)
-        if len(self._pending) >= (_SORTED if self._chars < _SORTED_CHARS else _CHUNK):
+        if len(self._pending) >= _CHUNK:
             self._extract()
 
     def finish(self, order: NDArray[np.int64]) -> FeatureBlock:
@@ -70,9 +61,6 @@ class BlockBuilder:
             TransferError: A dialect has no reader.
         """
         self._extract()
-        made = np.empty(len(self._numbers), dtype=np.int64)
-        made[np.frombuffer(self._numbers, dtype=np.int64)] = np.arange(len(made))
-        order = made[order]
         categories, numbers = self._table.rows()
         vectors = [vector for _, vector in self._vectors.values()]
         return FeatureBlock(
@@ -87,23 +75,16 @@ class BlockBuilder:
         )
 
     def _extract(self) -> None:
-        """Make rows of what is pending, workload by workload."""
-        first = len(self._numbers)
-        order = sorted(range(len(self._pending)), key=lambda place: self._pending[place][0].workload_id)
-        for start in range(0, len(order), _CHUNK):
-            places = order[start : start + _CHUNK]
-            workloads = [self._pending[place][0] for place in places]
-            sequences = [
-                self._extractor.read(candidate, workload)
-                for workload, candidate in (self._pending[place] for place in places)
-            ]
-            steps, summary = self._extractor.encode(workloads, sequences, self._table)
-            self._steps.append(steps)
-            self._summary.append(summary)
-            self._workloads.append(np.array([[self._workload_row(one)] for one in workloads], dtype=np.int32))
-            self._numbers.extend(first + place for place in places)
+        """Make rows of what is pending."""
+        if not self._pending:
+            return
+        workloads = [workload for workload, _ in self._pending]
+        sequences = [self._extractor.read(candidate, workload) for workload, candidate in self._pending]
+        steps, summary = self._extractor.encode(workloads, sequences, self._table)
+        self._steps.append(steps)
+        self._summary.append(summary)
+        self._workloads.append(np.array([[self._workload_row(one)] for one in workloads], dtype=np.int32))
         self._pending.clear()
-        self._chars = 0
 
     def _workload_row(self, workload: Workload) -> int:
         found = self._vectors.get(workload.workload_id)

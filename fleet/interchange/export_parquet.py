@@ -65,8 +65,11 @@ def write_parquet(path: Path, sources: Sequence[Source]) -> int:
         for source in sources:
             workloads = _workload_columns(source.workloads)
             group: list[pa.RecordBatch] = []
+            start = 0
             for batch in source.batches(FILE_SCHEMA.names):
-                group.append(_row_batch(source, batch, workloads))
+                counts = pa.array(source.counts[start : start + batch.num_rows])
+                group.append(_row_batch(source, batch, workloads, counts))
+                start += batch.num_rows
                 for one in pc.unique(batch.column("workload_id")).to_pylist():
                     if one in source.workloads:
                         used[one] = source.workloads[one]
@@ -102,7 +105,9 @@ def _workload_columns(workloads: Mapping[WorkloadId, Workload]) -> dict[str, pa.
     return columns | {"workload_id": pa.array(list(workloads), pa.string())}
 
 
-def _row_batch(source: Source, batch: pa.RecordBatch, workloads: Mapping[str, pa.Array]) -> pa.RecordBatch:
+def _row_batch(
+    source: Source, batch: pa.RecordBatch, workloads: Mapping[str, pa.Array], counts: pa.Array
+) -> pa.RecordBatch:
     spec = source.spec
     device = {
         "device_id": source.device_id,
@@ -110,14 +115,12 @@ def _row_batch(source: Source, batch: pa.RecordBatch, workloads: Mapping[str, pa
         "target": None if spec is None else spec.target_json,
     }
     place = pc.index_in(batch.column("workload_id"), value_set=workloads["workload_id"])
-    counting = [one in source.counting for one in batch.column("record_id").to_pylist()]
     columns: dict[str, pa.Array] = {name: batch.column(name) for name in FILE_SCHEMA.names}
-    columns["quality"] = pc.fill_null(batch.column("quality"), "{}")
     columns |= {
         name: pa.repeat(pa.scalar(device[name], kind), batch.num_rows) for name, kind in _DEVICE_FIELDS
     }
     columns |= {name: workloads[name].take(place) for name, _ in _WORKLOAD_FIELDS}
-    columns["counts"] = pa.array(counting, pa.bool_())
+    columns["counts"] = counts
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 

@@ -1,6 +1,6 @@
 """What an export reads of one device: its entry in the store, its records, and which of them count.
 
-The writers of the formats get one `Source` a device. It holds ids and flags in memory, never traces.
+The writers of the formats get one `Source` a device. It holds a flag a record in memory, never traces.
 """
 
 from __future__ import annotations
@@ -9,39 +9,17 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from agents.records import (
-    Descriptor,
-    DeviceId,
-    DeviceSpec,
-    Outcome,
-    Protocol,
-    Record,
-    Workload,
-    WorkloadId,
-)
-from fleet.durable import disk_errors
-from fleet.noise import settled
-from fleet.store_log import delta_errors
+from agents.records import Descriptor, DeviceId, DeviceSpec, Record, Workload, WorkloadId
+from fleet.noise_columns import SETTLING_COLUMNS, settled_rows
 from fleet.store_reader import StoreReader
-from fleet.store_schema import read_batches
 
 #: Records between two calls of the watcher.
 _WATCH_EVERY = 1024
-#: What tells which record of a candidate counts.
-_RANK_COLUMNS = (
-    "candidate_id",
-    "environment_id",
-    "outcome",
-    "origin",
-    "attempt",
-    "quality",
-)
-_NO_PROTOCOL = Protocol()
 
 
 class Source:
@@ -84,25 +62,17 @@ class Source:
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the device with some columns, always in the same order."""
-        for path in self._files():
-            batches = read_batches(path, columns)
-            while True:
-                # Not around the `yield`: the caller's own errors must pass untouched.
-                with delta_errors("exporting", path), disk_errors("exporting", path):
-                    batch = next(batches, None)
-                if batch is None:
-                    break
-                if batch.num_rows:
-                    yield batch
+        for _, batch in self.reader.columns(columns, device_ids=[self.device_id]):
+            yield batch
 
     def records(self) -> Iterator[Record]:
         """Yield the records of the device, in the same order."""
         return self.reader.records(device_id=self.device_id)
 
     @cached_property
-    def counting(self) -> frozenset[str]:
-        """Ids of the records that count (`fleet.noise.settled`): one a candidate and environment."""
-        return frozenset(record.record_id for record in settled(self._shadows()))
+    def counts(self) -> NDArray[np.bool_]:
+        """(n,) which rows count (`fleet.noise.settled`): one a candidate and environment."""
+        return settled_rows(self.batches(SETTLING_COLUMNS))
 
     def wrote(self, rows: int) -> None:
         """Tell the watcher that more records are written."""
@@ -110,41 +80,6 @@ class Source:
         self._written += rows
         if self._watch is not None and self._written // _WATCH_EVERY != before:
             self._watch(self.device_id, self._written)
-
-    def _files(self) -> list[Path]:
-        folder = f"device_id={self.device_id}"
-        return sorted(path for path in self.reader.data_files() if path.parent.name == folder)
-
-    def _shadows(self) -> Iterator[Record]:
-        """The records without what tells nothing of whether they count: traces above all."""
-        for batch in self.batches(_RANK_COLUMNS):
-            for row in batch.to_pylist():
-                yield _shadow(self.device_id, row)
-
-
-def _shadow(device_id: DeviceId, row: Mapping[str, Any]) -> Record:
-    return Record(
-        device_id=device_id,
-        workload_id=WorkloadId(""),
-        candidate_id=row["candidate_id"],
-        dialect="",
-        trace="",
-        origin=row["origin"],
-        outcome=Outcome(row["outcome"]),
-        run_secs=(),
-        warmup_secs=(),
-        number=0,
-        build_secs=0.0,
-        wait_secs=0.0,
-        timing_secs=0.0,
-        error="",
-        protocol=_NO_PROTOCOL,
-        environment="",
-        environment_id=row["environment_id"],
-        attempt=row["attempt"],
-        measured_at=0.0,
-        quality=row["quality"] or "{}",
-    )
 
 
 def has_module(workload: Workload) -> bool:

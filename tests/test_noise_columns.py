@@ -1,0 +1,107 @@
+"""Flags, settled rows and readings of columns against what `fleet.noise` says of the same records."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import NOISE, REMEASURE, Outcome, Record
+from fleet.errors import StoreError
+from fleet.noise import noise_floor, settled
+from fleet.noise_columns import outcome_of, readings, says, settled_rows
+from fleet.store_schema import records_to_table
+from tests.record_fixtures import make_record
+
+_QUALITIES = ("{}", '{"suspect":true}', '{"suspect":false}', '{"interval":0.01,"stopped_early":true}')
+
+
+@st.composite
+def measured(draw: st.DrawFn) -> list[Record]:
+    """Records of one device: few candidates and environments, so that many compete."""
+    drawn = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, 3),
+                st.sampled_from("ab"),
+                st.integers(0, 4),
+                st.sampled_from(Outcome),
+                st.sampled_from(_QUALITIES),
+                st.sampled_from(["random", "imported", REMEASURE, NOISE]),
+                st.sampled_from([(), (1e-3,), (2e-3, 1.5e-3)]),
+            ),
+            max_size=20,
+            unique_by=lambda one: one[:3],
+        )
+    )
+    return [
+        make_record(
+            number,
+            environment_id=environment * 32,
+            attempt=attempt,
+            outcome=outcome,
+            quality=quality,
+            origin=origin,
+            run_secs=run_secs,
+            measured_at=1000.0 + attempt,
+        )
+        for number, environment, attempt, outcome, quality, origin, run_secs in drawn
+    ]
+
+
+@given(measured(), st.integers(1, 5))
+def test_the_rows_that_count_are_those_of_the_records_that_count(records: list[Record], rows: int) -> None:
+    table = records_to_table(records)
+    found = settled_rows(table.to_batches(max_chunksize=rows))
+    ids = np.array(table.column("record_id").to_pylist(), dtype=object)[found]
+    assert set(ids) == {record.record_id for record in settled(records)}
+    assert len(ids) == len(set(ids))
+
+
+def test_of_equal_records_the_first_counts() -> None:
+    table = records_to_table([make_record(1), make_record(1), make_record(2)])
+    assert settled_rows(table.to_batches()).tolist() == [True, False, True]
+    # A filter may leave nothing of a batch.
+    assert settled_rows([table.to_batches()[0].slice(0, 0)]).tolist() == []
+    assert settled_rows([]).tolist() == []
+
+
+@given(measured())
+def test_readings_have_the_noise_floor_of_their_records(records: list[Record]) -> None:
+    device_id = make_record(1).device_id
+    batches = records_to_table(records).to_batches()
+    found = [reading for batch in batches for reading in readings(device_id, batch)]
+    assert noise_floor(found) == noise_floor(records)
+
+
+_KEYS = ("suspect", "quarantined", "other")
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(_KEYS) | st.text(max_size=3),
+            st.booleans() | st.none() | st.integers(0, 1) | st.sampled_from(_KEYS),
+        ),
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_flags_are_those_of_the_records(qualities: list[dict[str, object]], escaped: bool) -> None:
+    texts = [json.dumps(quality) for quality in qualities]
+    if escaped:
+        texts = [text.replace("suspect", "\\u0073uspect") for text in texts]
+    records = [make_record(1, quality=text) for text in texts]
+    column = pa.array(texts, pa.string())
+    assert says(column, "suspect").tolist() == [record.is_suspect for record in records]
+    assert says(column, "quarantined").tolist() == [record.is_quarantined for record in records]
+
+
+def test_an_outcome_that_nobody_knows_is_an_error() -> None:
+    assert outcome_of("ok") is Outcome.OK
+    with pytest.raises(StoreError, match="outcome 'melted'; known: ok, "):
+        outcome_of("melted")

@@ -1,0 +1,81 @@
+"""Reading columns of the store: the same rows as its records, in the same order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agents.records import DeviceId
+from fleet.errors import StoreError
+from fleet.store import Store
+from fleet.store_reader import StoreReader
+from fleet.store_schema import BATCH_ROWS, FILE_SCHEMA, STORE_SCHEMA
+from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> StoreReader:
+    with Store.open(tmp_path / "s") as store:
+        store.append([*make_batch(0, 7), *make_batch(0, 3, device="dev-b")])
+        store.append([*make_batch(7, BATCH_ROWS + 5), *make_batch_of_layout_1(0, 2, device="dev-c")])
+        return Store.read(tmp_path / "s")
+
+
+def test_rows_come_in_the_order_of_the_records(reader: StoreReader) -> None:
+    names = ("run_secs", "measured_at", "schema", "record_id", "quality")
+    found = []
+    for device_id, batch in reader.columns(names):
+        assert tuple(batch.schema.names) == names
+        assert [field.type for field in batch.schema] == [FILE_SCHEMA.field(name).type for name in names]
+        assert 0 < batch.num_rows <= BATCH_ROWS
+        found += [(device_id, *row.values()) for row in batch.to_pylist()]
+    assert found == [
+        (one.device_id, list(one.run_secs), one.measured_at, one.schema, one.record_id, one.quality)
+        for one in reader.records()
+    ]
+
+
+@pytest.mark.parametrize("chosen", [["dev-b"], ["dev-c", "dev-a"], [], ["dev-x"]])
+def test_only_the_devices_asked_for(reader: StoreReader, chosen: list[str]) -> None:
+    found = {device_id for device_id, _ in reader.columns(["outcome"], device_ids=chosen)}
+    assert found == {DeviceId(name) for name in chosen if name != "dev-x"}
+
+
+def test_an_older_version_can_be_read(reader: StoreReader) -> None:
+    rows = [batch.num_rows for _, batch in reader.columns(["attempt"], version=1)]
+    assert rows == [7, 3]
+    with pytest.raises(StoreError):
+        list(reader.columns(["attempt"], version=99))
+
+
+def test_a_quality_that_a_file_lacks_is_empty(reader: StoreReader) -> None:
+    for path in reader.data_files():
+        table = pq.read_table(path, partitioning=None)
+        pq.write_table(table.drop_columns(["quality"]), path)
+    for _, batch in reader.columns(["quality", "candidate_id"]):
+        assert set(batch.column("quality").to_pylist()) == {"{}"}
+
+
+def test_a_column_that_is_none_is_named(reader: StoreReader) -> None:
+    with pytest.raises(StoreError, match="no column 'latency'; known: record_id, "):
+        list(reader.columns(["latency", "outcome"]))
+
+
+def test_rows_of_a_newer_version_are_refused(reader: StoreReader) -> None:
+    path = reader.data_files()[-1]
+    table = pq.read_table(path, partitioning=None)
+    newer = pa.array([STORE_SCHEMA + 1] * table.num_rows, pa.int32())
+    place = table.schema.get_field_index("schema")
+    pq.write_table(table.set_column(place, table.schema.field(place), newer), path)
+    with pytest.raises(StoreError, match="has layout 3, this version knows 1 to 2; upgrade tensor-fleet"):
+        list(reader.columns(["outcome"]))
+
+
+def test_nothing_comes_of_an_empty_store(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s") as store:
+        assert list(store.columns(["outcome"])) == []
+        store.append([make_record(1)])
+        assert [batch.num_rows for _, batch in store.columns(["outcome"])] == [1]
