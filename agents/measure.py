@@ -24,6 +24,8 @@ from agents.records import Protocol
 
 #: A program's last warm-up run decides how many runs make a repeat; no clock is finer than this.
 _TINY_SECS = 1e-7
+#: A repeat of a program that is stopped early is this many times shorter: it is far from being chosen.
+_BRIEF = 4
 #: TVM's number for the CPU (`DLDeviceType.kDLCPU`).
 _CPU = 1
 #: TVM's preprocessing of a repeat that empties the CPU's caches of the arguments, the output excepted.
@@ -138,16 +140,19 @@ def time_module(
         heating -= time.perf_counter() - began
     if protocol.cooldown_ms:
         time.sleep(protocol.cooldown_ms / 1e3)
-    results = timed(number, 1 if stopped else protocol.repeat)
-    if stopped and not surely_slower((*warmup, *results), best_secs, protocol):
-        stopped = False  # what ran alone was slower than the program is
-        results += timed(number, protocol.repeat - 1) if protocol.repeat > 1 else ()
+    if stopped:
+        brief = math.ceil(number / _BRIEF)
+        results = timed(brief, 1)
+        if surely_slower((*warmup, *results), best_secs, protocol):
+            return Timing(results, tuple(warmup), brief, True)
+        # Else what ran alone was slower than the program is.
+    results = timed(number, protocol.repeat)
     # Each call of the evaluator runs the program once more for nothing, so repeats are added in some number.
     more = max(1, protocol.repeat // 2)
     limit = protocol.repeat + protocol.extra_repeats
-    while not stopped and wants_repeats(results, protocol):
+    while wants_repeats(results, protocol):
         results += timed(number, min(more, limit - len(results)))
-    return Timing(results, tuple(warmup), number, stopped)
+    return Timing(results, tuple(warmup), number, False)
 
 
 def _single_run(

@@ -106,7 +106,7 @@ class Protocol:
     cooldown_ms: float = 0.0
     #: Empty the CPU's caches of the arguments before every run; a repeat is then one run.
     cache_flush: bool = False
-    #: A program this many times slower than the best of its workload gets one repeat only.
+    #: A program this many times slower than the best of its workload gets one short repeat only.
     early_stop_ratio: float = 2.5
     #: Share of the candidates whose output is compared with that of the unscheduled program.
     check_share: float = 0.1
