@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from agents.core_slot import CoreSlot
 from agents.link import Link, LinkLostError, LocalLink, Session
 from agents.probe import environment
-from agents.records import CandidateId, Family, Outcome, Protocol, Workload, WorkloadId, as_json_dict
+from agents.record_json import workload_from_json
+from agents.records import CandidateId, Family, Outcome, Protocol, Workload, as_json_dict
 from agents.wire import Channel
 
 if TYPE_CHECKING:
@@ -306,20 +307,6 @@ def _slot(settings: ChildSettings) -> CoreSlot | None:
         return None
     return CoreSlot(
         Path(settings.slot_path), Path(settings.lock_path), settings.timing_cores, settings.build_cores
-    )
-
-
-def workload_from_json(value: dict[str, Any]) -> Workload:
-    """Rebuild a workload from `records.as_json_dict`."""
-    return Workload(
-        workload_id=WorkloadId(value["workload_id"]),
-        name=value["name"],
-        operator=value["operator"],
-        arg_shapes=tuple(tuple(shape) for shape in value["arg_shapes"]),
-        arg_dtypes=tuple(value["arg_dtypes"]),
-        flops=value["flops"],
-        networks=tuple((network, count) for network, count in value["networks"]),
-        module_json=value["module_json"],
     )
 
 

@@ -15,13 +15,13 @@ from typing import Any
 from agents.canaries import Canary
 from agents.canary_watch import Again, CanaryWatch, leaders
 from agents.check import is_checkable
-from agents.child import workload_from_json
 from agents.device_cores import quiet_cores, remote_environment, worker_settings
 from agents.errors import AgentError
 from agents.measure import pin_process
 from agents.pool import Job, Result, WorkerPool
 from agents.probe import core_groups, differences, environment, environment_id, probe, remote_descriptor
 from agents.quality import Drift, is_rejected, relative_interval
+from agents.record_json import workload_from_json
 from agents.records import (
     Candidate,
     CandidateId,

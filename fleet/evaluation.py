@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import Candidate, CandidateId, Family, Outcome, Record, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Record, WorkloadId
 from fleet.errors import FleetError
 from fleet.jobs import read_snapshot
 from fleet.learning import Snapshot, train_config
@@ -166,10 +166,11 @@ def evaluate_model(
         )
     snapshot = read_snapshot(reader.path, chosen)
     dataset, trained_at = snapshot.dataset, int(manifest["table_version"])
+    trained_on = [DeviceId(head) for head in model.device_ids if head in reader.devices()]
     seen = {
-        record.candidate_id
-        for device_id in model.device_ids
-        for record in reader.records(device_id=device_id, version=trained_at)
+        candidate_id
+        for _, batch in reader.columns(("candidate_id",), device_ids=trained_on, version=trained_at)
+        for candidate_id in batch.column("candidate_id").to_pylist()
     }
     is_new = np.array([candidate_id not in seen for candidate_id in dataset.candidate_ids])
     if not is_new.any():

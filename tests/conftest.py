@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agents.child import ChildSettings, workload_from_json
+from agents.child import ChildSettings
 from agents.measure import host_lock_path
 from agents.pool import WorkerPool
+from agents.record_json import workload_from_json
 from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Family, Workload, canonical_json
 
 GENERIC_CPU = {"kind": "llvm", "num-cores": 1}
