@@ -65,6 +65,7 @@ def leaders(
     workloads: Mapping[WorkloadId, Workload],
     *,
     within: float,
+    origin: str,
     best_secs: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Again]:
     """The candidates that decide what is chosen: the fastest of each workload and those near it.
@@ -74,6 +75,7 @@ def leaders(
             their own next turn, so they do not lead.
         workloads: Every workload that the records name.
         within: How much slower than the best a leader may be, as a fraction.
+        origin: Origin of the second measurements.
         best_secs: Best latency by workload before this window; the window's own best counts where missing.
 
     Returns:
@@ -90,7 +92,7 @@ def leaders(
     return [
         Again(
             Candidate(
-                workload_id=record.workload_id, trace=record.trace, dialect=record.dialect, origin=REMEASURE
+                workload_id=record.workload_id, trace=record.trace, dialect=record.dialect, origin=origin
             ),
             workloads[record.workload_id],
             record.attempt + 1,
@@ -153,7 +155,7 @@ class CanaryWatch:
 
     def remember(self, records: Sequence[Record], workloads: Mapping[WorkloadId, Workload]) -> None:
         """Note the leading candidates of a drifting window, to be measured again."""
-        for one in leaders(records, workloads, within=_LEADING_RATIO - 1):
+        for one in leaders(records, workloads, within=_LEADING_RATIO - 1, origin=REMEASURE):
             if len(self._again) < _MOST_AGAIN:
                 self._again[one.candidate.candidate_id] = one
 

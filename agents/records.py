@@ -20,8 +20,11 @@ RECORD_SCHEMA = 2
 NOISE = "noise"
 #: Origin of one that is measured again because its record was suspect, or to see how far it repeats.
 REMEASURE = "remeasure"
+#: Origin of one that led its batch and is measured again at once. Such pairs are chosen for being fast and
+#: are close in time: they say nothing of how far numbers repeat.
+CONFIRM = "confirm"
 #: Origins of measurements that are not the first of their candidate.
-REPEATS = frozenset({NOISE, REMEASURE})
+REPEATS = frozenset({NOISE, REMEASURE, CONFIRM})
 
 DeviceId = NewType("DeviceId", str)
 WorkloadId = NewType("WorkloadId", str)
@@ -278,7 +281,8 @@ class Candidate:
     #: The schedule trace as canonical JSON (`[instructions, decisions]` for MetaSchedule).
     trace: str
     dialect: str = "meta_schedule"
-    #: Why it was chosen: `random`, `evolved`, `paired`, `model`, `remeasure`, `noise` (A/A run), `canary`.
+    #: Why it was chosen: `random`, `evolved`, `paired`, `model`, `remeasure`, `confirm`, `noise` (A/A run),
+    #: `canary`.
     origin: str = "random"
 
     @property
@@ -379,6 +383,7 @@ def as_json_dict(value: Any) -> dict[str, Any]:
 
 __all__ = [
     "ANSOR_HARDWARE_PARAMS",
+    "CONFIRM",
     "NOISE",
     "RECORD_SCHEMA",
     "REMEASURE",

@@ -23,6 +23,7 @@ from agents.probe import core_groups, differences, environment, environment_id, 
 from agents.quality import Drift, is_rejected, relative_interval
 from agents.record_json import workload_from_json
 from agents.records import (
+    CONFIRM,
     Candidate,
     CandidateId,
     Descriptor,
@@ -172,7 +173,9 @@ class DeviceWorker:
             again = watch.take_again()
             if batch.confirm_within:
                 best = self._best_secs[lasting]
-                again += leaders(records, batch.workloads, within=batch.confirm_within, best_secs=best)
+                again += leaders(
+                    records, batch.workloads, within=batch.confirm_within, origin=CONFIRM, best_secs=best
+                )
         if again:
             jobs = [self._job(one.candidate, one.workload, batch.protocol) for one in again]
             records += self._measured(batch, jobs, [one.attempt for one in again], watch, lasting)[0]

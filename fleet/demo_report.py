@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents.records import REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId, median
+from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId, median
 from fleet.demo import DemoRun
 from fleet.noise import settled
 from fleet.planning import is_full
@@ -119,7 +119,7 @@ def remeasure_change(records: Sequence[Record]) -> float | None:
     """
     full = [record for record in records if is_full(record)]
     for used in ([record for record in full if not record.is_suspect], full):
-        first = {(r.candidate_id, r.environment_id): r for r in used if r.origin != REMEASURE}
+        first = {(r.candidate_id, r.environment_id): r for r in used if r.origin not in (REMEASURE, CONFIRM)}
         changes = [
             abs(again.latency_secs / first[key].latency_secs - 1)
             for again in used

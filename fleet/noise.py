@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from agents.records import NOISE, REPEATS, CandidateId, DeviceId, Outcome, Record, median
+from agents.records import CONFIRM, NOISE, REPEATS, CandidateId, DeviceId, Outcome, Record, median
 
 #: Speed-up from which the second of two measurements of one program would pass for a better program.
 WIN = 0.03
@@ -69,7 +69,7 @@ def noise_floor(records: Iterable[Record | Reading]) -> NoiseFloor | None:
     Pairs of an A/A run count: records of origin `noise` with the attempts a and a + 1 where a is odd (attempt
     0 is the normal one). Where there are none, each attempt is compared with the next one of its candidate,
     whatever they were made for. Left out are suspect records, which no dataset should use, those that an
-    early stop gave one repeat only, and whatever has no latency.
+    early stop gave one repeat only, leaders that were confirmed at once, and whatever has no latency.
 
     Args:
         records: Of one device for its own floor; read once. Some hundred bytes are kept for each.
@@ -79,7 +79,7 @@ def noise_floor(records: Iterable[Record | Reading]) -> NoiseFloor | None:
     """
     readings: dict[_Key, dict[int, _Timed]] = {}
     for record in records:
-        if _is_comparable(record):
+        if record.origin != CONFIRM and _is_comparable(record):
             secs = record.latency_secs
             reading = _Timed(secs, record.measured_at, record.origin == NOISE)
             readings.setdefault(_key(record), {}).setdefault(record.attempt, reading)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agents.records import (
+    CONFIRM,
     NOISE,
     REMEASURE,
     REPEATS,
@@ -150,7 +151,7 @@ def plan_remeasure(
     # A suspect one is measured again because it may be wrong: that tells nothing of how numbers repeat.
     steady = {key: r for key, r in first.items() if not r.is_suspect}
     first = steady if len(steady) >= min(count, len(first)) else first
-    again = {r.candidate_id for r in records if r.origin in REPEATS}
+    again = {r.candidate_id for r in records if r.origin in REPEATS - {CONFIRM}}
     attempts = _next_attempts(records)
     draws = random.Random(f"{seed}/again")
     chosen = draws.sample(sorted(first), min(count, len(first)))

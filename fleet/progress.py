@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from agents.records import DeviceId, Outcome, Record, Workload
+from agents.records import REPEATS, DeviceId, Outcome, Record, Workload
 
 #: Pause between plain lines: often enough to see life in a log, seldom enough not to flood it.
 _PLAIN_EVERY_SECS = 20.0
@@ -93,7 +93,9 @@ class Display:
         """Records of one device are durable."""
         self._failed += sum(record.outcome is not Outcome.OK for record in records)
         failed = f", {self._failed} failed" if self._failed else ""
-        self._advance(len(records), f"{device_id}{failed}")
+        # Leaders come with a second measurement that nobody planned.
+        planned = [record for record in records if record.origin not in REPEATS] or records
+        self._advance(len(planned), f"{device_id}{failed}")
 
     def step(self, done: int, note: str) -> None:
         """Advance the phase by `done` steps."""

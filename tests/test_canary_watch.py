@@ -84,15 +84,16 @@ def test_leaders_of_a_drifting_window_are_handed_over_once(watch: CanaryWatch) -
 def test_leaders_are_near_the_best_that_their_workload_ever_had() -> None:
     known = {WorkloadId(WORKLOAD.workload_id): WORKLOAD}
     found = records(8)  # 5 % apart
-    near = leaders(found, known, within=0.06)
+    near = leaders(found, known, within=0.06, origin="confirm")
     assert [one.candidate.trace for one in near] == [record.trace for record in found[:2]]
     best = {WORKLOAD.workload_id: found[0].latency_secs / 1.04}
-    assert [one.candidate.trace for one in leaders(found, known, within=0.06, best_secs=best)] == [
-        found[0].trace
-    ]
+    assert [
+        one.candidate.trace for one in leaders(found, known, within=0.06, origin="confirm", best_secs=best)
+    ] == [found[0].trace]
     best = {WORKLOAD.workload_id: found[0].latency_secs / 2}
-    assert leaders(found, known, within=0.06, best_secs=best) == []
-    assert len(leaders(found, known, within=10.0)) == 3
+    assert leaders(found, known, within=0.06, origin="confirm", best_secs=best) == []
+    assert {one.candidate.origin for one in near} == {"confirm"}
+    assert len(leaders(found, known, within=10.0, origin="confirm")) == 3
 
 
 def test_failures_and_second_measurements_are_not_measured_again(watch: CanaryWatch) -> None:

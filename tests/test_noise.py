@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import NOISE, REMEASURE, Outcome, Record
+from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
 from fleet.noise import NoiseFloor, noise_floor, settled
 from tests.record_fixtures import make_record
 
@@ -66,6 +66,16 @@ def test_half_an_aa_run_pairs_with_nothing() -> None:
     floor = noise_floor(halves)
     assert floor is not None
     assert (floor.pairs, floor.median_change) == (1, pytest.approx(0.2))
+
+
+def test_leaders_that_were_confirmed_at_once_tell_nothing_of_the_noise() -> None:
+    assert noise_floor([timed(1, 0, 1.0), timed(1, 1, 1.1, origin=CONFIRM)]) is None
+    floor = noise_floor(
+        [timed(1, 0, 1.0), timed(1, 1, 1.0, origin=CONFIRM), timed(1, 2, 1.2, origin=REMEASURE)]
+    )
+    assert floor is not None
+    assert floor.pairs == 1
+    assert floor.median_change == pytest.approx(0.2)
 
 
 def test_without_an_aa_run_whatever_was_measured_again_is_compared() -> None:
@@ -179,7 +189,7 @@ def test_each_device_candidate_and_environment_has_its_record_in_order_of_appear
     assert settled(iter(records)) == [records[4], *records[1:4]]
 
 
-_ORIGINS = st.sampled_from(["random", "paired", REMEASURE, NOISE])
+_ORIGINS = st.sampled_from(["random", "paired", REMEASURE, CONFIRM, NOISE])
 
 
 @given(

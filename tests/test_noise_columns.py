@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import NOISE, REMEASURE, Outcome, Record
+from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
 from fleet.errors import StoreError
 from fleet.noise import noise_floor, settled
 from fleet.noise_columns import outcome_of, readings, says, settled_rows
@@ -31,7 +31,7 @@ def measured(draw: st.DrawFn) -> list[Record]:
                 st.integers(0, 4),
                 st.sampled_from(Outcome),
                 st.sampled_from(_QUALITIES),
-                st.sampled_from(["random", "imported", REMEASURE, NOISE]),
+                st.sampled_from(["random", "imported", REMEASURE, CONFIRM, NOISE]),
                 st.sampled_from([(), (1e-3,), (2e-3, 1.5e-3)]),
             ),
             max_size=20,

@@ -129,7 +129,7 @@ def test_leaders_of_a_steady_window_are_measured_twice(
     first = [record for record in records if record.attempt == 0]
     again = [record for record in records if record.attempt == 1]
     assert len(first) == 4
-    assert {record.origin for record in again} == {"remeasure"}
+    assert {record.origin for record in again} == {"confirm"}
     best = min(first, key=lambda record: record.latency_secs)
     led = {record.candidate_id for record in first if record.latency_secs <= 1.05 * best.latency_secs}
     assert best.candidate_id in {record.candidate_id for record in again} <= led
