@@ -16,16 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.records import Candidate, DeviceId, Workload, WorkloadId
+from agents.records import DeviceId
 from benchmarks.collection_parts import Bench
+from benchmarks.imports import DATA
+from fleet.evaluation import published
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.learning import load_snapshot
 from fleet.store import Store
@@ -36,7 +38,7 @@ from transfer.features import DEFAULT_SPEC, Extractor
 from transfer.published_features import CPU_LAYOUT
 from transfer.train import TrainConfig, train, trainable_devices
 
-LOGS = Path(__file__).parents[2] / "shared" / "data" / "autotvm_dropletsearch"
+LOGS = DATA / "autotvm_dropletsearch"
 #: Candidates of a workload: what one epoch of our training sees of it, so that both sides see every row once.
 _EACH = TrainConfig().candidates_per_epoch
 _LIVE_WORKLOADS, _LIVE_DEVICES = 24, 2
@@ -133,16 +135,8 @@ def _store_rows(path: Path, most: int, seed: int) -> _Rows:
         members = random.permutation(measured[dataset.group[measured] == group])
         chosen += members[: min(_EACH, most - len(chosen))].tolist()
     part = dataset.take(np.array(sorted(chosen)))
-    wanted = set(part.candidate_ids)
-    candidates = {
-        record.candidate_id: Candidate(
-            workload_id=record.workload_id, trace=record.trace, dialect=record.dialect
-        )
-        for record in reader.records()
-        if record.candidate_id in wanted
-    }
-    published = _published(part, list(candidates.values()), snapshot.workloads)
-    return _Rows(f"{len(dataset)} candidates of a store", part, published)
+    features = published(reader, replace(snapshot, dataset=part))
+    return _Rows(f"{len(dataset)} candidates of a store", part, features)
 
 
 def _live_rows(folder: Path, seed: int) -> _Rows:
@@ -165,20 +159,9 @@ def _live_rows(folder: Path, seed: int) -> _Rows:
         weight=np.ones(len(names)),
         hardware=np.zeros((_LIVE_DEVICES, len(DEFAULT_SPEC.hardware_names)), dtype=np.float32),
     )
-    published = _published(dataset, candidates, by_id)
-    return _Rows("fresh candidates of TVM's design spaces; their latencies are drawn", dataset, published)
-
-
-def _published(
-    dataset: Dataset, candidates: Sequence[Candidate], workloads: Mapping[WorkloadId, Workload]
-) -> NDArray[np.float32]:
-    extractor = Extractor()
-    return published_rows(
-        dataset,
-        candidates,
-        lambda candidate: extractor.read(candidate, workloads[candidate.workload_id]),
-        CPU_LAYOUT,
-    )
+    read = Extractor().read
+    features = published_rows(dataset, candidates, lambda one: read(one, by_id[one.workload_id]), CPU_LAYOUT)
+    return _Rows("fresh candidates of TVM's design spaces; their latencies are drawn", dataset, features)
 
 
 def import_devices(path: Path) -> None:

@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Record, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, Family
 from fleet.errors import FleetError
 from fleet.jobs import read_snapshot
 from fleet.learning import Snapshot, train_config
 from fleet.models import latest
-from fleet.noise import NoiseFloor, noise_floor
+from fleet.noise import NoiseFloor, Reading, is_comparable, noise_floor
+from fleet.noise_columns import READING_COLUMNS, readings
 from fleet.store import Store, StoreReader
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fleet.config import FleetConfig
     from transfer.baselines.base import Ranker
     from transfer.compare import Finished
@@ -245,17 +249,17 @@ def _measured_twice(
     from transfer.metrics import evaluate_ranking
 
     dataset = snapshot.dataset
-    group_of = {workload_id: index for index, workload_id in enumerate(dataset.workload_ids)}
+    group_of = dict(zip(dataset.candidate_ids, dataset.group.tolist(), strict=True))
     floors: dict[str, NoiseFloor] = {}
     ceilings: dict[str, Metrics] = {}
     for device_id in dataset.device_ids:
-        readings = _Readings()
-        records = reader.records(device_id=device_id, version=snapshot.table_version)
-        floor = noise_floor(readings.watch(records))
+        batches = reader.columns(READING_COLUMNS, device_ids=[device_id], version=snapshot.table_version)
+        repeats = _Repeats()
+        floor = noise_floor(repeats.watch(one for _, batch in batches for one in readings(device_id, batch)))
         if floor is not None and floor.pairs >= LEAST_PAIRS:
             floors[device_id] = floor
-        pairs = [pair for pair in readings.pairs() if pair[0] in group_of]
-        group = np.array([group_of[workload_id] for workload_id, _, _ in pairs], dtype=np.int32)
+        pairs = [pair for pair in repeats.pairs() if pair[0] in group_of]
+        group = np.array([group_of[candidate_id] for candidate_id, _, _ in pairs], dtype=np.int32)
         sizes = np.bincount(group)
         if sizes[sizes >= 2].sum() >= LEAST_PAIRS:
             first, second = (np.array([pair[place] for pair in pairs]) for place in (1, 2))
@@ -263,25 +267,22 @@ def _measured_twice(
     return floors, ceilings
 
 
-class _Readings:
-    """First and last steady latency of every candidate, gathered while records pass by."""
+class _Repeats:
+    """First and last comparable latency of every candidate, gathered while readings pass by."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[CandidateId, str], dict[int, float]] = {}
-        self._workloads: dict[CandidateId, WorkloadId] = {}
 
-    def watch(self, records: Iterable[Record]) -> Iterator[Record]:
-        for record in records:
-            steady = record.outcome is Outcome.OK and not record.is_suspect and not record.is_stopped_early
-            if steady and record.run_secs:
-                key = record.candidate_id, record.environment_id
-                self._found.setdefault(key, {})[record.attempt] = record.latency_secs
-                self._workloads[record.candidate_id] = record.workload_id
-            yield record
+    def watch(self, passing: Iterable[Reading]) -> Iterator[Reading]:
+        for reading in passing:
+            if is_comparable(reading):
+                key = reading.candidate_id, reading.environment_id
+                self._found.setdefault(key, {})[reading.attempt] = reading.latency_secs
+            yield reading
 
-    def pairs(self) -> list[tuple[WorkloadId, float, float]]:
+    def pairs(self) -> list[tuple[CandidateId, float, float]]:
         return [
-            (self._workloads[candidate_id], attempts[min(attempts)], attempts[max(attempts)])
+            (candidate_id, attempts[min(attempts)], attempts[max(attempts)])
             for (candidate_id, _), attempts in self._found.items()
             if len(attempts) > 1
         ]
@@ -314,25 +315,34 @@ def make_baseline(name: str, reader: StoreReader, snapshot: Snapshot) -> Ranker:
                 sequence="lstm" if name == "tlp-lstm" else "attention",
                 loss="mse" if name == "tlp-mse" else "rank",
             )
-            return PublishedTlp(_published(reader, snapshot), config, multi_task=name == "mtl-tlp")
+            return PublishedTlp(published(reader, snapshot), config, multi_task=name == "mtl-tlp")
     raise FleetError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
 
 
-def _published(reader: StoreReader, snapshot: Snapshot) -> Any:
-    """Published features of the snapshot's candidates, in the order of its rows."""
+def published(reader: StoreReader, snapshot: Snapshot) -> NDArray[np.float32]:
+    """Published features of the candidates of a snapshot, or of a part of one, in the order of its rows."""
     from transfer.baselines.published_rows import published_rows
     from transfer.features import Extractor
     from transfer.published_features import CPU_LAYOUT, GPU_LAYOUT
 
     dataset = snapshot.dataset
     family = snapshot.devices[dataset.device_ids[0]][0].family
-    candidates = (
-        Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
-        for device_id in dataset.device_ids
-        for record in reader.records(device_id=device_id, version=snapshot.table_version)
-    )
     layout = CPU_LAYOUT if family is Family.CPU else GPU_LAYOUT
     read = Extractor().read
+    candidates = _candidates(reader, snapshot)
     return published_rows(
         dataset, candidates, lambda one: read(one, snapshot.workloads[one.workload_id]), layout
     )
+
+
+def _candidates(reader: StoreReader, snapshot: Snapshot) -> Iterator[Candidate]:
+    """Each candidate of the dataset once, from the first row that holds it."""
+    missing = set(snapshot.dataset.candidate_ids)
+    names = ("candidate_id", "workload_id", "trace", "dialect")
+    for _, batch in reader.columns(
+        names, device_ids=snapshot.dataset.device_ids, version=snapshot.table_version
+    ):
+        for row, candidate_id in enumerate(batch.column("candidate_id").to_pylist()):
+            if candidate_id in missing:
+                missing.remove(candidate_id)
+                yield Candidate(**{name: batch.column(name)[row].as_py() for name in names[1:]})

@@ -105,7 +105,7 @@ def _differences(found: Evaluation) -> list[tuple[str, ...]]:
 
 
 def _verdict(difference: Estimate) -> str:
-    if difference.low > 0:
+    if difference.is_above_zero:
         return "better"
     return "worse" if difference.high < 0 else "not told apart"
 

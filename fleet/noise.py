@@ -79,7 +79,7 @@ def noise_floor(records: Iterable[Record | Reading]) -> NoiseFloor | None:
     """
     readings: dict[_Key, dict[int, _Timed]] = {}
     for record in records:
-        if record.origin != CONFIRM and _is_comparable(record):
+        if is_comparable(record):
             secs = record.latency_secs
             reading = _Timed(secs, record.measured_at, record.origin == NOISE)
             readings.setdefault(_key(record), {}).setdefault(record.attempt, reading)
@@ -126,10 +126,15 @@ def _key(record: Record | Reading) -> _Key:
     return record.device_id, record.candidate_id, record.environment_id
 
 
-def _is_comparable(record: Record | Reading) -> bool:
+def is_comparable(record: Record | Reading) -> bool:
+    """Whether a latency may be compared with another one of its candidate to see how far numbers repeat.
+
+    Not one of a drifting window, nor the one repeat of an early stop, nor the second look at a leader of a
+    batch: that was chosen for being fast.
+    """
     if record.outcome is not Outcome.OK or not record.run_secs:
         return False
-    if record.is_suspect or record.is_stopped_early:
+    if record.is_suspect or record.is_stopped_early or record.origin == CONFIRM:
         return False
     return 0 < record.latency_secs < math.inf
 
@@ -172,4 +177,4 @@ def _successive_pairs(attempts: dict[int, _Timed]) -> list[tuple[_Timed, _Timed]
     return list(pairwise(attempts[attempt] for attempt in sorted(attempts)))
 
 
-__all__ = ["WIN", "NoiseFloor", "Reading", "grade", "noise_floor", "settled"]
+__all__ = ["WIN", "NoiseFloor", "Reading", "grade", "is_comparable", "noise_floor", "settled"]

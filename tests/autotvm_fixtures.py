@@ -18,8 +18,6 @@ from agents.records import (
 )
 from tests.dataset_fixtures import record_of
 
-#: Logs of other people's devices, beside the checkout.
-LOGS = Path(__file__).parents[2] / "shared" / "data" / "autotvm_dropletsearch"
 _DEVICES = ("arm_cortex-a72", "cuda_gtx1650", "x86_AMD3700X", "x86_inteli7-3770")
 
 

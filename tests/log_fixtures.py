@@ -8,6 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+#: Real logs of other people's devices, beside the checkout; what reads them is skipped where they are absent.
+DATA = Path(__file__).parents[2] / "shared" / "data"
+AUTOTVM_LOGS = DATA / "autotvm_dropletsearch"
+ANSOR_LOGS = DATA / "ansor_bennu"
+
 CPU_TARGET = "llvm -keys=cpu -mcpu=core-avx2"
 CUDA_TARGET = "cuda -keys=cuda,gpu -arch=sm_75 -max_num_threads=1024 -thread_warp_size=32"
 START = 1_700_000_000

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Workload, WorkloadId, median
-from tests.autotvm_fixtures import LOGS, autotvm_records
+from tests.autotvm_fixtures import autotvm_records
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.log_fixtures import AUTOTVM_LOGS
 from transfer.dataset import Dataset, build_dataset
 from transfer.errors import DatasetError, TransferError
 from transfer.features import Extractor
@@ -80,7 +81,7 @@ def test_repeated_measurements_give_the_median_of_their_latencies() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["old", "new"]), st.floats(1e-6, 1)), min_size=1)
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_medians_of_any_records_agree_with_a_slow_reference(rows: list[tuple[int, str, float]]) -> None:
     records = [
         record_of(CANDIDATES[number], device, secs, attempt=place)
@@ -138,10 +139,10 @@ def test_a_dataset_of_other_features_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not LOGS.is_dir(), reason="no logs of other people's devices beside the checkout")
+@pytest.mark.skipif(not AUTOTVM_LOGS.is_dir(), reason="no logs of other people beside the checkout")
 def test_logs_of_several_devices_become_one_small_dataset() -> None:
     """AutoTVM's own logs, a few thousand lines of each device, straight from their files."""
-    records, workloads = autotvm_records(LOGS, lines=1500)
+    records, workloads = autotvm_records(AUTOTVM_LOGS, lines=1500)
     devices = {record.device_id: cpu_device(record.device_id) for record in records}
     extractor = Extractor()
     dataset = build_dataset(records, workloads, devices, extractor)

@@ -18,9 +18,8 @@ from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.log_targets import parse_target
 from fleet.store import Store
+from tests.log_fixtures import DATA
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
-
-DATA = Path(__file__).parents[2] / "shared" / "data"
 
 #: Items after the tag in Ansor's own reader: i a whole number, s a text, l a list of whole numbers.
 STEPS = {

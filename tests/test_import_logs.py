@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_fixtures import ANSOR_KEY, CUDA_TARGET, ansor, autotvm, meta_schedule, workload_line, write_log
+from log_fixtures import ANSOR_KEY, CUDA_TARGET, DATA, ansor, autotvm, meta_schedule, workload_line, write_log
 
 from agents.records import Candidate, Family, Outcome, Record, WorkloadId, canonical_json, content_hash
 from fleet.errors import FleetError
@@ -24,7 +24,6 @@ from fleet.interchange.log_json import Rejected
 from fleet.interchange.read_meta_schedule import Database
 from fleet.store import Store
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")
 
 
@@ -383,7 +382,7 @@ BYTES = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(LINES),
     st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 6), BYTES), min_size=1, max_size=4),
@@ -409,7 +408,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_no_changed_value_crashes_a_reader(data: st.DataObject) -> None:
     value = json.loads(data.draw(st.sampled_from(LINES)))
@@ -439,7 +438,7 @@ def _read(line: bytes) -> None:
         assert found.result.outcome is not Outcome.OK or min(found.result.run_secs) > 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.binary(max_size=60) | st.sampled_from(LINES[:2]), max_size=20))
 def test_every_line_of_anything_is_accounted_for(lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as made:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.log_fixtures import ANSOR_LOGS
 from transfer.errors import TraceError
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_agreement import Agreement, agreement, axis_extents
@@ -24,8 +24,6 @@ from transfer.language.ansor_steps import (
 )
 from transfer.language.primitives import CREATED, Kind, Primitive
 from transfer.language.trace_text import MAX_TEXT
-
-LOGS = Path(__file__).parents[2] / "shared" / "data" / "ansor_bennu"
 
 #: A matrix product 512 x 256 x 128 on a CPU, its result cached and copied out by tiles.
 CACHED: list[list[Any]] = [
@@ -386,7 +384,7 @@ def test_mutated_text_gives_steps_or_one_error(junk: bytes, start: int, cut: int
 def logged_steps() -> dict[str, list[str]]:
     """Text of the steps of every Ansor record, by workload key."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(LOGS.rglob("*")):
+    for path in sorted(ANSOR_LOGS.rglob("*")):
         if not any(word in path.name for word in (".json", ".log")) or "ms" in path.parts:
             continue
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
@@ -403,7 +401,7 @@ def logged_steps() -> dict[str, list[str]]:
 @pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not LOGS.exists(), reason="the published logs do not lie beside the checkout")
+@pytest.mark.skipif(not ANSOR_LOGS.exists(), reason="the published logs do not lie beside the checkout")
 def test_published_records_agree_with_the_interpreter() -> None:
     counts = Agreement()
     for traces in logged_steps().values():

@@ -4,7 +4,6 @@ import gzip
 import json
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Workload, WorkloadId
+from tests.log_fixtures import AUTOTVM_LOGS
 from transfer.errors import TraceError
 from transfer.language.autotvm import MAX_KNOBS, AutoTVMReader, check_entity
 from transfer.language.autotvm_templates import Template, find_template
 from transfer.language.loop_nest import LoopNest
 from transfer.language.primitives import Kind, Primitive
-
-LOGS = Path(__file__).parents[2] / "shared" / "data" / "autotvm_dropletsearch"
 
 UNROLL = [["auto_unroll_max_step", "ot", 512], ["unroll_explicit", "ot", 1]]
 STEPS = [
@@ -366,13 +364,13 @@ def test_no_value_crashes_reader_or_check(entity: list[Any], name: str, argument
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not LOGS.exists(), reason="the published logs do not lie beside the checkout")
+@pytest.mark.skipif(not AUTOTVM_LOGS.exists(), reason="the published logs do not lie beside the checkout")
 def test_factors_of_published_entities_multiply_to_the_extent_of_their_axis() -> None:
     reader = AutoTVMReader()
     tasks_met: dict[str, Workload] = {}
     exact: Counter[str] = Counter()
     ragged: Counter[str] = Counter()
-    for path in sorted(LOGS.rglob("random.jsonl.gz")):
+    for path in sorted(AUTOTVM_LOGS.rglob("random.jsonl.gz")):
         with gzip.open(path, "rt") as lines:
             for number, line in enumerate(lines):
                 if number % 50:

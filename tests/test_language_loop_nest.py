@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import WorkloadId, canonical_json
+from tests.log_fixtures import ANSOR_LOGS
 from tests.program_fixtures import nrm_module, program_workload, shared_nest_module
 from transfer.language.loop_nest import Loop, LoopNest
 from transfer.language.meta_schedule import MetaScheduleReader
@@ -247,8 +247,7 @@ def test_any_steps_leave_a_nest_that_can_be_read(steps: list[Any], fresh: bool) 
         assert all(loop.extent >= 0 for loop in nest.path(number))
 
 
-LOGS = Path(__file__).parents[2] / "shared" / "data" / "ansor_bennu" / "results" / "ms"
-LOG = LOGS / "meta_cuda_a100_resnet34_10k"
+LOG = ANSOR_LOGS / "results" / "ms" / "meta_cuda_a100_resnet34_10k"
 
 
 @pytest.mark.data

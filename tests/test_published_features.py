@@ -3,13 +3,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.dataset_fixtures import gmm_trace, gmm_workload
+from tests.log_fixtures import ANSOR_LOGS
 from transfer.language.ansor import AnsorReader
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind, Primitive
@@ -21,10 +21,7 @@ from transfer.published_features import (
     step_vector,
 )
 
-LOG = (
-    Path(__file__).parents[2]
-    / "shared/data/ansor_bennu/benchmarks/microkernels/DpAnsor/a100/log/a100_conv2d.log.gz"
-)
+LOG = ANSOR_LOGS / "benchmarks/microkernels/DpAnsor/a100/log/a100_conv2d.log.gz"
 
 
 def one_hot(place: int) -> list[int]:

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 from agents.records import Workload, canonical_json
 from transfer.errors import TraceError
-from transfer.language.compile_trace import compile_plan
+from transfer.language.compile_trace import POSTPROCESSED_KEYS, POSTPROCESSED_PATTERN, compile_plan
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Primitive
-from transfer.language.program import ProgramStage, program_stages
 from transfer.language.trace_values import Plan
 
 #: Design spaces kept before starting over. Without a mark where post-processing begins, each candidate
@@ -31,14 +30,10 @@ _DECISION_LIMIT = 65536
 
 #: How each instruction begins in what TVM prints.
 _LINE = "\n  "
-# Where post-processing begins; the same instructions as in `transfer.language`.
-_POSTPROCESSED = frozenset(
-    f"meta_schedule.{key}"
-    for key in ("parallel", "vectorize", "unroll_explicit", "unroll_implicit", "cooperative_fetch")
-)
+# Where post-processing begins.
 _POSTPROCESSING = re.compile(
     rf'{_LINE}(?:sch\.enter_postproc\(|sch\.unannotate\(block_or_loop=b\d+, ann_key="'
-    rf'(?:{"|".join(map(re.escape, sorted(_POSTPROCESSED)))})")'
+    rf'(?:{POSTPROCESSED_PATTERN})")'
 )
 _DECISION = re.compile(r", decision=(\[[-\d, ]*\]|-?\d+)")
 
@@ -60,7 +55,6 @@ class LiveReader:
         #: By workload, how many instructions of a known space stand before post-processing.
         self._lengths: dict[str, list[int]] = {}
         self._decisions: dict[str, Any] = {}
-        self._programs: dict[str, tuple[ProgramStage, ...]] = {}
 
     def read(self, trace: Any, workload: Workload) -> tuple[Primitive, ...]:
         """Read the trace of one schedule (`tvm.s_tir.Schedule.trace`).
@@ -129,18 +123,16 @@ class LiveReader:
         if steps not in lengths:
             # The shortest first: a longer one would end inside the post-processing of a shorter space.
             insort(lengths, steps)
-        program = self._programs.get(workload.workload_id)
-        if program is None:
-            if len(self._programs) >= _SPACE_LIMIT:
-                self._programs.clear()
-            program = self._programs[workload.workload_id] = program_stages(workload.module_json)
-        return _Space(compile_plan(instructions, program), tuple(place for place, _ in sampled))
+        plan = compile_plan(instructions, self._reader.program(workload))
+        return _Space(plan, tuple(place for place, _ in sampled))
 
 
 def _begins_postprocessing(instruction: Any) -> bool:
     """Whether an instruction is one that only post-processors make."""
     kind = instruction.kind.name
-    return kind == "EnterPostproc" or (kind == "Unannotate" and str(instruction.attrs[0]) in _POSTPROCESSED)
+    if kind == "Unannotate":
+        return str(instruction.attrs[0]) in POSTPROCESSED_KEYS
+    return bool(kind == "EnterPostproc")
 
 
 def _stored_form(trace: Any) -> str:

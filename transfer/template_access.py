@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transfer.box_access import BlockAccess, BufferAccess, element_bytes
-from transfer.language.autotvm_templates import find_template
+from transfer.language.autotvm_templates import are_transposed, find_template, height_and_width
 
 #: How a template that runs on a GPU is named; its outer tiles are blocks and threads.
 _ON_GPU = re.compile(r"\.(cuda|gpu)$")
@@ -80,7 +80,7 @@ def _convolution(
     depthwise = "depthwise" in name
     # Axes of the window; in between, where there is one, that of the input channels.
     rows, columns = (4, 5) if depthwise else (5, 6)
-    (down, right), (wide, far) = _two(arguments[2]), _two(arguments[4])
+    (down, right), (wide, far) = height_and_width(arguments[2]), height_and_width(arguments[4])
     reach = [
         _Index(
             (extents[out] - 1) * stride + (extents[tap] - 1) * dilation + 1,
@@ -123,15 +123,9 @@ def _batch_matmul(arguments: Sequence[Any], extents: Sequence[int]) -> _Buffers:
     b, y, x, k = (_Index(extent, ((axis, 1),)) for axis, extent in enumerate(extents))
     if any(len(matrices[1]) != 3 for matrices in arguments[:2]):
         raise ValueError("not two batches of matrices")
-    # Before TVM 0.8 there were no flags: the second matrix was always transposed.
-    first, second = (bool(arguments[4]), bool(arguments[5])) if len(arguments) >= 6 else (False, True)
+    first, second = are_transposed(arguments)
     left, right = (b, k, y) if first else (b, y, k), (b, x, k) if second else (b, k, x)
     return (left, False), (right, False), ((b, y, x), True)
-
-
-def _two(value: Any) -> tuple[int, int]:
-    first, second = (value, value) if isinstance(value, int) else value
-    return int(first), int(second)
 
 
 def _buffer(indexes: Sequence[_Index], order: Sequence[int], size: int, is_write: bool) -> BufferAccess:

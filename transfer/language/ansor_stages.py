@@ -14,8 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from transfer.language.ansor_steps import MAX_NUMBER
-from transfer.language.primitives import CREATED, Kind
+from transfer.language.primitives import CREATED, MAX_NUMBER, Kind
 
 
 class Loop(NamedTuple):

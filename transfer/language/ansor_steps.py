@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from transfer.language.primitives import MAX_NUMBER
 from transfer.language.trace_text import MAX_TEXT, parse_list
 
 #: Annotations in the order of Ansor's enumeration; blocks and threads alternate.
@@ -36,8 +37,6 @@ MAX_STEPS = 512
 MAX_POSITION = 999
 #: Items of one list of loops, factors or steps.
 MAX_ITEMS = 256
-#: Largest extent or factor: extents are 64-bit.
-MAX_NUMBER = 2**63 - 1
 
 #: Factors inside the outermost one from which on a split is a multi-level tiling (four levels).
 TILED_LENGTHS = 3

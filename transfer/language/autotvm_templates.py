@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from transfer.language.ansor_steps import MAX_NUMBER
+from transfer.language.primitives import MAX_NUMBER
 
 #: A loop of the nest: (axis, level), level 0 the outermost piece of a split, `INNER` the innermost one.
 LoopName = tuple[int, int]
@@ -97,7 +97,8 @@ def _shape(argument: Any) -> tuple[int, ...]:
     return shape
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def height_and_width(value: Any) -> tuple[int, int]:
+    """Strides or dilation, which one number may give for both."""
     first, second = (value, value) if isinstance(value, int) else value
     return int(first), int(second)
 
@@ -111,7 +112,7 @@ def _padding(value: Any, kernel: tuple[int, int]) -> tuple[int, int]:
     if isinstance(value, list) and len(value) == 4:
         top, left, bottom, right = value
         return int(top) + int(bottom), int(left) + int(right)
-    height, width = _pair(value)
+    height, width = height_and_width(value)
     return 2 * height, 2 * width
 
 
@@ -132,7 +133,7 @@ def _convolution(name: str, arguments: Sequence[Any]) -> _Conv:
     if "depthwise" in name:
         # The kernel is (channels, multiplier, height, width).
         first *= second
-    strides, dilation = _pair(arguments[2]), _pair(arguments[4])
+    strides, dilation = height_and_width(arguments[2]), height_and_width(arguments[4])
     spans = ((kernel_height - 1) * dilation[0] + 1, (kernel_width - 1) * dilation[1] + 1)
     padded = _padding(arguments[3], spans)
     return _Conv(
@@ -228,12 +229,17 @@ def _dense(name: str, arguments: Sequence[Any]) -> Template:
     )
 
 
+def are_transposed(arguments: Sequence[Any]) -> tuple[bool, bool]:
+    """Whether each matrix of a batch product is transposed."""
+    # Templates before TVM 0.8 had no flags: the second matrix always was.
+    return (bool(arguments[4]), bool(arguments[5])) if len(arguments) >= 6 else (False, True)
+
+
 def _batch_matmul(name: str, arguments: Sequence[Any]) -> Template:
     left, right = _shape(arguments[0]), _shape(arguments[1])
-    # Templates before TVM 0.8 had no flags: the second matrix was always transposed.
-    flags = [bool(flag) for flag in arguments[4:6]] if len(arguments) >= 6 else [False, True]
-    rows, depth = (left[2], left[1]) if flags[0] else (left[1], left[2])
-    columns = right[1] if flags[1] else right[2]
+    first, second = are_transposed(arguments)
+    rows, depth = (left[2], left[1]) if first else (left[1], left[2])
+    columns = right[1] if second else right[2]
     return Template(
         (
             Axis(("tile_b",), max(left[0], right[0])),

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer.language.ansor_stages import product, split_factors
-from transfer.language.ansor_steps import MAX_NUMBER
 from transfer.language.autotvm_templates import INNER, LoopName, Template, is_reduction_knob
-from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Primitive, Role
+from transfer.language.primitives import MAX_NUMBER, REDUCTION, SPATIAL, Kind, Primitive, Role
 
 #: Items of one knob's value read at most.
 MAX_VALUES = 32

@@ -8,6 +8,7 @@ instructions at the end of a trace. Called by `transfer.language.meta_schedule` 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,11 +20,14 @@ from transfer.language.trace_stages import StageTable
 from transfer.language.trace_values import Plan, Sampled, Tail
 from transfer.language.trace_walk import Instruction, Walker
 
-# Notes on the root block (or a cache block, on a GPU) for the post-processors, which begin by taking them
-# off: RewriteParallelVectorizeUnroll and RewriteCooperativeFetch.
-_POSTPROCESSED_KEYS = frozenset(
-    {"parallel", "vectorize", "unroll_explicit", "unroll_implicit", "cooperative_fetch"}
+#: Keys of the notes on the root block (or a cache block, on a GPU) for the post-processors, which begin by
+#: taking them off: RewriteParallelVectorizeUnroll and RewriteCooperativeFetch.
+POSTPROCESSED_KEYS = frozenset(
+    PREFIX + word
+    for word in ("parallel", "vectorize", "unroll_explicit", "unroll_implicit", "cooperative_fetch")
 )
+#: The same for a search in text.
+POSTPROCESSED_PATTERN = "|".join(map(re.escape, sorted(POSTPROCESSED_KEYS)))
 _TILES = frozenset({"SamplePerfectTile", "SamplePartitionedTile"})
 _LOCATION = "SampleComputeLocation"
 
@@ -60,7 +64,7 @@ def compile_plan(instructions: Sequence[Sequence[Any]], program: Sequence[Progra
 def begins_postprocessing(kind: str, attributes: list[Any]) -> bool:
     """Whether an instruction is one that only post-processors make."""
     if kind == "Unannotate":
-        return bool(attributes) and str(attributes[0]).removeprefix(PREFIX) in _POSTPROCESSED_KEYS
+        return bool(attributes) and str(attributes[0]) in POSTPROCESSED_KEYS
     return kind in ("EnterPostproc", "DecomposeReduction")
 
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from agents.records import Workload
 from transfer.errors import TraceError
-from transfer.language.compile_trace import compile_plan
-from transfer.language.primitives import Primitive
+from transfer.language.compile_trace import POSTPROCESSED_PATTERN, compile_plan
+from transfer.language.primitives import MAX_NUMBER, Primitive
 from transfer.language.program import ProgramStage, program_stages
-from transfer.language.trace_values import MAX_NUMBER, Plan
+from transfer.language.trace_values import Plan
 
 #: Plans kept before starting over; a design space is one plan, a network has a few hundred at most.
 _PLAN_LIMIT = 4096
@@ -34,10 +34,7 @@ _PROGRAM_LIMIT = 4096
 # has all of its instructions as the key.
 _ENTER = '["EnterPostproc",[],[],[]]'
 _UNANNOTATE = '["Unannotate",["b'
-_UNANNOTATE_KEY = re.compile(
-    r'\["Unannotate",\["b\d+"\],\["meta_schedule\.(?:parallel|vectorize|unroll_explicit|unroll_implicit'
-    r'|cooperative_fetch)"\],\[\]\]'
-)
+_UNANNOTATE_KEY = re.compile(rf'\["Unannotate",\["b\d+"\],\["(?:{POSTPROCESSED_PATTERN})"\],\[\]\]')
 
 
 class MetaScheduleReader:
@@ -69,7 +66,7 @@ class MetaScheduleReader:
             TraceError: The text is not such a trace.
         """
         split = _split_text(trace)
-        program = self._program(workload) if workload is not None else ()
+        program = self.program(workload) if workload is not None else ()
         owner = workload.workload_id if workload is not None and program else ""
         plan = self._plans.get((owner, split[0])) if split is not None else None
         if split is None or plan is None:
@@ -85,7 +82,8 @@ class MetaScheduleReader:
             self.unknown.update(plan.unknown)
         return plan.fill(_by_instruction(decisions))
 
-    def _program(self, workload: Workload) -> tuple[ProgramStage, ...]:
+    def program(self, workload: Workload) -> tuple[ProgramStage, ...]:
+        """Stages of a workload's program, read once; `()` where its module cannot be read."""
         found = self._programs.get(workload.workload_id)
         if found is None:
             if len(self._programs) >= _PROGRAM_LIMIT:

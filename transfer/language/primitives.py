@@ -49,6 +49,9 @@ LANGUAGE_VERSION = 2
 #: Number of the first stage that a step makes; the stages of the program itself count from 0.
 CREATED = 1000
 
+#: Largest extent or factor that a reader takes: extents are 64-bit.
+MAX_NUMBER = 2**63 - 1
+
 #: Index of a padding step in every categorical slot.
 PADDING = 0
 #: Index of anything outside the vocabulary in every categorical slot.

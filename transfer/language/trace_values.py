@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from transfer.errors import TraceError
-from transfer.language.primitives import Kind, Primitive
-
-#: Largest number read: extents and factors are 64-bit.
-MAX_NUMBER = 2**63 - 1
+from transfer.language.primitives import MAX_NUMBER, Kind, Primitive
 
 #: Sets of sampled compute locations kept per design space before starting over.
 _TAIL_LIMIT = 2048
