@@ -1,16 +1,23 @@
-"""The Ray skin over `DeviceWorker` and `ReplayWorker`: an actor a device, no logic of its own.
+"""The Ray skin over `DeviceWorker`, `ReplayWorker` and `AgentHost`: actors without logic of their own.
 
-One of the two modules that import Ray (the other is `fleet.ray_session`).
+`fleet.ray_session` and `fleet.ray_hosts` make them; beside these only `fleet.ray_training` imports Ray.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from agents.agent_host import AgentHost
+from agents.keeper import ProcessName, end_process, keep_stderr, stderr_tail
+from agents.messages import Message
+from agents.opening import ReplayShelf, open_device
 from agents.records import (
     Candidate,
     CandidateId,
@@ -22,7 +29,9 @@ from agents.records import (
     Workload,
 )
 from agents.replay import ReplayWorker
+from agents.requests import Request
 from agents.worker import Batch, DeviceWorker
+from agents.zygote import die_with_parent
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
@@ -87,3 +96,60 @@ def create(spec: DeviceSpec, spool_folder: Path, resource: str, usable_cores: It
     return DeviceActor.options(  # type: ignore[attr-defined]  # added by ray.remote
         name=f"device-{spec.device_id}", resources={resource: 1}
     ).remote(spec, str(spool_folder), sorted(usable_cores))
+
+
+@ray.remote(  # type: ignore[call-overload]  # Ray's own types lack two of these
+    num_cpus=0,
+    max_restarts=0,
+    max_task_retries=0,
+    concurrency_groups={"take": 1},
+    enable_task_events=False,
+)
+class AgentHostActor:
+    """`AgentHost` behind a Ray handle: one device's agent, or many replay devices'. Ray never restarts it.
+
+    Args:
+        many: Whether it is for replay devices.
+        beat_secs: See `AgentHost`.
+        stderr_path: File that gets what the process prints.
+    """
+
+    def __init__(self, many: bool, beat_secs: float, stderr_path: str) -> None:
+        # An agent that is stopped by a signal would survive its raylet, and keep the spool.
+        die_with_parent(os.getppid())
+        keep_stderr(Path(stderr_path).expanduser())
+        open_worker = ReplayShelf().open if many else open_device
+        self._host = AgentHost(open_worker, host=socket.gethostname(), beat_secs=beat_secs)
+        self._thread = threading.Thread(target=self._host.serve, name="agent", daemon=True)
+        self._thread.start()
+
+    def who(self) -> ProcessName:
+        """The process that this runs in."""
+        return ProcessName.of(os.getpid())
+
+    def ask(self, requests: list[Request]) -> None:
+        """See `AgentHost.ask`."""
+        self._host.ask(requests)
+
+    @ray.method(concurrency_group="take")
+    def take(self, confirmed: int, timeout_secs: float) -> tuple[int, list[Message]]:
+        """See `AgentHost.take`."""
+        return self._host.take(confirmed, timeout_secs)
+
+    def close(self) -> None:
+        """End every agent after the request that it is doing; returns when that is done."""
+        self._host.close()
+        self._thread.join()
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
+class KeeperActor:
+    """`agents.keeper` on another host of the cluster."""
+
+    def end_process(self, name: ProcessName) -> bool:
+        """See `agents.keeper.end_process`."""
+        return end_process(name)
+
+    def stderr_tail(self, path: str) -> str:
+        """See `agents.keeper.stderr_tail`."""
+        return stderr_tail(Path(path).expanduser())

@@ -14,6 +14,8 @@ from agents.records import Descriptor, DeviceKind, DeviceSpec
 
 #: Worker processes of one device: compiling takes some four times as long as timing.
 MOST_BUILDERS = 6
+#: Kinds of device whose cores are not those of the host that reaches them.
+ELSEWHERE = frozenset({DeviceKind.RPC, DeviceKind.REPLAY})
 #: With fewer quiet cores than this the timing cores build too, rather than idle.
 _ENOUGH_QUIET_CORES = 4
 
@@ -38,6 +40,38 @@ def quiet_cores(
         if left:
             return left
     return tuple(usable_cores)
+
+
+def agent_cores(
+    spec: DeviceSpec,
+    specs: Sequence[DeviceSpec],
+    usable_cores: Sequence[int],
+    groups: Sequence[Sequence[int]],
+) -> tuple[int, ...]:
+    """Cores that the agent of a device may use, so that it builds on none that another one times on.
+
+    Local devices that time on the same cores take turns by the host's timing lock, and each keeps its own
+    builders off these cores. The cores of an `rpc` device are its board's: here it only builds. A `replay`
+    device has none.
+
+    Args:
+        spec: The device.
+        specs: All devices that this host reaches.
+        usable_cores: Logical CPUs of this host that the fleet may use.
+        groups: Logical CPUs by physical core.
+
+    Returns:
+        Its own timing cores, and what the local devices' timing leaves of the usable ones; all of them where
+        that leaves none.
+    """
+    local = {core for other in specs if other.kind is DeviceKind.LOCAL for core in other.cores}
+    own = set() if spec.kind in ELSEWHERE else set(spec.cores)
+    if spec.kind is DeviceKind.LOCAL:
+        local -= own
+    if not local:
+        return tuple(usable_cores)
+    left = quiet_cores(sorted(local), usable_cores, groups)
+    return tuple(core for core in usable_cores if core in left or core in own)
 
 
 def process_cores(timing_cores: Sequence[int], quiet: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -101,7 +101,8 @@ def _open_lock(path: Path) -> int:
 def pin_process(cores: Sequence[int]) -> None:
     """Bind every thread of this process to `cores`."""
     for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def time_module(

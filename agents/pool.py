@@ -119,6 +119,11 @@ class WorkerPool:
         zygote = [self._zygote.pid] if self._zygote else []
         return zygote + [process.pid for process in self._processes if process.pid]
 
+    @property
+    def stages(self) -> list[Stage]:
+        """What each process is doing; another thread may ask."""
+        return [process.stage for process in list(self._processes)]
+
     def close(self) -> None:
         """End every process."""
         for process in list(self._processes):

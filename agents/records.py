@@ -365,6 +365,17 @@ class Record:
         return min(self.run_secs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRef:
+    """One head of one model version: what agents and clients ask the registry for."""
+
+    #: Name of the version, such as `v000012`.
+    version: str
+    device_id: DeviceId
+    #: SHA-256 of the version's manifest, which holds that of its tensors: so it covers the whole version.
+    sha256: str
+
+
 def median(values: Sequence[float]) -> float:
     """Median of at least one value."""
     ordered = sorted(values)
@@ -395,6 +406,7 @@ __all__ = [
     "DeviceKind",
     "DeviceSpec",
     "Family",
+    "ModelRef",
     "Outcome",
     "Protocol",
     "Record",

@@ -14,12 +14,16 @@ import os
 import random
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.batch import Batch, Part
 from agents.errors import AgentError
+from agents.lease import LeaseTag
 from agents.measure import pin_process
+from agents.memory_spool import MemorySpool
+from agents.messages import Busy, TaggedRecord
 from agents.networks import NETWORKS
 from agents.quality import relative_interval
 from agents.record_json import protocol_from_json
@@ -36,7 +40,8 @@ from agents.records import (
     content_hash,
 )
 from agents.replay_records import ReplayRecords
-from agents.worker import Batch, DeviceRefusedError
+from agents.spool import Spool
+from agents.worker import DeviceRefusedError
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,18 +60,28 @@ class ReplayWorker:
         spec: The device; `replay` says what it answers from, a Parquet file that `fleet export` wrote.
         spool_folder: Not used; other devices keep their records there.
         usable_cores: Logical CPUs that it may use; those that this process was given when None.
+        spool: Where records wait instead, durably; it is closed with the worker.
+        records: What it answers from, already open and left open; read from the spec's file when None. Many
+            devices that replay the same one share it.
 
     Raises:
         DeviceRefusedError: The records cannot be read, or belong to another device, family or target.
 
     Attributes:
         descriptor: That of the recorded device; nearly empty where it was never probed.
+        finished: Candidates that were answered since it was made.
 
     One thread at a time may use it.
     """
 
     def __init__(
-        self, spec: DeviceSpec, spool_folder: Path, *, usable_cores: Sequence[int] | None = None
+        self,
+        spec: DeviceSpec,
+        spool_folder: Path,
+        *,
+        usable_cores: Sequence[int] | None = None,
+        spool: Spool | None = None,
+        records: ReplayRecords | None = None,
     ) -> None:
         if spec.replay is None:
             raise DeviceRefusedError(
@@ -78,12 +93,16 @@ class ReplayWorker:
         if usable_cores is not None:
             pin_process(usable_cores)
         try:
-            self._records = ReplayRecords(Path(self._replay.records), self._replay.device)
+            self._is_owner = records is None
+            if records is None:
+                records = ReplayRecords(Path(self._replay.records), self._replay.device)
+            self._records = records
         except AgentError as error:
             raise DeviceRefusedError(f"device {spec.device_id} is refused: {error}") from error
         recorded = self._records.recorded.spec
         if (recorded.family, recorded.target) != (spec.family, spec.target):
-            self._records.close()
+            if self._is_owner:
+                self._records.close()
             raise DeviceRefusedError(
                 f"device {spec.device_id} is refused: its file says family {spec.family} and target "
                 f"{spec.target_json}, the recorded device {recorded.device_id} has {recorded.family} and "
@@ -97,16 +116,24 @@ class ReplayWorker:
                 self._records.left_out,
             )
         self.descriptor: Descriptor = self._records.descriptor
-        self._pending: dict[str, Record] = {}
+        self.finished = 0
+        self._spool: Spool | MemorySpool = MemorySpool() if spool is None else spool
 
     def close(self) -> None:
-        """Close the file of records."""
-        self._records.close()
+        """Close the spool, and the file of records unless others share it."""
+        self._spool.close()
+        if self._is_owner:
+            self._records.close()
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the worker: there are no others."""
         return [os.getpid()]
+
+    @property
+    def busy(self) -> Busy:
+        """Nothing runs on it, ever."""
+        return Busy.IDLE
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """List the recorded workloads of some networks, heaviest first.
@@ -171,7 +198,13 @@ class ReplayWorker:
         far.sort(key=lambda pair: pair[0])
         return self._as_candidates(workload, [one for _, one in far[:count]], "evolved")
 
-    def measure(self, batch: Batch) -> list[Record]:
+    def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
+        """Answer a batch, at once: it takes no time that would be worth dividing."""
+        began = time.monotonic()
+        records = self.measure(batch, tag)
+        yield Part(records=records, device_secs=time.monotonic() - began, is_last=True)
+
+    def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Answer a batch from the records; every candidate gives a record.
 
         A candidate that was never recorded is `lost`: nothing is known of it.
@@ -183,7 +216,8 @@ class ReplayWorker:
             self._answer(candidate, name, found.get(name, []), batch, lasting)
             for candidate, name in zip(batch.candidates, ids, strict=True)
         ]
-        self._pending |= {record.record_id: record for record in records}
+        self._spool.put(records, tag)
+        self.finished += len(records)
         return records
 
     def environment_id(self, protocol: Protocol) -> str:
@@ -201,12 +235,15 @@ class ReplayWorker:
 
     def pending(self) -> list[Record]:
         """Records that were made but never acknowledged, oldest first."""
-        return list(self._pending.values())
+        return [record for _, record in self._spool.pending_tagged()]
+
+    def pending_tagged(self) -> Iterator[TaggedRecord]:
+        """Give the same, each with the lease that it was made under."""
+        return self._spool.pending_tagged()
 
     def acknowledge(self, record_ids: Collection[str]) -> None:
         """Forget records that the store holds for good."""
-        for record_id in record_ids:
-            self._pending.pop(record_id, None)
+        self._spool.acknowledge(record_ids)
 
     def _shuffled(self, workload: Workload, seed: int) -> list[CandidateId]:
         known = self._records.candidates(workload.workload_id, failed=self._replay.failures)

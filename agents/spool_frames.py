@@ -107,7 +107,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Wait until new and renamed files of a folder are on the disk."""
+    """Wait until new and renamed files of a folder, or what a file holds, are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -115,4 +115,24 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["HEAD", "MARKER", "Scan", "frame", "fsync_folder", "payload_at", "scan", "set_aside", "truncate"]
+def make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, durably: else a power cut takes them with all they hold."""
+    made = [one for one in folder.parents if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # Its own name always: a kill may have come between the two steps.
+    for one in (folder, *made):
+        fsync_folder(one.parent)
+
+
+__all__ = [
+    "HEAD",
+    "MARKER",
+    "Scan",
+    "frame",
+    "fsync_folder",
+    "make_folder",
+    "payload_at",
+    "scan",
+    "set_aside",
+    "truncate",
+]

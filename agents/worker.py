@@ -7,17 +7,21 @@ candidate may harm happens in the processes of `pool.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents.batch import Batch, Part, in_parts
 from agents.canaries import Canary
 from agents.canary_watch import Again, CanaryWatch, leaders
 from agents.check import is_checkable
+from agents.child import Stage
 from agents.device_cores import quiet_cores, remote_environment, worker_settings
 from agents.errors import AgentError
+from agents.lease import LeaseTag
 from agents.measure import pin_process
+from agents.messages import Busy, TaggedRecord
 from agents.pool import Job, Result, WorkerPool
 from agents.probe import core_groups, differences, environment, environment_id, probe, remote_descriptor
 from agents.quality import Drift, is_rejected, relative_interval
@@ -33,30 +37,16 @@ from agents.records import (
     Protocol,
     Record,
     Workload,
-    WorkloadId,
     canonical_json,
 )
 from agents.spool import Spool
 
+#: Stages in which a program runs on the device.
+_ON_DEVICE = frozenset({Stage.REFERENCE, Stage.TIMING, Stage.CHECKING})
+
 
 class DeviceRefusedError(AgentError):
     """The host cannot be the device that its spec describes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Candidates to measure on one device, and how."""
-
-    candidates: tuple[Candidate, ...]
-    #: Every workload that the candidates name.
-    workloads: Mapping[WorkloadId, Workload]
-    protocol: Protocol
-    #: Counted up for a measurement of the same candidate in the same environment.
-    attempt: int = 0
-    #: Candidates within this fraction of the best of their workload are measured once more, seconds later:
-    #: they decide what is chosen, and a neighbour on the host slows a program for seconds. 0: none.
-    confirm_within: float = 0.05
-    model_version: str = ""
 
 
 class DeviceWorker:
@@ -67,18 +57,29 @@ class DeviceWorker:
         spool_folder: Where finished records wait until they are acknowledged; one folder a device.
         usable_cores: Logical CPUs that it may use; those that this process was given when None. The
             process itself moves to those that do not time.
+        spool_wait_secs: How long to wait for a predecessor that is about to end.
 
     Raises:
         DeviceRefusedError: The host contradicts the spec, nobody serves the device, or its kind cannot be
             timed by this version.
+        SpoolError: As `Spool`.
 
-    One thread at a time may use it.
+    Attributes:
+        finished: Candidates that were measured since it was made.
+
+    One thread at a time may use it; `finished` and `busy` may be read by others.
     """
 
     def __init__(
-        self, spec: DeviceSpec, spool_folder: Path, *, usable_cores: Sequence[int] | None = None
+        self,
+        spec: DeviceSpec,
+        spool_folder: Path,
+        *,
+        usable_cores: Sequence[int] | None = None,
+        spool_wait_secs: float = 0.0,
     ) -> None:
         self.spec = spec
+        self.finished = 0
         if usable_cores is not None:
             pin_process(usable_cores)
         here = probe()
@@ -89,7 +90,7 @@ class DeviceWorker:
             )
         self.descriptor: Descriptor = remote_descriptor(spec) if spec.kind is DeviceKind.RPC else here
         self._spool_folder = spool_folder
-        self._spool = Spool(spool_folder)
+        self._spool = Spool(spool_folder, lock_timeout_secs=spool_wait_secs)
         # A GPU's programs are launched from its timing cores; a device behind a wire has its own.
         timing = () if spec.kind is DeviceKind.RPC else spec.cores
         quiet = quiet_cores(timing, here.usable_cores, core_groups())
@@ -111,6 +112,14 @@ class DeviceWorker:
     def pids(self) -> list[int]:
         """Process ids of the worker and its worker processes."""
         return [os.getpid(), *self.pool.pids]
+
+    @property
+    def busy(self) -> Busy:
+        """What the worker processes do just now."""
+        stages = set(self.pool.stages) - {Stage.IDLE}
+        if not stages:
+            return Busy.IDLE
+        return Busy.TIMING if stages & _ON_DEVICE else Busy.BUILDING
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """List the distinct workloads of known networks (see `agents.networks`), heaviest first.
@@ -153,7 +162,16 @@ class DeviceWorker:
         question = {"op": "evolve", "parents": list(parents)}
         return self._ask_space(question, "evolved", workload, count, seed, exclude)
 
-    def measure(self, batch: Batch) -> list[Record]:
+    def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
+        """Measure a batch in parts of some seconds, each as `measure` does.
+
+        Args:
+            batch: What to measure, and how.
+            tag: The lease that the spool notes beside the records.
+        """
+        return in_parts(batch, lambda part: self.measure(part, tag))
+
+    def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Measure a batch; the records are on disk in the spool before they are returned.
 
         Every candidate gives a record, whatever becomes of it. The leading candidates of the batch come
@@ -179,7 +197,7 @@ class DeviceWorker:
         if again:
             jobs = [self._job(one.candidate, one.workload, batch.protocol) for one in again]
             records += self._measured(batch, jobs, [one.attempt for one in again], watch, lasting)[0]
-        self._spool.put(records)
+        self._spool.put(records, tag)
         return records
 
     def environment_id(self, protocol: Protocol) -> str:
@@ -192,6 +210,10 @@ class DeviceWorker:
     def pending(self) -> list[Record]:
         """Records that were measured but never acknowledged, oldest first."""
         return self._spool.pending()
+
+    def pending_tagged(self) -> Iterator[TaggedRecord]:
+        """Give the same one by one, each with the lease that it was made under."""
+        return self._spool.pending_tagged()
 
     def acknowledge(self, record_ids: Collection[str]) -> None:
         """Forget records that the store holds for good."""
@@ -219,6 +241,7 @@ class DeviceWorker:
         for result in self.pool.run([*ahead, *jobs, *behind], best):
             if first <= result.job < last:
                 place = result.job - first
+                self.finished += 1
                 results.append(replace(result, job=place))
                 if result.outcome is Outcome.OK:
                     workload_id = jobs[place].workload.workload_id
@@ -329,3 +352,6 @@ def _canary(value: Mapping[str, Any]) -> Canary:
     workload = workload_from_json(value["workload"])
     candidate = Candidate(workload_id=workload.workload_id, trace=value["trace"], origin="canary")
     return Canary(name=value["name"], workload=workload, candidate=candidate)
+
+
+__all__ = ["Batch", "DeviceRefusedError", "DeviceWorker"]

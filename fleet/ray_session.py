@@ -1,7 +1,8 @@
 """Start Ray on this host, put one actor on each device, end both in order.
 
-One of the modules that import Ray (the others are `agents.actors` and `fleet.ray_training`). Ray listens on
-the loopback interface only and asks for a token; both are checked after the start, not assumed.
+One of the modules that import Ray (the others are `agents.actors`, `fleet.ray_hosts` and
+`fleet.ray_training`). A Ray of our own listens on the loopback interface only and asks for a token; both are
+checked after the start, not assumed.
 """
 
 from __future__ import annotations
@@ -13,25 +14,30 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from agents.device_cores import quiet_cores
+import psutil
+
+from agents.device_cores import ELSEWHERE, agent_cores, quiet_cores
 from agents.measure import pin_process
 from agents.probe import core_groups
-from agents.records import DeviceId, DeviceKind, DeviceSpec
+from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError
+
+_LOG = logging.getLogger(__name__)
 
 #: With 0 Ray's own address is the loopback one on Linux too, and every port of it binds there; read when
 #: Ray is first imported. The name is Ray's (`ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR`).
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 #: Records and workloads are small; Ray's default takes a third of the host's memory.
 _OBJECT_STORE_BYTES = 256 << 20
-#: Kinds of device whose cores are not this host's.
-_ELSEWHERE = frozenset({DeviceKind.RPC, DeviceKind.REPLAY})
 _CLOSE_TIMEOUT_SEC = 20.0
 _RESTART_TIMEOUT_SEC = 60.0
+#: Ray gives its processes 30 s; on a host whose cores are all busy that may be too short.
+_MOST_STARTS = 3
 #: A fresh agent takes about a second to start.
 _RESTART_POLL_SEC = 0.2
 
@@ -39,38 +45,6 @@ _RESTART_POLL_SEC = 0.2
 def resource_of(device_id: DeviceId) -> str:
     """Name of the custom resource that places the actor of a device on its host."""
     return f"device:{device_id}"
-
-
-def agent_cores(
-    spec: DeviceSpec,
-    specs: Sequence[DeviceSpec],
-    usable_cores: Sequence[int],
-    groups: Sequence[Sequence[int]],
-) -> tuple[int, ...]:
-    """Cores that the agent of a device may use, so that it builds on none that another one times on.
-
-    Local devices that time on the same cores take turns by the host's timing lock, and each keeps its own
-    builders off these cores. The cores of an `rpc` device are its board's: here it only builds. A `replay`
-    device has none.
-
-    Args:
-        spec: The device.
-        specs: All devices of the session.
-        usable_cores: Logical CPUs of this host that the session may use.
-        groups: Logical CPUs by physical core.
-
-    Returns:
-        Its own timing cores, and what the local devices' timing leaves of the usable ones; all of them where
-        that leaves none.
-    """
-    local = {core for other in specs if other.kind is DeviceKind.LOCAL for core in other.cores}
-    own = set() if spec.kind in _ELSEWHERE else set(spec.cores)
-    if spec.kind is DeviceKind.LOCAL:
-        local -= own
-    if not local:
-        return tuple(usable_cores)
-    left = quiet_cores(sorted(local), usable_cores, groups)
-    return tuple(core for core in usable_cores if core in left or core in own)
 
 
 class RaySession:
@@ -88,7 +62,7 @@ class RaySession:
         self._actors: dict[DeviceId, Any] = {}
         self._usable_cores = os.sched_getaffinity(0)
         # Ray's processes inherit this: with a dozen of them awake beside a timing, repeats differed by 7 %.
-        timing = {core for spec in specs if spec.kind not in _ELSEWHERE for core in spec.cores}
+        timing = {core for spec in specs if spec.kind not in ELSEWHERE for core in spec.cores}
         # Threads of our own too: those of the store's libraries write while something is timed.
         pin_process(quiet_cores(sorted(timing), sorted(self._usable_cores), core_groups()))
         try:
@@ -210,35 +184,36 @@ def start_ray(
     """
     if "ray" not in sys.modules:
         os.environ[_LOOPBACK_VARIABLE] = "0"
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Ray runs its workers at niceness 15, and what is timed would inherit it: any other program on the host
     # would then go first.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's own spelling
+    for attempt in range(1, _MOST_STARTS + 1):
+        before = set(psutil.Process().children())
+        try:
+            _connect(
+                address="local",
+                num_cpus=max(2, cores),
+                resources=dict(resources),
+                object_store_memory=object_store_bytes,
+                include_dashboard=False,
+            )
+            break
+        except FleetError:
+            raise
+        except Exception as error:
+            # What it had started would go on without us.
+            for child in set(psutil.Process().children()) - before:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+                    child.wait(_CLOSE_TIMEOUT_SEC)
+            if attempt == _MOST_STARTS or "timed out during startup" not in str(error):
+                raise FleetError(
+                    f"Ray does not start on this host: {error}; a session left behind ends with `ray stop`, "
+                    "and Ray needs some free space under its temporary folder"
+                ) from error
+            _LOG.warning("Ray did not start in its own time; trying again")
     import ray
 
-    if ray.is_initialized():
-        raise FleetError("Ray runs in this process already; end it with ray.shutdown() first")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        ray.init(
-            address="local",
-            num_cpus=max(2, cores),
-            resources=dict(resources),
-            object_store_memory=object_store_bytes,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-    except Exception as error:
-        raise FleetError(
-            f"Ray does not start on this host: {error}; a session left behind ends with `ray stop`, "
-            "and Ray needs some free space under its temporary folder"
-        ) from error
-    if threading.current_thread() is threading.main_thread():
-        # Ray's handlers print a stack and end the process at once; ours close what is open first.
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray publishes no types for it
     if address != "127.0.0.1":
         ray.shutdown()
@@ -246,3 +221,48 @@ def start_ray(
             f"Ray would listen on {address} instead of 127.0.0.1: it was imported before this session could "
             f"confine it; set {_LOOPBACK_VARIABLE}=0 in the environment and start again"
         )
+
+
+def join_ray(address: str) -> None:
+    """Join a Ray cluster that runs, this host being one of its nodes (`docs/cluster.md`).
+
+    Args:
+        address: `host:port` of its head.
+
+    Raises:
+        FleetError: There is no token, no cluster, or no node of it on this host.
+    """
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    if not os.environ.get("RAY_AUTH_TOKEN") and not path.is_file():
+        raise FleetError(
+            f"no token for the Ray cluster at {address}: neither RAY_AUTH_TOKEN is set nor is there a file "
+            f"{path}; `ray get-auth-token --generate` makes one, and every host of the cluster needs the same"
+        )
+    if address.rpartition(":")[0] in {"127.0.0.1", "localhost"} and "ray" not in sys.modules:
+        os.environ[_LOOPBACK_VARIABLE] = "0"
+    try:
+        _connect(address=address)
+    except FleetError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())
+        raise FleetError(
+            f"the Ray cluster at {address} cannot be joined: {words:.400}; its head must run, this host must "
+            "have joined it with `ray start`, and both need the same token"
+        ) from error
+
+
+def _connect(**options: Any) -> None:
+    """Call `ray.init` with what every session of ours wants."""
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    if ray.is_initialized():
+        raise FleetError("Ray runs in this process already; end it with ray.shutdown() first")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    if threading.current_thread() is threading.main_thread():
+        # Ray's handlers print a stack and end the process at once; ours close what is open first.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -12,7 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agents.batch import Batch
 from agents.errors import AgentError
+from agents.lease import LeaseTag
+from agents.messages import Busy
 from agents.record_json import record_from_json, record_to_json
 from agents.records import (
     Candidate,
@@ -27,7 +30,7 @@ from agents.records import (
     Workload,
 )
 from agents.replay import ReplayWorker
-from agents.worker import Batch, DeviceWorker
+from agents.worker import DeviceWorker
 from fleet.replaying import ready
 from fleet.store import Store
 
@@ -188,6 +191,27 @@ def test_records_are_pending_until_they_are_acknowledged(subject: Subject) -> No
     assert waiting() == [second]
     subject.worker.acknowledge([first.record_id, second.record_id, "unknown"])
     assert waiting() == []
+
+
+def test_parts_come_with_the_lease_that_the_spool_notes(subject: Subject) -> None:
+    subject.worker.acknowledge([record.record_id for record in subject.worker.pending()])
+    tag = LeaseTag(job_id="job-7", epoch=7)
+    before = subject.worker.finished
+    batch = Batch(
+        candidates=subject.candidates[:3],
+        workloads={subject.workload.workload_id: subject.workload},
+        protocol=QUICK,
+        attempt=80,
+    )
+    parts = list(subject.worker.measure_parts(batch, tag))
+    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert all(part.device_secs > 0 for part in parts)
+    records = [record for part in parts for record in part.records]
+    assert {record.candidate_id for record in records} == {one.candidate_id for one in batch.candidates}
+    assert list(subject.worker.pending_tagged()) == [(tag, record) for record in records]
+    assert subject.worker.finished - before >= 3
+    assert subject.worker.busy is Busy.IDLE
+    subject.worker.acknowledge([record.record_id for record in records])
 
 
 def test_the_environment_lasts_and_attempts_tell_measurements_apart(subject: Subject, tmp_path: Path) -> None:

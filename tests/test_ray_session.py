@@ -1,12 +1,11 @@
-"""What a session decides without Ray; `test_collect.py` starts it for real."""
+"""Which cores the devices of a host may use; `test_collect.py` starts a session for real."""
 
 from __future__ import annotations
 
 import pytest
 
-from agents.device_cores import quiet_cores
+from agents.device_cores import agent_cores, quiet_cores
 from agents.records import DeviceKind, DeviceSpec
-from fleet.ray_session import agent_cores
 from tests.record_fixtures import make_spec
 
 EIGHT = tuple(range(8))

@@ -5,14 +5,17 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agents.errors import AgentError, SpoolError, SpoolFull
+from agents.lease import LeaseTag, tag_from_json
 from agents.record_json import record_from_json, record_to_json
 from agents.records import Record
 from agents.spool import Spool
@@ -199,6 +202,62 @@ def test_a_second_user_is_refused(tmp_path: Path) -> None:
     Spool(tmp_path).close()
 
 
+def test_it_waits_for_a_predecessor_that_lets_go(tmp_path: Path) -> None:
+    first = Spool(tmp_path)
+    first.put(make_batch(0, 1))
+    with pytest.raises(SpoolError, match=r"another process and was so for 0\.1 s"):
+        Spool(tmp_path, lock_timeout_secs=0.1)
+    ending = threading.Timer(0.2, first.close)
+    ending.start()
+    with Spool(tmp_path, lock_timeout_secs=30) as second:
+        assert second.pending() == make_batch(0, 1)
+    ending.join()
+
+
+def test_records_come_back_with_the_lease_that_they_were_made_under(tmp_path: Path) -> None:
+    one, other = LeaseTag(job_id="j-1", epoch=4), LeaseTag(job_id="j-2", epoch=5)
+    expected = list(zip([None, one, one, other], make_batch(0, 4), strict=True))
+    with Spool(tmp_path) as spool:
+        spool.put(make_batch(0, 1))
+        spool.put(make_batch(1, 2), one)
+        spool.put(make_batch(3, 1), other)
+        assert list(spool.pending_tagged()) == expected
+    with Spool(tmp_path) as spool:
+        assert list(spool.pending_tagged()) == expected
+        assert spool.pending() == make_batch(0, 4)
+
+
+def test_a_record_put_under_a_newer_lease_replaces_the_older_one(tmp_path: Path) -> None:
+    late, good = LeaseTag(job_id="j-1", epoch=4), LeaseTag(job_id="j-1", epoch=7)
+    again = make_record(0, measured_at=1.8e9)
+    with Spool(tmp_path, segment_bytes=100) as spool:
+        spool.put([make_record(0)], late)
+        spool.put([make_record(1)], late)
+        spool.put([again], good)
+        assert list(spool.pending_tagged()) == [(late, make_record(1)), (good, again)]
+    with Spool(tmp_path, segment_bytes=100) as spool:
+        assert list(spool.pending_tagged()) == [(late, make_record(1)), (good, again)]
+        spool.acknowledge([again.record_id])
+        assert list(spool.pending_tagged()) == [(late, make_record(1))]
+
+
+@given(tag=st.none() | st.builds(LeaseTag, job_id=st.text(), epoch=st.integers()))
+def test_every_tag_can_be_read_again(tag: LeaseTag | None) -> None:
+    value = json.loads(json.dumps(None if tag is None else tag.as_json()))
+    assert tag_from_json(value) == tag
+
+
+@pytest.mark.parametrize("value", [0, "j", [], ["j"], ["j", "1"], ["j", True], [1, 1], ["j", 1, 2], {"j": 1}])
+def test_what_is_no_tag_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be \[job_id, epoch\]"):
+        tag_from_json(value)
+    (tmp_path / "0000000000.seg").write_bytes(
+        frame({"record": record_to_json(make_record(0)), "lease": value})
+    )
+    with pytest.raises(SpoolError, match=r"byte 12: a lease tag must be"):
+        Spool(tmp_path)
+
+
 def test_a_file_in_the_place_of_the_folder_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("x")
     with pytest.raises(SpoolError, match="cannot be opened"):
@@ -239,6 +298,24 @@ def test_a_full_disk_keeps_nothing_of_the_batch_and_all_before(
         assert spool.pending() == [*expected, *make_batch(2, 3)]
     with Spool(tmp_path) as spool:
         assert make_batch(2, 3) == spool.pending()[-3:]
+
+
+def test_a_disk_that_was_full_as_a_segment_began_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Spool(tmp_path / "s") as spool:
+        with monkeypatch.context() as patch:
+
+            def full(_: int) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(SpoolFull):
+                spool.put(make_batch(0, 1))
+        spool.put(make_batch(0, 2))
+        assert spool.pending() == make_batch(0, 2)
+    with Spool(tmp_path / "s") as spool:
+        assert spool.pending() == make_batch(0, 2)
 
 
 class SpoolMachine(RuleBasedStateMachine):

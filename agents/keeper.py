@@ -1,0 +1,90 @@
+"""What remains to be done on a host when an agent's process no longer answers: end it, read its last words.
+
+`fleet.ray_links` calls it for its own host, and through an actor for others. It knows no Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessName:
+    """A process of one host, told apart from a later one with the same number."""
+
+    pid: int
+    #: When it started, in clock ticks since the host's boot.
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessName:
+        """Name a living process.
+
+        Raises:
+            OSError: There is none.
+        """
+        return cls(pid=pid, started=_stat(pid)[1])
+
+
+def is_alive(name: ProcessName) -> bool:
+    """Whether a process runs, or is stopped by a signal; one that only waits to be reaped has ended."""
+    try:
+        state, started = _stat(name.pid)
+    except OSError:
+        return False
+    return started == name.started and state not in "ZX"
+
+
+def end_process(name: ProcessName) -> bool:
+    """Kill a process, even one that is stopped by a signal; false if it had ended before.
+
+    Its children see to their own end: agents' worker processes ask the kernel to die with their parent.
+    """
+    try:
+        # A file descriptor of the process, so that its number cannot go to another one in between.
+        handle = os.pidfd_open(name.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not is_alive(name):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def keep_stderr(path: Path) -> None:
+    """Send what this process prints to a file from now on; what it held before is dropped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def stderr_tail(path: Path) -> str:
+    """The end of what `keep_stderr` kept; empty if there is none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return stream.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """State and start of a process."""
+    # After the name in brackets, which may hold anything, state is field 3 and the start field 22.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+__all__ = ["ProcessName", "end_process", "is_alive", "keep_stderr", "stderr_tail"]

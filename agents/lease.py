@@ -1,0 +1,58 @@
+"""The coordinator's right to a device, as it travels with a batch and comes back with its records.
+
+Standard library only. `spool.py` keeps the tag beside each record, so that records of a lease whose agent or
+coordinator died can still be told from those of a lease that expired. Who grants leases is not known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agents.records import DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTag:
+    """Under which lease a record was made."""
+
+    job_id: str
+    #: Number of the lease among those of the device; it only grows.
+    epoch: int
+
+    def as_json(self) -> list[Any]:
+        """The tag as JSON-ready values; `tag_from_json` reads them."""
+        return [self.job_id, self.epoch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to measure one job on one device until a deadline."""
+
+    device_id: DeviceId
+    job_id: str
+    epoch: int
+    #: Unix seconds of the coordinator's clock; the agent does not judge it.
+    deadline_secs: float
+
+    @property
+    def tag(self) -> LeaseTag:
+        """What its results carry."""
+        return LeaseTag(job_id=self.job_id, epoch=self.epoch)
+
+
+def tag_from_json(value: Any) -> LeaseTag | None:
+    """Read a tag; None where there is none.
+
+    Raises:
+        ValueError: The value is no tag.
+    """
+    if value is None:
+        return None
+    match value:
+        case [str(job_id), int(epoch)] if not isinstance(epoch, bool):
+            return LeaseTag(job_id=job_id, epoch=epoch)
+    raise ValueError(f"a lease tag must be [job_id, epoch], got {value!r:.80}")
+
+
+__all__ = ["Lease", "LeaseTag", "tag_from_json"]

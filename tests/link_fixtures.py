@@ -1,0 +1,76 @@
+"""Replay devices over recorded measurements, and what to ask them: for the tests of links and coordinator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agents.batch import Batch
+from agents.lease import Lease
+from agents.messages import Message
+from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Protocol, Record, Replay
+from fleet.interchange.export_store import export
+from fleet.links import Links
+from fleet.store import Store
+from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
+
+WORKLOAD = make_workload(1)
+PROTOCOL = Protocol(repeat=3)
+
+
+def recorded_file(folder: Path, count: int = 40) -> Path:
+    """A file that replay devices answer from: `count` records of one device and workload."""
+    path = folder / "recorded.parquet"
+    with Store.open(folder / "recorded-store") as store:
+        store.put_device(make_spec(), make_descriptor())
+        store.put_workloads([WORKLOAD])
+        store.append(make_batch(0, count, workload=WORKLOAD.workload_id))
+        export(store, path, "parquet")
+    return path
+
+
+def replay_spec(path: Path, name: str = "again") -> DeviceSpec:
+    """A device that replays the file's one."""
+    return make_spec(name, kind=DeviceKind.REPLAY, replay=Replay(records=str(path), device=DeviceId("dev-a")))
+
+
+def recorded_candidates(start: int, count: int) -> tuple[Candidate, ...]:
+    """Candidates that the file knows, some of which have failed."""
+    return tuple(map(candidate_of, make_batch(start, count, workload=WORKLOAD.workload_id)))
+
+
+def candidate_of(record: Record) -> Candidate:
+    return Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
+
+
+def batch_of(candidates: tuple[Candidate, ...], *, attempt: int = 0) -> Batch:
+    return Batch(
+        candidates=candidates,
+        workloads={WORKLOAD.workload_id: WORKLOAD},
+        protocol=PROTOCOL,
+        attempt=attempt,
+    )
+
+
+def lease_of(device: str, epoch: int, job: str = "") -> Lease:
+    return Lease(
+        device_id=DeviceId(device), job_id=job or f"job-{epoch}", epoch=epoch, deadline_secs=2e9 + epoch
+    )
+
+
+def poll_until(
+    links: Links, is_enough: Callable[[list[Message]], bool], timeout_secs: float = 60.0
+) -> list[Message]:
+    """Poll until the messages so far are enough; fails with what came if that takes too long."""
+    found: list[Message] = []
+    deadline = time.monotonic() + timeout_secs
+    while not is_enough(found):
+        assert time.monotonic() < deadline, f"after {timeout_secs:g} s only {found}"
+        found += links.poll(0.2)
+    return found
+
+
+def first(messages: list[Message], kind: type[Message], device: str | None = None) -> Message | None:
+    """The first message of a kind, of a device if one is named."""
+    return next((m for m in messages if isinstance(m, kind) and device in (None, m.device_id)), None)

@@ -1,0 +1,244 @@
+"""The agents of one process: order, beats, lost answers, backpressure; parts of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.agent import Worker
+from agents.agent_host import AgentHost
+from agents.batch import Batch, Part, in_parts
+from agents.lease import LeaseTag
+from agents.messages import AgentGone, AgentRefused, AgentUp, Beat, Busy, Message, MorePending, Results
+from agents.opening import ReplayShelf
+from agents.records import DeviceId, Record
+from agents.replay import ReplayWorker
+from agents.requests import Acknowledge, Measure, Request, Start, Stop
+from agents.spool import Spool
+from tests.link_fixtures import (
+    PROTOCOL,
+    WORKLOAD,
+    batch_of,
+    lease_of,
+    recorded_candidates,
+    recorded_file,
+    replay_spec,
+)
+from tests.record_fixtures import make_batch
+
+AGAIN = DeviceId("again")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded_file(tmp_path_factory.mktemp("recorded"))
+
+
+class GatedWorker(ReplayWorker):
+    """A replay device that waits for permission before each part of one candidate."""
+
+    def __init__(self, start: Start, gate: threading.Semaphore) -> None:
+        super().__init__(start.spec, Path("unused"))
+        self._gate = gate
+
+    def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
+        for number, one in enumerate(batch.candidates, 1):
+            assert self._gate.acquire(timeout=60)
+            part = self.measure(dataclasses.replace(batch, candidates=(one,)), tag)
+            yield Part(records=part, device_secs=1.0, is_last=number == len(batch.candidates))
+
+
+def start_of(recorded: Path, spool: Path | str = "unused", incarnation: int = 1) -> Start:
+    spec = replay_spec(recorded)
+    return Start(
+        device_id=spec.device_id,
+        incarnation=incarnation,
+        spec=spec,
+        protocol=PROTOCOL,
+        spool_folder=str(spool),
+    )
+
+
+def measure_of(epoch: int, first: int, number: int) -> Measure:
+    batch = batch_of(recorded_candidates(first, number))
+    return Measure(device_id=AGAIN, incarnation=1, lease=lease_of("again", epoch), batch=batch)
+
+
+class Fetcher:
+    """Takes messages as a coordinator does."""
+
+    def __init__(self, host: AgentHost) -> None:
+        self.host = host
+        self.number = 0
+
+    def until(self, kind: type[Message], timeout_secs: float = 60.0) -> list[Message]:
+        found: list[Message] = []
+        deadline = time.monotonic() + timeout_secs
+        while not any(isinstance(one, kind) for one in found):
+            assert time.monotonic() < deadline, f"no {kind.__name__} in {timeout_secs:g} s"
+            self.number, messages = self.host.take(self.number, 1.0)
+            found += messages
+        return found
+
+
+@pytest.fixture
+def gate() -> threading.Semaphore:
+    return threading.Semaphore(0)
+
+
+@pytest.fixture
+def served(recorded: Path, gate: threading.Semaphore) -> Iterator[Fetcher]:
+    """A host that works in a thread of its own, with one gated agent that is up."""
+    host = AgentHost(lambda start: GatedWorker(start, gate), beat_secs=0.01, most_waiting=2)
+    thread = threading.Thread(target=host.serve, daemon=True)
+    thread.start()
+    host.ask([start_of(recorded)])
+    fetcher = Fetcher(host)
+    fetcher.until(AgentUp)
+    yield fetcher
+    host.close()
+    gate.release(1000)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(
+    served: Fetcher, gate: threading.Semaphore
+) -> None:
+    served.host.ask([measure_of(1, 0, 3), measure_of(2, 3, 1)])
+    gate.release()
+    served.until(Results)
+
+    def beat() -> Beat:
+        return next(one for one in served.until(Beat) if isinstance(one, Beat))
+
+    running = next(one for one in (beat() for _ in range(1000)) if one.done == 1)
+    assert running.held == (lease_of("again", 1).tag, lease_of("again", 2).tag)
+    assert running.busy is Busy.BUILDING
+    assert beat().quiet_secs >= running.quiet_secs
+    gate.release(3)
+    done: list[Message] = []
+    while sum(isinstance(one, Results) for one in done) < 3:
+        done += served.until(Results)
+    resting = next(one for one in (beat() for _ in range(1000)) if one.busy is Busy.IDLE)
+    assert (resting.held, resting.done) == ((), 0)
+
+
+def test_an_answer_that_was_lost_is_given_again_and_one_that_arrived_is_not(
+    recorded: Path, tmp_path: Path
+) -> None:
+    host = AgentHost(ReplayShelf().open, beat_secs=100)
+    host.ask([start_of(recorded), measure_of(1, 0, 2)])
+    assert host.work()
+    first = host.take(0, 0)
+    assert [type(one) for one in first[1]] == [AgentUp]
+    assert host.work()
+    assert host.take(0, 0) == first
+    second = host.take(first[0], 0)
+    assert [type(one) for one in second[1]] == [Results]
+    assert host.take(second[0], 0)[1] == []
+    host.close_workers()
+
+
+def test_who_makes_records_waits_while_nobody_fetches_them(
+    served: Fetcher, gate: threading.Semaphore
+) -> None:
+    served.host.ask([measure_of(1, 0, 6)])
+    gate.release(6)
+    seen = 0
+    while seen < 6:
+        found = [one for one in served.until(Results) if isinstance(one, Results)]
+        assert len(found) <= 2
+        seen += len(found)
+
+
+def test_nothing_comes_from_an_agent_that_was_stopped_at_once(
+    served: Fetcher, gate: threading.Semaphore
+) -> None:
+    served.host.ask([measure_of(1, 0, 2), Stop(device_id=AGAIN, incarnation=1, kill=True)])
+    found = served.until(AgentGone)
+    assert not [one for one in found if isinstance(one, Results)]
+    gate.release(2)
+    later = [served.host.take(number, 0.1) for number in range(served.number, served.number + 5)]
+    assert [messages for _, messages in later] == [[]] * 5
+
+
+def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path, tmp_path: Path) -> None:
+    tag = LeaseTag(job_id="old", epoch=1)
+    old = make_batch(100, 600, workload=WORKLOAD.workload_id, device="again")
+    with Spool(tmp_path) as spool:
+        spool.put(old, tag)
+    host = AgentHost(ReplayShelf(spooled=True).open, beat_secs=100)
+    host.ask([start_of(recorded, tmp_path), measure_of(1, 0, 1)])
+    while host.work():
+        pass
+    up, *more, results = host.take(0, 0)[1]
+    assert isinstance(up, AgentUp)
+    assert isinstance(results, Results)
+    assert all(isinstance(one, MorePending) for one in more)
+    pending = [pair for one in (up, *more) for pair in one.pending]  # type: ignore[attr-defined]
+    assert pending == [(tag, record) for record in old]
+    assert max(len(one.pending) for one in (up, *more)) < 600  # type: ignore[attr-defined]
+    ids = tuple(record.record_id for record in [*old, *results.records])
+    host.ask([Acknowledge(device_id=AGAIN, incarnation=1, record_ids=ids)] * 2)
+    while host.work():
+        pass
+    host.close_workers()
+    with Spool(tmp_path) as spool:
+        assert spool.pending() == []
+
+
+def test_a_fresh_life_waits_for_the_spool_of_the_one_that_ends(recorded: Path, tmp_path: Path) -> None:
+    dying = Spool(tmp_path)
+    timer = threading.Timer(0.3, dying.close)
+    timer.start()
+    host = AgentHost(ReplayShelf(spooled=True).open, beat_secs=100)
+    host.ask([start_of(recorded, tmp_path)])
+    assert host.work()
+    assert [type(one) for one in host.take(0, 0)[1]] == [AgentUp]
+    host.close_workers()
+    timer.join()
+
+
+def test_an_error_of_ours_refuses_the_device_too(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def broken(start: Start) -> Worker:
+        raise ZeroDivisionError(f"no {start.device_id}")
+
+    host = AgentHost(broken, beat_secs=100)
+    asked: list[Request] = [start_of(recorded), measure_of(1, 0, 1)]
+    host.ask(asked)
+    while host.work():
+        pass
+    assert host.take(0, 0)[1] == [
+        AgentRefused(device_id=AGAIN, incarnation=1, reason="ZeroDivisionError: no again")
+    ]
+    assert "in broken" in capfd.readouterr().err
+
+
+@given(count=st.integers(0, 80), rate=st.floats(1e-4, 100))
+def test_parts_hold_every_candidate_once_and_in_order(count: int, rate: float) -> None:
+    now = 0.0
+    batch = batch_of(recorded_candidates(0, count))
+    measured: list[str] = []
+
+    def measure(part: Batch) -> list[Record]:
+        nonlocal now
+        now += rate * len(part.candidates)
+        measured.extend(one.candidate_id for one in part.candidates)
+        return []
+
+    parts = list(in_parts(batch, measure, lambda: now))
+    assert measured == [one.candidate_id for one in batch.candidates]
+    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert sum(part.device_secs for part in parts) == pytest.approx(rate * count)
+    # Fast candidates come in few messages, slow ones in parts of some seconds.
+    assert all(part.device_secs <= max(30.0, rate * 12) for part in parts[1:])
+    if rate * count < 1:
+        assert len(parts) <= 2

@@ -1,0 +1,65 @@
+"""Ending processes that no longer answer, and their last words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agents.keeper import ProcessName, end_process, is_alive, stderr_tail
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_stopped_process_is_ended(child: subprocess.Popen[bytes]) -> None:
+    name = ProcessName.of(child.pid)
+    os.kill(child.pid, signal.SIGSTOP)
+    assert is_alive(name)
+    assert end_process(name)
+    assert child.wait(10) == -signal.SIGKILL
+    assert not is_alive(name)
+    assert not end_process(name)
+
+
+def test_one_that_waits_to_be_reaped_has_ended(child: subprocess.Popen[bytes]) -> None:
+    name = ProcessName.of(child.pid)
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    assert not is_alive(name)
+    assert not end_process(name)
+
+
+def test_another_process_with_the_same_number_is_left_alone(child: subprocess.Popen[bytes]) -> None:
+    earlier = replace(ProcessName.of(child.pid), started=1)
+    assert not is_alive(earlier)
+    assert not end_process(earlier)
+    assert child.poll() is None
+
+
+def test_the_last_words_of_a_process_are_kept_and_those_of_the_one_before_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "agent.stderr"
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom agents.keeper import keep_stderr\n"
+        "keep_stderr(Path(sys.argv[1]))\nos.write(2, sys.argv[2].encode())\nos.abort()"
+    )
+    assert stderr_tail(path) == ""
+    for words in ("x" * 5000, "it went wrong"):
+        subprocess.run([sys.executable, "-c", code, str(path), words], check=False)
+        tail = stderr_tail(path)
+        assert len(tail) <= 2000
+        assert tail.endswith(words[-2000:])
+    assert "x" not in tail

@@ -1,0 +1,208 @@
+"""What every implementation of `fleet.links.Links` promises, with replay devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from agents.messages import (
+    AgentGone,
+    AgentRefused,
+    AgentUp,
+    Asked,
+    Beat,
+    Failed,
+    Message,
+    Proposed,
+    ProposeRequest,
+    Results,
+    WorkloadsListed,
+)
+from agents.records import DeviceId, DeviceSpec, Outcome
+from fleet.links import Links
+from fleet.local_links import LocalLinks
+from fleet.ray_links import RayLinks
+from tests.link_fixtures import (
+    PROTOCOL,
+    WORKLOAD,
+    batch_of,
+    lease_of,
+    poll_until,
+    recorded_candidates,
+    recorded_file,
+    replay_spec,
+)
+
+NAMES = count()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded_file(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def links(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Links]:
+    made: Links
+    if request.param == "local":
+        made = LocalLinks(protocol=PROTOCOL, beat_secs=0.2)
+    else:
+        made = RayLinks([], tmp_path_factory.mktemp("spools"), PROTOCOL, replay_beat_secs=0.2)
+    yield made
+    made.close(20.0)
+
+
+@pytest.fixture
+def spec(recorded: Path) -> DeviceSpec:
+    """A device of its own for each test."""
+    return replay_spec(recorded, f"device-{next(NAMES)}")
+
+
+def of(messages: list[Message], spec: DeviceSpec) -> list[Message]:
+    return [one for one in messages if one.device_id == spec.device_id and not isinstance(one, Beat)]
+
+
+def ask_until(links: Links, spec: DeviceSpec, number: int) -> list[Message]:
+    """That many messages about a device, beats aside."""
+    return of(poll_until(links, lambda found: len(of(found, spec)) >= number), spec)
+
+
+def test_an_agent_comes_up_and_beats(links: Links, spec: DeviceSpec) -> None:
+    links.start(spec, 7)
+    found = poll_until(
+        links, lambda messages: any(isinstance(m, Beat) and m.device_id == spec.device_id for m in messages)
+    )
+    [up] = of(found, spec)
+    assert isinstance(up, AgentUp)
+    assert (up.incarnation, up.pending, up.descriptor.cpu_model) == (7, (), "Some CPU")
+    assert len(up.environment_id) == 32
+    assert up.pid > 0
+    beat = next(m for m in found if isinstance(m, Beat) and m.device_id == spec.device_id)
+    assert (beat.incarnation, beat.held, beat.done) == (7, (), 0)
+
+
+def test_results_carry_their_lease_and_come_in_the_order_of_asking(links: Links, spec: DeviceSpec) -> None:
+    links.start(spec, 1)
+    candidates = recorded_candidates(0, 6)
+    links.measure(lease_of(spec.device_id, 3), 1, batch_of(candidates[:4]))
+    links.measure(lease_of(spec.device_id, 4), 1, batch_of(candidates[4:]))
+    up, *results = ask_until(links, spec, 3)
+    assert isinstance(up, AgentUp)
+    measured = []
+    for message in results:
+        assert isinstance(message, Results)
+        assert message.is_last
+        assert message.device_secs > 0
+        assert {record.environment_id for record in message.records} == {up.environment_id}
+        measured.append((message.lease, [record.candidate_id for record in message.records]))
+    assert measured == [
+        (lease_of(spec.device_id, 3).tag, [one.candidate_id for one in candidates[:4]]),
+        (lease_of(spec.device_id, 4).tag, [one.candidate_id for one in candidates[4:]]),
+    ]
+
+
+def test_candidates_are_drawn_and_evolved(links: Links, spec: DeviceSpec) -> None:
+    links.start(spec, 1)
+    known = recorded_candidates(1, 3)
+    drawn = ProposeRequest(request_id="r1", workload=WORKLOAD, count=4, seed=3)
+    near = ProposeRequest(
+        request_id="r2",
+        workload=WORKLOAD,
+        count=2,
+        seed=3,
+        parents=(known[0].trace,),
+        exclude=frozenset(one.candidate_id for one in known),
+    )
+    links.propose(spec.device_id, 1, drawn)
+    links.propose(spec.device_id, 1, near)
+    _, first, second = ask_until(links, spec, 3)
+    assert isinstance(first, Proposed)
+    assert isinstance(second, Proposed)
+    assert (first.request, second.request) == (drawn, near)
+    assert [one.origin for one in first.candidates] == ["random"] * 4
+    assert [one.origin for one in second.candidates] == ["evolved"] * 2
+    assert not {one.candidate_id for one in second.candidates} & near.exclude
+
+
+def test_workloads_are_listed_and_a_failed_request_is_told_and_costs_nothing_else(
+    links: Links, spec: DeviceSpec
+) -> None:
+    links.start(spec, 1)
+    links.list_workloads(spec.device_id, 1, ["bert-tiny"])
+    unknown = dataclasses.replace(batch_of(()), candidates=(None,))  # type: ignore[arg-type]
+    links.measure(lease_of(spec.device_id, 1), 1, unknown)
+    links.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(1, 1)))
+    _, listed, failed, results = ask_until(links, spec, 4)
+    assert isinstance(listed, WorkloadsListed)
+    assert (listed.networks, listed.workloads) == (("bert-tiny",), (WORKLOAD,))
+    assert isinstance(failed, Failed)
+    assert (failed.what, failed.lease) == (Asked.MEASURE, lease_of(spec.device_id, 1).tag)
+    assert failed.error.startswith("AttributeError: ")
+    assert isinstance(results, Results)
+    assert [record.outcome for record in results.records] == [Outcome.OK]
+
+
+def test_unacknowledged_records_stay_and_acknowledgements_may_be_repeated(
+    links: Links, spec: DeviceSpec
+) -> None:
+    links.start(spec, 1)
+    links.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 3)))
+    _, results = ask_until(links, spec, 2)
+    assert isinstance(results, Results)
+    ids = [record.record_id for record in results.records]
+    for _ in range(2):
+        links.acknowledge(spec.device_id, 1, [*ids, "unknown"])
+    links.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(0, 3)))
+    [again] = ask_until(links, spec, 1)
+    assert isinstance(again, Results)
+    assert [record.record_id for record in again.records] == ids
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_stopped_agent_is_gone_once_and_last(links: Links, spec: DeviceSpec, kill: bool) -> None:
+    links.start(spec, 1)
+    links.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 2)))
+    links.stop(spec.device_id, 1, kill=kill)
+    links.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(2, 2)))
+    links.start(spec, 2)
+    found = poll_until(
+        links,
+        lambda messages: (
+            {1, 2} <= {m.incarnation for m in of(messages, spec) if isinstance(m, AgentGone | AgentUp)}
+            and any(isinstance(m, AgentGone) for m in of(messages, spec))
+        ),
+    )
+    old = [m for m in of(found, spec) if m.incarnation == 1]
+    [gone] = [m for m in old if isinstance(m, AgentGone)]
+    assert old[-1] is gone
+    assert gone.was_asked
+    if not kill:
+        assert [type(m) for m in old] == [AgentUp, Results, AgentGone]
+    links.stop(spec.device_id, 1, kill=True)  # of a life that is over: nothing follows
+    links.measure(lease_of(spec.device_id, 3), 1, batch_of(recorded_candidates(2, 2)))
+    links.measure(lease_of(spec.device_id, 4), 2, batch_of(recorded_candidates(2, 2)))
+    [results] = ask_until(links, spec, 1)
+    assert isinstance(results, Results)
+    assert (results.incarnation, results.lease.epoch) == (2, 4)
+
+
+def test_a_device_that_cannot_be_is_refused_once_and_last(links: Links, tmp_path: Path) -> None:
+    spec = replay_spec(tmp_path / "nothing.parquet", f"device-{next(NAMES)}")
+    links.start(spec, 1)
+    links.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 1)))
+    [refused] = ask_until(links, spec, 1)
+    assert isinstance(refused, AgentRefused)
+    assert "nothing.parquet" in refused.reason
+    assert of(links.poll(0.5), spec) == []
+
+
+def test_nothing_to_tell_is_an_empty_list_and_unknown_agents_are_ignored(links: Links) -> None:
+    ghost = DeviceId("ghost")
+    links.stop(ghost, 1, kill=True)
+    links.acknowledge(ghost, 1, ["x"])
+    links.measure(lease_of("ghost", 1), 1, batch_of(recorded_candidates(0, 1)))
+    assert [m for m in links.poll(0.0) if m.device_id == ghost] == []

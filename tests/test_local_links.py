@@ -1,0 +1,106 @@
+"""Links to replay devices in this process; what all promise: `test_links_contract.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agents.lease import LeaseTag
+from agents.messages import AgentGone, AgentUp, Beat, Message, Results
+from agents.records import DeviceId
+from fleet.errors import FleetError
+from fleet.local_links import LocalLinks
+from tests.link_fixtures import (
+    PROTOCOL,
+    batch_of,
+    lease_of,
+    recorded_candidates,
+    recorded_file,
+    replay_spec,
+)
+from tests.record_fixtures import make_spec
+
+AGAIN = DeviceId("again")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded_file(tmp_path_factory.mktemp("recorded"))
+
+
+def told(messages: list[Message]) -> list[Message]:
+    return [one for one in messages if not isinstance(one, Beat)]
+
+
+def test_only_replay_devices_can_be_had() -> None:
+    with pytest.raises(FleetError, match="only replay devices"):
+        LocalLinks(protocol=PROTOCOL).start(make_spec(), 1)
+
+
+def test_the_same_calls_give_the_same_messages(recorded: Path) -> None:
+    def run() -> list[str]:
+        links = LocalLinks(protocol=PROTOCOL)
+        kinds = []
+        for name in ("one", "two"):
+            links.start(replay_spec(recorded, name), 1)
+            links.measure(lease_of(name, 1), 1, batch_of(recorded_candidates(0, 4)))
+        links.stop(DeviceId("one"), 1, kill=False)
+        for message in told(links.poll(0.0)):
+            records = [one.record_id for one in message.records] if isinstance(message, Results) else []
+            kinds.append(f"{type(message).__name__} {message.device_id} {records}")
+        links.close()
+        return kinds
+
+    assert run() == run()
+    assert [line.split(" [")[0] for line in run()] == [
+        "AgentUp one",
+        "Results one",
+        "AgentUp two",
+        "Results two",
+        "AgentGone one",
+    ]
+
+
+def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
+    recorded: Path, tmp_path: Path
+) -> None:
+    links = LocalLinks(protocol=PROTOCOL, spool_root=tmp_path)
+    links.start(replay_spec(recorded), 1)
+    links.poll(0.0)
+    links.measure(lease_of("again", 5), 1, batch_of(recorded_candidates(0, 3)))
+    links.crash(AGAIN, 1, is_done=True)
+    assert told(links.poll(0.0)) == [
+        AgentGone(device_id=AGAIN, incarnation=1, reason="killed by SIGKILL", was_asked=False)
+    ]
+    links.start(replay_spec(recorded), 2)
+    [up] = links.poll(0.0)
+    assert isinstance(up, AgentUp)
+    assert [tag for tag, _ in up.pending] == [LeaseTag(job_id="job-5", epoch=5)] * 3
+    links.acknowledge(AGAIN, 2, [record.record_id for _, record in up.pending])
+    links.poll(0.0)
+    links.close()
+    again = LocalLinks(protocol=PROTOCOL, spool_root=tmp_path)
+    again.start(replay_spec(recorded), 3)
+    [up] = again.poll(0.0)
+    assert isinstance(up, AgentUp)
+    assert up.pending == ()
+    again.close()
+
+
+def test_a_frozen_agent_says_nothing_until_it_is_thawed_and_then_with_its_old_number(recorded: Path) -> None:
+    links = LocalLinks(protocol=PROTOCOL, beat_secs=0.0)
+    links.start(replay_spec(recorded), 1)
+    assert any(isinstance(one, Beat) for one in links.poll(0.0))
+    links.freeze(AGAIN, 1)
+    links.measure(lease_of("again", 1), 1, batch_of(recorded_candidates(0, 2)))
+    assert told(links.poll(0.0)) == []
+    assert links.poll(0.0) == []
+    links.start(replay_spec(recorded), 2)
+    assert [(type(one), one.incarnation) for one in told(links.poll(0.0))] == [(AgentUp, 2)]
+    links.thaw(AGAIN, 1)
+    assert [(type(one), one.incarnation) for one in told(links.poll(0.0))] == [(Results, 1)]
+    links.freeze(AGAIN, 1)
+    links.stop(AGAIN, 1, kill=True)
+    assert [(type(one), one.incarnation) for one in told(links.poll(0.0))] == [(AgentGone, 1)]
+    links.close()

@@ -1,0 +1,133 @@
+"""Two real Ray nodes on the loopback interface, one of them killed; who may join."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agents.messages import AgentGone, AgentUp, Beat, Message
+from agents.records import DeviceId, DeviceSpec
+from fleet.errors import FleetError
+from fleet.ray_links import RayLinks
+from fleet.ray_session import join_ray
+from tests.link_fixtures import PROTOCOL, first, poll_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(300)]
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+HERE, THERE = DeviceId("board-1"), DeviceId("board-2")
+
+
+#: Two nodes; `ray start` refuses a second one on the loopback interface, and the suite opens no other.
+SCRIPT = """
+import json, time
+from ray.cluster_utils import Cluster
+cluster = Cluster()
+common = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
+head = cluster.add_node(resources={"device:board-1": 1}, **common)
+second = cluster.add_node(resources={"device:board-2": 1}, **common)
+[raylet] = second.all_processes["raylet"]
+print(json.dumps([cluster.address, raylet.process.pid]), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """Address of a head that offers board-1, and the raylet of a second node, which offers board-2."""
+    for name, value in {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": TOKEN,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_worker_niceness": "0",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+    }.items():
+        monkeypatch.setenv(name, value)
+    with (tmp_path / "cluster.log").open("wb") as log:
+        nodes = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=log, start_new_session=True
+        )
+    everything = []
+    try:
+        assert nodes.stdout is not None
+        with nodes.stdout as stream:
+            line = stream.readline()
+        assert line, (tmp_path / "cluster.log").read_text()
+        address, raylet = json.loads(line)
+        everything = psutil.Process(nodes.pid).children(recursive=True)
+        yield address, psutil.Process(raylet)
+    finally:
+        nodes.kill()
+        nodes.wait()
+        for one in everything:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+def test_a_host_without_the_token_is_refused_before_it_asks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "nothing"))
+    with pytest.raises(FleetError, match=r"no token for the Ray cluster at 127\.0\.0\.1:1"):
+        join_ray("127.0.0.1:1")
+
+
+def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
+    cluster: tuple[str, psutil.Process], generic_spec: DeviceSpec, tmp_path: Path
+) -> None:
+    address, raylet = cluster
+    specs = {name: replace(generic_spec, device_id=name) for name in (HERE, THERE)}
+    links = RayLinks(
+        specs.values(),
+        tmp_path / "here",
+        PROTOCOL,
+        address=address,
+        remote_spool_root=str(tmp_path / "there"),
+        beat_secs=0.3,
+    )
+    try:
+        for spec in specs.values():
+            links.start(spec, 1)
+        links.start(replace(generic_spec, device_id=DeviceId("board-3")), 1)
+        found = poll_until(links, lambda messages: ups(messages) == {HERE, THERE}, 120.0)
+        unknown = first(found, AgentGone, "board-3")
+        assert isinstance(unknown, AgentGone)
+        assert "no living host of the cluster offers device:board-3" in unknown.reason
+        assert (tmp_path / "here" / HERE / "lock").exists()
+        assert (tmp_path / "there" / THERE / "lock").exists()
+
+        # Stopped by a signal, an agent of another host is ended there.
+        first_life = psutil.Process(links.pids()[THERE, 1])
+        first_life.suspend()
+        links.stop(THERE, 1, kill=True)
+        poll_until(links, lambda messages: first(messages, AgentGone, THERE) is not None)
+        links.start(specs[THERE], 2)
+        poll_until(links, lambda messages: ups(messages) == {THERE})
+
+        agent = psutil.Process(links.pids()[THERE, 2])
+        agent.suspend()  # it must end with its host all the same
+        raylet.kill()
+        died = poll_until(links, lambda messages: first(messages, AgentGone) is not None)
+        [gone] = [one for one in died if isinstance(one, AgentGone)]
+        assert (gone.device_id, gone.incarnation, gone.was_asked) == (THERE, 2, False)
+        assert not psutil.wait_procs([agent], 10)[1]
+        poll_until(links, lambda messages: first(messages, Beat, HERE) is not None)
+        links.start(specs[THERE], 3)
+        again = first(poll_until(links, lambda ms: first(ms, AgentGone) is not None), AgentGone)
+        assert isinstance(again, AgentGone)
+        assert "no living host" in again.reason
+    finally:
+        links.close(10.0)
+
+
+def ups(messages: list[Message]) -> set[DeviceId]:
+    return {one.device_id for one in messages if isinstance(one, AgentUp)}
