@@ -1,0 +1,45 @@
+"""Numbers of the state's rules: how long a lease lasts, when to try again, what asks for a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Numbers of the rules in `state.py`; the defaults fit a fleet of real devices."""
+
+    #: A lease that no beat renews lasts this long.
+    lease_secs: float = 60.0
+    #: Work without a finished candidate renews a lease for so long: builds and runs have time-outs of their
+    #: own far below this.
+    stall_secs: float = 300.0
+    #: An agent that has not passed its probe after this is stopped and started again.
+    start_secs: float = 180.0
+    #: Leases of a device at once: one is at work, the next waits with the agent, so that it never idles.
+    leases: int = 2
+    #: Longest wait before a restart; the first is at once, the next waits 1 s, then twice as long each time.
+    restart_wait_secs: float = 60.0
+    #: Deaths and refusals in a row, without a finished candidate between, that quarantine a device.
+    device_failures: int = 5
+    #: A quarantined device is probed again after this.
+    quarantine_secs: float = 600.0
+    #: Crashes that quarantine a job.
+    job_crashes: int = 3
+    #: Jobs that a device should have waiting, and candidates of one job: what `WantJobs` asks for.
+    queued_jobs: int = 3
+    job_candidates: int = 32
+    #: Jobs are asked for again if none came.
+    want_secs: float = 30.0
+    #: New records of a family since its last training that ask for the next: at least so many, and at least
+    #: this share of those it was made from.
+    training_records: int = 512
+    training_share: float = 0.2
+    #: New records of a device before its drift, its environment or the lack of a head ask for a training: it
+    #: would learn nothing new without them.
+    reason_records: int = 64
+    #: Least time between the ends of one training and the start of the next, and the first wait after a
+    #: failed one, which doubles up to the last.
+    training_pause_secs: float = 300.0
+    training_retry_secs: float = 60.0
+    training_retry_most_secs: float = 3600.0

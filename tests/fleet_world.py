@@ -1,0 +1,181 @@
+"""A fleet state under test with what an outsider knows of it: every event, every instruction, every job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agents.records import CandidateId, DeviceId, WorkloadId
+from fleet import events as ev
+from fleet.event_json import event_from_json, event_to_json
+from fleet.events import DeviceState, Event, Instruction, Job, JobId, JobState
+from fleet.limits import Limits
+from fleet.state import FleetState, StateError
+
+#: Small enough that a few steps reach every rule.
+LIMITS = Limits(
+    lease_secs=60.0,
+    stall_secs=200.0,
+    start_secs=120.0,
+    device_failures=4,
+    job_crashes=2,
+    queued_jobs=2,
+    training_records=100,
+    reason_records=10,
+)
+
+
+def job(name: str, device: str, *, size: int = 2, expected_secs: float = 10.0) -> Job:
+    return Job(
+        job_id=JobId(name),
+        device_id=DeviceId(device),
+        workload_ids=(WorkloadId("w"),),
+        candidate_ids=tuple(CandidateId(f"{name}/{place}") for place in range(size)),
+        origin="random",
+        expected_secs=expected_secs,
+    )
+
+
+class World:
+    """Applies events as the coordinator does, and keeps books of its own."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.limits = limits
+        self.state = FleetState(limits)
+        self.now = 1_000_000.0
+        #: What the journal would hold, as text.
+        self.journal: list[str] = []
+        self.refused = 0
+        self.submitted: set[JobId] = set()
+        #: How many grants there were when the job of an id was submitted; ids may be used again.
+        self.born: dict[JobId, int] = {}
+        #: All leases that were ever granted, in order, and those that expired.
+        self.grants: list[ev.GrantLease] = []
+        self.expired: set[tuple[DeviceId, int]] = set()
+        self.counted: set[tuple[JobId, int]] = set()
+        self.is_training = False
+
+    def tell(self, event: Event) -> list[Instruction]:
+        """Journal and apply an event if it is news; an impossible one must leave the state as it was."""
+        if not self.state.is_news(event):
+            return []
+        before = self.state.to_json()
+        overdue = self._overdue(event)
+        refusal = ""
+        try:
+            made = self.state.apply(event)
+        except StateError as error:
+            refusal = str(error)
+        if refusal:
+            assert "Last events" in refusal
+            assert self.state.to_json() == before
+            self.refused += 1
+            return []
+        self.journal.append(json.dumps(event_to_json(event)))
+        self._note(event, made, overdue, before)
+        self.check()
+        return made
+
+    def replayed(self, limits: Limits | None = None) -> FleetState:
+        """The state that a coordinator gets from the journal."""
+        state = FleetState(limits or self.limits)
+        for line in self.journal:
+            state.apply(event_from_json(json.loads(line)))
+        return state
+
+    def device(self, name: str) -> dict[str, Any]:
+        return self.state.describe(DeviceId(name))
+
+    def _overdue(self, event: Event) -> set[tuple[DeviceId, int]]:
+        leasing = self.state.to_json()["leasing"]
+        if not isinstance(event, ev.Tick) or leasing["is_full"]:
+            return set()
+        now = max(event.at_secs, leasing["now"])
+        return {
+            (DeviceId(device["device_id"]), lease["epoch"])
+            for device in leasing["devices"]
+            for lease in device["leases"]
+            if lease["deadline_secs"] <= now
+        }
+
+    def _note(
+        self,
+        event: Event,
+        made: list[Instruction],
+        overdue: set[tuple[DeviceId, int]],
+        before: dict[str, Any],
+    ) -> None:
+        self.expired |= overdue
+        assert not self._overdue(event)
+        if isinstance(event, ev.JobSubmitted):
+            assert event.job.job_id not in self.submitted or not self._is_there(before, event.job.job_id)
+            self.submitted.add(event.job.job_id)
+            self.born[event.job.job_id] = len(self.grants)
+        if isinstance(event, ev.JobFinished):
+            self._check_count(event, before)
+        if isinstance(event, ev.TrainingFinished | ev.TrainingFailed):
+            self.is_training = False
+        for one in made:
+            if isinstance(one, ev.StartTraining):
+                assert not self.is_training or isinstance(event, ev.CoordinatorStarted)
+                self.is_training = True
+            if isinstance(one, ev.GrantLease):
+                self._check_grant(one)
+                self.grants.append(one)
+
+    @staticmethod
+    def _is_there(values: dict[str, Any], job_id: JobId) -> bool:
+        return any(entry["job"]["job_id"] == job_id for entry in values["leasing"]["jobs"]["entries"])
+
+    def _check_count(self, event: ev.JobFinished, before: dict[str, Any]) -> None:
+        """Results count if their lease is the last of a job that has not ended, and did not expire."""
+        since = self.grants[self.born.get(event.job_id, 0) :]
+        latest = [g for g in since if g.job_id == event.job_id and g.device_id == event.device_id][-1:]
+        should = (
+            bool(latest)
+            and latest[0].epoch == event.epoch
+            and (event.device_id, event.epoch) not in self.expired
+            and self._is_there(before, event.job_id)
+        )
+        was = before["leasing"]["jobs"]["counts"][JobState.DONE]
+        assert (self.state.job_counts()[JobState.DONE] == was + 1) is should
+        if should:
+            assert (event.job_id, event.epoch) not in self.counted
+            self.counted.add((event.job_id, event.epoch))
+
+    def _check_grant(self, grant: ev.GrantLease) -> None:
+        earlier = [one.epoch for one in self.grants if one.device_id == grant.device_id]
+        assert grant.epoch == max(earlier, default=0) + 1
+        shown = self.state.describe(grant.device_id)
+        assert shown["incarnation"] == grant.incarnation
+        assert shown["state"] == DeviceState.LEASED
+        assert self.state.job_state(grant.job_id) is JobState.LEASED
+
+    def check(self) -> None:
+        """What must hold at any time."""
+        leasing = self.state.to_json()["leasing"]
+        jobs = leasing["jobs"]
+        entries = {entry["job"]["job_id"]: entry for entry in jobs["entries"]}
+        self._check_accounts(jobs, entries)
+        leased = [lease["job_id"] for device in leasing["devices"] for lease in device["leases"]]
+        assert sorted(leased) == sorted(key for key, entry in entries.items() if entry["state"] == "leased")
+        queued = [job_id for queue in jobs["queues"].values() for job_id in queue]
+        assert sorted(queued) == sorted(key for key, entry in entries.items() if entry["state"] == "queued")
+        for device in leasing["devices"]:
+            assert bool(device["leases"]) == (device["state"] == "leased")
+            assert len(device["leases"]) <= self.limits.leases
+            for lease in device["leases"]:
+                entry = entries[lease["job_id"]]
+                assert entry["job"]["device_id"] == device["device_id"]
+                assert entry["epoch"] == lease["epoch"] <= device["epoch"]
+        for entry in entries.values():
+            is_over = entry["crashes"] >= self.limits.job_crashes
+            assert is_over == (entry["state"] == "quarantined")
+
+    def _check_accounts(self, jobs: dict[str, Any], entries: dict[str, Any]) -> None:
+        counts = jobs["counts"]
+        assert sum(counts.values()) == jobs["submitted"] == self.state.jobs_submitted
+        for name in ("queued", "leased", "quarantined"):
+            assert counts[name] == sum(entry["state"] == name for entry in entries.values())
+        assert set(entries) <= self.submitted
+        assert counts["done"] == len(self.counted)

@@ -1,0 +1,71 @@
+"""Every event survives the journal; what is none is refused with its name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any, get_args
+
+import hypothesis.strategies as st
+import pytest
+from fleet_world import job
+from hypothesis import given, settings
+
+from fleet import events as ev
+from fleet.event_json import EventError, event_from_json, event_to_json
+
+KINDS = get_args(ev.Event)
+#: Values of fields that hypothesis would not find by their types' names alone.
+WORDS = st.text(max_size=8)
+
+
+def event_strategy() -> st.SearchStrategy[Any]:
+    return st.one_of([st.builds(kind) for kind in KINDS])
+
+
+@settings(max_examples=300, deadline=None)
+@given(event=event_strategy())
+def test_an_event_is_read_as_it_was_written(event: Any) -> None:
+    if any(value != value for value in vars_of(event)):
+        return  # a time that is no number equals nothing, not even itself
+    text = json.dumps(event_to_json(event))
+    assert event_from_json(json.loads(text)) == event
+
+
+def vars_of(value: Any) -> list[Any]:
+    """All plain values inside of an event."""
+    if hasattr(value, "__dataclass_fields__"):
+        return [inner for one in fields(value) for inner in vars_of(getattr(value, one.name))]
+    if isinstance(value, tuple):
+        return [inner for one in value for inner in vars_of(one)]
+    return [value]
+
+
+def test_missing_optional_fields_get_their_defaults() -> None:
+    event = event_from_json({"event": "DeviceAdded", "at_secs": 1, "device_id": "a", "family": "cpu"})
+    assert event == ev.DeviceAdded(at_secs=1.0, device_id="a", family="cpu", policy=ev.DevicePolicy())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"event": "DeviceExploded"}, "DeviceExploded"),
+        ({"event": ["Tick"]}, "newer version"),
+        ({"at_secs": "soon"}, "expected int | float, got 'soon'"),
+        ({"at_secs": True}, "got True"),
+        ({"extra": 1}, "unknown ['extra']"),
+        ({"job": None}, "Job"),
+        ({"job": {"job_id": "j"}}, "missing"),
+    ],
+)
+def test_what_is_no_event_is_refused(change: dict[str, Any], why: str) -> None:
+    value = event_to_json(ev.JobSubmitted(at_secs=1.0, job=job("j", "a"))) | change
+    with pytest.raises(EventError) as caught:
+        event_from_json(value)
+    assert why in str(caught.value)
+
+
+def test_a_beat_of_a_strange_kind_is_refused() -> None:
+    value = {"event": "AgentBeat", "at_secs": 1, "device_id": "a", "incarnation": 1, "busy": "sleeping"}
+    with pytest.raises(EventError, match="sleeping"):
+        event_from_json(value)

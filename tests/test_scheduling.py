@@ -1,0 +1,250 @@
+"""What is measured next: shares, order, gaps, and that the same view gives the same plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from agents.records import DeviceId, WorkloadId
+from fleet.events import Origin
+from fleet.scheduling import NEW_RECORDS, Ask, Cell, DeviceView, FleetView, WorkloadView, plan
+
+OLD = NEW_RECORDS
+LARGE, SMALL = WorkloadId("large"), WorkloadId("small")
+
+
+def device(name: str, *, records: int = OLD, host: str = "", head: bool = False, **cells: Cell) -> DeviceView:
+    return DeviceView(
+        device_id=DeviceId(name),
+        records=records,
+        has_head=head,
+        host=host,
+        cells={WorkloadId(key): cell for key, cell in cells.items()},
+    )
+
+
+def fleet(*devices: DeviceView, **flops: float) -> FleetView:
+    return FleetView(
+        devices={one.device_id: one for one in devices},
+        workloads={
+            WorkloadId(key): WorkloadView(weight=1.0, flops=value)
+            for key, value in (flops or {"large": 1e8, "small": 1e6}).items()
+        },
+    )
+
+
+def room(view: FleetView, count: int = 64) -> dict[DeviceId, int]:
+    return dict.fromkeys(view.devices, count)
+
+
+def given_by(asks: list[Ask], key: str) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for ask in asks:
+        counts[getattr(ask, key)] += ask.count
+    return counts
+
+
+def over_time(view: FleetView, turns: int, count: int = 32) -> Counter[tuple[str, str]]:
+    """Let the one device measure what is planned, again and again; candidates by workload and origin."""
+    (name,) = view.devices
+    counts: Counter[tuple[str, str]] = Counter()
+    for turn in range(turns):
+        asks = plan(view, {name: count}, seed=turn)
+        now = view.devices[name]
+        cells = dict(now.cells)
+        for ask in asks:
+            counts[ask.workload_id, ask.origin] += ask.count
+            cell = cells.get(ask.workload_id, Cell())
+            gap = ask.count if ask.origin is Origin.PAIRED else 0
+            cells[ask.workload_id] = replace(
+                cell, measured=cell.measured + ask.count, unpaired=cell.unpaired - gap
+            )
+        total = now.records + sum(ask.count for ask in asks)
+        view = replace(view, devices={name: replace(now, cells=cells, records=total)})
+    return counts
+
+
+def test_new_devices_come_first() -> None:
+    view = fleet(device("old"), device("new", records=3), device("newest", records=0))
+    order = list(dict.fromkeys(ask.device_id for ask in plan(view, room(view), seed=0)))
+    assert order == ["newest", "new", "old"]
+
+
+def test_neighbours_on_the_host_wait_for_a_new_device() -> None:
+    view = fleet(
+        device("old", host="h"), device("new", records=0, host="h"), device("elsewhere", host="other")
+    )
+    assert given_by(plan(view, room(view), seed=0), "device_id") == {"new": 64, "elsewhere": 64}
+    assert plan(view, {DeviceId("old"): 64}, seed=0) == []
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_nobody_waits_for_a_device_that_cannot_measure(is_up: bool) -> None:
+    gone = Cell(is_exhausted=is_up)
+    new = replace(device("new", records=0, host="h", large=gone, small=gone), is_up=is_up)
+    assert plan(fleet(new, device("old", host="h")), {DeviceId("old"): 64}, seed=0)
+
+
+def test_large_workloads_get_more_but_not_everything() -> None:
+    counts: Counter[str] = Counter()
+    for (workload, _), count in over_time(fleet(device("d")), turns=40).items():
+        counts[workload] += count
+    # A hundred times the FLOPs is ten times the worth; a sixteenth of all goes anywhere.
+    assert 6 < counts["large"] / counts["small"] < 11
+
+
+def test_weight_counts_like_flops() -> None:
+    view = fleet(device("d"), large=1e6, small=1e6)
+    view = replace(view, workloads={**view.workloads, LARGE: WorkloadView(weight=100.0, flops=1e6)})
+    counts: Counter[str] = Counter()
+    for (workload, _), count in over_time(view, turns=40).items():
+        counts[workload] += count
+    assert 6 < counts["large"] / counts["small"] < 11
+
+
+def test_what_was_measured_before_counts() -> None:
+    view = fleet(device("d", large=Cell(measured=400), small=Cell(measured=0)), large=1e6, small=1e6)
+    got = given_by(plan(view, room(view), seed=0), "workload_id")
+    assert got["small"] >= 56  # all but what is scattered
+
+
+def test_wide_intervals_get_more() -> None:
+    view = fleet(
+        device("d", large=Cell(measured=50, interval=0.05), small=Cell(measured=50, interval=0.25)),
+        large=1e6,
+        small=1e6,
+    )
+    got = given_by(plan(view, room(view), seed=0), "workload_id")
+    assert got["small"] > 2 * got["large"]
+
+
+def test_a_workload_that_no_head_was_judged_on_gets_more() -> None:
+    view = fleet(
+        device("d", large=Cell(measured=50, interval=0.1), small=Cell(measured=50)), large=1e6, small=1e6
+    )
+    got = given_by(plan(view, room(view), seed=0), "workload_id")
+    assert got["small"] > 2 * got["large"]
+
+
+def test_gaps_are_closed_and_no_more_than_there_are() -> None:
+    counts = over_time(fleet(device("d", large=Cell(unpaired=50), small=Cell(unpaired=7))), turns=20)
+    assert counts["large", Origin.PAIRED] == 50
+    assert counts["small", Origin.PAIRED] == 7
+
+
+def test_the_wider_gap_is_closed_first() -> None:
+    view = fleet(device("d", large=Cell(unpaired=4), small=Cell(unpaired=400)), large=1e6, small=1e6)
+    paired = [ask for ask in plan(view, room(view), seed=0) if ask.origin is Origin.PAIRED]
+    assert [ask.workload_id for ask in paired] == ["small"]
+
+
+def test_a_new_device_measures_mostly_what_its_siblings_know() -> None:
+    cells = {"large": Cell(unpaired=900), "small": Cell(unpaired=900)}
+    new = given_by(plan(v := fleet(device("d", records=0, **cells)), room(v, 100), seed=0), "origin")
+    old = given_by(plan(v := fleet(device("d", **cells)), room(v, 100), seed=0), "origin")
+    assert new[Origin.PAIRED] == 60
+    assert old[Origin.PAIRED] == 25
+
+
+@pytest.mark.parametrize(("head", "origin"), [(True, Origin.MODEL), (False, Origin.EVOLVED)])
+def test_the_rest_is_what_is_believed_to_be_fast(head: bool, origin: Origin) -> None:
+    view = fleet(device("d", head=head, large=Cell(measured=20), small=Cell(measured=20)))
+    got = given_by(plan(view, room(view, 100), seed=0), "origin")
+    assert got == {origin: 75, Origin.RANDOM: 25}
+
+
+def test_a_workload_begins_with_random_candidates() -> None:
+    view = fleet(device("d", records=0))
+    assert given_by(plan(view, room(view), seed=0), "origin") == {Origin.RANDOM: 64}
+
+
+def test_small_rooms_explore_as_often_as_large_ones() -> None:
+    view = fleet(device("d", head=True, large=Cell(measured=20), small=Cell(measured=20)))
+    counts: Counter[str] = Counter()
+    for seed in range(400):
+        counts += given_by(plan(view, {DeviceId("d"): 2}, seed), "origin")
+    assert 0.2 < counts[Origin.RANDOM] / 800 < 0.3
+
+
+def test_exhausted_workloads_are_left_out_but_their_gaps_are_closed() -> None:
+    gone = Cell(measured=20, is_exhausted=True)
+    view = fleet(device("d", large=gone, small=replace(gone, unpaired=30)))
+    asks = plan(view, room(view), seed=0)
+    assert [(ask.workload_id, ask.origin, ask.count) for ask in asks] == [("small", Origin.PAIRED, 30)]
+
+
+def test_nothing_to_plan() -> None:
+    view = fleet(device("d", large=Cell(is_exhausted=True), small=Cell(is_exhausted=True)))
+    assert plan(view, room(view), seed=0) == []
+    assert plan(fleet(device("d")), {DeviceId("d"): 0}, seed=0) == []
+    assert plan(fleet(device("d")), {DeviceId("stranger"): 9}, seed=0) == []
+    assert plan(replace(fleet(device("d")), workloads={}), {DeviceId("d"): 9}, seed=0) == []
+
+
+CELLS = st.builds(
+    Cell,
+    measured=st.integers(0, 300),
+    queued=st.integers(0, 40),
+    unpaired=st.integers(0, 60),
+    interval=st.none() | st.floats(0, 1),
+    is_exhausted=st.booleans(),
+)
+NAMES = [WorkloadId(f"w{place}") for place in range(6)]
+VIEWS = st.builds(
+    lambda cells, flops: FleetView(
+        devices={
+            DeviceId(f"d{place}"): DeviceView(
+                device_id=DeviceId(f"d{place}"), records=records, host=host, cells=one
+            )
+            for place, (records, host, one) in enumerate(cells)
+        },
+        workloads={
+            name: WorkloadView(weight=1, flops=value) for name, value in zip(NAMES, flops, strict=False)
+        },
+    ),
+    st.lists(
+        st.tuples(
+            st.integers(0, 600),
+            st.sampled_from(["", "h", "i"]),
+            st.dictionaries(st.sampled_from(NAMES), CELLS),
+        ),
+        max_size=4,
+    ),
+    st.lists(st.floats(0, 1e12), max_size=6),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(view=VIEWS, count=st.integers(0, 100), seed=st.integers(0, 3))
+def test_a_plan_fits_into_its_room_and_is_always_the_same(view: FleetView, count: int, seed: int) -> None:
+    asks = plan(view, room(view, count), seed)
+    assert asks == plan(view, dict(reversed(room(view, count).items())), seed)
+    assert len({(ask.device_id, ask.workload_id, ask.origin) for ask in asks}) == len(asks)
+    assert all(ask.count > 0 for ask in asks)
+    got = given_by(asks, "device_id")
+    able = {
+        name: any(
+            cell.unpaired or not cell.is_exhausted
+            for cell in (one.cells.get(key, Cell()) for key in view.workloads)
+        )
+        for name, one in view.devices.items()
+    }
+    is_new = {name: one.records < NEW_RECORDS for name, one in view.devices.items()}
+    taken = {one.host for name, one in view.devices.items() if is_new[name] and able[name]} - {""}
+    for name, one in view.devices.items():
+        has_open = any(not one.cells.get(key, Cell()).is_exhausted for key in view.workloads)
+        if one.host in taken and not is_new[name]:
+            assert got[name] == 0
+        elif has_open:
+            assert got[name] == count
+        assert got[name] <= count
+    for ask in asks:
+        cell = view.devices[ask.device_id].cells.get(ask.workload_id, Cell())
+        if ask.origin is Origin.PAIRED:
+            assert ask.count <= cell.unpaired
+        else:
+            assert not cell.is_exhausted
