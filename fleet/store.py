@@ -8,48 +8,38 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import filelock
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from agents.records import Descriptor, DeviceSpec, Record, Workload
-from fleet.durable import disk_errors, fsync
+from agents.spool_frames import make_folder
+from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.store_catalog import check_name, put_device, put_workloads
-from fleet.store_columns import check_columns
-from fleet.store_files import (
-    ROW_GROUP_ROWS,
-    chunks,
-    delete_unused,
-    lost_tables,
-    merge_data_files,
-    stamp_dead,
-    worth_merging,
-    write_data_file,
-)
+from fleet.store_columns import check_columns, check_schema
+from fleet.store_files import delete_unused, worth_merging
+from fleet.store_index import IdIndex
+from fleet.store_leftovers import take_up_intake, take_up_lost_rows
 from fleet.store_lock import acquire, check_folder, release
 from fleet.store_log import (
     RETENTION_HOURS,
     DataFile,
     Snapshot,
-    commit,
-    commit_path,
     create_table,
     delta_errors,
     is_table,
-    last_checkpoint,
     load_snapshot,
-    remove_action,
     repair,
+    settle,
 )
-from fleet.store_migration import migrated
+from fleet.store_migration import migrated, with_options
 from fleet.store_reader import DEVICES, RECORDS, WORKLOADS, DeviceCounts, StoreReader
 from fleet.store_results import AppendResult, UpkeepResult
-from fleet.store_schema import RecordIds, records_to_table
+from fleet.store_schema import read_batches, records_to_table
+from fleet.store_writer import TableWriter
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,13 +48,18 @@ CHECKPOINT_EVERY = 100
 
 #: A device's small files are merged when there are this many: each costs some 0.6 ms whenever all are read.
 MERGE_FILES = 128
-#: A file with fewer rows counts as small while appending.
-SMALL_ROWS = 8192
+#: Where there are many devices, sooner: so many small files in the whole table, but for `LEAST_MERGED` each.
+MOST_SMALL_FILES = 16_384
+LEAST_MERGED = 16
+#: Devices whose small files are merged after one append at most, so that no append takes long.
+MERGED_AT_ONCE = 8
+#: Ids that are read from the data files at once.
+_ID_ROWS = 65_536
 #: Upkeep merges all files smaller than this, up to about twice this size.
 TARGET_BYTES = 64 << 20
 
 
-class Store(StoreReader):
+class Store(TableWriter):
     """The one writer of a store; reads show every record appended so far.
 
     Promises: when `append` returns, the records survive a kill and a power cut; each `record_id` is kept
@@ -78,11 +73,9 @@ class Store(StoreReader):
     def __init__(self, path: Path, snapshot: Snapshot, lock: filelock.BaseFileLock) -> None:
         super().__init__(path, snapshot)
         self._lock = lock
-        self._ids = RecordIds()
-        self._failed = False
+        self._index = IdIndex(path, path / RECORDS)
         self._closed = False
         self._merge_files = MERGE_FILES
-        self._checkpointed = last_checkpoint(path / RECORDS)
         self.repairs: tuple[str, ...] = ()
 
     @classmethod
@@ -101,7 +94,7 @@ class Store(StoreReader):
         folder = Path(path)
         with disk_errors("opening the store for writing", folder):
             check_folder(folder, create=create)
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             lock = acquire(folder)
             try:
                 return cls._opened(folder, lock)
@@ -117,10 +110,12 @@ class Store(StoreReader):
         notes = repair(table) if is_table(table) else []
         if not is_table(table):
             create_table(table)
+        settle(table)
         store = cls(folder, migrated(table, load_snapshot(table)), lock)
-        store._ids.load(batch.column("record_id") for _, batch in store._batches(("record_id",)))
+        store._index = IdIndex.open(folder, table, store._snapshot, store._read_ids)
         if any(".json" in note for note in notes):
-            notes.append(store._take_up_lost_rows())
+            notes.append(take_up_lost_rows(table, store._snapshot.files, store._append_checked))
+        take_up_intake(folder, store.append_tables, notes)
         store.repairs = tuple(notes)
         for note in notes:
             _LOG.warning("%s", note)
@@ -155,17 +150,13 @@ class Store(StoreReader):
         by_id: dict[str, Record] = {}
         for record in records:
             by_id.setdefault(record.record_id, record)
-        known = self._ids.known(list(by_id))
+        known = self._index.ids.known(list(by_id))
         fresh = [one for one, is_known in zip(by_id, known, strict=True) if not is_known]
-        if fresh:
-            by_device: dict[str, list[Record]] = {}
-            for one in fresh:
-                by_device.setdefault(by_id[one].device_id, []).append(by_id[one])
-            self._append_tables(
-                {check_name("device", name): records_to_table(rows) for name, rows in by_device.items()}
-            )
-            self._ids.add(fresh)
-            self._tidy(by_device)
+        by_name: dict[str, list[str]] = {}
+        for one in fresh:
+            by_name.setdefault(check_name("device", by_id[one].device_id), []).append(one)
+        rows = {name: records_to_table([by_id[one] for one in ids], ids) for name, ids in by_name.items()}
+        self._keep(rows, fresh)
         return AppendResult(
             appended=len(fresh), duplicates=len(records) - len(fresh), table_version=self.version
         )
@@ -181,19 +172,44 @@ class Store(StoreReader):
             StoreFull: No room. Nothing was kept; the store is whole, and can go on once there is room.
             StoreError: A row is no record, or the disk failed.
         """
+        return self.append_tables({device_id: table})
+
+    def append_tables(self, tables: Mapping[str, pa.Table]) -> AppendResult:
+        """Keep records of several devices that are columns already, in one commit: see `append_table`."""
         self._check_usable()
-        check_columns(table)
-        ids: list[str] = table.column("record_id").to_pylist()
-        rows: dict[str, int] = {}
-        for row, (one, is_known) in enumerate(zip(ids, self._ids.known(ids), strict=True)):
-            if not is_known:
-                rows.setdefault(one, row)
-        if rows:
-            fresh = table if len(rows) == len(ids) else table.take(list(rows.values()))
-            self._append_tables({check_name("device", device_id): fresh})
-            self._ids.add(rows)
-            self._tidy([device_id])
-        return AppendResult(appended=len(rows), duplicates=len(ids) - len(rows), table_version=self.version)
+        wanted = {check_name("device", name): table for name, table in tables.items() if table.num_rows}
+        if not wanted:
+            return AppendResult(appended=0, duplicates=0, table_version=self.version)
+        for table in wanted.values():
+            check_schema(table)
+        check_columns(pa.concat_tables(wanted.values()))
+        return self._append_checked(wanted)
+
+    def _append_checked(self, tables: Mapping[str, pa.Table]) -> AppendResult:
+        """Keep rows that can be read back for sure."""
+        seen: set[str] = set()
+        fresh: dict[str, pa.Table] = {}
+        for name, table in tables.items():
+            ids: list[str] = table.column("record_id").to_pylist()
+            rows = []
+            for row, (one, is_known) in enumerate(zip(ids, self._index.ids.known(ids), strict=True)):
+                if not is_known and one not in seen:
+                    seen.add(one)
+                    rows.append(row)
+            if rows:
+                fresh[name] = table if len(rows) == len(ids) else table.take(rows)
+        self._keep(fresh, seen)
+        given = sum(table.num_rows for table in tables.values())
+        return AppendResult(appended=len(seen), duplicates=given - len(seen), table_version=self.version)
+
+    def known(self, record_ids: Sequence[str]) -> list[bool]:
+        """Say of each id whether the table has a record with it.
+
+        Raises:
+            StoreError: The store was closed, or must be opened again.
+        """
+        self._check_usable()
+        return self._index.ids.known(record_ids)
 
     def put_workloads(self, workloads: Iterable[Workload]) -> int:
         """Keep workloads; of one known before, the networks are joined and the module stays.
@@ -238,16 +254,26 @@ class Store(StoreReader):
             StoreError: The disk failed.
         """
         self._check_usable()
+        with disk_errors("setting the table's options", self._path):
+            self._snapshot = with_options(self._path / RECORDS, self._snapshot)
         merged = 0
-        for device in sorted({file.device_id for file in self._snapshot.files}):
-            files = [file for file in self._snapshot.files if file.device_id == device]
+        by_name: dict[str, list[DataFile]] = {}
+        for file in self._snapshot.files:
+            by_name.setdefault(file.device_id, []).append(file)
+        for _, files in sorted(by_name.items()):
             merged += self._merge(worth_merging(files, target_bytes), target_bytes)
         self._checkpoint()
+        self._save_ids()
         deleted = delete_unused(self._path / RECORDS, retention_hours)
         return UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
 
     def close(self) -> None:
         """Let another process write. Closing twice does no harm."""
+        if not self._closed and not self._failed:
+            try:
+                self._save_ids()
+            except StoreError as error:
+                _LOG.warning("the records are kept, but the index of their ids was not written: %s", error)
         self._closed = True
         release(self._path, self._lock)
 
@@ -265,86 +291,45 @@ class Store(StoreReader):
                 f"{self._path}: an earlier commit ended in an unknown state; open the store again to go on"
             )
 
-    def _append_tables(self, tables: Mapping[str, pa.Table]) -> None:
-        """Make one commit of new rows, one data file a device."""
-        folder, version = self._path / RECORDS, self.version + 1
-        written = []
-        with disk_errors("appending records", folder):
-            try:
-                for device, table in tables.items():
-                    written.append(write_data_file(folder, device, version, table.to_batches(ROW_GROUP_ROWS)))
-                commit(folder, version, "WRITE", [one.action for one in written])
-            except BaseException:
-                self._undo([one.file for one in written], version)
-                raise
-        self._advance(version, added=[one.file for one in written], removed=())
-
-    def _undo(self, files: Iterable[DataFile], version: int) -> None:
-        """After a failure: leave nothing behind, unless the commit is there and so may be durable or not."""
-        if commit_path(self._path / RECORDS, version).exists():
-            self._failed = True
+    def _keep(self, tables: Mapping[str, pa.Table], ids: Collection[str]) -> None:
+        """Make one commit of rows that are new, and tidy up."""
+        if not tables:
             return
-        for file in files:
-            (self._path / RECORDS / file.path).unlink(missing_ok=True)
-
-    def _advance(self, version: int, *, added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
-        gone = {file.path for file in removed}
-        kept = [file for file in self._snapshot.files if file.path not in gone]
-        self._snapshot = replace(self._snapshot, version=version, files=(*kept, *added))
-
-    def _merge(self, files: Sequence[DataFile], target_bytes: int) -> int:
-        """Replace small files of one device by larger ones; return how many were replaced."""
-        folder = self._path / RECORDS
-        merged = 0
-        for group in chunks(sorted(files, key=lambda file: file.path), target_bytes):
-            version = self.version + 1
-            with delta_errors("merging files", folder), disk_errors("merging files", folder):
-                new = merge_data_files(folder, group)
-                try:
-                    stamp_dead(folder, group)
-                    commit(folder, version, "OPTIMIZE", [new.action, *map(remove_action, group)])
-                except BaseException:
-                    self._undo([new.file], version)
-                    raise
-            self._advance(version, added=[new.file], removed=group)
-            merged += len(group)
-        return merged
+        self._append_tables(tables)
+        self._index.ids.add(ids)
+        self._tidy(tables)
 
     def _tidy(self, devices: Iterable[str]) -> None:
         """Keep files and commits few; the records are durable already, so a failure is only a warning."""
+        most = min(self._merge_files, max(LEAST_MERGED, MOST_SMALL_FILES // max(1, len(self._small))))
         try:
-            for device in devices:
-                small = [f for f in self._snapshot.files if f.device_id == device and f.rows < SMALL_ROWS]
-                if len(small) >= self._merge_files:
-                    self._merge(small, TARGET_BYTES)
+            due = [device for device in devices if len(self._small.get(device, ())) >= most]
+            # Those with the most files first: the others keep their place for the next time.
+            due.sort(key=lambda device: -len(self._small[device]))
+            groups = [sorted(self._small[one].values(), key=lambda file: file.path) for one in due]
+            if groups:
+                self._merge_groups(groups[:MERGED_AT_ONCE])
             if self.version - self._checkpointed >= CHECKPOINT_EVERY:
                 self._checkpoint()
+            if self._index.is_due(self.version):
+                self._save_ids(due=True)
         except StoreError as error:
             # Not at every append again: a merge that fails for lack of room costs as much as one that works.
             self._merge_files += MERGE_FILES
             _LOG.warning("the records are kept, but tidying up failed: %s", error)
 
-    def _checkpoint(self) -> None:
-        folder = self._path / RECORDS
-        log = folder / "_delta_log"
-        with delta_errors("writing a checkpoint", folder), disk_errors("writing a checkpoint", folder):
-            DeltaTable(folder).create_checkpoint()
-            fsync(log / f"{self.version:020d}.checkpoint.parquet")
-            fsync(log / "_last_checkpoint")
-            fsync(log)
-        self._checkpointed = self.version
+    def _save_ids(self, *, due: bool = False) -> None:
+        """Write the index of the ids where that pays: it is a cache, so small stores have none."""
+        if due or self._index.is_worth_it(self.version):
+            with disk_errors("writing the index of the ids", self._path):
+                self._index.save(self._snapshot)
 
-    def _take_up_lost_rows(self) -> str:
-        """Append the rows of data files whose commit is damaged; known rows are left out as ever."""
-        taken = 0
-        for device, table in lost_tables(self._path / RECORDS, self._snapshot.files):
-            ids = table.column("record_id").to_pylist()
-            fresh = [row for row, is_known in enumerate(self._ids.known(ids)) if not is_known]
-            if fresh:
-                self._append_tables({device: table.take(fresh)})
-                self._ids.add(ids[row] for row in fresh)
-                taken += len(fresh)
-        return f"{taken} records were taken up again from data files that no whole commit names"
+    def _read_ids(self, paths: Iterable[str]) -> Iterator[pa.Array]:
+        for path in paths:
+            absolute = self._path / RECORDS / path
+            with delta_errors("reading the ids", absolute), disk_errors("reading the ids", absolute):
+                for batch in read_batches(absolute, ("record_id",), rows=_ID_ROWS):
+                    yield batch.column("record_id")
 
 
 __all__ = ["AppendResult", "DeviceCounts", "Store", "StoreReader", "UpkeepResult"]

@@ -26,10 +26,7 @@ def check_columns(table: pa.Table) -> None:
         StoreError: Another schema, a null, an unknown outcome or layout, an id of another length, a latency
             that is not the fastest of its `run_secs`, or a protocol that cannot be read.
     """
-    if not table.schema.equals(FILE_SCHEMA):
-        raise StoreError(
-            f"rows have the columns {table.schema.names}, expected {FILE_SCHEMA.names} in their types"
-        )
+    check_schema(table)
     for name in FILE_SCHEMA.names:
         if name not in _NULLABLE and table.column(name).null_count:
             raise StoreError(f"rows cannot be stored: column {name} holds nulls")
@@ -40,6 +37,8 @@ def check_columns(table: pa.Table) -> None:
     lengths = pc.unique(pc.binary_length(table.column("record_id"))).to_pylist()
     if lengths not in ([], [RECORD_ID_DIGITS]):
         raise StoreError(f"rows cannot be stored: record ids have {RECORD_ID_DIGITS} digits, got {lengths}")
+    if not pc.all(pc.match_substring_regex(table.column("record_id"), "^[0-9a-f]*$")).as_py() and len(table):
+        raise StoreError("rows cannot be stored: a record id holds other characters than 0-9 and a-f")
     unknown = set(pc.unique(table.column("outcome")).to_pylist()) - {outcome.value for outcome in Outcome}
     if unknown:
         raise StoreError(f"rows cannot be stored: unknown outcomes {', '.join(sorted(unknown))}")
@@ -53,6 +52,18 @@ def check_columns(table: pa.Table) -> None:
         ).to_pylist():
             check_protocol(text, schema)
     _check_latencies(table)
+
+
+def check_schema(table: pa.Table) -> None:
+    """Refuse rows with other columns than those of a data file.
+
+    Raises:
+        StoreError: They are named.
+    """
+    if not table.schema.equals(FILE_SCHEMA):
+        raise StoreError(
+            f"rows have the columns {table.schema.names}, expected {FILE_SCHEMA.names} in their types"
+        )
 
 
 def _check_latencies(table: pa.Table) -> None:
@@ -76,4 +87,4 @@ def _check_latencies(table: pa.Table) -> None:
         raise StoreError("rows cannot be stored: a latency is not the fastest of its repeats")
 
 
-__all__ = ["check_columns"]
+__all__ = ["check_columns", "check_schema"]

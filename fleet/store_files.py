@@ -10,6 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ ROW_GROUP_ROWS = 2048
 
 _PARTITION = "device_id="
 
+#: Threads that wait for the disk.
+_SYNC_THREADS = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
@@ -38,26 +42,71 @@ class Written:
     action: dict[str, Any]
 
 
-def write_data_file(
-    folder: Path, device_id: str, version: int, batches: Iterable[pa.RecordBatch], *, data_change: bool = True
-) -> Written:
-    """Write one Parquet file and wait until it is on the disk.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    """What a data file shall hold."""
+
+    device_id: str
+    #: Version that first held the rows; files are read in this order.
+    version: int
+    #: Rows of `FILE_SCHEMA`.
+    batches: Iterable[pa.RecordBatch]
+
+
+def write_data_files(folder: Path, files: Iterable[NewFile], *, data_change: bool = True) -> list[Written]:
+    """Write Parquet files, and wait until all of them are on the disk.
 
     Args:
         folder: The table.
-        device_id: Device of all rows.
-        version: Version that first held the rows; files are read in this order.
-        batches: Rows of `FILE_SCHEMA`.
+        files: What they shall hold.
         data_change: False if the rows are in the table already.
 
     Raises:
         OSError: The disk is full or failed; nothing is left behind.
     """
-    path = f"{_PARTITION}{device_id}/part-{version:020d}-{uuid.uuid4().hex}.parquet"
+    written: list[Written] = []
+    try:
+        for file in files:
+            _make_partition(folder, file.device_id)
+            written.append(_write(folder, file, data_change=data_change))
+        _fsync_all([folder / one.file.path for one in written])
+        _fsync_all(sorted({(folder / one.file.path).parent for one in written}))
+    except BaseException:
+        discard(folder, written)
+        raise
+    return written
+
+
+def discard(folder: Path, written: Iterable[Written]) -> None:
+    """Take files back that no commit names."""
+    for one in written:
+        (folder / one.file.path).unlink(missing_ok=True)
+
+
+def _make_partition(folder: Path, device_id: str) -> None:
+    path = folder / f"{_PARTITION}{device_id}"
+    if not path.exists():
+        path.mkdir()
+        try:
+            fsync(folder)
+        except OSError:
+            # Else the next append would find it and take it for durable.
+            path.rmdir()
+            raise
+
+
+def _fsync_all(paths: Sequence[Path]) -> None:
+    """Wait for many at once: a file system makes them durable together, which takes far less time."""
+    if len(paths) == 1:
+        fsync(paths[0])
+    elif paths:
+        with ThreadPoolExecutor(min(len(paths), _SYNC_THREADS)) as threads:
+            list(threads.map(fsync, paths))
+
+
+def _write(folder: Path, new: NewFile, *, data_change: bool) -> Written:
+    path = f"{_PARTITION}{new.device_id}/part-{new.version:020d}-{uuid.uuid4().hex}.parquet"
     absolute = folder / path
-    if not absolute.parent.exists():
-        absolute.parent.mkdir()
-        fsync(folder)
     rows, first, last = 0, math.inf, -math.inf
     try:
         with pq.ParquetWriter(
@@ -67,17 +116,15 @@ def write_data_file(
             use_dictionary=list(DICTIONARY_COLUMNS),
             write_statistics=list(STATISTICS_COLUMNS),
         ) as writer:
-            for table in _row_groups(batches):
+            for table in _row_groups(new.batches):
                 writer.write_table(table)
                 rows += table.num_rows
                 times = pc.min_max(table.column("measured_at")).as_py()
                 first, last = min(first, times["min"]), max(last, times["max"])
-        fsync(absolute)
-        fsync(absolute.parent)
     except BaseException:
         absolute.unlink(missing_ok=True)
         raise
-    file = DataFile(path=path, device_id=device_id, rows=rows, bytes=absolute.stat().st_size)
+    file = DataFile(path=path, device_id=new.device_id, rows=rows, bytes=absolute.stat().st_size)
     measured = (first, last) if math.isfinite(first) and math.isfinite(last) else None
     return Written(file=file, action=add_action(file, data_change=data_change, measured=measured))
 
@@ -96,23 +143,39 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting, schema=FILE_SCHEMA)
 
 
-def merge_data_files(folder: Path, files: Sequence[DataFile]) -> Written:
-    """Write the rows of several files of one device into one, in bounded memory.
+def merge_data_files(folder: Path, groups: Sequence[Sequence[DataFile]]) -> list[Written]:
+    """Write the rows of several files of one device into one, for one or several groups, in bounded memory.
+
+    Args:
+        folder: The table.
+        groups: Files to put together, each group of one device.
 
     Raises:
         StoreError: The rows do not add up: a file is not what the table says.
     """
-    batches = (batch for file in files for batch in read_batches(folder / file.path))
-    version = min(version_in_name(file) for file in files)
-    written = write_data_file(folder, files[0].device_id, version, batches, data_change=False)
-    expected = sum(file.rows for file in files)
-    if written.file.rows != expected:
-        (folder / written.file.path).unlink()
-        raise StoreError(
-            f"merging {len(files)} files of device {files[0].device_id} in {folder} gave {written.file.rows}"
-            f" records, expected {expected}; the table is as before, check the disk"
+    files = [
+        NewFile(
+            device_id=group[0].device_id,
+            version=min(map(version_in_name, group)),
+            batches=_rows_of(folder, group),
         )
+        for group in groups
+    ]
+    written = write_data_files(folder, files, data_change=False)
+    for one, group in zip(written, groups, strict=True):
+        expected = sum(file.rows for file in group)
+        if one.file.rows != expected:
+            discard(folder, written)
+            raise StoreError(
+                f"merging {len(group)} files of device {one.file.device_id} in {folder} gave {one.file.rows}"
+                f" records, expected {expected}; the table is as before, check the disk"
+            )
     return written
+
+
+def _rows_of(folder: Path, files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        yield from read_batches(folder / file.path)
 
 
 def version_in_name(file: DataFile) -> int:
@@ -206,14 +269,16 @@ def lost_tables(folder: Path, named: Iterable[DataFile]) -> Iterator[tuple[str, 
 
 __all__ = [
     "ROW_GROUP_ROWS",
+    "NewFile",
     "Written",
     "chunks",
     "delete_dead",
     "delete_unused",
+    "discard",
     "lost_tables",
     "merge_data_files",
     "stamp_dead",
     "version_in_name",
     "worth_merging",
-    "write_data_file",
+    "write_data_files",
 ]

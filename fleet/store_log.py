@@ -38,6 +38,15 @@ ACTIONS_KEY = "tensorFleetActions"
 RETENTION_HOURS = 7 * 24
 
 
+#: What the table's metadata says besides its layout. Checkpoints forget a file that went out of use after the
+#: last of these: a thousand devices merge some 100,000 files an hour, and upkeep finds dead ones by itself.
+TABLE_OPTIONS = {
+    "delta.appendOnly": "true",
+    "delta.logRetentionDuration": f"interval {RETENTION_HOURS} hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
     """One Parquet file that the table consists of."""
@@ -67,17 +76,20 @@ def create_table(folder: Path) -> None:
             schema=TABLE_SCHEMA,
             partition_by=["device_id"],
             name="tensor-fleet records",
-            configuration={
-                "delta.appendOnly": "true",
-                "delta.logRetentionDuration": f"interval {RETENTION_HOURS} hours",
-                SCHEMA_KEY: str(STORE_SCHEMA),
-            },
+            configuration={**TABLE_OPTIONS, SCHEMA_KEY: str(STORE_SCHEMA)},
             raise_if_key_not_exists=False,
         )
-    fsync(commit_path(folder, 0))
-    fsync(folder / "_delta_log")
-    fsync(folder)
-    fsync(folder.parent)
+    settle(folder)
+
+
+def settle(folder: Path) -> None:
+    """Wait until the names of a table and of its folders are on the disk; what they lead to goes with them.
+
+    A kill may have come between a new name and its fsync, so every writer does it as it begins.
+    """
+    for part in (commit_path(folder, 0), folder / "_delta_log", folder, folder.parent):
+        if part.exists():
+            fsync(part)
 
 
 @contextmanager
@@ -195,7 +207,8 @@ def load_snapshot(folder: Path, version: int | None = None) -> Snapshot:
     with delta_errors("reading the table", folder):
         table = DeltaTable(folder, version=version)
         layout = _layout(folder, table.metadata().configuration.get(SCHEMA_KEY))
-        rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        actions = pa.table(table.get_add_actions(flatten=True))
+    rows = actions.select(["path", "partition.device_id", "num_records", "size_bytes"]).to_pylist()
     files = [
         DataFile(
             path=row["path"],
@@ -312,6 +325,7 @@ def _set_aside(path: Path) -> str:
 
 __all__ = [
     "RETENTION_HOURS",
+    "TABLE_OPTIONS",
     "DataFile",
     "Snapshot",
     "add_action",
@@ -324,5 +338,6 @@ __all__ = [
     "load_snapshot",
     "remove_action",
     "repair",
+    "settle",
     "torn_commit",
 ]

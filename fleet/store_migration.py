@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable, Schema
 
-from fleet.store_log import Snapshot, commit, delta_errors
+from fleet.store_log import TABLE_OPTIONS, Snapshot, commit, delta_errors
 from fleet.store_schema import SCHEMA_KEY, STORE_SCHEMA, TABLE_SCHEMA
 
 _LOG = logging.getLogger(__name__)
@@ -37,8 +37,32 @@ def migrated(folder: Path, snapshot: Snapshot) -> Snapshot:
     """
     if snapshot.layout == STORE_SCHEMA:
         return snapshot
+    _commit_metadata(folder, snapshot.version, "ADD COLUMNS")
+    _LOG.info("%s: brought from store layout %d to %d", folder, snapshot.layout, STORE_SCHEMA)
+    return Snapshot(version=snapshot.version + 1, files=snapshot.files, layout=STORE_SCHEMA)
+
+
+def with_options(folder: Path, snapshot: Snapshot) -> Snapshot:
+    """Give a table that lacks some of this version's options all of them, in one commit of metadata.
+
+    Tables are the same to readers and to older versions; what the options do is upkeep's.
+
+    Raises:
+        OSError: Nothing was published.
+        StoreError: Somebody else has published this version, or the table cannot be read.
+    """
     with delta_errors("reading the metadata", folder):
-        before = DeltaTable(folder, version=snapshot.version).metadata()
+        found = DeltaTable(folder, version=snapshot.version).metadata().configuration
+    if found.items() >= TABLE_OPTIONS.items():
+        return snapshot
+    _commit_metadata(folder, snapshot.version, "SET TBLPROPERTIES")
+    return Snapshot(version=snapshot.version + 1, files=snapshot.files, layout=snapshot.layout)
+
+
+def _commit_metadata(folder: Path, version: int, operation: str) -> None:
+    """Publish the version after this one, with the columns and options of today."""
+    with delta_errors("reading the metadata", folder):
+        before = DeltaTable(folder, version=version).metadata()
         action = {
             "id": str(before.id),
             "name": before.name,
@@ -47,11 +71,9 @@ def migrated(folder: Path, snapshot: Snapshot) -> Snapshot:
             "schemaString": Schema.from_arrow(TABLE_SCHEMA).to_json(),
             "partitionColumns": before.partition_columns,
             "createdTime": before.created_time,
-            "configuration": {**before.configuration, SCHEMA_KEY: str(STORE_SCHEMA)},
+            "configuration": {**before.configuration, **TABLE_OPTIONS, SCHEMA_KEY: str(STORE_SCHEMA)},
         }
-    commit(folder, snapshot.version + 1, "ADD COLUMNS", [{"metaData": action}])
-    _LOG.info("%s: brought from store layout %d to %d", folder, snapshot.layout, STORE_SCHEMA)
-    return Snapshot(version=snapshot.version + 1, files=snapshot.files, layout=STORE_SCHEMA)
+    commit(folder, version + 1, operation, [{"metaData": action}])
 
 
-__all__ = ["migrated"]
+__all__ = ["migrated", "with_options"]

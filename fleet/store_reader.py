@@ -20,6 +20,7 @@ from fleet.errors import StoreError
 from fleet.store_catalog import DeviceEntry, check_name, read_device, read_devices, read_workloads
 from fleet.store_log import Snapshot, delta_errors, load_snapshot
 from fleet.store_schema import (
+    BATCH_ROWS,
     FILE_SCHEMA,
     RECORD_COLUMNS,
     batch_to_records,
@@ -29,6 +30,9 @@ from fleet.store_schema import (
 
 #: Folders of a store.
 RECORDS, WORKLOADS, DEVICES = "records", "workloads", "devices"
+
+#: Rows that are decoded at once where only short columns are read.
+_SHORT_ROWS = 65_536
 
 #: Column that tells which version of the project wrote a row.
 _LAYOUT = "schema"
@@ -152,7 +156,9 @@ class StoreReader:
     def counts(self) -> dict[DeviceId, DeviceCounts]:
         """Count the records of each device that has any, sorted by device."""
         found: dict[DeviceId, DeviceCounts] = {}
-        for device, batches in groupby(self._batches(("outcome", "measured_at")), key=lambda pair: pair[0]):
+        for device, batches in groupby(
+            self._batches(("outcome", "measured_at"), rows=_SHORT_ROWS), key=lambda pair: pair[0]
+        ):
             by_outcome: dict[str, int] = {}
             first, last = float("inf"), float("-inf")
             for _, batch in batches:
@@ -166,7 +172,7 @@ class StoreReader:
     def measured(self, device_id: str) -> set[tuple[CandidateId, str]]:
         """Pairs (candidate_id, environment_id) with any record of this device, whatever its outcome."""
         pairs: set[tuple[CandidateId, str]] = set()
-        for _, batch in self._batches(("candidate_id", "environment_id"), [device_id]):
+        for _, batch in self._batches(("candidate_id", "environment_id"), [device_id], rows=_SHORT_ROWS):
             candidates = batch.column("candidate_id").to_pylist()
             environments = batch.column("environment_id").to_pylist()
             pairs.update(zip(candidates, environments, strict=True))
@@ -175,7 +181,7 @@ class StoreReader:
     def known_ids(self, device_id: str | None = None) -> set[str]:
         """Ids of all records, or of those of one device."""
         known: set[str] = set()
-        for _, batch in self._batches(("record_id",), _only(device_id)):
+        for _, batch in self._batches(("record_id",), _only(device_id), rows=_SHORT_ROWS):
             known.update(batch.column("record_id").to_pylist())
         return known
 
@@ -184,9 +190,13 @@ class StoreReader:
         return [self._path / RECORDS / file.path for file in self._snapshot.files]
 
     def _batches(
-        self, columns: Sequence[str], device_ids: Collection[str] | None = None, version: int | None = None
+        self,
+        columns: Sequence[str],
+        device_ids: Collection[str] | None = None,
+        version: int | None = None,
+        rows: int = BATCH_ROWS,
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yield (device, rows) with some columns, a few MB at a time."""
+        """Yield (device, up to so many rows) with some columns, a few MB at a time."""
         snapshot = self._snapshot
         if version is not None and version != snapshot.version:
             snapshot = load_snapshot(self._path / RECORDS, version)
@@ -195,7 +205,7 @@ class StoreReader:
             if device_ids is not None and file.device_id not in device_ids:
                 continue
             path = self._path / RECORDS / file.path
-            batches = read_batches(path, columns)
+            batches = read_batches(path, columns, rows)
             while True:
                 # Not around the `yield`: the caller's own errors must pass untouched.
                 with delta_errors(doing, path), disk_errors(doing, path):

@@ -19,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fleet.store as store_module
+import fleet.store_writer as writer_module
 from agents.records import DeviceKind, Outcome, Protocol, Record
 from fleet.errors import StoreError, StoreFull, StoreLocked
 from fleet.store import AppendResult, Store
+from fleet.store_ids import RecordIds
 from fleet.store_log import commit_path
-from fleet.store_schema import SCHEMA_KEY, TABLE_SCHEMA, RecordIds, batch_to_records, records_to_table
+from fleet.store_schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from tests.record_fixtures import (
     any_records,
     make_batch,
@@ -495,7 +497,7 @@ def test_a_failure_of_tidying_up_does_not_refuse_the_records(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store_module, "MERGE_FILES", 2)
-    monkeypatch.setattr(store_module, "merge_data_files", no_room)
+    monkeypatch.setattr(writer_module, "merge_data_files", no_room)
     with caplog.at_level(logging.WARNING), Store.open(tmp_path) as store:
         for start in range(5):
             assert store.append(make_batch(start, 1)).appended == 1
@@ -690,9 +692,9 @@ def test_a_torn_line_of_a_device_is_dropped(tmp_path: Path) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=12), st.integers(1, 20))
 def test_record_ids_are_a_set(batches: list[list[int]], merge_at: int) -> None:
-    import fleet.store_schema as schema_module
+    import fleet.store_ids as ids_module
 
-    before, schema_module.MERGE_AT = schema_module.MERGE_AT, merge_at
+    before, ids_module.MERGE_AT = ids_module.MERGE_AT, merge_at
     try:
         ids, model = RecordIds(), set[str]()
         ids.load([pa.array([f"{number:032x}" for number in (3, 1, 2)]), pa.array([], pa.string())])
@@ -705,7 +707,7 @@ def test_record_ids_are_a_set(batches: list[list[int]], merge_at: int) -> None:
             assert len(ids) == len(model)
             assert set(ids) == model
     finally:
-        schema_module.MERGE_AT = before
+        ids_module.MERGE_AT = before
 
 
 def test_the_commit_is_what_delta_asks_for(tmp_path: Path) -> None:

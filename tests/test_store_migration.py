@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from agents.records import Record
 from fleet.errors import StoreError, StoreFull
 from fleet.store import Store
-from fleet.store_log import commit_path
+from fleet.store_log import TABLE_OPTIONS, commit_path
 from fleet.store_schema import SCHEMA_KEY, TABLE_SCHEMA
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
@@ -142,7 +142,7 @@ def test_the_first_writer_migrates_in_one_commit_that_leaves_all_else_as_it_was(
     assert pa.schema(table.schema()).names == TABLE_SCHEMA.names
     assert table.history()[0]["operation"] == "ADD COLUMNS"
     after = table.metadata()
-    assert after.configuration == {**metadata.configuration, SCHEMA_KEY: "2"}
+    assert after.configuration == {**metadata.configuration, **TABLE_OPTIONS, SCHEMA_KEY: "2"}
     for name in ("id", "name", "description", "partition_columns", "created_time"):
         assert getattr(after, name) == getattr(metadata, name)
     with Store.open(old_store) as store:
@@ -209,11 +209,11 @@ def test_the_older_version_refuses_a_migrated_store_with_one_clear_error(plain_s
     }
 
 
-@pytest.mark.parametrize("failing", range(1, 4))
+@pytest.mark.parametrize("failing", range(1, 9))
 def test_an_error_of_the_disk_while_migrating_leaves_a_whole_store(
     plain_store: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    # Opening syncs: log folder, new commit, log folder.
+    # Opening syncs: the store's name, log folder, four names of the table, new commit, log folder.
     real, calls = os.fsync, 0
 
     def fsync(descriptor: int) -> None:
@@ -228,7 +228,7 @@ def test_an_error_of_the_disk_while_migrating_leaves_a_whole_store(
         with pytest.raises(StoreFull, match="opening the store for writing"):
             Store.open(plain_store)
     reader = Store.read(plain_store)
-    assert (reader.version, list(reader.records())) == (OLD_VERSION + (failing == 3), OLD_RECORDS)
+    assert (reader.version, list(reader.records())) == (OLD_VERSION + (failing == 8), OLD_RECORDS)
     with Store.open(plain_store) as store:
         assert (store.version, store.repairs) == (OLD_VERSION + 1, ())
         assert store.append(make_batch(20, 1)).appended == 1

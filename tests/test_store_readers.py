@@ -1,0 +1,114 @@
+"""Readers beside a writer that merges, makes checkpoints and deletes: each sees one whole version."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from fleet.store import Store
+
+#: Writes batches of five devices as fast as it can, with all upkeep there is, through the intake and without.
+#: Dead files stay for a few seconds only: longer than any of the readers below takes.
+WRITER = """
+import sys, time
+import fleet.store as module
+from fleet.intake import Intake, IntakeSettings
+from tests.record_fixtures import make_batch
+module.MERGE_FILES, module.CHECKPOINT_EVERY = 3, 4
+store = module.Store.open(sys.argv[1])
+intake = Intake(store, IntakeSettings(devices_per_commit=2, commit_every_secs=0.05, wait_secs=0.05))
+print(store.version, 0, flush=True)
+until, batch = time.monotonic() + float(sys.argv[2]), 0
+while time.monotonic() < until:
+    rows = [one for name in "abcde" for one in make_batch(batch * 2, 2, device=name)]
+    if batch % 3:
+        intake.append(rows)
+    else:
+        intake.flush()
+        store.append(rows)
+        # All that came so far is in the table from this version on.
+        print(store.version, 10 * (batch + 1), flush=True)
+    if batch % 5 == 4:
+        intake.flush()
+        store.upkeep(retention_hours=6 / 3600)
+    batch += 1
+intake.close()
+store.upkeep(retention_hours=6 / 3600)
+print(store.version, 10 * batch, flush=True)
+store.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    folder = tmp_path_factory.mktemp("s")
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), "5"], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().endswith(" 0\n")
+        yield folder, child
+        child.kill()
+
+
+def test_no_reader_sees_half_of_anything(writing: tuple[Path, subprocess.Popen[str]]) -> None:
+    folder, child = writing
+    seen: list[tuple[int, int]] = []
+    while child.poll() is None:
+        reader = Store.read(folder)
+        counted = sum(one.records for one in reader.counts().values())
+        ids = Counter(record.record_id for record in reader.records())
+        assert set(ids.values()) <= {1}
+        assert len(ids) == counted
+        # A batch is ten records, two of each of five devices; a commit of the intake is two to four devices.
+        assert counted % 2 == 0
+        # The same version again, through columns and through deltalake itself.
+        again = {
+            one for _, batch in reader.columns(["record_id"]) for one in batch.column("record_id").to_pylist()
+        }
+        assert again == set(ids)
+        table = DeltaTable(folder / "records", version=reader.version)
+        assert table.to_pyarrow_table(columns=["record_id"]).num_rows == counted
+        seen.append((reader.version, counted))
+    assert child.stdout is not None
+    told = [tuple(map(int, line.split())) for line in child.stdout.read().splitlines()]
+    assert child.returncode == 0
+    assert len(seen) > 3
+    assert len({version for version, _ in seen}) > 3
+    # Later versions have no fewer records, and all that the writer said it had put in by then.
+    assert seen == sorted(seen)
+    for version, counted in seen:
+        assert counted >= max((records for at, records in told if at <= version), default=0)
+    operations = Counter(entry["operation"] for entry in DeltaTable(folder / "records").history())
+    assert operations["OPTIMIZE"] > 3
+    assert len(list((folder / "records" / "_delta_log").glob("*.checkpoint.parquet"))) > 3
+    assert sum(one.records for one in Store.read(folder).counts().values()) == told[-1][1]
+
+
+def test_a_reader_keeps_its_version_through_upkeep(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path), "3"], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        while True:
+            records = int(child.stdout.readline().split()[1])
+            if records >= 40:
+                break
+        reader = Store.read(tmp_path)
+        first = Counter(record.record_id for record in reader.records())
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            assert Counter(record.record_id for record in reader.records()) == first
+        child.kill()
+    assert len(first) >= records
+    # What the writer left when it was killed is whole, too.
+    with Store.open(tmp_path) as store:
+        assert store.repairs == ()
+        assert set(first) <= store.known_ids()
