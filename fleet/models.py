@@ -1,6 +1,7 @@
-"""Model versions on disk: one folder a version, numbered, never changed after it appeared.
+"""Names of model versions on disk: one folder a version, numbered, never changed after it appeared.
 
-Knows files only; what is in a version is the business of `transfer.checkpoint`.
+Knows files only; what is in a version is the business of `transfer.checkpoint`, and who it serves that of
+`fleet.registry`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ def versions(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if _VERSION.fullmatch(entry.name))
 
 
-def next_version(folder: Path) -> str:
-    """Name for the next version."""
-    found = versions(folder)
-    number = int(found[-1][1:]) + 1 if found else 1
-    return f"v{number:06d}"
+def version_number(name: str) -> int:
+    """Number of a version.
+
+    Raises:
+        ValueError: The name is no version's.
+    """
+    found = _VERSION.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is no name of a version, such as v000012")
+    return int(found.group(1))
 
 
 def latest(folder: Path) -> Path:

@@ -16,8 +16,12 @@ import numpy as np
 
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
+from fleet.holdout import held_out
 from fleet.jobs import read_snapshot
-from fleet.learning import Snapshot, manifest_of, save_version, train_config
+from fleet.judging import Judge, keep_judged, told_of, verdicts_as_json
+from fleet.learning import Snapshot, manifest_of, train_config
+from fleet.registry import Registry
+from fleet.store import Store
 
 if TYPE_CHECKING:
     from fleet.config import FleetConfig
@@ -65,7 +69,9 @@ def train_version(
     dataset = snapshot.dataset
     config = replace(train_config(settings.training.epochs), device=compute)
     seed = settings.training.seed
-    rows, held = _divide(snapshot, seed)
+    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
+    open_rows = np.flatnonzero([dataset.workload_ids[one] not in kept_out for one in dataset.group.tolist()])
+    rows, held = divide(snapshot, seed, open_rows)
     heads = _heads(snapshot, rows, device_ids)
     run_folder = models.parent / RUNS / _run_name(snapshot, config, seed, heads)
     result = _train(snapshot, rows, held, heads, config, seed, workers, run_folder)
@@ -78,12 +84,26 @@ def train_version(
         "held_out_workloads": len(np.unique(dataset.group[held])),
         "workers": workers,
     }
-    version = save_version(models, result.model, {**manifest, **about})
+    reader = Store.read(Path(settings.store.path))
+    registry = Registry(models)
+    until = {one: counts.last_at for one, counts in reader.counts().items()}
+    told = told_of(dataset, open_rows, heads, until, holds_out=bool(kept_out))
+    verdicts = Judge(registry, reader, dataset, snapshot.workloads).verdicts(
+        result.model, heads, told["trained_workloads"]
+    )
+    version = keep_judged(
+        registry,
+        result.model,
+        {**manifest, **about, **told, "verdicts": verdicts_as_json(verdicts)},
+        verdicts,
+    )
     last = result.history[result.best_epoch - 1]
     found: dict[str, Any] = {
         "version": version,
         "path": str(models / version),
         "heads": list(result.model.device_ids),
+        "serves": {one.device_id: one.reason for one in verdicts if one.moves_on},
+        "kept_champions": {one.device_id: one.reason for one in verdicts if not one.moves_on},
         "devices_left_out": sorted(set(map(str, dataset.device_ids)) - set(heads)),
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
         "candidates": len(dataset.candidate_ids),
@@ -123,15 +143,24 @@ def check_heads(
     ).to_json()
 
 
-def _divide(snapshot: Snapshot, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to learn from, and rows of other workloads to stop by; none of these where workloads are few."""
+def divide(snapshot: Snapshot, seed: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Part rows into some to learn from, and some of other workloads to stop by.
+
+    Args:
+        snapshot: Where the rows are from.
+        seed: Of the choice.
+        rows: Rows that may be learnt from.
+
+    Returns:
+        Both parts; nothing to stop by where workloads are few.
+    """
     from transfer.splits import workload_folds
 
     dataset = snapshot.dataset
-    if len(np.unique(dataset.group)) < ENOUGH_WORKLOADS:
-        return np.arange(len(dataset)), np.zeros(0, dtype=np.int64)
-    first = workload_folds(dataset, snapshot.workloads, _PARTS, seed)[0]
-    return first.train, first.test
+    if len(np.unique(dataset.group[rows])) < ENOUGH_WORKLOADS:
+        return rows, np.zeros(0, dtype=np.int64)
+    first = workload_folds(dataset.take(rows), snapshot.workloads, _PARTS, seed)[0]
+    return rows[first.train], rows[first.test]
 
 
 def _heads(snapshot: Snapshot, rows: np.ndarray, asked: Sequence[str]) -> tuple[str, ...]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
 from fleet.noise_columns import SETTLING_COLUMNS, outcome_of, settled_rows
@@ -40,19 +42,38 @@ def counting_rows(
     Raises:
         StoreError: The store is damaged, or a newer version wrote it.
     """
+    names = (*SETTLING_COLUMNS, "workload_id")
+    counts = settled_rows(_batches(reader, device_id, version, names, workload_ids))
+    yield from rows_at(reader, device_id, version, counts, workload_ids)
+
+
+def rows_at(
+    reader: StoreReader,
+    device_id: DeviceId,
+    version: int,
+    chosen: NDArray[np.bool_],
+    workload_ids: Collection[WorkloadId] = (),
+) -> Iterator[Measured]:
+    """Yield what a dataset takes of some rows of one device.
+
+    Args:
+        reader: The store.
+        device_id: A device.
+        version: Version of the table.
+        chosen: (n,) which of the device's rows, in the order of the store.
+        workload_ids: The rows are counted among these workloads only; among all if empty.
+
+    Yields:
+        One value a chosen row.
+
+    Raises:
+        StoreError: The store is damaged, or a newer version wrote it.
+    """
     from transfer.joining import Measured
 
-    def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for _, batch in reader.columns(names, device_ids=[device_id], version=version):
-            if workload_ids:
-                wanted = pa.array(list(workload_ids), pa.string())
-                batch = batch.filter(pc.is_in(batch.column("workload_id"), wanted))
-            yield batch
-
-    counts = settled_rows(batches((*SETTLING_COLUMNS, "workload_id")))
     start = 0
-    for batch in batches(_COLUMNS):
-        rows = batch.filter(pa.array(counts[start : start + batch.num_rows]))
+    for batch in _batches(reader, device_id, version, _COLUMNS, workload_ids):
+        rows = batch.filter(pa.array(chosen[start : start + batch.num_rows]))
         start += batch.num_rows
         columns = {name: rows.column(name).to_pylist() for name in _COLUMNS}
         columns["outcome"] = [outcome_of(text) for text in columns["outcome"]]
@@ -61,4 +82,18 @@ def counting_rows(
             yield Measured(record_id, device_id, *rest)
 
 
-__all__ = ["counting_rows"]
+def _batches(
+    reader: StoreReader,
+    device_id: DeviceId,
+    version: int,
+    names: Sequence[str],
+    workload_ids: Collection[WorkloadId],
+) -> Iterator[pa.RecordBatch]:
+    for _, batch in reader.columns(names, device_ids=[device_id], version=version):
+        if workload_ids:
+            wanted = pa.array(list(workload_ids), pa.string())
+            batch = batch.filter(pc.is_in(batch.column("workload_id"), wanted))
+        yield batch
+
+
+__all__ = ["counting_rows", "rows_at"]

@@ -101,6 +101,15 @@ class MultiTaskTLP(nn.Module):
             head.load_state_dict({k: torch.stack([s[k] for s in states]).mean(dim=0) for k in states[0]})
         self.heads[key] = head.to(self.join.weight.device)
 
+    def drop_head(self, device_id: str) -> None:
+        """Take a head away: one that is not trained any more while the backbone changes would only mislead.
+
+        Raises:
+            TransferError: There is no such head.
+        """
+        self.head(device_id)
+        del self.heads[_head_key(device_id)]
+
     def copy(self) -> MultiTaskTLP:
         """An equal model that shares no tensor with this one."""
         return copy.deepcopy(self)

@@ -1,0 +1,64 @@
+"""Which workloads no refresh ever learns from: the ground on which champion and challenger meet. Pure.
+
+Used by training, onboarding and the refresh. The rule looks at the workload alone, so that it says the same
+on every host, after every restart and for every version of a model, and the held-out part grows with the
+store. Why it is so: `docs/decisions/0017-champions-per-device.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agents.records import Workload, WorkloadId, canonical_json, content_hash
+
+#: Raise it when the rule changes: workloads change sides then, and `clean` alone keeps comparisons honest.
+RULE = 1
+#: Share of the workloads that is held out.
+SHARE = 0.15
+#: With fewer workloads than this none is held out: too few would be left to learn from, and one or two judge
+#: nothing.
+LEAST_WORKLOADS = 10
+
+#: Hexadecimal digits of the hash that the rule looks at.
+_DIGITS = 8
+
+
+def is_held_out(workload: Workload) -> bool:
+    """Whether the rule puts a workload on the held-out side.
+
+    Workloads of one operator with the same shapes go to one side: they differ in data types, strides or
+    layout alone, and who learnt one of them has half seen the other.
+    """
+    shapes = [list(shape) for shape in workload.arg_shapes]
+    key = canonical_json([workload.operator, shapes]) if shapes else workload.workload_id
+    digest = content_hash("holdout", str(RULE), key)
+    return int(digest[:_DIGITS], 16) < int(SHARE * 16**_DIGITS)
+
+
+def held_out(workloads: Iterable[Workload]) -> frozenset[WorkloadId]:
+    """The held-out ones among the workloads that a family has records of; none where these are few."""
+    known = list(workloads)
+    if len(known) < LEAST_WORKLOADS:
+        return frozenset()
+    return frozenset(one.workload_id for one in known if is_held_out(one))
+
+
+def clean(held: Iterable[WorkloadId], *trained: Iterable[WorkloadId] | None) -> frozenset[WorkloadId] | None:
+    """Held-out workloads that no version of a comparison has learnt from.
+
+    Args:
+        held: Held-out workloads.
+        trained: What each version learnt from; None where nobody knows.
+
+    Returns:
+        None where nobody knows of one of them.
+    """
+    left = frozenset(held)
+    for learnt in trained:
+        if learnt is None:
+            return None
+        left -= frozenset(learnt)
+    return left
+
+
+__all__ = ["LEAST_WORKLOADS", "RULE", "SHARE", "clean", "held_out", "is_held_out"]

@@ -1,0 +1,125 @@
+"""`fleet models`: what people and scripts see, and the exit codes that they rely on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.cli import run
+from fleet.registry import Registry
+from tests.refresh_fixtures import small_model
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Two versions of two devices; the second one serves one of them."""
+    registry = Registry(tmp_path / "models", clock=lambda: 1000.0)
+    facts: dict[str, Any] = {"table_version": 3, "candidates": 100, "trained_workloads": ["a", "b"]}
+    registry.publish(registry.add(small_model("box.a", "box.b"), facts), {"box.a": {}, "box.b": {}})
+    verdicts = {"box.a": {"reason": "better: 80 % of the pairs right"}, "box.b": {"reason": "worse: no"}}
+    more = {
+        "table_version": 5,
+        "candidates": 150,
+        "trained_workloads": ["b", "c"],
+        "warm_start": "v000001",
+        "reasons": ["50 new records"],
+        "verdicts": verdicts,
+    }
+    version = registry.add(small_model("box.a", "box.b", seed=1), more)
+    registry.publish(version, {"box.a": verdicts["box.a"]})
+    return registry.folder
+
+
+def told(arguments: list[str], models: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    assert run(["models", *arguments, "--models", str(models), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def shown(arguments: list[str], models: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert run(["models", *arguments, "--models", str(models)]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("verb", ["list", "show", "diff", "rollback"])
+def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models", verb, "--help"]) == 0
+    assert f"Example: fleet models {verb}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_list_tells_whom_each_version_serves(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = told(["list"], models, capsys)
+    assert (first["serves"], second["serves"]) == (["box.b"], ["box.a"])
+    assert (second["warm_start"], second["reasons"]) == ("v000001", ["50 new records"])
+    assert "v000002" in shown(["list"], models, capsys)
+
+
+def test_an_empty_folder_has_no_versions_and_that_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(["list"], tmp_path / "none", capsys) == []
+    assert "`fleet train` makes one" in shown(["list"], tmp_path / "none", capsys)
+
+
+def test_show_tells_why_a_head_serves_or_not(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(["show", "v000002"], models, capsys)
+    assert list(found["serves"]) == ["box.a"]
+    assert found["serves"]["box.a"]["before"] == ["v000001"]
+    assert found["manifest"]["candidates"] == 150
+    assert [one["to"] for one in found["changes"]] == ["v000002"]
+    assert found["sha256"] == Registry(models).sha256("v000002")
+    text = shown(["show", "v000002"], models, capsys)
+    assert "worse: no" in text
+    assert found["sha256"][:16] in text
+
+
+def test_diff_tells_data_weights_and_verdicts(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(["diff", "v000001", "v000002"], models, capsys)
+    assert found["manifest"]["candidates"] == [100, 150]
+    assert found["workloads"] == {"both": 1, "added": 1, "removed": 1}
+    assert set(found["weights"]) == {"backbone", "box.a", "box.b"}
+    assert all(distance > 0 for distance in found["weights"].values())
+    assert found["judged"]["v000002"]["box.b"]["reason"] == "worse: no"
+    same = told(["diff", "v000001", "v000001"], models, capsys)
+    assert set(same["weights"].values()) == {0.0}
+    assert same["manifest"] == {}
+    text = shown(["diff", "v000001", "v000002"], models, capsys)
+    assert "workloads learnt from: 1 by both, 1 only by v000002, 1 only by v000001" in text
+
+
+def test_rollback_changes_one_device_and_keeps_the_reason(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(["rollback", "box.a", "--reason", "slower since Monday"], models, capsys)
+    assert text == "box.a is served by v000001 from now on (slower since Monday)"
+    assert {one.version for one in Registry(models).champions().values()} == {"v000001"}
+    back = told(["rollback", "box.a", "--to", "v000002"], models, capsys)
+    assert (back["version"], back["reason"]) == ("v000002", "by hand")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["show", "v000009"], "no model version 'v000009'"),
+        (["diff", "v000001", "../x"], "no model version '../x'"),
+        (["rollback", "box.z"], "device 'box.z' has no champion"),
+        (["rollback", "box.b"], "box.b has no champion before v000001"),
+    ],
+)
+def test_a_failure_is_one_clear_line_and_exit_1(
+    arguments: list[str], line: str, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["models", *arguments, "--models", str(models)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fleet: ")
+    assert line in error
+    assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["models", "no-such"], ["models", "show"], ["models", "diff", "v000001"]]
+)
+def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:
+    assert run(arguments) == 2

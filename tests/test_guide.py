@@ -1,0 +1,79 @@
+"""Candidates in the order in which a champion would measure them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.records import Candidate
+from fleet.guide import Guide
+from fleet.registry import Registry
+from tests.refresh_fixtures import candidates_of, small_model, unlike_workload
+from transfer.features import Extractor
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    registry = Registry(tmp_path / "models")
+    registry.publish(registry.add(small_model("box.a", "box.b"), {}), {"box.a": {}, "box.b": {}})
+    return registry
+
+
+def test_the_order_is_that_of_the_champions_scores(registry: Registry) -> None:
+    workload = unlike_workload(0)
+    candidates = candidates_of(workload, 40)
+    guide = Guide(registry)
+    found = guide.rank(workload, "box.a", candidates)
+    assert found is not None
+    block = Extractor().extract({workload.workload_id: workload}, candidates)
+    scores = small_model("box.a", "box.b").score(block, "box.a")
+    assert found.scores == tuple(scores.tolist())
+    assert sorted(found.order) == list(range(40))
+    assert np.all(np.diff(scores[list(found.order)]) <= 0)
+    assert found.model == registry.champion("box.a")
+    assert found.first(candidates, 3) == [candidates[place] for place in found.order[:3]]
+
+
+def test_a_new_champion_ranks_without_a_restart(registry: Registry) -> None:
+    workload = unlike_workload(0)
+    candidates = candidates_of(workload, 30)
+    guide = Guide(registry)
+    before = guide.rank(workload, "box.a", candidates)
+    writer = Registry(registry.folder)
+    writer.publish(writer.add(small_model("box.a", seed=5), {}), {"box.a": {}})
+    after = guide.rank(workload, "box.a", candidates)
+    other = guide.rank(workload, "box.b", candidates)
+    assert before is not None
+    assert after is not None
+    assert other is not None
+    assert [one.model.version for one in (before, after, other)] == ["v000001", "v000002", "v000001"]
+    assert before.scores != after.scores
+
+
+def test_what_cannot_be_read_comes_last(registry: Registry) -> None:
+    workload = unlike_workload(0)
+    good = candidates_of(workload, 3)
+    torn = Candidate(workload_id=workload.workload_id, trace='[["no"')
+    foreign = replace(good[0], dialect="unheard-of")
+    elsewhere = candidates_of(unlike_workload(1), 1)[0]
+    candidates = [torn, good[0], foreign, good[1], elsewhere, good[2]]
+    found = Guide(registry).rank(workload, "box.a", candidates)
+    assert found is not None
+    assert sorted(found.order[:3]) == [1, 3, 5]
+    assert [found.scores[place] for place in (0, 2, 4)] == [0, 0, 0]
+    assert len(found.first(candidates, 6)) == 3
+
+
+def test_without_a_champion_that_can_be_asked_nothing_is_ranked(registry: Registry) -> None:
+    workload = unlike_workload(0)
+    candidates = candidates_of(workload, 2)
+    guide = Guide(registry)
+    assert guide.rank(workload, "box.c", candidates) is None
+    assert guide.rank(workload, "box.a", []) is None
+    assert guide.why_not("box.a") == guide.why_not("box.c") == ""
+    (registry.path("v000001") / "model.safetensors").write_bytes(b"torn")
+    assert guide.rank(workload, "box.a", candidates) is None
+    assert "torn or changed" in guide.why_not("box.a")

@@ -1,0 +1,187 @@
+"""Who serves a device: fair ground, noise that counts for nothing, reasons that say why."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import Workload, WorkloadId
+from fleet import holdout, refresh
+from fleet.refresh import Kind, Standing, decided_pairs, judge, refusal, standing, start_from, summary
+from tests.dataset_fixtures import gmm_workload
+from tests.refresh_fixtures import unlike_workload
+
+
+def heads(
+    quality: float, *, workloads: int = 12, count: int = 20, seed: int = 0, floor: float = 0.0
+) -> Standing:
+    """A head that knows the true speed up to noise of its own; all seeds share the candidates."""
+    truth = np.random.default_rng(7).normal(size=workloads * count)
+    noise = np.random.default_rng(100 + seed).normal(size=workloads * count)
+    group = np.repeat(np.arange(workloads), count).astype(np.int32)
+    found = standing(quality * truth + (1 - quality) * noise, np.exp(-truth), group, floor)
+    assert found is not None
+    return found
+
+
+def test_a_better_head_moves_on_and_says_by_how_much() -> None:
+    verdict = judge("a", heads(0.9, seed=1), heads(0.5, seed=2), served_by="v000001")
+    assert (verdict.kind, verdict.moves_on) == (Kind.BETTER, True)
+    assert "on 12 held-out workloads" in verdict.reason
+    assert "against v000001" in verdict.reason
+    assert verdict.judged is not None
+    assert verdict.judged["difference"]["pairs"][1] > 0
+    assert verdict.judged["workloads"] == 12
+    assert verdict.judged["candidates"] == 240
+
+
+def test_a_worse_head_leaves_the_champion_where_it_is() -> None:
+    verdict = judge("a", heads(0.5, seed=1), heads(0.9, seed=2), served_by="v000001")
+    assert (verdict.kind, verdict.moves_on) == (Kind.WORSE, False)
+    assert verdict.reason.startswith("worse: ")
+
+
+def test_equal_heads_move_on_because_the_challenger_has_the_fresher_data() -> None:
+    verdict = judge("a", heads(0.7, seed=1), heads(0.7, seed=2), served_by="v000001")
+    assert (verdict.kind, verdict.moves_on) == (Kind.AS_GOOD, True)
+    assert verdict.reason.startswith("no worse beyond noise: ")
+
+
+def test_a_head_that_misses_the_best_is_worse_though_it_orders_the_rest_alike() -> None:
+    found = heads(0.7, seed=1)
+    blind = replace(found, top5=found.top5 - 0.2)
+    verdict = judge("a", blind, found, served_by="v000001")
+    assert verdict.kind is Kind.WORSE
+    assert "first five choices" in verdict.reason
+
+
+def test_a_first_head_must_beat_chance() -> None:
+    assert judge("a", heads(0.8), None).kind is Kind.FIRST
+    verdict = judge("a", heads(0.0), None)
+    assert (verdict.kind, verdict.moves_on) == (Kind.REFUSED, False)
+    assert verdict.reason.startswith("no better than chance")
+
+
+def test_too_few_held_out_workloads_judge_nobody() -> None:
+    few = heads(0.9, workloads=refresh.LEAST_JUDGED - 1)
+    verdict = judge("a", few, few, served_by="v000004")
+    assert (verdict.kind, verdict.moves_on) == (Kind.UNJUDGED, True)
+    assert verdict.reason == (
+        "2 held-out workloads can judge, 3 are needed; "
+        "moved on from v000004 unjudged: fresh records will tell"
+    )
+    assert judge("a", None, None).kind is Kind.FIRST
+
+
+def test_heads_are_compared_on_the_same_workloads_only() -> None:
+    with pytest.raises(ValueError, match="unlike workloads"):
+        judge("a", heads(0.9), heads(0.9, workloads=11), served_by="v000001")
+
+
+def test_differences_within_the_noise_floor_are_no_differences() -> None:
+    latency = np.array([1.0, 1.005, 1.2, 1.0, 1.005, 1.2])
+    scores = np.array([0.8, 0.9, 0.1, 0.8, 0.9, 0.1])
+    group = np.array([0, 0, 0, 1, 1, 1], dtype=np.int32)
+    many = np.tile(np.arange(3), (4, 1)).ravel()
+    strict = standing(scores[many], latency[many], np.repeat(0, 12).astype(np.int32), 0.0)
+    lenient = standing(scores[many], latency[many], np.repeat(0, 12).astype(np.int32), 0.02)
+    assert strict is not None
+    assert lenient is not None
+    assert strict.right.sum() < strict.decided.sum()
+    assert lenient.right.sum() == lenient.decided.sum()
+    assert lenient.top5.tolist() == [1.0]
+    assert standing(scores, latency, group, 0.5) is None
+    assert standing(scores, np.full(6, np.nan), group, 0.0) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from((1.0, 1.01, 1.5, 2.0))), min_size=2, max_size=12),
+    st.sampled_from((0.0, 0.02, 0.6)),
+)
+def test_pairs_are_counted_one_by_one(found: list[tuple[int, float]], floor: float) -> None:
+    scores = np.array([float(score) for score, _ in found])
+    latency = np.array([secs for _, secs in found])
+    decided, right = 0, 0.0
+    for one, other in itertools.permutations(range(len(found)), 2):
+        if latency[other] > latency[one] * (1 + floor):
+            decided += 1
+            right += 1.0 if scores[one] > scores[other] else 0.5 if scores[one] == scores[other] else 0.0
+    assert decided_pairs(scores, latency, floor) == (decided, right)
+
+
+def test_a_large_workload_is_judged_by_some_of_its_pairs() -> None:
+    random = np.random.default_rng(0)
+    truth = random.normal(size=5000)
+    decided, right = decided_pairs(truth, np.exp(-truth), 0.0)
+    assert decided == right == 512 * 511 / 2
+
+
+def test_a_device_without_enough_data_is_refused_by_its_numbers() -> None:
+    assert refusal("a", 32, 3) is None
+    verdict = refusal("a", 12, 1)
+    assert verdict is not None
+    assert verdict.reason == (
+        "12 ok candidates in 1 workloads that may be learnt from; a head needs 32 in 3: measure more"
+    )
+    assert not verdict.moves_on
+
+
+def test_a_refresh_starts_from_the_version_that_serves_most() -> None:
+    made = {name: {"spec_hash": "s", "warm_starts": 1} for name in ("v000001", "v000002", "v000003")}
+    serving = {"a": "v000001", "b": "v000002", "c": "v000002"}
+    assert start_from(serving, made, "s") == ("v000002", "v000002 serves 2 of 3 devices")
+    assert start_from({"a": "v000001", "b": "v000003"}, made, "s")[0] == "v000003"
+    assert start_from({}, {}, "s") == ("", "there is no champion yet")
+    assert start_from(serving, made, "other") == ("", "the champions read other features")
+    made["v000002"] = {"spec_hash": "s", "warm_starts": refresh.MOST_WARM}
+    assert start_from(serving, made, "s") == (
+        "",
+        "v000002 is 8 warm starts away from the last training from nothing",
+    )
+
+
+def test_a_summary_counts_kinds() -> None:
+    verdicts = [
+        judge("a", heads(0.9, seed=1), heads(0.5), served_by="v1"),
+        judge("b", heads(0.8), None),
+        refusal("c", 0, 0),
+    ]
+    assert summary([one for one in verdicts if one]) == "1 first, 1 better, 1 refused"
+
+
+# ---- the held-out workloads ----
+
+
+def test_the_rule_looks_at_operator_and_shapes_alone() -> None:
+    for number in range(60):
+        one = unlike_workload(number)
+        twin = replace(one, workload_id=WorkloadId(f"{number:016x}"), name="other", networks=(("n", 1),))
+        assert holdout.is_held_out(one) == holdout.is_held_out(twin)
+    shapeless = [
+        replace(gmm_workload(), workload_id=WorkloadId(f"{number:016x}"), arg_shapes=())
+        for number in range(400)
+    ]
+    assert 0.08 < np.mean([holdout.is_held_out(one) for one in shapeless]) < 0.24
+
+
+def test_the_held_out_part_only_grows() -> None:
+    known: list[Workload] = []
+    before: frozenset[WorkloadId] = frozenset()
+    for number in range(80):
+        known.append(unlike_workload(number))
+        now = holdout.held_out(known)
+        assert before <= now
+        assert bool(now) <= (len(known) >= holdout.LEAST_WORKLOADS)
+        before = now
+    assert 4 <= len(before) <= 22
+
+
+def test_what_any_version_has_learnt_from_judges_none_of_them() -> None:
+    held = [WorkloadId(name) for name in "abc"]
+    assert holdout.clean(held, [WorkloadId("x")], [WorkloadId("b")]) == {"a", "c"}
+    assert holdout.clean(held, None, []) is None

@@ -1,0 +1,422 @@
+"""Refreshes as they run: real data flow, real processes, real kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.records import DeviceId
+from fleet.errors import FleetError
+from fleet.events import (
+    Event,
+    ModelPublished,
+    ModelRolledBack,
+    ReasonKind,
+    TrainingFailed,
+    TrainingFinished,
+    TrainingReason,
+    TrainingStarted,
+)
+from fleet.learning import save_version
+from fleet.refresh_child import refresh_cores, unfinished
+from fleet.refresh_process import FAILED, STOPPED
+from fleet.refresh_request import Request, request_from_json, request_text
+from fleet.refresh_run import EPOCHS, PLAN, run_refresh
+from fleet.refresher import Refresher, RefreshSettings
+from fleet.registry import Registry
+from fleet.store import Store
+from fleet.watch_run import run_watch
+from tests.dataset_fixtures import cpu_device
+from tests.refresh_fixtures import DEVICES, append, make_store, records_for, some_workloads
+from transfer import checkpoint
+
+#: Workloads that are learnt from, then those that judge.
+LEARNT = some_workloads(10, 5)[:10]
+HELD = some_workloads(10, 5)[10:]
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    """A refresh of a store with two devices whose latencies follow from the schedules."""
+    make_store(tmp_path / "store", [*LEARNT, *HELD], candidates=12)
+    return Request(
+        kind="refresh",
+        family="cpu",
+        store=str(tmp_path / "store"),
+        models=str(tmp_path / "models"),
+        folder=str(tmp_path / "refresh"),
+        request_id="one",
+        epochs=6,
+        nice=0,
+    )
+
+
+def again(request: Request, name: str, **changes: Any) -> Request:
+    return replace(request, request_id=name, folder=f"{request.folder}-{name}", **changes)
+
+
+def with_device(store: Path, name: str) -> None:
+    with Store.open(store) as writer:
+        writer.put_device(*cpu_device(name))
+        writer.append(records_for(LEARNT[:1], 5, devices=[name]))
+
+
+@pytest.mark.slow
+def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Request) -> None:
+    with_device(Path(request_.store), "new.c")
+    first = run_refresh(request_)
+    registry = Registry(Path(request_.models))
+    assert first["published"] == list(DEVICES)
+    assert first["start"] == "nothing"
+    assert first["verdicts"]["new.c"]["kind"] == "refused"
+    assert first["verdicts"]["new.c"]["reason"].startswith("5 ok candidates in 1 workloads")
+    assert first["text"] == "2 first, 1 refused"
+    manifest = registry.manifest("v000001")
+    assert first["held_out_workloads"] == len(HELD)
+    assert set(manifest["trained_workloads"]) == {one.workload_id for one in LEARNT}
+    assert manifest["data_until"] == dict.fromkeys(DEVICES, 100.0)
+    assert manifest["trained_heads"] == manifest["heads"] == list(DEVICES)
+
+    append(Path(request_.store), records_for(LEARNT[1:2], 30, seed=1, measured_at=200.0))
+    second = run_refresh(again(request_, "two"))
+    assert (second["start"], second["why_start"]) == ("v000001", "v000001 serves 2 of 2 devices")
+    assert registry.manifest("v000002")["warm_starts"] == 1
+    assert registry.manifest("v000002")["epochs_done"] == 3
+    assert registry.manifest("v000002")["data_until"] == dict.fromkeys(DEVICES, 200.0)
+    for device in second["published"]:
+        champion = registry.champions()[DeviceId(device)]
+        assert champion.before == ("v000001",)
+        assert champion.judged is not None
+        assert champion.judged["workloads"] == len(HELD)
+
+
+def test_a_challenger_that_loses_everywhere_is_not_kept(request_: Request) -> None:
+    run_refresh(request_)
+    # What the next one learns is upside down, what judges it was measured before.
+    append(Path(request_.store), records_for(LEARNT, 40, seed=3, measured_at=200.0, upside_down=True))
+    found = run_refresh(again(request_, "two", epochs=16))
+    assert {one["kind"] for one in found["verdicts"].values()} == {"worse"}
+    assert (found["version"], found["published"]) == ("", [])
+    assert Registry(Path(request_.models)).versions() == ["v000001"]
+
+
+def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: Request) -> None:
+    run_refresh(request_)
+    registry = Registry(Path(request_.models))
+    model, manifest = checkpoint.load(registry.path("v000001"))
+    bad = model.copy()
+    for device in DEVICES:
+        last = bad.head(device)[-1]
+        last.weight.data.neg_()
+        last.bias.data.neg_()
+    own = ("format_version", "model", "spec_hash", "heads", "parameters", "tensors_sha256", "version", "run")
+    version = registry.add(bad, {key: value for key, value in manifest.items() if key not in own})
+    registry.publish(version, {"box.a": {"judged": {"tau": [0.8, 0.7, 0.9]}}})
+
+    watch = again(request_, "watch", kind="watch")
+    assert run_watch(watch)["looks"]["box.a"]["freshness"] == "too_few"
+    fresh = records_for(LEARNT[:8], 10, seed=5, measured_at=time.time() + 5)
+    append(Path(request_.store), [replace(one, origin="model") for one in fresh])
+    assert run_watch(watch)["looks"]["box.a"]["freshness"] == "too_few", "a model chose these"
+
+    fresh = records_for(LEARNT[:8], 10, seed=6, measured_at=time.time() + 6)
+    append(Path(request_.store), fresh)
+    found = run_watch(watch)
+    assert found["rolled_back"] == ["box.a"]
+    assert found["looks"]["box.b"]["freshness"] == "good"
+    champion = registry.champions()[DeviceId("box.a")]
+    assert champion.version == "v000001"
+    assert champion.reason.startswith("fresh records: tau -0.")
+    assert "0.800 when published; v000001 gives 0." in champion.reason
+    assert registry.history()[-1].kind == "rolled_back"
+
+
+def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(request_: Request) -> None:
+    run_refresh(request_)
+    registry = Registry(Path(request_.models))
+    model, _ = checkpoint.load(registry.path("v000001"))
+    everything = [one.workload_id for one in (*LEARNT, *HELD)]
+    registry.publish(registry.add(model, {"trained_workloads": everything}), {"box.a": {}})
+    found = run_refresh(again(request_, "two"))
+    assert found["verdicts"]["box.a"]["kind"] == "unjudged"
+    assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
+    assert found["verdicts"]["box.b"]["kind"] != "unjudged"
+
+
+def test_a_version_that_does_not_say_what_it_learnt_is_looked_up_in_the_store(request_: Request) -> None:
+    run_refresh(request_)
+    registry = Registry(Path(request_.models))
+    model, _ = checkpoint.load(registry.path("v000001"))
+    old = save_version(registry.folder, model, {"table_version": Store.read(Path(request_.store)).version})
+    registry.publish(old, {"box.a": {}})
+    found = run_refresh(again(request_, "two"))
+    assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
+
+
+def test_an_empty_family_and_a_foreign_request_are_refused(request_: Request) -> None:
+    with pytest.raises(FleetError, match="knows no device of the family gpu"):
+        run_refresh(replace(request_, family="gpu"))
+    assert request_from_json(request_text(request_)) == request_
+    for text in ("", "[]", "{}", request_text(request_).replace('"refresh"', '"remove"')):
+        with pytest.raises(FleetError, match="not a request for a refresh"):
+            request_from_json(text)
+
+
+# ---- in a process of its own ----
+
+
+def launched(request: Request) -> subprocess.Popen[str]:
+    path = Path(request.folder) / "request.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(request_text(request))
+    return subprocess.Popen(
+        [sys.executable, "-m", "fleet.refresh_process", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_epochs(request: Request, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 60
+    while not list(Path(request.folder).glob(f"{EPOCHS}/*/epoch-*")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_refresh_goes_on_to_the_same_model(request_: Request, number: signal.Signals) -> None:
+    long = replace(request_, epochs=16)
+    process = launched(long)
+    wait_for_epochs(long, process)
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode == (-number if number is signal.SIGKILL else STOPPED)
+    if number is signal.SIGTERM:
+        assert err.strip() == "stopped; the same request goes on from what is kept"
+    # Records that came meanwhile are for the next refresh: the plan holds.
+    append(Path(request_.store), records_for(LEARNT[2:3], 20, seed=9))
+    resumed = run_refresh(long)
+    assert resumed["resumed_epochs"] > 0
+    plan = json.loads((Path(long.folder) / PLAN).read_text())
+    assert resumed["table_version"] == plan["table_version"] < Store.read(Path(long.store)).version
+
+    whole = Registry(Path(request_.models)).path(resumed["version"]) / "model.safetensors"
+    straight = again(long, "straight", models=request_.models + "-straight")
+    (Path(straight.folder)).mkdir()
+    (Path(straight.folder) / PLAN).write_text(json.dumps({**plan, "run": "another"}))
+    other = Registry(Path(straight.models)).folder / run_refresh(straight)["version"] / "model.safetensors"
+    assert whole.read_bytes() == other.read_bytes()
+
+
+def test_a_refresh_killed_after_training_publishes_without_training_again(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    from fleet import refresh_run
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    keep = refresh_run.keep_judged
+    monkeypatch.setattr(refresh_run, "keep_judged", killed)
+    with pytest.raises(Killed):
+        run_refresh(request_)
+
+    def killed_later(registry: Registry, model: Any, manifest: Any, verdicts: Any) -> None:
+        registry.add(model, manifest)
+        raise Killed
+
+    monkeypatch.setattr(refresh_run, "keep_judged", killed_later)
+    monkeypatch.setattr("transfer.train.train", killed)
+    with pytest.raises(Killed):
+        run_refresh(request_)
+    assert Registry(Path(request_.models)).champions() == {}
+    monkeypatch.setattr(refresh_run, "keep_judged", keep)
+    assert run_refresh(request_)["version"] == "v000001"
+    assert Registry(Path(request_.models)).versions() == ["v000001"]
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_whoever_started_it(request_: Request, tmp_path: Path) -> None:
+    long = replace(request_, epochs=5000)
+    Path(long.folder).mkdir()
+    path = Path(long.folder) / "request.json"
+    path.write_text(request_text(long))
+    starter = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time\n"
+            "p = subprocess.Popen([sys.executable, '-m', 'fleet.refresh_process', sys.argv[1]])\n"
+            "print(p.pid, flush=True)\ntime.sleep(600)",
+            str(path),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert starter.stdout is not None
+    child = int(starter.stdout.readline())
+    until = time.monotonic() + 60
+    while not list(Path(long.folder).glob(f"{EPOCHS}/*/epoch-*")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+    while Path(f"/proc/{child}/stat").exists():
+        if Path(f"/proc/{child}/stat").read_text().split(") ")[1][0] == "Z":
+            break
+        assert time.monotonic() < until, "the refresh outlived its starter"
+        time.sleep(0.02)
+
+
+# ---- the coordinator's side ----
+
+
+def polled(refresher: Refresher, *, until: type[Event], secs: float = 90) -> list[Event]:
+    found: list[Event] = []
+    end = time.monotonic() + secs
+    while not any(isinstance(one, until) for one in found):
+        assert time.monotonic() < end, found
+        found += refresher.poll()
+        time.sleep(0.02)
+    return found
+
+
+def make_refresher(request: Request, **changes: Any) -> Refresher:
+    settings = RefreshSettings(**{"epochs": 4, "watch_secs": 0.0, "watch_records": 50, **changes})
+    registry = Registry(Path(request.models))
+    refresher = Refresher(registry, Path(request.store), Path(request.folder), settings)
+    made.append(refresher)
+    return refresher
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_process() -> Iterator[None]:
+    yield
+    while made:
+        made.pop().close()
+
+
+made: list[Refresher] = []
+
+
+@pytest.mark.slow
+def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(request_: Request) -> None:
+    refresher = make_refresher(request_)
+    assert refresher.poll() == []
+    refresher.start("cpu", [TrainingReason(kind=ReasonKind.NEW_RECORDS, text="672 new records")])
+    assert refresher.view["state"] == "training"
+    events = polled(refresher, until=TrainingFinished)
+    kinds = [type(one) for one in events]
+    assert kinds == [TrainingStarted, ModelPublished, TrainingFinished]
+    published, finished = events[1], events[2]
+    assert isinstance(published, ModelPublished)
+    assert (published.version, published.device_ids) == ("v000001", DEVICES)
+    assert isinstance(finished, TrainingFinished)
+    assert (finished.version, finished.text) == ("v000001", "2 first")
+    registry = Registry(Path(request_.models))
+    assert registry.manifest("v000001")["reasons"] == ["672 new records"]
+    assert refresher.view["state"] == "idle"
+    assert refresher.view["last"]["ok"] is True
+    assert unfinished(Path(request_.folder) / "cpu") is None
+
+    # Somebody else changes a champion: the coordinator hears of that, too.
+    registry.publish(registry.add(checkpoint.load(registry.path("v000001"))[0], {}), {"box.b": {}})
+    registry.rollback("box.b", reason="by hand")
+    assert [(type(one), getattr(one, "reason", "")) for one in refresher.poll()] == [
+        (ModelPublished, ""),
+        (ModelRolledBack, "by hand"),
+    ]
+    # A coordinator that starts learns who serves.
+    assert [type(one) for one in make_refresher(request_).poll()] == [ModelPublished]
+
+    # Enough new records ask for a look at the champions.
+    refresher.records_stored(DeviceId("box.a"), "cpu", 49)
+    refresher.poll()
+    assert refresher.view["state"] == "idle"
+    refresher.records_stored(DeviceId("box.a"), "cpu", 1)
+    refresher.poll()
+    assert refresher.view["state"] == "looking"
+    end = time.monotonic() + 60
+    while refresher.view["state"] == "looking":
+        assert time.monotonic() < end
+        assert refresher.poll() == []
+        time.sleep(0.02)
+    assert refresher.view["last_look"]["looks"]["box.a"]["freshness"] == "too_few"
+    refresher.close()
+
+
+def test_a_failure_shows_the_end_of_standard_error(request_: Request) -> None:
+    refresher = make_refresher(request_)
+    refresher.start("gpu", ["test"])
+    failed = polled(refresher, until=TrainingFailed)[-1]
+    assert isinstance(failed, TrainingFailed)
+    assert f"its process ended with code {FAILED}: " in failed.reason
+    assert failed.reason.endswith("knows no device of the family gpu; collect first")
+    assert unfinished(Path(request_.folder) / "gpu") is None
+
+
+@pytest.mark.slow
+def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(request_: Request) -> None:
+    refresher = make_refresher(request_, epochs=24)
+    refresher.start("cpu", ["test"])
+    child = refresher._child
+    assert child is not None
+    end = time.monotonic() + 60
+    while not list(Path(request_.folder).glob(f"cpu/{EPOCHS}/*/epoch-*")):
+        assert time.monotonic() < end
+        refresher.poll()
+        time.sleep(0.02)
+    refresher.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+    left = unfinished(Path(request_.folder) / "cpu")
+    assert left is not None
+
+    second = make_refresher(request_)
+    second.start("cpu", ["test", "and more"])
+    events = polled(second, until=TrainingFinished)
+    assert isinstance(events[-1], TrainingFinished)
+    assert second.view["last"]["resumed_epochs"] > 0
+    assert Registry(Path(request_.models)).manifest("v000001")["train"]["epochs"] == 24
+
+
+def test_a_killed_process_is_tried_again_but_not_for_ever(request_: Request) -> None:
+    refresher = make_refresher(request_, epochs=5000)
+    for attempt in range(3):
+        refresher.start("cpu", ["test"])
+        child = refresher._child
+        assert child is not None
+        os.kill(child.pid, signal.SIGKILL)
+        failed = polled(refresher, until=TrainingFailed)[-1]
+        assert isinstance(failed, TrainingFailed)
+        assert failed.reason.startswith("its process was ended by signal 9")
+        assert (unfinished(Path(request_.folder) / "cpu") is None) == (attempt == 2)
+
+
+def test_a_refresh_stays_away_from_the_cores_that_time() -> None:
+    spec, _ = cpu_device("box.a")
+    usable = sorted(os.sched_getaffinity(0))
+    cores = refresh_cores([replace(spec, cores=(usable[0],))], usable)
+    if len(usable) > 1:
+        assert usable[0] not in cores
+    assert set(cores) <= set(usable)
+    assert np.array(cores).size > 0

@@ -1,0 +1,344 @@
+"""Versions and champions: whole or not at all, picked up without a restart, never pruned while they serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from agents.records import DeviceId
+from fleet import registry_reader
+from fleet.registry import Registry, RegistryError
+from fleet.registry_file import Change, appended_history, read_history
+from tests.refresh_fixtures import small_model
+from transfer import checkpoint
+from transfer.errors import TransferError
+
+HEADS = ("box.a", "box.b")
+
+
+def added(registry: Registry, *heads: str, seed: int = 0, **manifest: Any) -> str:
+    return registry.add(small_model(*(heads or HEADS), seed=seed), manifest)
+
+
+def served(registry: Registry) -> dict[str, str]:
+    return {device: champion.version for device, champion in registry.champions().items()}
+
+
+def test_a_version_serves_nobody_before_it_is_published(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models", clock=lambda: 7.0)
+    assert registry.versions() == []
+    assert registry.champion("box.a") is None
+    version = added(registry, table_version=3)
+    assert (version, registry.champion("box.a")) == ("v000001", None)
+    registry.publish(version, {"box.a": {"reason": "first", "judged": {"tau": [0.5, 0.4, 0.6]}}})
+    ref = registry.champion("box.a")
+    assert ref is not None
+    assert (ref.version, ref.sha256) == (version, registry.sha256(version))
+    assert registry.champion("box.b") is None
+    champion = registry.champions()[DeviceId("box.a")]
+    assert (champion.since, champion.reason, champion.before) == (7.0, "first", ())
+    model, manifest = registry.load(ref)
+    assert model.device_ids == HEADS
+    assert (manifest["table_version"], manifest["created_at"]) == (3, 7.0)
+
+
+def test_versions_older_than_champions_serve_by_being_the_newest(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    checkpoint.save(models / "v000001", small_model(*HEADS), {"version": "v000001"})
+    checkpoint.save(models / "v000002", small_model("box.b"), {"version": "v000002"})
+    registry = Registry(models)
+    assert served(registry) == {"box.a": "v000001", "box.b": "v000002"}
+    # What is added from now on must win its place.
+    assert added(registry) == "v000003"
+    assert served(registry) == {"box.a": "v000001", "box.b": "v000002"}
+    registry.publish("v000003", {"box.a": {}})
+    assert served(registry) == {"box.a": "v000003", "box.b": "v000002"}
+
+
+def test_another_process_sees_a_new_champion_and_reads_the_file_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = Registry(tmp_path / "models"), Registry(tmp_path / "models")
+    writer.publish(added(writer), {"box.a": {}})
+    reads: list[str] = []
+    parse = registry_reader.parse_state
+    monkeypatch.setattr(registry_reader, "parse_state", lambda text: reads.append(text) or parse(text))
+    for _ in range(50):
+        ref = reader.champion("box.a")
+        assert ref is not None
+        assert ref.version == "v000001"
+    assert len(reads) == 1
+    writer.publish(added(writer, seed=1), {"box.a": {}})
+    ref = reader.champion("box.a")
+    assert ref is not None
+    assert ref.version == "v000002"
+
+
+def test_a_rollback_goes_back_one_champion_at_a_time(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    for number in range(3):
+        judged = {"tau": [number / 10, 0.0, 1.0]}
+        registry.publish(added(registry, seed=number), {"box.a": {"judged": judged}, "box.b": {}})
+    assert registry.rollback("box.a", reason="worse on fresh records").version == "v000002"
+    champion = registry.champions()[DeviceId("box.a")]
+    assert champion.reason == "worse on fresh records"
+    assert champion.judged == {"tau": [0.1, 0.0, 1.0]}
+    assert served(registry) == {"box.a": "v000002", "box.b": "v000003"}
+    assert registry.rollback("box.a", reason="again").version == "v000001"
+    with pytest.raises(RegistryError, match=r"box\.a has no champion before v000001"):
+        registry.rollback("box.a", reason="once more")
+    assert registry.rollback("box.a", "v000003", reason="forward").before == ()
+    kinds = [
+        (change.kind, change.device_id, change.previous, change.version) for change in registry.history()
+    ]
+    assert kinds[-1] == ("rolled_back", "box.a", "v000001", "v000003")
+    assert [change.serial for change in registry.history()] == list(range(1, 10))
+    assert [change.serial for change in registry.history(after=7)] == [8, 9]
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    registry.publish(added(registry, "box.a"), {"box.a": {}})
+    before = (tmp_path / "models" / "champions.json").read_bytes()
+    with pytest.raises(RegistryError, match=r"v000001 has no head for box\.b; nothing was published"):
+        registry.publish("v000001", {"box.a": {}, "box.b": {}})
+    with pytest.raises(RegistryError, match="no model version 'v000009'"):
+        registry.publish("v000009", {"box.a": {}})
+    with pytest.raises(RegistryError, match=r"'box\.c' has no champion; devices with one: box\.a"):
+        registry.rollback("box.c", reason="")
+    with pytest.raises(RegistryError, match="is served by v000001 already"):
+        registry.rollback("box.a", "v000001", reason="")
+    for name in ("../models/v000001", "/etc", "v1"):
+        with pytest.raises(RegistryError, match="no model version"):
+            registry.rollback("box.a", name, reason="")
+    assert (tmp_path / "models" / "champions.json").read_bytes() == before
+
+
+def test_a_version_that_was_changed_is_not_served(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    version = added(registry)
+    registry.publish(version, {"box.a": {}})
+    ref = registry.champion("box.a")
+    assert ref is not None
+    tensors = registry.path(version) / "model.safetensors"
+    whole = tensors.read_bytes()
+    tensors.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(TransferError, match="torn or changed"):
+        registry.load(ref)
+    tensors.write_bytes(whole)
+    manifest = registry.path(version) / "manifest.json"
+    manifest.write_text(manifest.read_text() + " ")
+    with pytest.raises(RegistryError, match="was changed since the version was published"):
+        registry.load(ref)
+
+
+def test_the_same_run_makes_one_version_however_often_it_is_tried(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    assert [added(registry, run="x"), added(registry, run="y"), added(registry, run="x")] == [
+        "v000001",
+        "v000002",
+        "v000001",
+    ]
+    registry.publish("v000001", {"box.a": {}})
+    registry.publish("v000001", {"box.a": {}})
+    assert len(registry.history()) == 1
+
+
+def test_damage_is_told_with_the_file_and_a_cure(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    registry.publish(added(registry), {"box.a": {}})
+    path = tmp_path / "models" / "champions.json"
+    for text in ("{", "[]", '{"format": 9, "serial": 1, "champions": {}, "changes": []}'):
+        path.write_text(text)
+        with pytest.raises(RegistryError, match=r"champions\.json: .*restore it"):
+            Registry(tmp_path / "models").champion("box.a")
+
+
+def test_a_torn_line_of_the_history_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+
+    def change(serial: int) -> Change:
+        return Change(
+            serial=serial,
+            at_secs=0.0,
+            kind="published",
+            device_id=DeviceId("a"),
+            version="v000001",
+            previous="",
+            reason="",
+        )
+
+    appended_history(path, [change(1), change(2)])
+    with path.open("ab") as stream:
+        stream.write(b'{"serial": 3, "at')
+    appended_history(path, [change(2), change(3)])
+    assert [one.serial for one in read_history(path)] == [1, 2, 3]
+
+
+# ---- kills ----
+
+_STEPS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "ftruncate")
+
+
+def _killed_at(number: int, work: Callable[[], None]) -> bool:
+    """Do some work in a process that kills itself before its n-th step on the disk; whether it got there."""
+    child = os.fork()
+    if child == 0:
+        try:
+            left = number
+            calls = {name: getattr(os, name) for name in _STEPS}
+
+            def counted(name: str) -> Callable[..., Any]:
+                def step(*args: Any, **kwargs: Any) -> Any:
+                    nonlocal left
+                    left -= 1
+                    if left < 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return calls[name](*args, **kwargs)
+
+                return step
+
+            for name in _STEPS:
+                setattr(os, name, counted(name))
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+def test_a_kill_at_any_step_leaves_the_old_champion_or_the_new_one(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    first = Registry(models)
+    first.publish(added(first), {head: {} for head in HEADS})
+    model = small_model(*HEADS, seed=1)
+
+    def publish(folder: Path) -> None:
+        registry = Registry(folder)
+        version = registry.add(model, {"run": "second"})
+        registry.publish(version, {head: {"reason": "better"} for head in HEADS})
+        registry.prune(1)
+
+    seen = set()
+    number = 0
+    while True:
+        folder = tmp_path / f"killed-{number}"
+        shutil.copytree(models, folder)
+        was_killed = _killed_at(number, lambda folder=folder: publish(folder))
+        registry = Registry(folder)
+        serving = served(registry)
+        # All devices changed hands in one step, and whoever serves is whole.
+        assert serving in (dict.fromkeys(HEADS, f"v00000{place}") for place in (1, 2))
+        seen.add(serving["box.a"])
+        for head in HEADS:
+            ref = registry.champion(head)
+            assert ref is not None
+            registry.load(ref)
+        for version in registry.versions():
+            checkpoint.load(folder / version)
+        # The same again goes on: one version of the run, every change told once.
+        publish(folder)
+        registry = Registry(folder)
+        assert served(registry) == dict.fromkeys(HEADS, "v000002")
+        assert [change.serial for change in registry.history()] == [1, 2, 3, 4]
+        assert [change.serial for change in read_history(folder / "history.jsonl")] == [1, 2, 3, 4]
+        shutil.rmtree(folder)
+        if not was_killed:
+            break
+        number += 1
+    assert seen == {"v000001", "v000002"}
+    assert number > 12
+
+
+# ---- any order of changes ----
+
+
+class Changes(RuleBasedStateMachine):
+    """Versions come, serve, are taken back and pruned; who serves must always be there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.registry = Registry(self.folder / "models")
+        self.made = 0
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    @rule(devices=st.sets(st.sampled_from(("a", "b", "c")), min_size=1))
+    def publish(self, devices: set[str]) -> None:
+        version = self.registry.add(_MODEL, {})
+        self.made += 1
+        assert version == f"v{self.made:06d}"
+        self.registry.publish(version, {device: {} for device in devices})
+
+    @rule()
+    def add_only(self) -> None:
+        self.registry.add(_MODEL, {})
+        self.made += 1
+
+    @precondition(lambda self: self.registry.champions())
+    @rule(device=st.sampled_from(("a", "b", "c")))
+    def rollback(self, device: str) -> None:
+        champion = self.registry.champions().get(DeviceId(device))
+        there = self.registry.versions()
+        before = [] if champion is None else [one for one in champion.before if one in there]
+        if not before:
+            with pytest.raises(RegistryError):
+                self.registry.rollback(device, reason="test")
+        else:
+            assert self.registry.rollback(device, reason="test").version == before[-1]
+
+    @rule(keep=st.integers(1, 4))
+    def prune(self, keep: int) -> None:
+        before = self.registry.versions()
+        backs = {
+            device: next((one for one in reversed(champion.before) if one in before), None)
+            for device, champion in self.registry.champions().items()
+        }
+        gone = self.registry.prune(keep)
+        there = self.registry.versions()
+        assert sorted([*there, *gone]) == before
+        assert set(before[-keep:]) <= set(there)
+        assert {one for one in backs.values() if one} <= set(there)
+
+    @invariant()
+    def champions_are_there(self) -> None:
+        there = self.registry.versions()
+        for champion in self.registry.champions().values():
+            assert champion.version in there
+
+    @invariant()
+    def the_history_is_gapless(self) -> None:
+        serials = [change.serial for change in self.registry.history()]
+        assert serials == list(range(1, len(serials) + 1))
+        assert self.registry.state().serial == len(serials)
+
+
+_MODEL = small_model("a", "b", "c")
+TestChanges = Changes.TestCase
+TestChanges.settings = settings(max_examples=12, stateful_step_count=12, deadline=None)
+
+
+def test_champions_as_text_can_be_read_by_others(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    registry.publish(added(registry), {"box.a": {"reason": "first"}})
+    value = json.loads((tmp_path / "models" / "champions.json").read_text())
+    assert value["champions"]["box.a"]["version"] == "v000001"
+    assert value["champions"]["box.a"]["sha256"] == registry.sha256("v000001")
