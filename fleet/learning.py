@@ -21,7 +21,6 @@ from agents.records import (
     WorkloadId,
 )
 from fleet.errors import FleetError
-from fleet.models import next_version
 from fleet.store import StoreReader
 from fleet.training_rows import counting_rows
 
@@ -162,31 +161,53 @@ def adapt_version(
     strategy: Strategy,
     config: TrainConfig,
     seed: int,
+    *,
+    hold_out: bool = False,
 ) -> tuple[MultiTaskTLP, str]:
     """Give a new device its head from its measured candidates `support`, and keep the model as a version.
 
-    Of the target only the support is seen, whatever else the snapshot holds of it.
+    Of the target only the support is seen, whatever else the snapshot holds of it. With `hold_out` nothing is
+    learnt from the held-out workloads (`fleet.holdout`), so that later versions can be compared with it.
     """
     import numpy as np
 
+    from fleet.holdout import held_out
+    from fleet.judging import told_of
+
     started = time.perf_counter()
     dataset = snapshot.dataset
-    rows = np.arange(len(dataset.candidate_ids))
-    support_rows = np.flatnonzero([candidate_id in support for candidate_id in dataset.candidate_ids])
-    model = strategy.adapt(source, dataset, target, support_rows, source_rows=rows, config=config, seed=seed)
+    everywhere = [snapshot.workloads[one] for one in dataset.workload_ids]
+    kept_out = held_out(everywhere) if hold_out else frozenset()
+    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
+    rows = np.flatnonzero(is_open)
+    support_rows = np.flatnonzero(
+        is_open & np.array([candidate_id in support for candidate_id in dataset.candidate_ids])
+    )
+    adapted = strategy.adapt(
+        source, dataset, target, support_rows, source_rows=rows, config=config, seed=seed
+    )
+    model = adapted.model
     manifest = manifest_of(
         snapshot, seed=seed, config=config, seconds=time.perf_counter() - started, sources=source.device_ids
     )
     onboarded = {"onboarded": target, "samples": len(support_rows), "strategy": strategy.name}
-    return model, save_version(models, model, {**manifest, **onboarded})
+    told = told_of(dataset, rows, model.device_ids, {}, holds_out=bool(kept_out))
+    return model, save_version(models, model, {**manifest, **onboarded, **told})
 
 
 def save_version(folder: Path, model: MultiTaskTLP, manifest: Mapping[str, Any]) -> str:
-    """Keep a model as the next version of a folder and return the version's name."""
-    from transfer import checkpoint
+    """Keep a model as the next version of a folder; it serves the devices that nothing serves yet.
 
-    version = next_version(folder)
-    checkpoint.save(folder / version, model, {**manifest, "version": version})
+    Returns:
+        The version's name.
+    """
+    from fleet.registry import Registry
+
+    registry = Registry(folder)
+    served = set(registry.champions())
+    version = registry.add(model, manifest)
+    first = [head for head in model.device_ids if head not in served]
+    registry.publish(version, {head: {} for head in first}, reason="first head, not judged")
     return version
 
 

@@ -7,20 +7,47 @@ import pytest
 import torch
 
 from tests.model_fixtures import CONFIG, make_dataset
-from transfer.adapt.base import Strategy, visible_part
-from transfer.adapt.multitask import MultiTask, most_similar_heads, with_target_head
+from transfer.adapt.base import Adapted, Strategy, unmeasured, visible_part
+from transfer.adapt.finetune import FineTune
+from transfer.adapt.heads import most_similar_heads, with_target_head
+from transfer.adapt.maml import Maml
+from transfer.adapt.masked import Masked
+from transfer.adapt.momentum import Momentum
+from transfer.adapt.multitask import MultiTask
+from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
+from transfer.adapt.siblings import Siblings
+from transfer.adapt.zero_shot import ZeroShot
 from transfer.errors import TransferError
 from transfer.losses import LossWeights, head_loss
 from transfer.model import MultiTaskTLP
 from transfer.train import train
 
 TARGET = "cpu-new"
-STRATEGIES: list[Strategy] = [Scratch(), MultiTask()]
+#: Those that train on the support set.
+TRAINED: list[Strategy] = [
+    Scratch(),
+    MultiTask(),
+    FineTune("whole", rate_shares=(0.3, 1.0)),
+    FineTune("head", rate_shares=(1.0,)),
+    FineTune("last", rate_shares=(1.0,)),
+    Momentum(),
+    Masked(),
+    Maml("second", outer_steps=2, steps=(2, 5)),
+    Maml("first", outer_steps=2, steps=(2, 5)),
+    Maml("anil", outer_steps=2, steps=(2, 5)),
+]
+WITHOUT_SAMPLES: list[Strategy] = [Nearest(), ZeroShot(), Siblings(nets=1)]
+STRATEGIES = [*TRAINED, *WITHOUT_SAMPLES]
 DATASET = make_dataset(workloads=8, candidates=12)
 SOURCE_ROWS = np.flatnonzero(DATASET.group < 6)
 SUPPORT = np.flatnonzero((DATASET.group < 4) & (np.arange(len(DATASET)) % 3 == 0))
+NOTHING = np.zeros(0, dtype=np.int64)
 QUICK = replace(CONFIG, epochs=3)
+
+
+def named(strategy: Strategy) -> str:
+    return strategy.name
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +58,19 @@ def source() -> MultiTaskTLP:
 def same_weights(a: MultiTaskTLP, b: MultiTaskTLP) -> bool:
     left, right = a.state_dict(), b.state_dict()
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def same(a: Adapted, b: Adapted) -> bool:
+    if (a.correction is None) != (b.correction is None) or not same_weights(a.model, b.model):
+        return False
+    if a.correction is None or b.correction is None:
+        return True
+    left, right = a.correction.arrays(), b.correction.arrays()
+    return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
+
+
+def adapted_by(strategy: Strategy, source: MultiTaskTLP, dataset=DATASET, support=SUPPORT, seed=0) -> Adapted:
+    return strategy.adapt(source, dataset, TARGET, support, source_rows=SOURCE_ROWS, config=QUICK, seed=seed)
 
 
 def support_loss(model: MultiTaskTLP) -> float:
@@ -47,7 +87,7 @@ def support_loss(model: MultiTaskTLP) -> float:
     return total
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 def test_target_latencies_outside_the_support_have_no_influence(strategy, source):
     column = DATASET.column(TARGET)
     latency, failed = DATASET.latency_secs.copy(), DATASET.failed.copy()
@@ -55,74 +95,167 @@ def test_target_latencies_outside_the_support_have_no_influence(strategy, source
     latency[hidden, column] = np.random.default_rng(0).uniform(1e-9, 1e3, len(hidden))
     failed[hidden, column] = True
     other = replace(DATASET, latency_secs=latency, failed=failed)
-    models = [
-        strategy.adapt(source, d, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
-        for d in (DATASET, other)
-    ]
-    assert same_weights(*models)
+    one, two = (adapted_by(strategy, source, dataset) for dataset in (DATASET, other))
+    assert same(one, two)
+    rows = np.arange(len(DATASET))
+    assert np.array_equal(one.score(DATASET, rows), two.score(other, rows))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", [*TRAINED, Siblings(nets=1)], ids=named)
 def test_target_latencies_of_the_support_have_influence(strategy, source):
     latency = DATASET.latency_secs.copy()
     latency[SUPPORT, DATASET.column(TARGET)] = latency[SUPPORT[::-1], DATASET.column(TARGET)]
     other = replace(DATASET, latency_secs=latency)
-    models = [
-        strategy.adapt(source, d, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
-        for d in (DATASET, other)
-    ]
-    assert not same_weights(*models)
+    one, two = (adapted_by(strategy, source, dataset) for dataset in (DATASET, other))
+    # Those that may leave the head alone say at least what they found.
+    assert not same(one, two) or one.notes != two.notes
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 def test_rows_in_neither_set_have_no_influence(strategy, source):
     hidden = np.setdiff1d(np.arange(len(DATASET)), np.union1d(SUPPORT, SOURCE_ROWS))
     latency = DATASET.latency_secs.copy()
     latency[hidden] = 1.0
     other = replace(DATASET, latency_secs=latency)
-    models = [
-        strategy.adapt(source, d, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
-        for d in (DATASET, other)
-    ]
-    assert same_weights(*models)
+    assert same(*(adapted_by(strategy, source, dataset) for dataset in (DATASET, other)))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 def test_equal_arguments_give_equal_weights_and_leave_the_source_alone(strategy, source):
     before = source.copy()
-    models = [
-        strategy.adapt(source, DATASET, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=s)
-        for s in (1, 1, 2)
-    ]
-    assert same_weights(models[0], models[1])
-    assert not same_weights(models[0], models[2])
+    assert same(*(adapted_by(strategy, source, seed=1) for _ in range(2)))
     assert same_weights(source, before)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
+def test_every_strategy_gives_a_head_that_scores_unseen_candidates(strategy, source):
+    adapted = adapted_by(strategy, source)
+    assert TARGET in adapted.model.device_ids
+    rows = np.flatnonzero(DATASET.group >= 6)
+    scores = adapted.score(unmeasured(DATASET, rows), np.arange(len(rows)))
+    assert scores.shape == rows.shape
+    assert np.isfinite(scores).all()
+    assert not adapted.model.training
+    assert all(parameter.requires_grad for parameter in adapted.model.parameters())
+
+
+@pytest.mark.parametrize("strategy", WITHOUT_SAMPLES, ids=named)
+def test_some_strategies_need_no_sample(strategy, source):
+    assert strategy.least_samples == 0
+    adapted = adapted_by(strategy, source, support=NOTHING)
+    assert np.isfinite(adapted.score(DATASET, np.arange(len(DATASET)))).all()
+
+
+@pytest.mark.parametrize("strategy", [*TRAINED[1:], *WITHOUT_SAMPLES], ids=named)
+def test_a_missing_source_is_an_error_that_names_the_way_out(strategy):
+    if isinstance(strategy, MultiTask):
+        pytest.skip("trains all heads from nothing")
+    with pytest.raises(TransferError, match=r"starts from a model of other devices.*'scratch'"):
+        adapted_by(strategy, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("trained", "still"), [("head", "backbone"), ("last", "encoder")])
+def test_fine_tuning_leaves_the_other_layers_alone(trained, still, source):
+    adapted = adapted_by(FineTune(trained, rate_shares=(3.0,)), source)
+    before = source.state_dict()
+    for name, value in adapted.model.state_dict().items():
+        if name.startswith("encoder.") or (still == "backbone" and not name.startswith("heads.")):
+            assert torch.equal(value, before[name]), name
+
+
+def test_fine_tuning_may_find_that_it_is_better_to_leave_the_head_alone(source):
+    # A rate this large can only spoil what the source knows of these labels.
+    latency = DATASET.latency_secs.copy()
+    latency[:, DATASET.column(TARGET)] = 1 / source.score(DATASET.features, "cpu.a")
+    adapted = adapted_by(FineTune(rate_shares=(1000.0,)), source, replace(DATASET, latency_secs=latency))
+    assert adapted.notes["learning_rate"] == 0.0
+
+
+def test_the_slow_copy_moves_less_than_the_fast_one(source):
+    moved = {}
+    for keep in (0.5, 0.99):
+        model = adapted_by(Momentum(keep=keep), source).model
+        moved[keep] = (model.join.weight - source.join.weight).detach().abs().sum().item()
+    assert 0 < moved[0.99] < moved[0.5]
+
+
+def test_masked_weights_stay_as_they_are(source):
+    model = adapted_by(Masked(kept=0.5), source).model
+    equal = (model.join.weight == source.join.weight).float().mean()
+    assert 0.45 < equal < 0.75
+
+
+def test_meta_training_is_done_once_for_the_same_sources(source):
+    strategy = Maml("first", outer_steps=2, steps=(2,))
+    first = strategy.start(source, DATASET, TARGET, QUICK, 0)
+    assert strategy.start(source, DATASET, TARGET, QUICK, 0) is first
+    assert strategy.start(source, DATASET, TARGET, QUICK, 1) is not first
+
+
+def test_second_order_meta_training_differs_from_first_order(source):
+    starts = [
+        Maml(order, outer_steps=2).start(source, DATASET, TARGET, QUICK, 0) for order in ("second", "first")
+    ]
+    assert not same_weights(starts[0].model, starts[1].model)
+
+
+def test_nearest_with_no_sample_takes_the_nearest_hardware(source):
+    hardware = DATASET.hardware.copy()
+    hardware[DATASET.column(TARGET)] = hardware[DATASET.column("cpu.b")] + 0.01
+    adapted = adapted_by(Nearest(), source, replace(DATASET, hardware=hardware), NOTHING)
+    assert adapted.notes["sources"] == ["cpu.b"]
+    assert np.array_equal(
+        adapted.model.score(DATASET.features, TARGET), source.score(DATASET.features, "cpu.b")
+    )
+
+
+def test_zero_shot_heads_say_what_the_mixture_says(source):
+    adapted = adapted_by(ZeroShot(distances={"cpu.a": 0.0, "cpu.b": 100.0}, bandwidths=(1.0,)), source)
+    said = adapted.model.score(DATASET.features, TARGET)
+    like, unlike = (source.score(DATASET.features, one) for one in ("cpu.a", "cpu.b"))
+    assert np.abs(said - like).mean() < 0.3 * np.abs(said - unlike).mean()
 
 
 def test_adapting_lowers_the_loss_on_the_support_set(source):
     part = visible_part(DATASET, TARGET, SUPPORT, SOURCE_ROWS)
     start = with_target_head(source, part, TARGET, seed=0)
-    adapted = MultiTask().adapt(
-        source, DATASET, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=replace(CONFIG, epochs=100), seed=0
+    adapted = (
+        MultiTask()
+        .adapt(
+            source,
+            DATASET,
+            TARGET,
+            SUPPORT,
+            source_rows=SOURCE_ROWS,
+            config=replace(CONFIG, epochs=100),
+            seed=0,
+        )
+        .model
     )
     assert support_loss(adapted) < 0.8 * support_loss(start)
 
 
 def test_multitask_keeps_the_source_heads(source):
-    adapted = MultiTask().adapt(
-        source, DATASET, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0
+    adapted = (
+        MultiTask()
+        .adapt(source, DATASET, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
+        .model
     )
     assert adapted.device_ids == (*source.device_ids, TARGET)
 
 
 def test_multitask_without_a_source_trains_all_heads_at_once():
-    model = MultiTask().adapt(None, DATASET, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
+    model = (
+        MultiTask().adapt(None, DATASET, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0).model
+    )
     assert set(model.device_ids) == set(DATASET.device_ids)
 
 
 def test_multitask_works_without_any_replay(source):
     nothing = np.zeros(0, dtype=np.int64)
-    model = MultiTask().adapt(source, DATASET, TARGET, SUPPORT, source_rows=nothing, config=QUICK, seed=0)
+    model = (
+        MultiTask().adapt(source, DATASET, TARGET, SUPPORT, source_rows=nothing, config=QUICK, seed=0).model
+    )
     for device_id in source.device_ids:
         for a, b in zip(source.head(device_id).parameters(), model.head(device_id).parameters(), strict=True):
             assert torch.equal(a, b)
@@ -130,7 +263,7 @@ def test_multitask_works_without_any_replay(source):
 
 def test_scratch_has_the_target_head_only_and_ignores_the_source(source):
     models = [
-        Scratch().adapt(s, DATASET, TARGET, SUPPORT, source_rows=rows, config=QUICK, seed=0)
+        Scratch().adapt(s, DATASET, TARGET, SUPPORT, source_rows=rows, config=QUICK, seed=0).model
         for s, rows in ((source, SOURCE_ROWS), (None, SOURCE_ROWS[:1]))
     ]
     assert models[0].device_ids == (TARGET,)
@@ -158,8 +291,16 @@ def test_nothing_measured_on_the_target_is_an_error(source):
     latency = DATASET.latency_secs.copy()
     latency[:, DATASET.column(TARGET)] = np.nan
     blind = replace(DATASET, latency_secs=latency)
-    for strategy in STRATEGIES:
+    for strategy in TRAINED:
         with pytest.raises(
             TransferError, match=rf"none of the {len(SUPPORT)} support rows has an ok measurement"
         ):
-            strategy.adapt(source, blind, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
+            adapted_by(strategy, source, blind)
+
+
+def test_strategies_that_need_no_sample_do_without_where_all_failed(source):
+    latency = DATASET.latency_secs.copy()
+    latency[:, DATASET.column(TARGET)] = np.nan
+    blind = replace(DATASET, latency_secs=latency)
+    for strategy in WITHOUT_SAMPLES:
+        assert np.isfinite(adapted_by(strategy, source, blind).score(blind, SUPPORT)).all()

@@ -16,12 +16,14 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.adapt.base import Strategy, visible_part
-from transfer.adapt.multitask import MultiTask, with_target_head
+from transfer.adapt.base import Strategy, unmeasured, visible_part
+from transfer.adapt.heads import with_target_head
+from transfer.adapt.multitask import MultiTask
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.select import draw_support
 from transfer.compare import compare
@@ -115,6 +117,7 @@ class _Fold:
     seconds: dict[str, float]
 
 
+_Made = TypeVar("_Made")
 #: Told of a split, the part of it that is finished, and its seconds.
 _Tell = Callable[[Split, str, float], None]
 _FoldRunner = Callable[[Split, int, _Tell | None], _Fold]
@@ -251,15 +254,16 @@ def _onboard(dataset: Dataset, plan: Plan, split: Split, seed: int, tell: _Tell 
     target = plan.target_device
     seconds: dict[str, float] = {}
     scores: dict[tuple[str, str], NDArray[np.float64]] = {}
-    held = dataset.features.take(split.test)
+    unseen = unmeasured(dataset, split.test)
+    held = unseen.features
 
-    def timed(part: str, make: Callable[[], MultiTaskTLP]) -> MultiTaskTLP:
+    def timed(part: str, make: Callable[[], _Made]) -> _Made:
         started = time.perf_counter()
-        model = make()
+        made = make()
         seconds[part] = time.perf_counter() - started
         if tell is not None:
             tell(split, part, seconds[part])
-        return model
+        return made
 
     with torch_threads(1):
         sources = [d for d in trainable_devices(dataset, split.train) if d != target]
@@ -278,7 +282,8 @@ def _onboard(dataset: Dataset, plan: Plan, split: Split, seed: int, tell: _Tell 
         ):
             adapt = partial(strategy.adapt, model, dataset, target, support)
             adapted = timed(part, partial(adapt, source_rows=split.train, config=config, seed=seed))
-            scores[part, target] = adapted.score(held, target)
+            # Nobody has measured a held-out workload: siblings' labels must not help.
+            scores[part, target] = adapted.score(unseen, np.arange(len(unseen)))
         if plan.with_full:
             full = timed("full", lambda: train(dataset, split.train, config=plan.source, seed=seed).model)
             scores["full", target] = full.score(held, target)

@@ -1,13 +1,18 @@
 """What every strategy of adaptation promises, and the one place that hides the target's unseen data.
 
-A strategy gives a model with a head for a new device from a few measured candidates. Onboarding and
+A strategy gives a new device a head from a few measured candidates, or from none. Onboarding and
 `transfer.evaluate` choose among strategies by name; a strategy knows of neither.
+
+Two regimes, which are never mixed: *device new*, where siblings have measured the candidates that are to be
+ranked, and *device and workload new*, where nobody has. `Adapted.score` serves both: it uses what the dataset
+that it is given shows of the siblings, and does without where it shows nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +21,67 @@ from transfer.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import MultiTaskTLP
 from transfer.train import TrainConfig
+
+
+class Correction(Protocol):
+    """A small part beside the head that needs more than a candidate's features: what siblings measured.
+
+    A plain value: two with equal arrays and settings score alike.
+    """
+
+    @property
+    def kind(self) -> str:
+        """Names the class that reads `arrays` and `settings`."""
+        ...
+
+    def arrays(self) -> dict[str, NDArray[np.float32]]:
+        """The learnt numbers, ready for safetensors."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Everything else, as JSON values."""
+        ...
+
+    def score(self, model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Score rows with the help of what the dataset shows of siblings. See `Adapted.score`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Adapted:
+    """A new device's head and what belongs to it."""
+
+    device_id: str
+    #: Has a head for the device: what is published, and what a search asks about unseen candidates.
+    model: MultiTaskTLP
+    #: Used by `score` beside the head; None where the head is all.
+    correction: Correction | None = None
+    #: What the strategy chose on the way (learning rate, sources ...), as JSON values, for reports.
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def score(self, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Score candidates for the device.
+
+        Args:
+            dataset: Holds the candidates. Siblings' latencies that it shows of the same workloads are used
+                where the strategy can (regime *device new*); those of the device itself are not looked at.
+                Give `unmeasured(dataset, rows)` for the regime *device and workload new*.
+            rows: (n,) row numbers.
+
+        Returns:
+            (n,) scores, higher is faster; comparable inside a workload only.
+        """
+        if self.correction is None:
+            return self.model.score(dataset.features.take(rows), self.device_id)
+        return self.correction.score(self.model, without_device(dataset, self.device_id), rows)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the device adds to the model: its head and the correction."""
+        head = sum(p.numel() * p.element_size() for p in self.model.head(self.device_id).parameters())
+        if self.correction is None:
+            return head
+        return head + sum(array.nbytes for array in self.correction.arrays().values())
 
 
 class Strategy(Protocol):
@@ -30,6 +96,11 @@ class Strategy(Protocol):
         """Short name in reports and on the command line."""
         ...
 
+    @property
+    def least_samples(self) -> int:
+        """Measured candidates that it needs; 0 where it can do without."""
+        ...
+
     def adapt(
         self,
         source: MultiTaskTLP | None,
@@ -40,14 +111,15 @@ class Strategy(Protocol):
         source_rows: NDArray[np.int64],
         config: TrainConfig,
         seed: int,
-    ) -> MultiTaskTLP:
+    ) -> Adapted:
         """Give a model with a head for `target_device`.
 
         Args:
             source: Model of the source devices; None where there is none yet.
-            dataset: Candidates of all devices.
+            dataset: Candidates of all devices; `target_device` must be one of them, for its hardware vector.
             target_device: The new device.
             support_rows: Rows whose target latency may be seen; labels are relative to the best of them.
+                May be empty where `least_samples` is 0.
             source_rows: Rows whose latencies on the other devices may be seen.
             config: How the source model was, or would be, trained; a strategy may train for less long.
             seed: Of everything random.
@@ -63,6 +135,8 @@ def visible_part(
     target_device: str,
     support_rows: NDArray[np.int64],
     source_rows: NDArray[np.int64],
+    *,
+    need_support: bool = True,
 ) -> Dataset:
     """The dataset as a strategy may see it: the rows of both sets, other target measurements taken out.
 
@@ -72,6 +146,7 @@ def visible_part(
         support_rows: Rows with visible target latency.
         source_rows: Rows with visible latency on the other devices. On support rows outside of these
             only the target's latency is visible.
+        need_support: Refuse a support set without any latency.
 
     Returns:
         A dataset of the union of both sets of rows, in ascending order.
@@ -80,7 +155,8 @@ def visible_part(
         TransferError: No support row has a target latency.
     """
     column = dataset.column(target_device)
-    if not np.isfinite(dataset.latency_secs[support_rows, column]).any():
+    support_rows = np.asarray(support_rows, dtype=np.int64)
+    if need_support and not np.isfinite(dataset.latency_secs[support_rows, column]).any():
         raise TransferError(
             f"none of the {len(support_rows)} support rows has an ok measurement on {target_device!r}; "
             f"measure candidates there first"
@@ -94,3 +170,39 @@ def visible_part(
         latency_secs=np.where(hidden, np.nan, part.latency_secs),
         failed=part.failed & ~hidden,
     )
+
+
+def without_device(dataset: Dataset, device_id: str) -> Dataset:
+    """The dataset with every measurement of one device taken out; itself where it has none."""
+    if device_id not in dataset.device_ids:
+        return dataset
+    column = dataset.column(device_id)
+    if not (np.isfinite(dataset.latency_secs[:, column]).any() or dataset.failed[:, column].any()):
+        return dataset
+    latency, failed = dataset.latency_secs.copy(), dataset.failed.copy()
+    latency[:, column], failed[:, column] = np.nan, False
+    return replace(dataset, latency_secs=latency, failed=failed)
+
+
+def unmeasured(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
+    """Some rows as if nobody had measured them, for `Adapted.score` in *device and workload new*."""
+    part = dataset.take(rows)
+    return replace(
+        part,
+        latency_secs=np.full(part.latency_secs.shape, np.nan),
+        failed=np.zeros(part.failed.shape, dtype=np.bool_),
+    )
+
+
+def need_source(source: MultiTaskTLP | None, strategy: str) -> MultiTaskTLP:
+    """The source model, refused where it is missing or has no head.
+
+    Raises:
+        TransferError: There is none.
+    """
+    if source is None or not source.device_ids:
+        raise TransferError(
+            f"strategy {strategy!r} starts from a model of other devices and was given none; train one "
+            "first, or use 'scratch'"
+        )
+    return source

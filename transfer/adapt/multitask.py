@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.adapt.base import visible_part
+from transfer.adapt.base import Adapted, visible_part
+from transfer.adapt.heads import with_target_head
 from transfer.dataset import Dataset
-from transfer.model import MultiTaskTLP, scoped_seed
+from transfer.model import MultiTaskTLP
 from transfer.train import TrainConfig, train, trainable_devices
 
 
@@ -34,6 +35,7 @@ class MultiTask:
     name: str = "multitask"
     epoch_share: float = 0.2
     learning_rate_share: float = 0.3
+    least_samples: int = 2
 
     def adapt(
         self,
@@ -45,7 +47,7 @@ class MultiTask:
         source_rows: NDArray[np.int64],
         config: TrainConfig,
         seed: int,
-    ) -> MultiTaskTLP:
+    ) -> Adapted:
         """Train with replay; without `source`, from a new model. See `Strategy.adapt`."""
         part = visible_part(dataset, target_device, support_rows, source_rows)
         rows = np.arange(len(part))
@@ -58,44 +60,5 @@ class MultiTask:
                 epochs=max(1, round(config.epochs * self.epoch_share)),
                 learning_rate=config.learning_rate * self.learning_rate_share,
             )
-        return train(part, rows, config=config, seed=seed, devices=devices, init=init).model
-
-
-def with_target_head(source: MultiTaskTLP, part: Dataset, target_device: str, *, seed: int) -> MultiTaskTLP:
-    """Copy a model and give the copy a head like the most similar source head.
-
-    Args:
-        source: Model of the source devices.
-        part: Dataset in which only the visible target latencies are present.
-        target_device: The new device; a head that it already has is kept.
-        seed: Of the head, used only where the source has no heads at all.
-    """
-    model = source.copy()
-    if target_device not in model.device_ids:
-        with scoped_seed(seed):
-            model.add_head(target_device, like=most_similar_heads(source, part, target_device))
-    return model
-
-
-def most_similar_heads(source: MultiTaskTLP, part: Dataset, target_device: str) -> tuple[str, ...]:
-    """Source heads that order the target's measured pairs best; all of them where they tie.
-
-    Args:
-        source: Model of the source devices.
-        part: Dataset in which only the visible target latencies are present.
-        target_device: The new device.
-
-    Returns:
-        Device ids, to be averaged into the new head; several only on a tie.
-    """
-    rows = part.rows_of(target_device)
-    latency = part.latency_secs[rows, part.column(target_device)]
-    same = part.group[rows][:, None] == part.group[rows][None, :]
-    faster = same & (latency[:, None] < latency[None, :])
-    features = part.features.take(rows)
-    right = {}
-    for device_id in source.device_ids:
-        scores = source.score(features, device_id)
-        right[device_id] = int((faster & (scores[:, None] > scores[None, :])).sum())
-    best = max(right.values(), default=0)
-    return tuple(device_id for device_id, count in right.items() if count == best)
+        model = train(part, rows, config=config, seed=seed, devices=devices, init=init).model
+        return Adapted(device_id=target_device, model=model, notes={"sources": list(devices)})

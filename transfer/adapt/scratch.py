@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.adapt.base import visible_part
+from transfer.adapt.base import Adapted, visible_part
 from transfer.dataset import Dataset
 from transfer.model import MultiTaskTLP
 from transfer.train import TrainConfig, train
@@ -18,6 +18,7 @@ class Scratch:
     """Train a new model with the target's head only, on the support rows only."""
 
     name: str = "scratch"
+    least_samples: int = 2
 
     def adapt(
         self,
@@ -29,8 +30,9 @@ class Scratch:
         source_rows: NDArray[np.int64],
         config: TrainConfig,
         seed: int,
-    ) -> MultiTaskTLP:
+    ) -> Adapted:
         """Train from nothing; `source` and `source_rows` are not looked at. See `Strategy.adapt`."""
         part = visible_part(dataset, target_device, support_rows, np.zeros(0, dtype=np.int64))
         rows = np.arange(len(part))
-        return train(part, rows, config=config, seed=seed, devices=(target_device,)).model
+        model = train(part, rows, config=config, seed=seed, devices=(target_device,)).model
+        return Adapted(device_id=target_device, model=model)

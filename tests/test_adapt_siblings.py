@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.model_fixtures import CONFIG, make_dataset
+from transfer.adapt.base import Adapted, unmeasured
+from transfer.adapt.sibling_model import fast_weights, fit_siblings, hardware_mix, part_latencies
+from transfer.adapt.siblings import SiblingCorrection, Siblings
+from transfer.encoder import ModelSizes
+from transfer.errors import TransferError
+from transfer.model import MultiTaskTLP
+from transfer.ranking import kendall_tau
+from transfer.train import train
+
+TARGET = "cpu-new"
+DATASET = make_dataset(workloads=8, candidates=12)
+SOURCE_ROWS = np.arange(len(DATASET))
+NOTHING = np.zeros(0, dtype=np.int64)
+QUICK = replace(CONFIG, epochs=3)
+
+
+@pytest.fixture(scope="module")
+def source() -> MultiTaskTLP:
+    return train(DATASET, SOURCE_ROWS, config=CONFIG, seed=0, devices=("cpu.a", "cpu.b")).model
+
+
+@pytest.fixture(scope="module")
+def adapted(source) -> Adapted:
+    return Siblings(nets=1).adapt(
+        source, DATASET, TARGET, NOTHING, source_rows=SOURCE_ROWS, config=QUICK, seed=0
+    )
+
+
+def test_a_table_with_holes_is_parted_into_what_made_it():
+    random = np.random.default_rng(0)
+    group = np.repeat(np.arange(5), 20).astype(np.int32)
+    shared, level = random.normal(size=100), random.normal(size=(5, 3))
+    latency = np.exp(shared[:, None] + level[group])
+    latency[random.random(latency.shape) < 0.3] = np.nan
+    agreed = part_latencies(latency, group)
+    known = np.isfinite(latency).any(axis=1)
+    assert np.array_equal(np.isfinite(agreed.shared), known)
+    assert np.abs(agreed.own).max() < 0.02
+    for one in range(5):
+        mine = known & (group == one)
+        difference = agreed.shared[mine] - shared[mine]
+        assert np.ptp(difference) < 0.05
+
+
+def test_fast_candidates_weigh_most_and_unknown_ones_nothing():
+    weight = fast_weights(np.array([0.0, 1.0, np.nan, 5.0, 6.0]), np.array([0, 0, 0, 1, 1], dtype=np.int32))
+    assert np.allclose(weight, [1.0, np.exp(-1), 0.0, 1.0, np.exp(-1)])
+
+
+def test_hardware_beyond_the_siblings_goes_on_with_their_trend():
+    siblings = np.array([[1.0, 7.0], [2.0, 7.0], [3.0, 7.0]])
+    known = np.vstack([siblings, [4.0, 7.0]])
+    mix = hardware_mix(siblings, known[3], known)
+    assert mix[2] > 0 > mix[0]
+    assert abs(mix[1]) < 1e-9
+    assert np.array_equal(hardware_mix(siblings[:1], known[3], known), [0.0])
+
+
+def test_like_hardware_takes_up_what_is_a_siblings_own():
+    siblings = np.array([[0.0], [1.0]])
+    mix = hardware_mix(siblings, siblings[1], np.vstack([siblings, siblings[1:]]))
+    assert mix[1] > 0.3 > -0.3 > mix[0]
+
+
+def test_candidates_that_siblings_measured_go_by_their_latencies(adapted):
+    latency = DATASET.latency_secs
+    both = np.flatnonzero(np.isfinite(latency[:, :2]).all(axis=1))
+    scores = adapted.score(DATASET, both)
+    mean = np.log(latency[both, :2]).mean(axis=1)
+    for one in np.unique(DATASET.group[both]):
+        mine = DATASET.group[both] == one
+        assert kendall_tau(scores[mine], mean[mine]) > 0.8
+
+
+def test_the_targets_own_latencies_are_not_looked_at_when_scoring(adapted):
+    column = DATASET.column(TARGET)
+    latency = DATASET.latency_secs.copy()
+    latency[:, column] = latency[::-1, column]
+    other = replace(DATASET, latency_secs=latency, failed=DATASET.failed & False)
+    plain = replace(DATASET, failed=DATASET.failed & False)
+    assert np.array_equal(adapted.score(plain, SOURCE_ROWS), adapted.score(other, SOURCE_ROWS))
+
+
+def test_without_siblings_labels_head_and_networks_vote(source, adapted):
+    rows = np.arange(24)
+    scores = adapted.score(unmeasured(DATASET, rows), rows)
+    head = adapted.model.score(DATASET.features.take(rows), TARGET)
+    assert ((scores > 0) & (scores <= 1)).all()
+    assert not np.array_equal(scores, head)
+    alone = Siblings(nets=0).adapt(
+        source, DATASET, TARGET, NOTHING, source_rows=SOURCE_ROWS, config=QUICK, seed=0
+    )
+    assert np.allclose(
+        alone.score(unmeasured(DATASET, rows), rows),
+        alone.model.score(DATASET.features.take(rows), TARGET),
+        rtol=1e-9,
+    )
+
+
+def test_a_candidate_that_only_one_sibling_lacks_is_not_taken_for_fast(adapted):
+    rows = np.flatnonzero(DATASET.group == 0)
+    latency = DATASET.latency_secs[:, :2].mean(axis=1)
+    slowest = rows[np.nanargmax(latency[rows])]
+    holes = DATASET.latency_secs.copy()
+    # The sibling that is slow throughout lacks it.
+    holes[slowest, 1] = np.nan
+    holes[:, 1] *= 100
+    scores = adapted.score(replace(DATASET, latency_secs=holes), rows)
+    assert scores[rows == slowest][0] < np.median(scores)
+
+
+def test_a_candidate_that_failed_on_the_siblings_comes_last(adapted):
+    latency, failed = DATASET.latency_secs.copy(), DATASET.failed.copy()
+    rows = np.flatnonzero(DATASET.group == 2)
+    latency[rows[3], :], failed[rows[3], :2] = np.nan, True
+    scores = adapted.score(replace(DATASET, latency_secs=latency, failed=failed), rows)
+    assert np.argmin(scores) == 3
+
+
+def test_measured_samples_draw_the_estimate_towards_the_sibling_that_is_right():
+    # On the target, candidates behave as on the second sibling; hardware says nothing of it.
+    random = np.random.default_rng(1)
+    latency = np.exp(random.normal(size=(len(DATASET), 3)) * 0.5)
+    latency[:, 2] = latency[:, 1]
+    hidden = latency.copy()
+    support = random.permutation(len(DATASET))[:64]
+    hidden[np.setdiff1d(SOURCE_ROWS, support), 2] = np.nan
+    hardware = np.zeros_like(DATASET.hardware)
+    few = replace(DATASET, latency_secs=hidden, hardware=hardware)
+    none = replace(few, latency_secs=np.where(np.arange(3) == 2, np.nan, latency))
+    held = np.setdiff1d(SOURCE_ROWS, support)
+    tau = {}
+    for name, part in (("none", none), ("few", few)):
+        fitted = fit_siblings(part, TARGET, ("cpu.a", "cpu.b"), 0)
+        tau[name] = np.mean(
+            [
+                kendall_tau(-fitted.log_secs[mine], latency[mine, 2])
+                for one in range(8)
+                if len(mine := held[DATASET.group[held] == one]) > 1
+            ]
+        )
+    assert tau["few"] > tau["none"] + 0.1
+
+
+def test_estimates_are_those_of_the_stored_model():
+    part = replace(
+        DATASET, latency_secs=np.where(np.isfinite(DATASET.latency_secs), DATASET.latency_secs, 1.0)
+    )
+    fitted = fit_siblings(part, TARGET, ("cpu.a", "cpu.b"), 0)
+    rows, value = fitted.model.predict(part, np.arange(8))
+    for one in range(8):
+        mine = DATASET.group == one
+        assert np.ptp((fitted.log_secs[rows] - value)[mine[rows]]) < 1e-4
+
+
+def test_what_is_stored_scores_alike(adapted):
+    correction = adapted.correction
+    again = SiblingCorrection.restored(correction.arrays(), correction.settings())
+    scores = replace(adapted, correction=again).score(DATASET, SOURCE_ROWS)
+    assert np.array_equal(scores, adapted.score(DATASET, SOURCE_ROWS))
+    with pytest.raises(TransferError, match="adapt the device again"):
+        SiblingCorrection.restored({}, correction.settings())
+
+
+def test_a_device_adds_at_most_two_megabytes():
+    # The real widths: 101 summary slots, and as many measurements as are kept.
+    slots, sizes = 101, ModelSizes()
+    head = 4 * (sizes.trunk_width * sizes.head_width + 2 * sizes.head_width + 1)
+    nets = 4 * Siblings().nets * (slots * 256 + 256 * 256 + 3 * 256 + 1)
+    assert head + nets + 4 * 1024 * (slots + 1) + 16 * slots < 2e6
+
+
+def test_no_sibling_is_an_error(source):
+    latency = DATASET.latency_secs.copy()
+    latency[:, :2] = np.nan
+    with pytest.raises(TransferError, match="needs a device beside 'cpu-new'"):
+        Siblings().adapt(
+            source,
+            replace(DATASET, latency_secs=latency),
+            TARGET,
+            SOURCE_ROWS,
+            source_rows=SOURCE_ROWS,
+            config=QUICK,
+            seed=0,
+        )

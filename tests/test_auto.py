@@ -1,0 +1,224 @@
+"""The strategy that chooses one: by what the known devices tell, checked on samples of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_fixtures import CONFIG, make_dataset
+
+from transfer.adapt.auto import Auto, check_agreement, checking_view, judge, split_support
+from transfer.adapt.base import Adapted, without_device
+from transfer.adapt.multitask import MultiTask
+from transfer.adapt.nearest import Nearest
+from transfer.adapt.scratch import Scratch
+from transfer.adapt.standings import Standings, leave_one_out
+from transfer.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.model import MultiTaskTLP
+from transfer.onboarding_cases import Regime
+from transfer.train import TrainConfig, train
+
+TARGET = "cpu-new"
+DATASET = make_dataset(workloads=9, candidates=12)
+ROWS = np.arange(len(DATASET))
+SHORT = replace(CONFIG, epochs=4)
+LATENCY = DATASET.latency_secs[:, DATASET.column(TARGET)]
+
+
+@pytest.fixture(scope="module")
+def source() -> MultiTaskTLP:
+    view = without_device(DATASET, TARGET)
+    return train(view, ROWS, config=replace(CONFIG, epochs=12), seed=0, devices=("cpu.a", "cpu.b")).model
+
+
+@dataclass(frozen=True)
+class Backwards:
+    """Gives the nearest head with its sign turned: as harmful as a head can be."""
+
+    name: str = "backwards"
+    least_samples: int = 0
+
+    def adapt(
+        self,
+        source: MultiTaskTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        support_rows: np.ndarray,
+        *,
+        source_rows: np.ndarray,
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        adapted = Nearest().adapt(
+            source, dataset, target_device, support_rows, source_rows=source_rows, config=config, seed=seed
+        )
+        last = list(adapted.model.head(target_device).parameters())[-2:]
+        for one in last:
+            one.data.neg_()
+        return adapted
+
+
+def run(auto: Auto, source: MultiTaskTLP | None, support: np.ndarray) -> Adapted:
+    return auto.adapt(source, DATASET, TARGET, support, source_rows=ROWS, config=SHORT, seed=0)
+
+
+def measured(count: int) -> np.ndarray:
+    """Rows with a latency on the target, workload after workload."""
+    return np.flatnonzero(np.isfinite(LATENCY))[:count]
+
+
+def test_a_harmful_choice_is_found_out_and_replaced(source: MultiTaskTLP) -> None:
+    auto = Auto(strategies=(Backwards(), Nearest()))
+    adapted = run(replace(auto, strategies=(Backwards(),)), source, measured(80))
+    check = adapted.notes["check"]
+    assert check["chosen"] == "backwards"
+    assert adapted.notes["strategy"] == check["taken"] in {"nearest", "scratch"}
+    assert "does not beat" in check["says"]
+    assert check["agreement"]["backwards"] < check["agreement"][check["taken"]]
+
+
+def test_without_the_guard_the_harm_is_done(source: MultiTaskTLP) -> None:
+    adapted = run(Auto(strategies=(Backwards(),), guard=False), source, measured(80))
+    assert adapted.notes["strategy"] == "backwards"
+    assert "check" not in adapted.notes
+
+
+def test_the_known_devices_tell_which_strategy(source: MultiTaskTLP, tmp_path: Path) -> None:
+    auto = Auto(strategies=(Backwards(), Nearest(), Scratch()), cache=tmp_path, guard=False)
+    adapted = run(auto, source, measured(60))
+    assert adapted.notes["strategy"] != "backwards"
+    assert adapted.notes["standings"]["backwards"] < adapted.notes["standings"]["nearest"]
+
+
+def test_with_no_samples_it_takes_what_needs_none(source: MultiTaskTLP) -> None:
+    adapted = run(Auto(strategies=(Scratch(), MultiTask(), Nearest())), source, measured(0))
+    assert adapted.notes["strategy"] == "nearest"
+    assert "too few" in adapted.notes["check"]
+    assert TARGET in adapted.model.device_ids
+
+
+def test_without_a_source_model_it_starts_from_scratch() -> None:
+    adapted = run(Auto(strategies=(MultiTask(), Nearest(), Scratch())), None, measured(40))
+    assert adapted.notes["strategy"] == "scratch"
+
+
+def test_nothing_to_go_by_is_one_clear_error() -> None:
+    with pytest.raises(TransferError, match="measure at least two candidates of one workload"):
+        run(Auto(strategies=(MultiTask(), Scratch())), None, measured(0))
+
+
+def test_the_same_arguments_give_the_same_head(source: MultiTaskTLP) -> None:
+    auto = Auto(strategies=(MultiTask(), Scratch()))
+    one, other = (run(auto, source, measured(50)).score(DATASET, ROWS) for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_unseen_latencies_of_the_target_change_nothing(source: MultiTaskTLP) -> None:
+    support = measured(50)
+    changed = DATASET.latency_secs.copy()
+    rest = np.setdiff1d(ROWS, support)
+    changed[rest, DATASET.column(TARGET)] *= np.linspace(0.1, 10, len(rest))
+    other = replace(DATASET, latency_secs=changed)
+    auto = Auto(strategies=(MultiTask(), Nearest(), Scratch()))
+    one = run(auto, source, support)
+    two = auto.adapt(source, other, TARGET, support, source_rows=ROWS, config=SHORT, seed=0)
+    assert one.notes == two.notes
+    np.testing.assert_array_equal(one.score(DATASET, ROWS), two.score(other, ROWS))
+
+
+def test_standings_are_made_once_for_given_records(tmp_path: Path) -> None:
+    siblings = without_device(DATASET, TARGET)
+    strategies = (Nearest(), Scratch())
+    made = leave_one_out(siblings, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert made is not None
+    [kept] = tmp_path.iterdir()
+    forged = json.loads(kept.read_text())
+    forged["top1"]["nearest"] = [0.123] * 3
+    kept.write_text(json.dumps(forged))
+    again = leave_one_out(siblings, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert again is not None
+    assert again.top1["nearest"] == (0.123,) * 3
+    # Other records, strategies or a damaged file: made again.
+    fewer = replace(siblings, latency_secs=siblings.latency_secs * 2)
+    other = leave_one_out(fewer, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert other is not None
+    assert other.key != made.key
+    kept.write_text("{")
+    mended = leave_one_out(siblings, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert mended == made
+
+
+def test_one_known_device_tells_nothing() -> None:
+    alone = without_device(without_device(DATASET, TARGET), "cpu.b")
+    assert leave_one_out(alone, (Nearest(),), Regime.DEVICE_NEW, SHORT, None) is None
+
+
+STANDINGS = Standings(
+    key="k",
+    samples=(0, 32, 256),
+    top1={"a": (0.7, 0.8, 0.9), "b": (None, 0.6, 0.95)},
+    agreement={"a": (0.7, 0.7, 0.7), "b": (None, 0.6, 0.9)},
+    devices=("x", "y"),
+)
+
+
+@pytest.mark.parametrize(("k", "best"), [(0, "a"), (32, "a"), (256, "b"), (4096, "b")])
+def test_the_best_changes_with_the_number_of_samples(k: int, best: str) -> None:
+    assert STANDINGS.best((Named("a"), Named("b")), k).name == best
+
+
+@dataclass(frozen=True)
+class Named(Backwards):
+    """A name."""
+
+
+def test_between_numbers_of_samples_the_logarithm_counts() -> None:
+    middle = STANDINGS.at(int(2 ** ((np.log2(33) + np.log2(257)) / 2)) - 1)
+    assert middle["a"] == pytest.approx(0.85, abs=0.005)
+    assert STANDINGS.difference("b", "a", 256) == pytest.approx(0.2)
+    assert STANDINGS.difference("b", "unknown", 256) == 0
+
+
+def test_equal_strategies_leave_the_first() -> None:
+    equal = replace(STANDINGS, top1={"a": (0.8, 0.8, 0.8), "b": (0.801, 0.801, 0.801)})
+    assert equal.best((Named("a"), Named("b")), 32).name == "a"
+
+
+def test_a_check_of_few_workloads_does_not_outweigh_what_is_known() -> None:
+    told = judge({"b": np.array([0.8]), "a": np.array([0.9])}, "b", STANDINGS, 256)
+    assert told["taken"] == "b"
+    assert told["beaten_by"] == ["a"]
+    assert "too few" in told["says"]
+    told = judge({"b": np.full(60, 0.6), "a": np.full(60, 0.9)}, "b", STANDINGS, 256)
+    assert told["taken"] == "a"
+    assert "does not beat a" in told["says"]
+
+
+@pytest.mark.parametrize("regime", list(Regime))
+def test_a_check_asks_what_the_head_will_be_asked(regime: Regime) -> None:
+    parts = split_support(DATASET, measured(90), LATENCY, regime, seed=0)
+    assert parts is not None
+    fit, check = parts
+    assert not set(fit) & set(check)
+    assert set(fit) | set(check) == set(measured(90))
+    shared = np.intersect1d(DATASET.group[fit], DATASET.group[check])
+    view = checking_view(DATASET, check, regime)
+    seen = np.isfinite(view.latency_secs[check]).any()
+    assert (len(shared) > 0, bool(seen)) == ((False, False) if regime is Regime.BOTH_NEW else (True, True))
+
+
+@pytest.mark.parametrize("regime", list(Regime))
+def test_too_few_samples_are_not_split(regime: Regime) -> None:
+    assert split_support(DATASET, measured(10), LATENCY, regime, seed=0) is None
+
+
+def test_agreement_is_told_by_workload(source: MultiTaskTLP) -> None:
+    check = measured(30)
+    adapted = Nearest().adapt(source, DATASET, TARGET, check, source_rows=ROWS, config=SHORT, seed=0)
+    found = check_agreement(adapted, DATASET, check, LATENCY, Regime.DEVICE_NEW)
+    assert len(found) == len(np.unique(DATASET.group[check]))
+    assert ((found >= 0) & (found <= 1)).all()

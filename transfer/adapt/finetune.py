@@ -1,0 +1,70 @@
+"""Fine-tuning: go on training the source model on the support set, with a learning rate chosen there.
+
+The usual baseline of the field, but done with care: published fine-tuning of TLP takes one rate for all
+layers and trains for 50 epochs, which unlearns more than a few dozen labels teach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.adapt.base import Adapted, need_source, visible_part
+from transfer.adapt.heads import with_target_head
+from transfer.adapt.tuning import Trained, choose_rate, only, tune
+from transfer.dataset import Dataset
+from transfer.model import MultiTaskTLP
+from transfer.train import TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FineTune:
+    """Train the nearest head, and as much of the backbone as is wanted, on the support set.
+
+    Args:
+        trained: Which layers learn.
+        rate_shares: Learning rates to try, as shares of the configuration's.
+        epoch_share: Epochs, as a share of the configuration's.
+    """
+
+    trained: Trained = "whole"
+    rate_shares: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
+    epoch_share: float = 0.5
+    least_samples: int = 2
+
+    @property
+    def name(self) -> str:
+        """`finetune`, `finetune-head` or `finetune-last`."""
+        return "finetune" if self.trained == "whole" else f"finetune-{self.trained}"
+
+    def adapt(
+        self,
+        source: MultiTaskTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        support_rows: NDArray[np.int64],
+        *,
+        source_rows: NDArray[np.int64],
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        """Choose a rate, then train on all of the support; `source_rows` are not looked at."""
+        nothing = np.zeros(0, dtype=np.int64)
+        part = visible_part(dataset, target_device, support_rows, nothing)
+        start = with_target_head(need_source(source, self.name), part, target_device, seed=seed)
+        epochs = max(1, round(config.epochs * self.epoch_share))
+
+        def fit(shown: Dataset, rate: float) -> MultiTaskTLP:
+            model = start.copy()
+            with only(model, target_device, self.trained):
+                how = replace(config, epochs=epochs, learning_rate=rate)
+                tune(model, shown, (target_device,), how, seed)
+            return model
+
+        rates = [share * config.learning_rate for share in self.rate_shares]
+        rate, tried = choose_rate(start, part, target_device, rates, seed, fit)
+        model = fit(part, rate) if rate > 0 else start
+        notes = {"learning_rate": rate, "agreement": {f"{one:.3g}": tau for one, tau in tried.items()}}
+        return Adapted(device_id=target_device, model=model, notes=notes)

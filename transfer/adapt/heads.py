@@ -1,0 +1,173 @@
+"""Heads of known devices as the start of a new one: which devices are alike, and mixtures of their heads.
+
+Called by the strategies. Two sources of likeness: the hardware vectors, known before anything was measured,
+and how well a head orders the pairs that were measured on the target.
+
+Legend: N candidates, T trunk width, S source devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from transfer.dataset import Dataset
+from transfer.features import FeatureBlock
+from transfer.model import MultiTaskTLP, block_tensors, scoped_seed
+from transfer.train import torch_threads
+
+#: Candidates of a forward pass of the backbone.
+_BATCH = 512
+#: Steps and rate of Adam for a head on ready representations.
+_HEAD_STEPS, _HEAD_RATE = 200, 3e-3
+
+
+def with_target_head(source: MultiTaskTLP, part: Dataset, target_device: str, *, seed: int) -> MultiTaskTLP:
+    """Copy a model and give the copy a head like the most similar source head.
+
+    Args:
+        source: Model of the source devices.
+        part: Dataset in which only the visible target latencies are present.
+        target_device: The new device; a head that it already has is kept.
+        seed: Of the head, used only where the source has no heads at all.
+    """
+    model = source.copy()
+    if target_device not in model.device_ids:
+        with scoped_seed(seed):
+            model.add_head(target_device, like=most_similar_heads(source, part, target_device))
+    return model
+
+
+def most_similar_heads(source: MultiTaskTLP, part: Dataset, target_device: str) -> tuple[str, ...]:
+    """Source heads that order the target's measured pairs best; of those that tie, the nearest hardware.
+
+    Args:
+        source: Model of the source devices.
+        part: Dataset in which only the visible target latencies are present.
+        target_device: The new device.
+
+    Returns:
+        Device ids, to be averaged into the new head; several only where hardware says nothing either.
+    """
+    right = ordered_pairs(source, part, target_device)
+    best = max(right.values(), default=0)
+    tied = [device_id for device_id, count in right.items() if count == best]
+    distance = hardware_distances(part, target_device, tied)
+    known = [device_id for device_id in tied if device_id in distance]
+    if len(known) < len(tied):
+        return tuple(tied)
+    least = min(distance.values(), default=0.0)
+    return tuple(device_id for device_id in tied if distance[device_id] <= least)
+
+
+def ordered_pairs(source: MultiTaskTLP, part: Dataset, target_device: str) -> dict[str, int]:
+    """Pairs of the target's measured candidates that each source head puts in the right order."""
+    rows = part.rows_of(target_device)
+    latency = part.latency_secs[rows, part.column(target_device)]
+    same = part.group[rows][:, None] == part.group[rows][None, :]
+    faster = same & (latency[:, None] < latency[None, :])
+    features = part.features.take(rows)
+    right = {}
+    for device_id in source.device_ids:
+        if device_id != target_device:
+            scores = source.score(features, device_id)
+            right[device_id] = int((faster & (scores[:, None] > scores[None, :])).sum())
+    return right
+
+
+def hardware_distances(dataset: Dataset, target_device: str, devices: Sequence[str]) -> dict[str, float]:
+    """Distance of the hardware vectors to the target's, each slot in units of its spread over all devices.
+
+    Args:
+        dataset: Has a hardware vector for each of its devices.
+        target_device: One of them.
+        devices: Devices to compare; those that the dataset lacks are left out.
+    """
+    spread = dataset.hardware.std(axis=0)
+    # A slot with one value for all devices tells nothing; float32 noise must not be blown up.
+    used = spread > 1e-6 * np.maximum(1.0, np.abs(dataset.hardware).max(axis=0))
+    scaled = dataset.hardware[:, used] / spread[used] / np.sqrt(max(1, int(used.sum())))
+    own = scaled[dataset.column(target_device)]
+    return {
+        device_id: float(np.linalg.norm(scaled[dataset.column(device_id)] - own))
+        for device_id in devices
+        if device_id in dataset.device_ids
+    }
+
+
+def likeness(distances: Mapping[str, float], bandwidth: float) -> dict[str, float]:
+    """Shares that fall with the square of the distance and add up to 1.
+
+    Args:
+        distances: By device.
+        bandwidth: Distance at which a device counts exp(-1/2) of one that is the same.
+    """
+    squares = np.array(list(distances.values())) ** 2 / (2 * bandwidth**2)
+    weight = np.exp(squares.min(initial=np.inf) - squares)
+    return dict(zip(distances, (weight / weight.sum()).tolist(), strict=True))
+
+
+def represent(model: MultiTaskTLP, block: FeatureBlock) -> Tensor:
+    """(N, T) representations of candidates, without gradients."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch_threads(1):
+            parts = [
+                model.backbone(*block_tensors(block, np.arange(start, min(start + _BATCH, len(block)))))
+                for start in range(0, len(block), _BATCH)
+            ]
+    finally:
+        model.train(was_training)
+    return torch.cat(parts) if parts else torch.zeros(0, model.config.sizes.trunk_width)
+
+
+def logits_of(model: MultiTaskTLP, representation: Tensor, devices: Sequence[str]) -> NDArray[np.float64]:
+    """(N, S) logits of some heads."""
+    with torch.no_grad(), torch_threads(1):
+        columns = [model.logits(representation, device_id) for device_id in devices]
+    return torch.stack(columns, dim=1).double().numpy()
+
+
+def fit_head(
+    model: MultiTaskTLP,
+    device_id: str,
+    representation: Tensor,
+    wanted: NDArray[np.float64],
+    weight: NDArray[np.float64] | None = None,
+    *,
+    seed: int,
+) -> None:
+    """Teach one head, in place, to give wanted logits; the backbone stays as it is.
+
+    The mean of two heads' weights is not the mean of what they say, since each has hidden units of its own;
+    a mixture of heads must be taught.
+
+    Args:
+        model: Has the head.
+        device_id: Whose head.
+        representation: (N, T) as of `represent`.
+        wanted: (N,) logits.
+        weight: (N,) weight of each candidate, default 1.
+        seed: Of nothing but torch's state; the fit itself takes all candidates in every step.
+    """
+    head = model.head(device_id)
+    target = torch.from_numpy(np.ascontiguousarray(wanted, dtype=np.float32))
+    share = torch.ones_like(target) if weight is None else torch.from_numpy(weight.astype(np.float32))
+    share = share / share.sum()
+    with scoped_seed(seed), torch_threads(1), torch.enable_grad():
+        optimizer = torch.optim.Adam(head.parameters(), lr=_HEAD_RATE)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _HEAD_STEPS)
+        for _ in range(_HEAD_STEPS):
+            optimizer.zero_grad(set_to_none=True)
+            error = F.huber_loss(head(representation).squeeze(-1), target, reduction="none")
+            (error * share).sum().backward()  # type: ignore[no-untyped-call]  # torch publishes no type
+            optimizer.step()
+            schedule.step()
+        for parameter in head.parameters():
+            parameter.grad = None

@@ -1,0 +1,271 @@
+"""Meta-learning: a start from which a few labelled candidates of a workload teach much.
+
+MetaTune (arXiv 2102.04199) pretrains a cost model by ordinary supervision, then by MAML (Finn et al., ICML
+2017): one meta-task is one workload on one source device, parted into a few candidates to learn from and
+others to be judged on. The start is moved so that a few steps on the first rank the second. Rates of the
+inner steps are learnt too, one for each tensor (Meta-SGD). Variants: second order, first order, and ANIL
+(Raghu et al., ICLR 2020), where only the head moves in the inner steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from transfer.adapt.base import Adapted, need_source, visible_part
+from transfer.adapt.heads import with_target_head
+from transfer.adapt.tuning import choose_rate
+from transfer.batches import lay_out
+from transfer.dataset import Dataset
+from transfer.losses import LossWeights, head_loss
+from transfer.model import MultiTaskTLP, block_tensors, scoped_seed
+from transfer.train import TrainConfig, torch_threads, trainable_devices
+from transfer.training_data import TrainingRows, gather_rows
+from transfer.training_state import digest
+
+Order = Literal["second", "first", "anil"]
+Parameters = dict[str, Tensor]
+
+#: Candidates of a meta-task that the inner steps learn from, and that the result is judged on.
+_LEARNT, _JUDGED = 8, 24
+#: Inner rates start here.
+_FIRST_RATE = 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """What meta-training gives: where to start, and how far to step."""
+
+    model: MultiTaskTLP
+    rates: Parameters
+
+
+class _Scorer(nn.Module):
+    """Backbone and one head as one module, which `functional_call` asks for."""
+
+    def __init__(self, model: MultiTaskTLP, device_id: str) -> None:
+        super().__init__()
+        self.model = model
+        self.device_id = device_id
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Logits (N,)."""
+        return self.model.logits(self.model.backbone(*inputs), self.device_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Candidates of one or more workloads, with their labels on one device."""
+
+    inputs: tuple[Tensor, ...]
+    #: (G, n) places and labels, and which are filled.
+    place: Tensor
+    labels: Tensor
+    filled: Tensor
+
+    def loss(self, logits: Tensor, terms: LossWeights) -> Tensor | None:
+        return head_loss(logits[self.place], self.labels, self.filled, terms=terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Maml:
+    """Meta-train a start on the sources, then take learnt steps on the support set.
+
+    Meta-training is done once for given sources and kept; it takes most of the time.
+
+    Args:
+        order: Second order, first order, or ANIL.
+        inner_steps: Steps on a meta-task.
+        outer_steps: Updates of the start.
+        tasks: Meta-tasks of an update.
+        rate_share: Learning rate of the start, as a share of the configuration's.
+        steps: Numbers of steps on the support set to choose from.
+    """
+
+    order: Order = "second"
+    inner_steps: int = 3
+    outer_steps: int = 150
+    tasks: int = 4
+    rate_share: float = 0.1
+    steps: tuple[int, ...] = (3, 10, 30)
+    least_samples: int = 2
+    _known: dict[str, Start] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """`maml`, `maml-first` or `maml-anil`."""
+        return "maml" if self.order == "second" else f"maml-{self.order}"
+
+    def adapt(
+        self,
+        source: MultiTaskTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        support_rows: NDArray[np.int64],
+        *,
+        source_rows: NDArray[np.int64],
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        """Meta-train unless done before, choose the number of steps on the support, take them."""
+        nothing = np.zeros(0, dtype=np.int64)
+        part = visible_part(dataset, target_device, support_rows, nothing)
+        known = visible_part(dataset, target_device, nothing, source_rows, need_support=False)
+        start = self.start(need_source(source, self.name), known, target_device, config, seed)
+
+        def fit(shown: Dataset, steps: float) -> MultiTaskTLP:
+            return self._stepped(start, shown, target_device, config, int(steps))
+
+        wanted = [float(count) for count in self.steps]
+        steps, tried = choose_rate(start.model, part, target_device, wanted, seed, fit)
+        model = fit(part, steps) if steps else start.model.copy()
+        notes = {"steps": int(steps), "agreement": {str(int(one)): tau for one, tau in tried.items()}}
+        return Adapted(device_id=target_device, model=model, notes=notes)
+
+    def start(
+        self, source: MultiTaskTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
+    ) -> Start:
+        """The meta-trained start for these sources.
+
+        Args:
+            source: The supervised pretraining.
+            known: Of the target nothing is present.
+            target_device: Whose head is made.
+            config: Loss and learning rate.
+            seed: Of the meta-tasks.
+        """
+        key = digest(
+            *source.state_dict().values(),
+            torch.from_numpy(np.nan_to_num(known.latency_secs)),
+            torch.tensor([seed]),
+        )
+        if f"{target_device} {key}" not in self._known:
+            # One at a time: a start is as large as a model.
+            self._known.clear()
+            self._known[f"{target_device} {key}"] = self._meta_train(
+                source, known, target_device, config, seed
+            )
+        return self._known[f"{target_device} {key}"]
+
+    def _meta_train(
+        self, source: MultiTaskTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
+    ) -> Start:
+        model = with_target_head(source, known, target_device, seed=seed)
+        devices = [d for d in trainable_devices(known, np.arange(len(known))) if d != target_device]
+        data = [gather_rows(known, np.arange(len(known)), (device_id,)) for device_id in devices]
+        pools = [(one, group) for one in data for group in one.groups if len(group) >= 4]
+        scorer = _Scorer(model.eval(), target_device)
+        moved = _parameters(scorer, target_device, head_only=False)
+        inner = _parameters(scorer, target_device, head_only=self.order == "anil")
+        log_rates = {name: torch.full((), math.log(_FIRST_RATE), requires_grad=True) for name in inner}
+        if pools:
+            random = np.random.default_rng(seed)
+            with scoped_seed(seed), torch_threads(config.threads), sdpa_kernel([SDPBackend.MATH]):
+                optimizer = torch.optim.Adam(
+                    [
+                        {"params": list(moved.values()), "lr": config.learning_rate * self.rate_share},
+                        {"params": list(log_rates.values()), "lr": 0.02},
+                    ]
+                )
+                for _ in range(self.outer_steps):
+                    optimizer.zero_grad(set_to_none=True)
+                    for pick in random.integers(len(pools), size=self.tasks):
+                        loss = self._meta_loss(scorer, inner, log_rates, pools[pick], config, random)
+                        if loss is not None and bool(loss.isfinite()):
+                            (loss / self.tasks).backward()  # type: ignore[no-untyped-call]
+                    both = [*moved.values(), *log_rates.values()]
+                    nn.utils.clip_grad_norm_(both, config.gradient_clip)
+                    optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad = None
+        return Start(model, {name: rate.detach().exp() for name, rate in log_rates.items()})
+
+    def _meta_loss(
+        self,
+        scorer: _Scorer,
+        inner: Parameters,
+        log_rates: Parameters,
+        pool: tuple[TrainingRows, NDArray[np.int64]],
+        config: TrainConfig,
+        random: np.random.Generator,
+    ) -> Tensor | None:
+        """Loss on some candidates of a workload after inner steps on others."""
+        data, group = pool
+        order = random.permutation(group)
+        few = min(_LEARNT, len(order) // 2)
+        learnt, judged = _task(data, [order[:few]]), _task(data, [order[few : few + _JUDGED]])
+        rates = {name: rate.exp() for name, rate in log_rates.items()}
+        parameters = _inner(scorer, inner, rates, learnt, config, self.inner_steps, self.order == "second")
+        return judged.loss(functional_call(scorer, parameters, judged.inputs), config.loss)
+
+    def _stepped(
+        self, start: Start, shown: Dataset, target_device: str, config: TrainConfig, steps: int
+    ) -> MultiTaskTLP:
+        """A copy of the start after some steps on all labels shown of the target."""
+        model = start.model.copy()
+        data = gather_rows(shown, np.arange(len(shown)), (target_device,))
+        scorer = _Scorer(model.eval(), target_device)
+        parameters = _parameters(scorer, target_device, head_only=self.order == "anil")
+        task = _task(data, data.groups)
+        with torch_threads(config.threads), sdpa_kernel([SDPBackend.MATH]):
+            found = _inner(scorer, parameters, start.rates, task, config, steps, False)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(found[name])
+        return model
+
+
+def _parameters(scorer: _Scorer, device_id: str, *, head_only: bool) -> Parameters:
+    """Parameters of the backbone and one head, or of the head only, by name."""
+    head = {id(p) for p in scorer.model.head(device_id).parameters()}
+    return {
+        name: parameter
+        for name, parameter in scorer.named_parameters()
+        if id(parameter) in head or not (head_only or name.startswith("model.heads."))
+    }
+
+
+def _task(data: TrainingRows, groups: Sequence[NDArray[np.int64]]) -> _Task:
+    """Positions of some workloads as one batch."""
+    batch = lay_out(groups)
+    labels = torch.from_numpy(data.labels[batch.rows][:, 0])[batch.place]
+    inputs = block_tensors(data.dataset.features, data.rows[batch.rows])
+    return _Task(inputs, batch.place, labels, labels.isfinite() & batch.filled)
+
+
+def _inner(
+    scorer: _Scorer,
+    parameters: Parameters,
+    rates: Parameters,
+    task: _Task,
+    config: TrainConfig,
+    steps: int,
+    second_order: bool,
+) -> Parameters:
+    """Gradient steps on one batch, each parameter with its own rate; differentiable where asked for."""
+    current = dict(parameters)
+    for _ in range(steps):
+        loss = task.loss(functional_call(scorer, current, task.inputs), config.loss)
+        if loss is None:
+            break
+        gradients = torch.autograd.grad(
+            loss, list(current.values()), create_graph=second_order, allow_unused=True
+        )
+        norm = torch.sqrt(
+            sum((g.detach().square().sum() for g in gradients if g is not None), torch.zeros(()))
+        )
+        scale = torch.clamp(config.gradient_clip / (norm + 1e-12), max=1.0)
+        current = {
+            name: value if gradient is None else value - rates[name] * scale * gradient
+            for (name, value), gradient in zip(current.items(), gradients, strict=True)
+        }
+    return current

@@ -1,0 +1,190 @@
+"""Siblings' latencies of the same candidates, corrected by the few of the target, and a head taught by them.
+
+Where siblings have measured a candidate, what they measured says more of a new device than any feature: it is
+carried over by `transfer.adapt.sibling_model`, which k = 0 suffices for. What comes of it is an estimate
+of the target's latency for every candidate that any sibling measured, hundreds of times more than k; the
+head, which unseen candidates are judged by, is trained on those estimates and on the few measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.adapt.base import Adapted, need_source, visible_part
+from transfer.adapt.heads import with_target_head
+from transfer.adapt.sibling_model import SiblingModel, fit_siblings
+from transfer.adapt.summary_nets import SummaryNets, fit_nets
+from transfer.adapt.tuning import tune
+from transfer.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.labels import group_min
+from transfer.model import MultiTaskTLP
+from transfer.train import TrainConfig, trainable_devices
+
+#: A candidate that failed on every sibling that tried it counts as this many times slower than the head says.
+_FAILED_FACTOR = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Carry siblings' latencies over, and train the head on what comes of it, beside the sources' heads.
+
+    Args:
+        epoch_share: Epochs of the head's training, as a share of the configuration's.
+        rate_share: The same for the learning rate.
+        most_steps: Most updates of the head's training: bounds the time where there are many workloads.
+        nets: Small networks that vote beside the head on candidates that no sibling measured.
+    """
+
+    name: str = "siblings"
+    epoch_share: float = 0.4
+    rate_share: float = 0.5
+    most_steps: int = 240
+    nets: int = 3
+    least_samples: int = 0
+
+    def adapt(
+        self,
+        source: MultiTaskTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        support_rows: NDArray[np.int64],
+        *,
+        source_rows: NDArray[np.int64],
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        """Fit the siblings' part, then the head. Without an ok sample it does what k = 0 gives.
+
+        Raises:
+            TransferError: There is no source model, or no sibling has a latency.
+        """
+        source = need_source(source, self.name)
+        part = visible_part(dataset, target_device, support_rows, source_rows, need_support=False)
+        siblings = [
+            str(one) for one in part.device_ids if one != target_device and len(part.rows_of(one)) >= 2
+        ]
+        if not siblings:
+            raise TransferError(
+                f"strategy {self.name!r} needs a device beside {target_device!r} with latencies among the "
+                "source rows; use 'finetune' or 'scratch'"
+            )
+        fitted = fit_siblings(part, target_device, siblings, seed)
+        column = part.column(target_device)
+        latency = part.latency_secs.copy()
+        measured = np.isfinite(latency[:, column])
+        latency[:, column] = np.where(measured, latency[:, column], np.exp(fitted.log_secs))
+        estimated = replace(part, latency_secs=latency)
+        model = with_target_head(source, part, target_device, seed=seed)
+        able = trainable_devices(estimated, np.arange(len(estimated)))
+        devices = [one for one in able if one == target_device or one in source.device_ids]
+        nets = None
+        if target_device in devices:
+            per_epoch = -(-len(np.unique(estimated.group)) // config.workloads_per_batch)
+            epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
+            how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
+            tune(model, estimated, devices, how, seed)
+            if self.nets:
+                nets = fit_nets(estimated, target_device, config.loss, self.nets, seed)
+        notes = {
+            "sources": siblings,
+            "estimated": int(np.isfinite(fitted.log_secs).sum()),
+            "measured": int(measured.sum()),
+            "strength": fitted.model.strength,
+        }
+        return Adapted(
+            device_id=target_device,
+            model=model,
+            correction=SiblingCorrection(target_device, fitted.model, nets),
+            notes=notes,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiblingCorrection:
+    """Scores candidates by what siblings measured, and by the head where they did not."""
+
+    device_id: str
+    siblings: SiblingModel
+    nets: SummaryNets | None = None
+    kind: str = "siblings"
+
+    def arrays(self) -> dict[str, NDArray[np.float32]]:
+        """See `Correction.arrays`."""
+        values = {one.name: getattr(self.siblings, one.name) for one in fields(SiblingModel)}
+        if self.nets is not None:
+            values |= {one.name: getattr(self.nets, one.name) for one in fields(SummaryNets)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+    def settings(self) -> dict[str, Any]:
+        """See `Correction.settings`."""
+        return {
+            "device_id": self.device_id,
+            "siblings": list(self.siblings.siblings),
+            "strength": self.siblings.strength,
+        }
+
+    @classmethod
+    def restored(
+        cls, arrays: Mapping[str, NDArray[np.float32]], settings: Mapping[str, Any]
+    ) -> SiblingCorrection:
+        """Inverse of `arrays` and `settings`.
+
+        Raises:
+            TransferError: One of them is missing.
+        """
+        try:
+            siblings = tuple(map(str, settings["siblings"]))
+            names = {one.name for one in fields(SummaryNets)} & set(arrays)
+            nets = SummaryNets(**{name: arrays[name] for name in names}) if names else None
+            rest = {name: array for name, array in arrays.items() if name not in names}
+            model = SiblingModel(siblings=siblings, strength=int(settings["strength"]), **rest)
+            return cls(str(settings["device_id"]), model, nets)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TransferError(
+                f"cannot restore what siblings say: {type(error).__name__}: {error}; adapt the device again"
+            ) from error
+
+    def score(self, model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Relative speeds in (0, 1], or the head's where nobody measured. See `Adapted.score`."""
+        rows = np.asarray(rows, dtype=np.int64)
+        around, value = self.siblings.predict(dataset, np.unique(dataset.group[rows]))
+        known = np.isfinite(value)
+        wanted = np.isin(around, rows)
+        group = dataset.group[around]
+        has_known = np.isin(group, group[known])
+        scores = np.full(len(dataset), np.nan)
+        # The head is asked about the rows that no sibling measured, and where there are such beside measured
+        # ones, about the measured ones too: its level in the workload must be found.
+        mixed = np.isin(group, group[wanted & ~known])
+        ask = (wanted & ~known) | (mixed & has_known & known)
+        told = np.full(len(around), np.nan)
+        if ask.any():
+            told[ask] = -self._log_scores(model, dataset, around[ask])
+        scores[around[wanted & ~has_known]] = np.exp(-told[wanted & ~has_known])
+        apart = np.where(known & np.isfinite(told), value - told, 0.0)
+        count = int(group.max(initial=-1)) + 1
+        both = np.bincount(group[known], minlength=count)
+        level = np.bincount(group, apart, count) / np.maximum(1, both)
+        failed = dataset.failed[around].any(axis=1) & ~known
+        filled = np.where(known, value, told + level[group] + failed * np.log(_FAILED_FACTOR))
+        usable = has_known & np.isfinite(filled)
+        least = group_min(np.where(usable, filled, np.nan)[:, None], group, count)[group, 0]
+        chosen = usable & wanted
+        scores[around[chosen]] = np.exp(least[chosen] - filled[chosen])
+        return scores[rows]
+
+    def _log_scores(
+        self, model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Logarithms of relative speeds: the mean over the head and the networks."""
+        block = dataset.features.take(rows)
+        head = np.log(np.maximum(model.score(block, self.device_id), 1e-12))
+        if self.nets is None:
+            return np.asarray(head)
+        return np.asarray(np.vstack([head, self.nets.log_scores(block.summary)]).mean(axis=0))
