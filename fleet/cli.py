@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from agents.errors import AgentError
-from fleet import cli_devices, cli_interchange, cli_jobs, cli_learning
+from fleet import cli_daemon, cli_devices, cli_interchange, cli_jobs, cli_learning, cli_models
 from fleet.errors import FleetError
 
 app = typer.Typer(
@@ -77,8 +77,10 @@ class _Signals:
 
 cli_devices.register(app)
 cli_jobs.register(app)
+cli_daemon.register(app)
 cli_interchange.register(app)
 cli_learning.register(app)
+cli_models.register(app)
 
 
 def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:

@@ -11,12 +11,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agents.networks import NETWORKS
 from agents.records import DeviceId, DeviceSpec, Protocol
+from fleet.config_base import Names as _Names
+from fleet.config_base import Section as _Section
+from fleet.config_daemon import DaemonSection, PolicySection
 from fleet.device_files import DEFAULT_HARDWARE, load_device, load_devices, parse_device, unknown_device
 from fleet.yaml_files import (
     ConfigError,
@@ -33,23 +36,26 @@ from fleet.yaml_files import (
 DEFAULT_FLEET = Path("configs/fleet.yaml")
 
 #: Ways to adapt a model to a new device.
-Strategy = Literal["multitask", "scratch"]
+Strategy = Literal[
+    "auto",
+    "siblings",
+    "multitask",
+    "finetune",
+    "finetune-head",
+    "finetune-last",
+    "masked",
+    "maml",
+    "momentum",
+    "zero_shot",
+    "nearest",
+    "scratch",
+]
+#: Ways to choose the candidates that a new device measures (`transfer.adapt.select`).
+Selector = Literal["few-of-each", "random", "stratified", "paired", "uncertainty", "kmeans", "diverse-fast"]
 
 _ENV_PREFIX = "FLEET_"
 _MASK = "***"
 _PROTOCOL = Protocol()
-
-
-def _as_tuple(value: Any) -> Any:
-    """YAML and flags give lists where a frozen model wants tuples."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-_Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DevicesSection(_Section):
@@ -134,7 +140,8 @@ class OnboardingSection(_Section):
 
     #: Candidates measured on the new device.
     samples: int = Field(default=128, ge=0, le=1_000_000)
-    strategy: Strategy = "multitask"
+    strategy: Strategy = "auto"
+    selector: Selector = "few-of-each"
 
 
 class FleetConfig(_Section):
@@ -146,6 +153,7 @@ class FleetConfig(_Section):
     store: StoreSection = StoreSection()
     training: TrainingSection = TrainingSection()
     onboarding: OnboardingSection = OnboardingSection()
+    daemon: DaemonSection = DaemonSection()
 
     def timing_protocol(self) -> Protocol:
         """Give the protocol as the value that travels with records."""
@@ -347,9 +355,11 @@ __all__ = [
     "DEFAULT_FLEET",
     "DEFAULT_HARDWARE",
     "ConfigError",
+    "DaemonSection",
     "DevicesSection",
     "FleetConfig",
     "OnboardingSection",
+    "PolicySection",
     "ProtocolSection",
     "Resolved",
     "Setting",

@@ -1,0 +1,198 @@
+"""A coordinator over replay devices in this process, that can be killed at any write: for its tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from agents.records import DeviceId, DeviceSpec
+from fleet.coordinator import Coordinator
+from fleet.coordinator_settings import CoordinatorSettings
+from fleet.events import JobState
+from fleet.intake import Intake
+from fleet.interchange.export_store import export
+from fleet.journal import Journal
+from fleet.limits import Limits
+from fleet.local_links import LocalLinks
+from fleet.notices import Notices
+from fleet.pools import Pools
+from fleet.store import Store
+from fleet.workload_choice import WorkloadChoice
+from tests.link_fixtures import PROTOCOL, replay_spec
+from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
+
+WORKLOADS = [make_workload(number) for number in (1, 2, 3)]
+#: Recorded candidates of each workload; of four, three are ok, and replay offers only those.
+RECORDED = 32
+OFFERED = 24
+CHOICE = WorkloadChoice(networks=("bert-tiny",), count=10)
+
+
+class Killed(BaseException):
+    """Stands for a signal that ends the program."""
+
+
+def recorded_file(folder: Path) -> Path:
+    """What the devices answer from: `RECORDED` candidates of each workload."""
+    path = folder / "recorded.parquet"
+    with Store.open(folder / "recorded-store") as store:
+        store.put_device(make_spec(), make_descriptor())
+        store.put_workloads(WORKLOADS)
+        for workload in WORKLOADS:
+            store.append(make_batch(0, RECORDED, workload=workload.workload_id))
+        export(store, path, "parquet")
+    return path
+
+
+@dataclass
+class Clock:
+    """Unix seconds that pass when they are told to."""
+
+    now: float = 1_800_000_000.0
+    step: float = 0.01
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+    def skip(self, secs: float) -> float:
+        """Let time pass."""
+        self.now += secs
+        return self.now
+
+
+@dataclass
+class Fleet:
+    """Folders that outlive coordinators, and the one that runs."""
+
+    folder: Path
+    specs: dict[DeviceId, DeviceSpec]
+    clock: Clock = field(default_factory=Clock)
+    limits: Limits = field(default_factory=lambda: Limits(job_candidates=8))
+    settings: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    guide: Any = None
+
+    @contextmanager
+    def coordinator(self) -> Iterator[tuple[Coordinator, LocalLinks]]:
+        """One life of the coordinator and its agents; ends without any order, as after a kill."""
+        told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=self.limits, **self.settings)
+        notices = Notices(clock=self.clock)
+        with ExitStack() as stack:
+            # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
+            store = stack.enter_context(Store.open(self.folder / "store"))
+            links = LocalLinks(protocol=PROTOCOL, spool_root=self.folder / "spool", beat_secs=0.05)
+            stack.callback(links.close, 1.0)
+            with mock.patch.object(notices, "say", lambda text, **_: self.lines.append(text)):
+                yield (
+                    Coordinator(
+                        self.folder / "root",
+                        store,
+                        links,
+                        self.specs,
+                        told,
+                        notices,
+                        guide=self.guide,
+                        clock=self.clock,
+                    ),
+                    links,
+                )
+
+    def run(
+        self, until: Callable[[Coordinator], bool], turns: int = 300, *, once: bool = False
+    ) -> dict[str, Any]:
+        """Run to an orderly end; returns the last view."""
+        if once:
+            self.settings["once"] = True
+        with self.coordinator() as (coordinator, _):
+            for _ in range(turns):
+                coordinator.turn(0.0)
+                if until(coordinator):
+                    break
+            else:
+                raise AssertionError(f"not within {turns} turns: {coordinator.view()}")
+            coordinator.stop()
+            for _ in range(turns):
+                coordinator.turn(0.0)
+                if coordinator.is_quiet:
+                    break
+            self.clock.now += 2.0
+            coordinator.turn(0.0)
+            view = coordinator.view()
+            coordinator.close()
+        return view
+
+    def record_ids(self) -> list[str]:
+        """Ids of all stored records, with repetitions."""
+        reader = Store.read(self.folder / "store")
+        return [one for _, batch in reader.columns(["record_id"]) for one in batch.column(0).to_pylist()]
+
+    def late_files(self) -> list[Path]:
+        return sorted((self.folder / "root" / "late").glob("*/*.jsonl"))
+
+
+def make_fleet(folder: Path, names: tuple[str, ...] = ("one", "two"), **changes: Any) -> Fleet:
+    """A fleet of replay devices."""
+    path = recorded_file(folder)
+    specs = {DeviceId(name): replay_spec(path, name) for name in names}
+    return Fleet(folder, specs, **changes)
+
+
+def everything_measured(fleet: Fleet) -> Callable[[Coordinator], bool]:
+    """Whether every device has every candidate that can be had."""
+
+    def is_done(coordinator: Coordinator) -> bool:
+        fleet.clock.now += 1.0
+        devices = coordinator.view()["devices"]
+        wanted = OFFERED * len(WORKLOADS)
+        return all(one["records"] >= wanted for one in devices.values()) and coordinator.is_quiet
+
+    return is_done
+
+
+def unaccounted(view: dict[str, Any], submitted: int) -> int:
+    """Jobs that are in no state."""
+    return submitted - sum(view["jobs"][one.value] for one in JobState)
+
+
+@contextmanager
+def killed_at(number: int) -> Iterator[Counter[str]]:
+    """Kill before or after the n-th durable step: of the intake, the journal, the pools, an acknowledgement.
+
+    Yields:
+        How often each step was reached.
+    """
+    reached: Counter[str] = Counter()
+
+    def shim(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            for moment in ("before", "after"):
+                if moment == "after":
+                    answer = function(*arguments, **options)
+                reached[f"{moment} {name}"] += 1
+                if sum(reached.values()) == number:
+                    raise Killed(f"{moment} {name}")
+            return answer
+
+        return step
+
+    steps = [
+        (Intake, "append"),
+        (Intake, "flush"),
+        (Journal, "append"),
+        (Journal, "compact"),
+        (Pools, "add"),
+        (LocalLinks, "acknowledge"),
+        (LocalLinks, "measure"),
+        (LocalLinks, "start"),
+    ]
+    with ExitStack() as stack:
+        for kind, name in steps:
+            replaced = shim(f"{kind.__name__}.{name}", getattr(kind, name))
+            stack.enter_context(mock.patch.object(kind, name, replaced))
+        yield reached

@@ -1,0 +1,336 @@
+"""The coordinator over replay devices in this process: exactly once, whatever is killed, frozen or full."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.records import Candidate, DeviceId, ModelRef, Workload
+from fleet.coordinator import Coordinator
+from fleet.errors import FleetError, StoreFull
+from fleet.events import ModelPublished
+from fleet.guide import Ranking
+from fleet.intake import Intake
+from fleet.journal import Journal
+from fleet.limits import Limits
+from fleet.local_links import LocalLinks
+from fleet.store import Store
+from tests.coordinator_fixtures import (
+    OFFERED,
+    WORKLOADS,
+    Fleet,
+    Killed,
+    everything_measured,
+    killed_at,
+    make_fleet,
+)
+
+ALL = OFFERED * len(WORKLOADS)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return make_fleet(tmp_path)
+
+
+def check_books(fleet: Fleet, view: dict[str, object]) -> None:
+    """Every record once, everything that was measured counted once, every job accounted for."""
+    ids = fleet.record_ids()
+    assert len(ids) == len(set(ids))
+    devices = view["devices"]
+    assert isinstance(devices, dict)
+    assert len(ids) == sum(one["records"] for one in devices.values())
+    jobs = view["jobs"]
+    assert isinstance(jobs, dict)
+    assert jobs["leased"] == 0
+    assert jobs["quarantined"] == 0
+
+
+def test_it_measures_everything_once_on_every_device(fleet: Fleet) -> None:
+    view = fleet.run(everything_measured(fleet))
+    check_books(fleet, view)
+    assert view["store"]["records"] == 2 * ALL
+    assert view["jobs"]["done"] > 2
+    origins = {record.origin for record in Store.read(fleet.folder / "store").records()}
+    assert origins >= {"random", "paired"}
+    assert not list((fleet.folder / "root" / "pools").glob("*/*.json")), "nothing waits any more"
+    assert any("up on here" in line for line in fleet.lines)
+
+
+class LastFirst:
+    """Stands for a registry's champions: ranks by id, which tells its choice from the order of drawing."""
+
+    def rank(self, workload: Workload, device_id: str, candidates: Sequence[Candidate]) -> Ranking:
+        order = sorted(range(len(candidates)), key=lambda place: candidates[place].candidate_id)
+        ref = ModelRef(version="v000009", device_id=DeviceId(device_id), sha256="0" * 64)
+        return Ranking(order=tuple(order), scores=(0.5,) * len(candidates), model=ref)
+
+
+def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, ("one",), guide=LastFirst())
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.turn(0.0)
+    # What a training's end leaves in the journal.
+    with fleet.coordinator() as (coordinator, _):
+        published = ModelPublished(at_secs=fleet.clock(), version="v000009", device_ids=(DeviceId("one"),))
+        coordinator._parts.chronicle.tell(published)
+        coordinator.turn(0.0)
+    view = fleet.run(everything_measured(fleet), turns=2000)
+    check_books(fleet, view)
+    records = list(Store.read(fleet.folder / "store").records())
+    chosen = [record for record in records if record.origin == "model"]
+    assert chosen
+    assert {record.model_version for record in chosen} == {"v000009"}
+    others = {(record.origin, record.model_version) for record in records if record.origin != "model"}
+    assert {version for _, version in others} == {""}, others
+
+
+def test_a_restart_goes_on_and_lists_nothing_again(fleet: Fleet) -> None:
+    fleet.run(lambda one: one.view()["store"]["records"] > 20)
+    with mock.patch("fleet.local_links.LocalLinks.list_workloads") as listed:
+        view = fleet.run(everything_measured(fleet))
+    assert not listed.called
+    check_books(fleet, view)
+    assert {one["incarnation"] for one in view["devices"].values()} == {2}
+
+
+@given(number=st.integers(1, 150))
+@settings(max_examples=15, deadline=None)
+def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = make_fleet(Path(folder))
+        is_done = everything_measured(fleet)
+        with killed_at(number) as reached, contextlib.suppress(Killed):
+            fleet.run(is_done)
+        assert sum(reached.values()) >= number or number > 100
+        view = fleet.run(is_done)
+        check_books(fleet, view)
+        assert view["store"]["records"] == 2 * ALL
+        assert not fleet.late_files()
+        counted = sum(sum(one["outcomes"].values()) for one in view["devices"].values())
+        done = view["jobs"]["done"]
+        # A job whose records were stored before its lease was granted again counts none of them.
+        assert counted <= 2 * ALL
+        assert done <= view["jobs"]["done"] + view["jobs"]["cancelled"]
+
+
+def test_a_kill_between_store_and_journal_finishes_the_job_once(fleet: Fleet) -> None:
+    keep = Journal.append
+
+    def killed(self: Journal, events: list[dict[str, object]]) -> None:
+        if any(event["event"] == "JobFinished" for event in events):
+            raise Killed
+        keep(self, events)
+
+    with mock.patch.object(Journal, "append", killed), pytest.raises(Killed):
+        fleet.run(everything_measured(fleet))
+    stored = len(fleet.record_ids())
+    view = fleet.run(everything_measured(fleet))
+    assert stored <= view["store"]["records"] == 2 * ALL
+    check_books(fleet, view)
+
+
+def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, links):
+        for _ in range(8):
+            coordinator.turn(0.0)
+        links.crash(DeviceId("one"), 1)
+        is_done = everything_measured(fleet)
+        for _ in range(200):
+            coordinator.turn(0.0)
+            if is_done(coordinator):
+                break
+        view = coordinator.view()
+        coordinator.close()
+    assert view["devices"]["one"]["incarnation"] == 2
+    assert view["store"]["records"] == 2 * ALL
+    check_books(fleet, view)
+    assert any("killed by SIGKILL" in line for line in fleet.lines)
+
+
+def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fleet) -> None:
+    fleet.limits = Limits(job_candidates=8, lease_secs=30.0, stall_secs=30.0)
+    one = DeviceId("one")
+    with fleet.coordinator() as (coordinator, links):
+        while not coordinator.view()["devices"][one]["leases"]:
+            coordinator.turn(0.0)
+            fleet.clock.now += 1.1
+        links.freeze(one, 1)
+        epoch = coordinator.view()["devices"][one]["epoch"]
+        # The device is stopped beyond its lease; its agent is ended, and another one started.
+        for _ in range(6):
+            fleet.clock.now += 10.0
+            coordinator.turn(0.0)
+        assert coordinator.view()["devices"][one]["incarnation"] >= 2
+        # What the first one had measured comes out of its spool, under leases that were taken back.
+        is_done = everything_measured(fleet)
+        for _ in range(200):
+            coordinator.turn(0.0)
+            if is_done(coordinator):
+                break
+        view = coordinator.view()
+        coordinator.close()
+    assert epoch >= 1
+    check_books(fleet, view)
+    late = sum(len(path.read_text().splitlines()) for path in fleet.late_files())
+    assert late == view["devices"][one]["late"]
+    for path in fleet.late_files():
+        for line in path.read_text().splitlines():
+            assert json.loads(line)["record"]["device_id"] == one
+
+
+def test_a_full_disk_stops_the_grants_and_loses_nothing(fleet: Fleet) -> None:
+    keep = Intake.append
+    is_full = False
+
+    def append(self: Intake, records: list[object]) -> object:
+        if is_full and records:
+            raise StoreFull("no room while appending records: No space left on device")
+        return keep(self, records)  # type: ignore[arg-type]
+
+    with mock.patch.object(Intake, "append", append), fleet.coordinator() as (coordinator, _):
+        for _ in range(6):
+            coordinator.turn(0.0)
+        is_full = True
+        for _ in range(10):
+            fleet.clock.now += 3.0
+            coordinator.turn(0.0)
+        view = coordinator.view()
+        assert view["coordinator"]["state"] == "disk_full"
+        before = view["store"]["records"]
+        epochs = [one["epoch"] for one in view["devices"].values()]
+        for _ in range(50):  # far beyond any lease
+            fleet.clock.now += 10.0
+            coordinator.turn(0.0)
+        view = coordinator.view()
+        assert [one["epoch"] for one in view["devices"].values()] == epochs
+        assert view["store"]["records"] == before
+        is_full = False
+        is_done = everything_measured(fleet)
+        for _ in range(300):
+            coordinator.turn(0.0)
+            if is_done(coordinator):
+                break
+        view = coordinator.view()
+        coordinator.close()
+    assert view["coordinator"]["state"] == "running"
+    assert view["store"]["records"] == 2 * ALL
+    assert not fleet.late_files()
+    check_books(fleet, view)
+    assert any("no lease is granted until there is room" in line for line in fleet.lines)
+
+
+def test_a_journal_without_room_holds_everything_back(fleet: Fleet) -> None:
+    keep = Journal.append
+    is_full = False
+
+    def append(self: Journal, events: list[dict[str, object]]) -> None:
+        if is_full and events:
+            raise StoreFull("no room while writing the journal: No space left on device")
+        keep(self, events)
+
+    with mock.patch.object(Journal, "append", append), fleet.coordinator() as (coordinator, links):
+        for _ in range(4):
+            coordinator.turn(0.0)
+        is_full = True
+        with (
+            mock.patch.object(links, "acknowledge") as acknowledge,
+            mock.patch.object(links, "measure") as grant,
+        ):
+            for _ in range(10):
+                fleet.clock.now += 3.0
+                coordinator.turn(0.0)
+            assert not acknowledge.called
+            assert not grant.called
+        assert coordinator.view()["coordinator"]["state"] == "disk_full"
+        is_full = False
+        is_done = everything_measured(fleet)
+        for _ in range(300):
+            coordinator.turn(0.0)
+            if is_done(coordinator):
+                break
+        view = coordinator.view()
+        coordinator.close()
+    assert view["store"]["records"] == 2 * ALL
+    check_books(fleet, view)
+
+
+def test_jobs_whose_traces_are_gone_end_with_a_word(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, links):
+        with mock.patch.object(links, "measure"):  # jobs are granted and never measured
+            for _ in range(20):
+                coordinator.turn(0.0)
+                fleet.clock.now += 1.1
+        waiting = coordinator.view()["jobs"]
+        assert waiting["queued"] + waiting["leased"] > 0
+    shutil.rmtree(fleet.folder / "root" / "pools")
+    with mock.patch.object(LocalLinks, "propose"):  # nobody happens to propose the same again meanwhile
+        view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["jobs"]["cancelled"] > 0)
+    assert view["store"]["records"] == 0
+    view = fleet.run(everything_measured(fleet))
+    assert any("neither in the pools nor in the store" in line for line in fleet.lines)
+    assert view["store"]["records"] == 2 * ALL, "they are proposed again"
+    check_books(fleet, view)
+
+
+def test_paired_candidates_come_back_from_the_store(fleet: Fleet) -> None:
+    both, fleet.specs = fleet.specs, {DeviceId("one"): fleet.specs[DeviceId("one")]}
+    fleet.run(everything_measured(fleet))
+    shutil.rmtree(fleet.folder / "root")
+    fleet.specs = both
+    view = fleet.run(everything_measured(fleet))
+    records = list(Store.read(fleet.folder / "store").records(device_id="two"))
+    assert {record.origin for record in records} == {"paired"}
+    check_books(fleet, view)
+
+
+def test_once_measures_what_is_planned_and_no_more(fleet: Fleet) -> None:
+    view = fleet.run(lambda one: one.is_drained, once=True)
+    assert 0 < view["store"]["records"] < 2 * ALL
+    assert view["jobs"]["queued"] == 0
+    check_books(fleet, view)
+
+
+def test_an_aa_run_is_made_once_a_day(fleet: Fleet) -> None:
+    fleet.settings["noise"] = 4
+
+    def has_noise(coordinator: Coordinator) -> bool:
+        fleet.clock.now += 6.0
+        return all(one["records"] >= ALL + 8 for one in coordinator.view()["devices"].values())
+
+    fleet.run(has_noise)
+    records = [one for one in Store.read(fleet.folder / "store").records() if one.origin == "noise"]
+    assert sorted(one.attempt for one in records) == [1] * 8 + [2] * 8
+    for device in ("one", "two"):
+        chosen = [one for one in records if one.device_id == device]
+        assert len({one.candidate_id for one in chosen}) == 4
+
+
+def test_a_device_that_leaves_is_retired_with_its_jobs(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, links), mock.patch.object(links, "measure"):
+        for _ in range(20):
+            coordinator.turn(0.0)
+            fleet.clock.now += 1.1
+    del fleet.specs[DeviceId("two")]
+    one = everything_measured(fleet)
+    view = fleet.run(
+        lambda coordinator: one(coordinator) or coordinator.view()["devices"]["one"]["records"] == ALL
+    )
+    assert view["devices"]["two"]["state"] == "retired"
+    assert view["jobs"]["cancelled"] > 0
+
+
+def test_a_foreign_journal_is_refused_in_one_sentence(fleet: Fleet) -> None:
+    journal = Journal(fleet.folder / "root" / "journal")
+    journal.append([{"event": "SomethingElse", "at_secs": 1.0}])
+    with pytest.raises(FleetError, match=r"cannot be replayed.*SomethingElse"), fleet.coordinator():
+        pass

@@ -1,0 +1,162 @@
+"""The matrix of what was measured, told record by record and read from a store: both must agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
+from fleet.candidate_index import MERGE_AT, CandidateIndex, as_raw
+from fleet.coverage import MAX_LOSSES, Coverage
+from fleet.store import Store
+from tests.record_fixtures import make_record, make_spec
+
+A, B = DeviceId("dev-a"), DeviceId("dev-b")
+W = WorkloadId("a1b2")
+FAMILIES = {A: "cpu", B: "cpu"}
+ENVIRONMENT = "e" * 32
+
+
+def told(records: list[Record]) -> Coverage:
+    coverage = Coverage(FAMILIES, [W])
+    for record in records:
+        coverage.add(record)
+    return coverage
+
+
+def read(records: list[Record], folder: Path) -> Coverage:
+    with Store.open(folder / "store") as store:
+        store.put_device(make_spec())
+        store.append(records)
+        coverage = Coverage(FAMILIES, [W])
+        coverage.load(store)
+        coverage.load(store)  # a second time changes nothing
+    return coverage
+
+
+@pytest.fixture(params=["told", "read"])
+def make(request: pytest.FixtureRequest, tmp_path: Path):  # type: ignore[no-untyped-def]
+    def made(records: list[Record]) -> Coverage:
+        coverage = told(records) if request.param == "told" else read(records, tmp_path)
+        for device in FAMILIES:
+            coverage.set_environment(device, ENVIRONMENT)
+        return coverage
+
+    return made
+
+
+def test_gaps_are_what_siblings_know(make) -> None:  # type: ignore[no-untyped-def]
+    records = [make_record(number, device="dev-a") for number in range(1, 7)]
+    coverage = make([*records, make_record(2, device="dev-b")])
+    wanted = [one.candidate_id for one in records]
+    assert coverage.measured(A, W) == 6
+    assert coverage.measured(B, W) == 1
+    assert coverage.unmeasured(B, W) == 5
+    assert coverage.gaps(A, W, 10) == []
+    assert coverage.gaps(B, W, 10) == [one for one in wanted if one != wanted[1]]
+    assert coverage.gaps(B, W, 2, {wanted[0]}) == wanted[2:4]
+    assert coverage.is_measured(B, W, wanted[1])
+    assert not coverage.is_measured(B, W, wanted[0])
+    assert coverage.is_stored("cpu", W, wanted[0])
+    assert set(coverage.ids("cpu", W)) == set(wanted)
+
+
+def test_another_environment_has_measured_nothing(make) -> None:  # type: ignore[no-untyped-def]
+    records = [make_record(number) for number in (1, 2)]
+    coverage = make(records)
+    coverage.set_environment(A, "f" * 32)
+    assert (coverage.measured(A, W), coverage.records(A)) == (0, 0)
+    assert len(coverage.gaps(A, W, 9)) == 2
+    assert coverage.is_stored("cpu", W, records[0].candidate_id)
+    assert coverage.best(A, W, 4) == []
+
+
+def test_proposed_candidates_are_gaps_of_every_device(make) -> None:  # type: ignore[no-untyped-def]
+    coverage = make([make_record(1)])
+    new = CandidateId(content_hash("new"))
+    coverage.propose("cpu", W, [new])
+    assert coverage.gaps(A, W, 9) == [new]
+    assert not coverage.is_stored("cpu", W, new)
+    assert coverage.workload_of("cpu", [WorkloadId("x"), W], new) == W
+    coverage.block("cpu", W, [new])
+    assert coverage.gaps(A, W, 9) == []
+    assert coverage.unmeasured(A, W) == 0
+
+
+def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make) -> None:  # type: ignore[no-untyped-def]
+    lost = [
+        make_record(1, outcome=Outcome.LOST, run_secs=(), attempt=attempt, quality="{}")
+        for attempt in range(MAX_LOSSES)
+    ]
+    coverage = make(lost[:1])
+    one = lost[0].candidate_id
+    assert coverage.next_attempt(A, one) == 1
+    assert coverage.gaps(A, W, 9) == [one]
+    for record in lost[1:]:
+        coverage.add(record)
+    # The first loss was under another agent.
+    coverage.add(make_record(1, outcome=Outcome.LOST, run_secs=(), attempt=MAX_LOSSES, quality="{}"))
+    assert coverage.gaps(A, W, 9) == []
+    assert coverage.unmeasured(A, W) == 0
+    coverage.set_environment(A, ENVIRONMENT)
+    assert coverage.gaps(A, W, 9) == [one]
+    coverage.add(make_record(1, attempt=MAX_LOSSES + 1))
+    assert coverage.gaps(A, W, 9) == []
+    assert coverage.next_attempt(A, one) == 0
+
+
+def test_a_quarantined_candidate_is_no_gap_of_siblings(make) -> None:  # type: ignore[no-untyped-def]
+    coverage = make([make_record(4, quality='{"quarantined":true}'), make_record(5)])
+    assert coverage.gaps(B, W, 9) == [make_record(5).candidate_id]
+
+
+def test_the_best_are_steady_and_fast(make) -> None:  # type: ignore[no-untyped-def]
+    records = [make_record(number, run_secs=(1.0 / number,)) for number in (1, 2, 3, 5, 6, 7)]
+    suspect = make_record(9, run_secs=(1e-6,), quality='{"suspect":true}')
+    coverage = make([*records, suspect])
+    assert coverage.best(A, W, 4) == [[one.candidate_id for one in records[::-1][:4]]]
+
+
+def test_a_whole_aa_run_is_known(make) -> None:  # type: ignore[no-untyped-def]
+    first = make_record(1, origin="noise", attempt=1, measured_at=50.0)
+    assert make([first]).noise_at(A) == 0.0
+
+
+def test_a_sample_is_of_what_was_measured(make) -> None:  # type: ignore[no-untyped-def]
+    records = [make_record(number) for number in range(1, 30)]
+    coverage = make(records)
+    sample = coverage.sample(A, 10, seed=1)
+    assert len(set(sample)) == 10
+    assert set(sample) <= {one.candidate_id for one in records}
+    assert sample == coverage.sample(A, 10, seed=1) != coverage.sample(A, 10, seed=2)
+    assert coverage.sample(B, 10, seed=1) == []
+
+
+def test_records_of_other_workloads_and_devices_are_passed_over(make) -> None:  # type: ignore[no-untyped-def]
+    coverage = make([make_record(1, workload="other"), make_record(1, device="foreign")])
+    assert coverage.ids("cpu", W) == []
+    assert coverage.records(A) == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 3 * MERGE_AT), max_size=2 * MERGE_AT), max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_an_index_numbers_candidates_in_order(batches: list[list[int]]) -> None:
+    index, model = CandidateIndex(), {}
+    for batch in batches:
+        # Ids that end in zeros are ids too.
+        names = [CandidateId(content_hash(str(one))[:28] + "0000") for one in batch]
+        if not names:
+            continue
+        places = index.add(as_raw(names))
+        for name in names:
+            model.setdefault(name, len(model))
+        assert places.tolist() == [model[name] for name in names]
+    assert len(index) == len(model)
+    assert index.ids() == list(model)
+    for name, place in model.items():
+        assert index.find(name) == place
+        assert index.id_at(place) == name
+    assert index.find(CandidateId(content_hash("never"))) is None

@@ -1,0 +1,244 @@
+"""`fleet up` as a process: ready, stopped in order, killed and started again, one a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from rich.console import Console
+
+from agents.records import DeviceId
+from fleet.config import ConfigError, PolicySection, load_fleet
+from fleet.coordinator_settings import CoordinatorSettings
+from fleet.daemon import UpOptions, _policy, _told, run_daemon
+from fleet.day_windows import window_secs
+from fleet.errors import FleetError
+from fleet.events import DevicePolicy, TimeWindow
+from fleet.local_links import LocalLinks
+from fleet.store import Store
+from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
+
+ALL = OFFERED * len(WORKLOADS)
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    """A fleet file with two replay devices."""
+    recorded = recorded_file(tmp_path)
+    folder = tmp_path / "hardware"
+    folder.mkdir()
+    for name in ("one", "two"):
+        device = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu"}
+        device |= {"records": str(recorded), "device": "dev-a"}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(device))
+    value = {
+        "schema": 1,
+        "devices": {"folder": str(folder), "ids": ["one", "two"]},
+        "workloads": {"noise_samples": 0},
+        "store": {"path": str(tmp_path / "runs" / "store")},
+        "daemon": {"root": str(tmp_path / "runs" / "fleet"), "refresh": False, "api_host": ""},
+    }
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(value))
+    return path
+
+
+class Up:
+    """One `fleet up` in a process of its own."""
+
+    def __init__(self, settings: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fleet.cli", "up", "--config", str(settings), *options],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_for_line(self, words: str) -> str:
+        assert self.process.stdout is not None
+        seen = ""
+        for line in self.process.stdout:
+            seen += line
+            if words in line:
+                return line
+        raise AssertionError(f"it ended without a word of {words!r}: {seen}")
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        assert self.process.stdout is not None
+        self.process.stdout.read()
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def started() -> Iterator[list[Up]]:
+    made: list[Up] = []
+    yield made
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+def records(settings: Path) -> int:
+    try:
+        return sum(one.records for one in Store.read(settings.parent / "runs" / "store").counts().values())
+    except FleetError:
+        return 0
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_and_started_again_it_goes_on_and_ends_in_order(settings: Path, started: list[Up]) -> None:
+    first = Up(settings)
+    started.append(first)
+    line = first.wait_for_line("fleet is up")
+    assert "2 devices" in line
+    second = subprocess.run(
+        [sys.executable, "-m", "fleet.cli", "up", "--config", str(settings)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert second.stderr.count("\n") == 1
+    assert f"runs on {settings.parent}/runs/fleet already: process {first.process.pid}" in second.stderr
+    first.wait_for_line("up on")
+    below = children_of(first.process.pid)
+    assert below
+    assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    again = Up(settings)
+    started.append(again)
+    again.wait_for_line("fleet is up")
+    deadline = time.monotonic() + 60
+    while records(settings) < 2 * ALL and time.monotonic() < deadline:
+        time.sleep(0.2)
+    below += children_of(again.process.pid)
+    assert again.end(signal.SIGTERM) == 0
+    assert records(settings) == 2 * ALL
+    # What Ray starts beside its agents takes a while to see that a killed coordinator is gone.
+    _, alive = psutil.wait_procs(below, timeout=90)
+    assert alive == [], "no process is left behind"
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents in this process."""
+
+    def links(settings: Any, options: Any, specs: Any) -> LocalLinks:
+        folder = Path(settings.store.path).parent / "spool"
+        return LocalLinks(protocol=settings.timing_protocol(), spool_root=folder)
+
+    monkeypatch.setattr("fleet.daemon._links", links)
+
+
+class Api:
+    """Notes what it was given."""
+
+    url = "http://127.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.views: list[dict[str, Any]] = []
+        self.is_closed = False
+
+    def serve(self, view: Any, folder: Path) -> Api:
+        self.views.append(view())
+        assert folder.is_dir()
+        return self
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.usefixtures("local")
+def test_once_drains_and_returns(settings: Path, tmp_path: Path) -> None:
+    config, api = load_fleet(settings).config, Api()
+    with (tmp_path / "log").open("w") as log:
+        run_daemon(
+            config, UpOptions(models=tmp_path / "models", once=True), Console(file=log), serve=api.serve
+        )
+    assert 0 < records(settings) <= 2 * ALL
+    assert api.is_closed
+    assert set(api.views[0]["devices"]) == {"one", "two"}
+    text = (tmp_path / "log").read_text()
+    assert "fleet is up: 2 devices, API http://127.0.0.1:1, store" in text
+    assert text.rstrip().endswith("fleet is down; the same command goes on")
+    assert not (tmp_path / "runs" / "fleet" / "daemon.pid").exists()
+
+
+@pytest.mark.usefixtures("local")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order_and_handlers_come_back(
+    settings: Path, tmp_path: Path, number: int
+) -> None:
+    config, before = load_fleet(settings).config, signal.getsignal(number)
+
+    def serve(view: Any, folder: Path) -> Any:
+        os.kill(os.getpid(), number)
+        return Api()
+
+    with (tmp_path / "log").open("w") as log:
+        run_daemon(config, UpOptions(models=tmp_path / "models"), Console(file=log), serve=serve)
+    assert "stopping: no new batch begins" in (tmp_path / "log").read_text()
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.usefixtures("local")
+def test_it_stops_after_its_time(settings: Path, tmp_path: Path) -> None:
+    config = load_fleet(settings).config
+    with (tmp_path / "log").open("w") as log:
+        run_daemon(config, UpOptions(models=tmp_path / "models", for_secs=0.0), Console(file=log))
+    assert "fleet is down" in (tmp_path / "log").read_text()
+
+
+def test_a_cluster_needs_names(settings: Path, tmp_path: Path) -> None:
+    config = load_fleet(settings, {"devices.ids": ()}).config
+    with pytest.raises(FleetError, match="must be named"):
+        run_daemon(config, UpOptions(models=tmp_path / "models", address="head:6379"), Console(quiet=True))
+
+
+def test_policies_become_those_of_the_devices(settings: Path) -> None:
+    policies = {"two": {"secs_per_hour": 900.0, "idle_only": True, "windows": ["22:00-06:30"]}}
+    config = load_fleet(settings, {"daemon.policies": policies, "daemon.training_records": 7}).config
+    told = _told(config, UpOptions(models=Path("m")), {DeviceId("one"): None, DeviceId("two"): None})  # type: ignore[dict-item]
+    assert isinstance(told, CoordinatorSettings)
+    window = TimeWindow(begin_secs=22 * 3600.0, end_secs=6.5 * 3600.0)
+    assert told.policies == {
+        "one": DevicePolicy(),
+        "two": DevicePolicy(secs_per_hour=900.0, idle_only=True, windows=(window,)),
+    }
+    assert told.limits.training_records == 7
+    assert _policy(PolicySection(secs_per_day=60.0)) == DevicePolicy(secs_per_day=60.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "22-23", "25:00-26:00", "10:00-10:00", "10:00-24:30", "1:00-2:00", "10:00"]
+)
+def test_a_window_that_is_none_is_refused(settings: Path, text: str) -> None:
+    with pytest.raises(ValueError, match="22:00-06:30"):
+        window_secs(text)
+    with pytest.raises(ConfigError, match=r"daemon\.policy"):
+        load_fleet(settings, {"daemon.policy": {"windows": [text]}})
+
+
+def test_windows_may_reach_over_midnight() -> None:
+    assert window_secs("22:00-06:30") == (79200.0, 23400.0)
+    assert window_secs("00:00-24:00") == (0.0, 86400.0)

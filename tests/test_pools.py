@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from agents.records import Candidate, WorkloadId
+from fleet.errors import FleetError, StoreFull
+from fleet.pools import Pools
+
+W1, W2 = WorkloadId("w1"), WorkloadId("w2")
+
+
+def made(workload: WorkloadId, *names: str, origin: str = "random") -> list[Candidate]:
+    return [Candidate(workload_id=workload, trace=f"[{name}]", origin=origin) for name in names]
+
+
+def ids(candidates: list[Candidate]) -> list[str]:
+    return [one.candidate_id for one in candidates]
+
+
+def test_candidates_come_back_after_a_restart_with_their_traces_and_origins(tmp_path: Path) -> None:
+    first, second = made(W1, "a", "b"), made(W1, "c", origin="evolved")
+    pools = Pools(tmp_path / "p")
+    pools.add("cpu", W1, first)
+    pools.add("cpu", W1, second)
+    again = Pools(tmp_path / "p")
+    assert again.waiting() == {("cpu", W1): ids(first + second)}
+    found = again.get("cpu", W1, ids(first + second))
+    assert list(found.values()) == first + second
+    assert again.get("gpu", W1, ids(first)) == {}
+
+
+def test_what_the_store_has_leaves_the_file_and_stays_at_hand(tmp_path: Path) -> None:
+    candidates = made(W1, "a", "b", "c")
+    Pools(tmp_path).add("cpu", W1, candidates)
+    pools = Pools(tmp_path)
+    pools.measured("cpu", W1, [candidates[0].candidate_id, "unknown"])
+    assert pools.waiting() == {("cpu", W1): ids(candidates[1:])}
+    assert pools.get("cpu", W1, ids(candidates)) == {one.candidate_id: one for one in candidates}
+    pools.add("cpu", W1, made(W1, "d"))
+    assert Pools(tmp_path).waiting() == {("cpu", W1): ids(candidates[1:] + made(W1, "d"))}
+    pools.measured("cpu", W1, ids(candidates + made(W1, "d")))
+    assert pools.waiting() == {}
+    assert not list(tmp_path.glob("*/*.json"))
+
+
+def test_memory_is_bounded_and_the_file_stands_in(tmp_path: Path) -> None:
+    pools = Pools(tmp_path, cache_bytes=2000)
+    candidates = made(W1, *("x" * 300 + str(number) for number in range(20)))
+    pools.add("cpu", W1, candidates)
+    pools.remember("cpu", made(W2, *("y" * 300 + str(number) for number in range(20))))
+    assert sum(len(one.trace) for one in pools._cache.values()) <= 2000
+    assert list(pools.get("cpu", W1, ids(candidates)).values()) == candidates
+
+
+def test_a_deleted_file_is_no_fault(tmp_path: Path) -> None:
+    candidates = made(W1, "a", "b")
+    Pools(tmp_path).add("cpu", W1, candidates)
+    pools = Pools(tmp_path)
+    (tmp_path / "cpu" / "w1.json").unlink()
+    assert pools.get("cpu", W1, ids(candidates)) == {}
+    assert pools.waiting() == {}
+    pools.add("cpu", W1, made(W1, "c"))
+    assert Pools(tmp_path).waiting() == {("cpu", W1): ids(made(W1, "c"))}
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b'{"schema":1}', b'{"schema":1,"workload_id":"w1","candidates":[1]}']
+)
+def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: bytes) -> None:
+    Pools(tmp_path).add("cpu", W1, made(W1, "a"))
+    (tmp_path / "cpu" / "w1.json").write_bytes(damage)
+    pools = Pools(tmp_path)
+    assert pools.waiting() == {}
+    assert "kept as w1.corrupt" in pools.notes[0]
+    assert (tmp_path / "cpu" / "w1.corrupt").read_bytes() == damage
+
+
+def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
+    Pools(tmp_path).add("cpu", W1, made(W1, "a"))
+    path = tmp_path / "cpu" / "w1.json"
+    path.write_text(path.read_text().replace('"schema":1', '"schema":2'))
+    with pytest.raises(FleetError, match="layout 2"):
+        Pools(tmp_path)
+
+
+def test_no_room_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(tmp_path)
+    pools.add("cpu", W1, made(W1, "a"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fleet.pools.write_durably", full)
+    with pytest.raises(StoreFull, match="keeping candidates"):
+        pools.add("cpu", W1, made(W1, "b"))
+    assert Pools(tmp_path).waiting() == pools.waiting() == {("cpu", W1): ids(made(W1, "a"))}

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.records import CandidateId, DeviceId, content_hash
+from fleet.store import Store
+from fleet.traces import Answer, StoreThread, find_candidates, find_records
+from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record, make_spec
+
+A, B = DeviceId("dev-a"), DeviceId("dev-b")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Two devices, several files, one of them of an older layout."""
+    with Store.open(tmp_path / "store") as made:
+        made.put_device(make_spec())
+        made.append(make_batch_of_layout_1(0, 10))
+        made.append(make_batch(10, 3000))
+        made.append(make_batch(0, 5, device="dev-b"))
+        made.append([make_record(7, attempt=1, origin="noise")])
+    return tmp_path / "store"
+
+
+def test_candidates_come_back_with_their_traces(store: Path) -> None:
+    records = [make_record(number) for number in (3, 500, 2500)]
+    wanted = [one.candidate_id for one in records]
+    nowhere = CandidateId(content_hash("nowhere"))
+    found = find_candidates(Store.read(store), [A], [*wanted, nowhere])
+    assert {one.candidate_id: one.trace for one in found} == {one.candidate_id: one.trace for one in records}
+    assert {one.origin for one in found} == {"paired"}
+    assert find_candidates(Store.read(store), [B], wanted[1:]) == []
+
+
+def test_all_records_of_some_candidates_are_found_in_every_layout(store: Path) -> None:
+    first, again, old = (
+        make_record(700),
+        make_record(7, attempt=1, origin="noise"),
+        make_batch_of_layout_1(7, 1)[0],
+    )
+    wanted = [first.candidate_id, again.candidate_id]
+    found = list(find_records(Store.read(store), A, wanted))
+    assert sorted(one.record_id for one in found) == sorted(one.record_id for one in (first, again, old))
+    assert first in found
+
+
+def test_the_thread_answers_in_order_and_tells_of_failures(store: Path, tmp_path: Path) -> None:
+    thread = StoreThread(store)
+    thread.ask("version", lambda reader: reader.version)
+    thread.ask("device", lambda reader: sorted(reader.devices()))
+    assert not thread.is_idle
+    answers: list[Answer] = []
+    deadline = time.monotonic() + 30
+    while not thread.is_idle and time.monotonic() < deadline:
+        answers += thread.poll()
+        time.sleep(0.01)
+    thread.close()
+    assert answers == [Answer(tag="version", value=4), Answer(tag="device", value=["dev-a"])]
+    broken = StoreThread(tmp_path / "no-store")
+    broken.ask("any", lambda reader: reader.version)
+    while not (found := broken.poll()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    broken.close()
+    assert found[0].tag == "any"
+    assert "no store" in found[0].error
