@@ -142,16 +142,26 @@ def status(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what the store holds of each device, and which models there are.
+    """Show what the fleet does and has: asks the daemon where one runs, else reads the store.
+
+    With --store it reads that store. The JSON has what the store says, and under `daemon` what the daemon
+    says (null where none runs).
 
     Example: fleet status --store runs/demo/store
     """
+    from fleet.api_client import ask
+
     settings = load_settings(config, {"store.path": str(store) if store else None})
     path = Path(settings.store.path)
+    view = ask(Path(settings.daemon.root), "/v1/status") if store is None else None
     if as_json:
         from fleet.status import read_status
 
-        print_json(read_status(path, models))
+        print_json({**read_status(path, models), "daemon": view})
+    elif view is not None:
+        from fleet.daemon_table import print_daemon
+
+        print_daemon(view)
     else:
         _print_status(path, models)
 

@@ -1,0 +1,45 @@
+"""Ask a running daemon: what `fleet status` does before it reads the store. Imports no server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import FleetError
+
+#: Files of the daemon's folder: where the API listens, and what it asks for.
+ADDRESS, TOKEN = "api.json", "api.token"
+_TIMEOUT_SECS = 5.0
+
+
+def ask(root: Path, path: str) -> Any:
+    """Get the JSON of a path of the API, or None where no daemon runs on this folder.
+
+    Args:
+        root: The daemon's folder.
+        path: Such as `/v1/status`.
+
+    Raises:
+        FleetError: A daemon is there but does not answer, or refuses.
+    """
+    import httpx
+
+    try:
+        address = json.loads((root / ADDRESS).read_text())
+        url, token = str(address["url"]), (root / TOKEN).read_text().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FleetError(f"{root / ADDRESS}: cannot be read ({error}); start `fleet up` again") from error
+    try:
+        # Not through a proxy of the environment: the token belongs to nobody else.
+        with httpx.Client(timeout=_TIMEOUT_SECS, trust_env=False) as client:
+            answer = client.get(url + path, headers={"Authorization": f"Bearer {token}"})
+        answer.raise_for_status()
+        return answer.json()
+    except httpx.ConnectError:
+        # A daemon that was killed leaves its address behind.
+        return None
+    except (httpx.HTTPError, ValueError) as error:
+        raise FleetError(f"the daemon at {url} gives no answer to {path}: {error}") from error

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet.api_client import ADDRESS, TOKEN, ask
+from fleet.api_metrics import metrics_text
+from fleet.api_server import ApiServer, read_or_make_token
+from fleet.cli import run
+from fleet.errors import FleetError
+from fleet.events import CoordinatorStarted, DeviceAdded
+from fleet.registry_reader import RegistryReader
+from fleet.state import FleetState
+from fleet.storing import Counts
+from fleet.viewing import Around, make_view
+from tests.model_fixtures import SIZES, SPEC
+from tests.record_fixtures import make_spec
+from transfer import checkpoint
+from transfer.model import MultiTaskTLP, model_config
+
+BOARD = "board-7"
+
+
+def a_view(table_version: int = 3) -> dict[str, Any]:
+    """What a coordinator that knows one device shows."""
+    state = FleetState()
+    spec = make_spec(BOARD)
+    state.apply(CoordinatorStarted(at_secs=10.0))
+    state.apply(DeviceAdded(at_secs=10.0, device_id=spec.device_id, family="cpu"))
+    around = Around(
+        started_at=10.0,
+        now=20.0,
+        pid=1,
+        version="0.1",
+        state="running",
+        store="runs/store",
+        table_version=table_version,
+        waiting=5,
+        alarms=({"at": 15.0, "device_id": BOARD, "text": "it drifts"},),
+        trainer={},
+    )
+    counts = {spec.device_id: Counts(records=7, ok=6, last_at=19.0)}
+    return make_view(state, {spec.device_id: spec}, counts, {spec.device_id: 1.5}, around)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for version in ("v000001", "v000002"):
+        checkpoint.save(
+            folder / version,
+            MultiTaskTLP(model_config(SPEC, SIZES), (BOARD,)),
+            {"version": version, "table_version": 3},
+        )
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path: Path, models: Path) -> Iterator[ApiServer]:
+    made = ApiServer(a_view, RegistryReader(models), tmp_path, "127.0.0.1", 0)
+    yield made
+    made.close()
+
+
+def get(server: ApiServer, path: str, root: Path, **headers: str) -> httpx.Response:
+    token = (root / TOKEN).read_text().strip()
+    with httpx.Client(trust_env=False) as client:
+        return client.get(server.url + path, headers={"Authorization": f"Bearer {token}", **headers})
+
+
+def test_everything_but_health_needs_the_token(server: ApiServer, tmp_path: Path) -> None:
+    paths = ("/v1/status", "/v1/devices", f"/v1/devices/{BOARD}", "/v1/models", f"/v1/models/{BOARD}")
+    with httpx.Client(trust_env=False) as client:
+        for path in (*paths, f"/v1/models/{BOARD}/model.safetensors", "/metrics"):
+            for header in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": "Bearer gr\u00fcn"},
+                {"Authorization": "Basic x"},
+            ):
+                encoded = {name: value.encode("latin-1") for name, value in header.items()}
+                assert client.get(server.url + path, headers=encoded).status_code == 401
+        assert client.get(server.url + "/healthz").json() == {"state": "running"}
+        for path in ("/docs", "/redoc", "/openapi.json", "/v1/nothing"):
+            assert client.get(server.url + path).status_code == 404
+    assert get(server, "/v1/status", tmp_path).status_code == 200
+
+
+def test_the_token_is_for_its_owner_only_and_stays(server: ApiServer, tmp_path: Path, models: Path) -> None:
+    token = tmp_path / TOKEN
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    first = token.read_text()
+    server.close()
+    again = ApiServer(a_view, RegistryReader(models), tmp_path, "127.0.0.1", 0)
+    again.close()
+    assert token.read_text() == first
+    assert first.strip() not in json.dumps(a_view())
+    token.chmod(0o644)
+    with pytest.raises(FleetError, match="chmod 600"):
+        read_or_make_token(token)
+    token.write_text("short\n")
+    token.chmod(0o600)
+    with pytest.raises(FleetError, match="delete it"):
+        read_or_make_token(token)
+
+
+def test_status_and_devices_are_the_view(server: ApiServer, tmp_path: Path) -> None:
+    assert get(server, "/v1/status", tmp_path).json() == json.loads(json.dumps(a_view()))
+    assert get(server, "/v1/devices", tmp_path).json()[BOARD]["records"] == 7
+    assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["records_per_s"] == 1.5
+    missing = get(server, "/v1/devices/other", tmp_path)
+    assert missing.status_code == 404
+    assert BOARD in missing.json()["detail"]
+
+
+def test_models_by_device_and_version(server: ApiServer, tmp_path: Path, models: Path) -> None:
+    listed = get(server, "/v1/models", tmp_path).json()
+    assert listed["versions"] == ["v000001", "v000002"]
+    assert listed["champions"][BOARD]["version"] == "v000002"
+    found = get(server, f"/v1/models/{BOARD}", tmp_path).json()
+    assert found["version"] == "v000002"
+    assert found["manifest"]["heads"] == [BOARD]
+    older = get(server, f"/v1/models/{BOARD}?version=v000001", tmp_path).json()
+    assert older["version"] == "v000001"
+    for version in ("v000009", "../v000001", "..%2Fv000001", "%2Fetc"):
+        assert get(server, f"/v1/models/{BOARD}?version={version}", tmp_path).status_code == 404
+    assert get(server, "/v1/models/other", tmp_path).status_code == 404
+
+
+def test_tensors_come_whole_and_once(server: ApiServer, tmp_path: Path, models: Path) -> None:
+    path = f"/v1/models/{BOARD}/model.safetensors"
+    answer = get(server, path, tmp_path)
+    assert answer.content == (models / "v000002" / "model.safetensors").read_bytes()
+    assert answer.headers["X-Model-Version"] == "v000002"
+    known = get(server, path, tmp_path, **{"If-None-Match": answer.headers["ETag"]})
+    assert known.status_code == 304
+    assert not known.content
+    other = get(server, path + "?version=v000001", tmp_path, **{"If-None-Match": '"something else"'})
+    assert other.status_code == 200
+
+
+def test_a_champion_shows_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    server = ApiServer(a_view, RegistryReader(folder), tmp_path, "127.0.0.1", 0)
+    try:
+        assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
+        checkpoint.save(
+            folder / "v000001", MultiTaskTLP(model_config(SPEC, SIZES), (BOARD,)), {"version": "v000001"}
+        )
+        assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
+    finally:
+        server.close()
+
+
+def test_metrics_are_what_prometheus_reads(server: ApiServer, tmp_path: Path) -> None:
+    answer = get(server, "/metrics", tmp_path)
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    records = families["fleet_records"].samples[0]
+    assert (records.labels, records.value) == ({"device": BOARD}, 7.0)
+    states = {sample.labels["state"]: sample.value for sample in families["fleet_device_state"].samples}
+    assert sum(states.values()) == 1
+    assert families["fleet_table_version"].samples[0].value == 3
+    assert answer.text == metrics_text(a_view())
+
+
+def test_a_taken_port_and_a_bad_host_are_one_clear_line(tmp_path: Path, models: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(FleetError, match=f"port {port}: .*daemon.api_port"):
+            ApiServer(a_view, RegistryReader(models), tmp_path, "127.0.0.1", port)
+    with pytest.raises(FleetError, match="expected an IP address"):
+        ApiServer(a_view, RegistryReader(models), tmp_path, "localhost", 0)
+
+
+def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path) -> None:
+    assert ask(tmp_path, "/v1/status")["jobs"] == a_view()["jobs"]
+    with pytest.raises(FleetError, match="gives no answer"):
+        ask(tmp_path, "/v1/devices/other")
+    address = (tmp_path / ADDRESS).read_text()
+    server.close()
+    assert not (tmp_path / ADDRESS).exists()
+    assert ask(tmp_path, "/v1/status") is None
+    # As a daemon leaves it that was killed.
+    (tmp_path / ADDRESS).write_text(address)
+    assert ask(tmp_path, "/v1/status") is None
+    (tmp_path / ADDRESS).write_text("{")
+    with pytest.raises(FleetError, match="cannot be read"):
+        ask(tmp_path, "/v1/status")
+
+
+def test_status_asks_the_daemon(
+    server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
+    assert run(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert BOARD in shown
+    assert "it drifts" in shown
+    assert "7 records, 5 on their way there" in shown
