@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 
 from tests.dataset_fixtures import NRM_TRACE, gmm_trace
-from tests.test_language_ansor import CACHED, GPU, LOGS, logged_steps, tame_steps, wild_steps
+from tests.log_fixtures import ANSOR_LOGS
+from tests.test_language_ansor import CACHED, GPU, logged_steps, tame_steps, wild_steps
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import check_steps, check_text
 from transfer.language.meta_schedule import MetaScheduleReader
@@ -143,7 +144,7 @@ def test_no_sequence_crashes_the_writer(steps: list[Any]) -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
-@pytest.mark.skipif(not LOGS.exists(), reason="the published logs do not lie beside the checkout")
+@pytest.mark.skipif(not ANSOR_LOGS.exists(), reason="the published logs do not lie beside the checkout")
 def test_published_records_come_back_to_the_letter() -> None:
     reader = AnsorReader()
     left_out: Counter[str] = Counter()
