@@ -10,6 +10,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Protocol as Duck
 
@@ -229,7 +230,8 @@ def _propose(worker: Worker, request: Propose) -> Proposed:
     return Proposed(
         device_id=request.device_id,
         incarnation=request.incarnation,
-        request=wish,
+        # Who asked knows what it excluded; it may be thousands.
+        request=replace(wish, exclude=frozenset()),
         candidates=tuple(found),
     )
 

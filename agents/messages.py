@@ -130,7 +130,7 @@ class Results(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed(Message):
-    """The answer to a `ProposeRequest`."""
+    """The answer to a `ProposeRequest`, which comes back without what it excluded."""
 
     request: ProposeRequest
     candidates: tuple[Candidate, ...]

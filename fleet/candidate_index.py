@@ -60,9 +60,14 @@ class CandidateIndex:
 
     def find(self, candidate_id: CandidateId) -> int | None:
         """Place of a candidate, or None."""
-        raw = as_raw([candidate_id])
-        place = int(self._sorted_places(raw)[0])
-        return place if place >= 0 else self._new.get(raw.tobytes())
+        one = bytes.fromhex(candidate_id)
+        place = self._new.get(one)
+        if place is None and len(self._ids):
+            at = int(self._ids.searchsorted(np.frombuffer(one, self._ids.dtype), sorter=self._order)[0])
+            if at < len(self._ids):
+                there = int(self._order[at])
+                place = there if self._ids[there : there + 1].tobytes() == one else None
+        return place
 
     def id_at(self, place: int) -> CandidateId:
         """The candidate at a place."""
@@ -70,9 +75,11 @@ class CandidateIndex:
             return CandidateId(self._ids[place : place + 1].tobytes().hex())
         return CandidateId(self._new_ids[place - len(self._ids)].hex())
 
-    def ids(self) -> list[CandidateId]:
-        """All candidates in the order of their places."""
-        text = self._ids.tobytes().hex() + b"".join(self._new_ids).hex()
+    def latest(self, most: int) -> list[CandidateId]:
+        """The candidates that were added last, up to so many, in the order of their places."""
+        new = self._new_ids[max(0, len(self._new_ids) - most) :]
+        old = self._ids[max(0, len(self._ids) - (most - len(new))) :]
+        text = old.tobytes().hex() + b"".join(new).hex()
         return [CandidateId(text[start : start + _DIGITS]) for start in range(0, len(text), _DIGITS)]
 
     def _sorted_places(self, raw: Raw) -> NDArray[np.int64]:

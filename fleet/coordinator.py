@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,12 @@ from fleet.viewing import Around, Rates, make_view
 #: Least seconds between two views, and between looks at what is due seldom.
 _VIEW_SECS = 1.0
 _CHORES_SECS = 5.0
-#: Device files that are written in one turn: each waits for the disk.
-_DEVICES_AT_ONCE = 4
+#: Pause after a picture, over the time that it took.
+_VIEW_LEAST_WAIT = 30.0
+#: Device files are written for so long in one turn: each waits for the disk.
+_DEVICES_SECS = 0.01
+#: Pause after a step of the store's upkeep, and the same over the time that the step took.
+_STEP_SECS, _STEP_LEAST_WAIT = 0.5, 10.0
 #: States in which a device has not shown yet whether it works.
 _BEGUN = frozenset({DeviceState.UNKNOWN, DeviceState.PROBING})
 
@@ -81,6 +85,8 @@ class Coordinator:
         self._rates = Rates()
         self._started_at = clock()
         self._upkeep_at = self._started_at + settings.upkeep_secs
+        self._upkeep: Iterator[object] | None = None
+        self._upkeep_began = 0.0
         self._chores_at = self._view_at = 0.0
         self._is_stopping = False
         self._view: dict[str, Any] = {}
@@ -96,8 +102,8 @@ class Coordinator:
             FleetError: The disk failed, or an event is impossible: start again, nothing is lost.
         """
         parts = self._parts
-        if parts.chronicle.is_behind:
-            # The state is ahead of the journal: nothing may follow from it before it is durable.
+        if parts.chronicle.is_behind or parts.pools.is_behind:
+            # The state is ahead of the disk: nothing may follow from it before it is durable.
             time.sleep(min(timeout_secs, RETRY_SECS))
             self._flush()
         else:
@@ -148,7 +154,7 @@ class Coordinator:
         self._flush()
         parts.intake.close()
         try:
-            parts.chronicle.compact(parts.feeder.jobs(), now=True)
+            parts.chronicle.compact(parts.feeder.queues.jobs(), now=True)
         except StoreFull as error:
             parts.notices.say(f"the journal stays as long as it is: {error}")
 
@@ -170,7 +176,7 @@ class Coordinator:
             policy = parts.settings.policies.get(device_id, ev.DevicePolicy())
             tell(ev.DeviceAdded(at_secs=now, device_id=device_id, family=str(spec.family), policy=policy))
         for job in parts.chronicle.jobs:
-            parts.feeder.opened(job)
+            parts.feeder.queues.opened(job)
         self._flush()
         parts.feeder.heads.update(one for one in state.device_ids() if state.describe(one)["champion"])
         self._look()
@@ -182,6 +188,8 @@ class Coordinator:
             self._doing.feed()  # what devices measure may be known just now
         while parts.chronicle.has_news:
             try:
+                # Before a job that names them is in the journal.
+                parts.pools.flush()
                 done = parts.chronicle.commit()
             except StoreFull as error:
                 parts.disk.full(error)
@@ -200,16 +208,17 @@ class Coordinator:
         """Do what is due seldom, a little at a time."""
         parts = self._parts
         try:
-            for device_id in list(parts.agents.descriptors)[:_DEVICES_AT_ONCE]:
+            began = time.perf_counter()
+            while parts.agents.descriptors and time.perf_counter() - began < _DEVICES_SECS:
+                device_id = next(iter(parts.agents.descriptors))
                 parts.store.put_device(parts.specs[device_id], parts.agents.descriptors[device_id])
                 del parts.agents.descriptors[device_id]
+            if now >= self._upkeep_at and not parts.disk.is_full:
+                self._do_upkeep(now)
             if now < self._chores_at or parts.disk.is_full:
                 return
             self._chores_at = now + _CHORES_SECS
-            parts.chronicle.compact(parts.feeder.jobs())
-            if now >= self._upkeep_at:
-                self._upkeep_at = now + parts.settings.upkeep_secs
-                parts.store.upkeep()
+            parts.chronicle.compact(parts.feeder.queues.jobs())
         except StoreFull as error:
             parts.disk.full(error)
         for device_id, incarnation in parts.agents.up.items():
@@ -217,10 +226,27 @@ class Coordinator:
             if not self._is_stopping and not parts.settings.once:
                 parts.noise.look(device_id, parts.state.describe(device_id)["environment_id"], now)
 
+    def _do_upkeep(self, now: float) -> None:
+        """Do a step of the store's upkeep, or begin a round: all at once it takes seconds."""
+        parts, began = self._parts, time.perf_counter()
+        self._upkeep_at = now + parts.settings.upkeep_secs
+        if self._upkeep is None:
+            self._upkeep_began, self._upkeep = now, parts.store.upkeep_steps()
+        try:
+            is_over = next(self._upkeep, None) is None
+        except StoreFull:
+            self._upkeep = None  # begun anew when it is due again
+            raise
+        if is_over:
+            self._upkeep = None
+            self._upkeep_at = max(now, self._upkeep_began + parts.settings.upkeep_secs)
+        else:
+            wait = max(_STEP_SECS, _STEP_LEAST_WAIT * (time.perf_counter() - began))
+            self._upkeep_at = now + wait
+
     def _look(self) -> None:
         """Draw the picture that others are shown."""
-        parts, now = self._parts, self._parts.clock()
-        self._view_at = now + _VIEW_SECS
+        parts, now, began = self._parts, self._parts.clock(), time.perf_counter()
         full, stopping = parts.disk.is_full, self._is_stopping
         around = Around(
             started_at=self._started_at,
@@ -237,6 +263,8 @@ class Coordinator:
         rates = self._rates.add(now, parts.storing.counts)
         self._view = make_view(parts.state, parts.specs, parts.storing.counts, rates, around)
         parts.notices.summarize(self._view)
+        # A picture of thousands of devices takes its time: never more than a little of all.
+        self._view_at = now + max(_VIEW_SECS, _VIEW_LEAST_WAIT * (time.perf_counter() - began))
 
 
 __all__ = ["Coordinator"]

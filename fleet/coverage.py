@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from fleet.candidate_index import CandidateIndex, Raw, as_raw
-from fleet.coverage_rows import COLUMNS, Rows, places_of, set_bits
+from fleet.coverage_rows import COLUMNS, Rows, keep_best, places_of, set_bits
 from fleet.store_reader import StoreReader
 
 #: Fastest candidates of a workload that are remembered on each device: others evolve from them.
@@ -115,24 +115,31 @@ class Coverage:
         row.losses.clear()
         row.given_up.clear()
 
-    def add(self, record: Record) -> None:
-        """Take in one record that the store has kept now."""
-        if record.device_id not in self._families or record.workload_id not in self._wanted:
-            return
-        family = self._families[record.device_id]
-        row = self._devices.setdefault((record.device_id, record.environment_id), _Device())
-        row.records += 1
-        if record.is_quarantined:
-            self.block(family, record.workload_id, [record.candidate_id])
-        if record.origin == NOISE and record.attempt % 2 == 0:
-            row.noise_at = max(row.noise_at, record.measured_at)
-        if record.outcome is Outcome.LOST:
-            self._lose(row, (family, record.workload_id), record.candidate_id, record.attempt)
-            return
-        self._mark(row, (family, record.workload_id), as_raw([record.candidate_id]))
-        if record.outcome is Outcome.OK and not record.is_suspect:
-            self._space((family, record.workload_id)).leaders[record.device_id] = None
-            _keep_best(row, record.workload_id, record.latency_secs, record.candidate_id)
+    def add(self, records: Iterable[Record]) -> None:
+        """Take in records that the store has kept now."""
+        done: dict[tuple[_Row, WorkloadId], list[Record]] = {}
+        for record in records:
+            if record.device_id not in self._families or record.workload_id not in self._wanted:
+                continue
+            key = self._families[record.device_id], record.workload_id
+            name = record.device_id, record.environment_id
+            row = self._row(name)
+            row.records += 1
+            if record.is_quarantined:
+                self.block(*key, [record.candidate_id])
+            if record.origin == NOISE and record.attempt % 2 == 0:
+                row.noise_at = max(row.noise_at, record.measured_at)
+            if record.outcome is Outcome.LOST:
+                self._lose(row, key, record.candidate_id, record.attempt)
+            else:
+                done.setdefault((name, record.workload_id), []).append(record)
+        for (name, workload_id), some in done.items():
+            row, key = self._row(name), (self._families[name[0]], workload_id)
+            self._mark(row, key, as_raw([one.candidate_id for one in some]))
+            for one in some:
+                if one.outcome is Outcome.OK and not one.is_suspect:
+                    self._space(key).leaders[name[0]] = None
+                    keep_best(row.best.setdefault(workload_id, []), one.latency_secs, one.candidate_id, BEST)
 
     def propose(self, family: str, workload_id: WorkloadId, candidate_ids: Sequence[CandidateId]) -> None:
         """Make new candidates known: each is a gap of every device of the family now."""
@@ -169,10 +176,10 @@ class Coverage:
         space = self._spaces.get((family, workload_id))
         return len(space.index) if space is not None else 0
 
-    def ids(self, family: str, workload_id: WorkloadId) -> list[CandidateId]:
-        """All of these candidates, in the order in which they became known."""
+    def latest(self, family: str, workload_id: WorkloadId, most: int) -> list[CandidateId]:
+        """The candidates of a workload that became known last, up to so many, in that order."""
         space = self._spaces.get((family, workload_id))
-        return space.index.ids() if space is not None else []
+        return space.index.latest(most) if space is not None else []
 
     def measured(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
         """Candidates of a workload that a device has measured in its present environment."""
@@ -267,10 +274,19 @@ class Coverage:
         return found
 
     def _of(self, device_id: DeviceId) -> _Device:
-        return self._devices.setdefault((device_id, self._environments.get(device_id, "")), _Device())
+        return self._row((device_id, self._environments.get(device_id, "")))
+
+    def _row(self, name: _Row) -> _Device:
+        row = self._devices.get(name)
+        if row is None:
+            row = self._devices[name] = _Device()
+        return row
 
     def _space(self, key: _Key) -> _Space:
-        return self._spaces.setdefault(key, _Space())
+        space = self._spaces.get(key)
+        if space is None:
+            space = self._spaces[key] = _Space()
+        return space
 
     def _has(self, key: _Key, bits: bytearray, candidate_id: CandidateId) -> bool:
         place = self._spaces[key].index.find(candidate_id)
@@ -286,7 +302,7 @@ class Coverage:
             return
         rows = Rows(table)
         for workload_id, environment_id, chosen in rows.groups():
-            row = self._devices.setdefault((device_id, environment_id), _Device())
+            row = self._row((device_id, environment_id))
             key = self._families[device_id], workload_id
             self._take_rows(key, row, rows, chosen)
             if rows.ok[chosen].any():
@@ -302,7 +318,8 @@ class Coverage:
         self.block(*key, map(found.id_at, chosen[found.quarantined[chosen]].tolist()))
         timed = chosen[found.ok[chosen]]
         for place in timed[np.argsort(found.secs[timed], kind="stable")[:BEST]].tolist():
-            _keep_best(row, key[1], float(found.secs[place]), found.id_at(place))
+            best = row.best.setdefault(key[1], [])
+            keep_best(best, float(found.secs[place]), found.id_at(place), BEST)
         noise = chosen[found.noise[chosen]]
         row.noise_at = max(row.noise_at, float(found.times[noise].max(initial=0.0)))
 
@@ -325,15 +342,6 @@ class Coverage:
         row.losses[candidate_id] = row.losses.get(candidate_id, 0) + 1
         if row.losses[candidate_id] == MAX_LOSSES:
             row.given_up[key[1]] = row.given_up.get(key[1], 0) + 1
-
-
-def _keep_best(row: _Device, workload_id: WorkloadId, secs: float, candidate_id: CandidateId) -> None:
-    best = row.best.setdefault(workload_id, [])
-    if any(one == candidate_id for _, one in best) or (len(best) == BEST and best[-1][0] <= secs):
-        return
-    best.append((secs, candidate_id))
-    best.sort()
-    del best[BEST:]
 
 
 __all__ = ["BEST", "MAX_LOSSES", "Coverage"]

@@ -94,6 +94,17 @@ def set_bits(bits: bytearray, places: NDArray[np.int64]) -> int:
     return new
 
 
+def keep_best(
+    best: list[tuple[float, CandidateId]], secs: float, candidate_id: CandidateId, most: int
+) -> None:
+    """Put a candidate among the fastest ones, fastest first, if it belongs there and is not there yet."""
+    if any(one == candidate_id for _, one in best) or (len(best) == most and best[-1][0] <= secs):
+        return
+    best.append((secs, candidate_id))
+    best.sort()
+    del best[most:]
+
+
 def places_of(bits: bytes | bytearray) -> NDArray[np.int64]:
     """Places whose bits are set, in order."""
     return np.flatnonzero(np.unpackbits(np.frombuffer(bytes(bits), dtype=np.uint8), bitorder="little"))
@@ -115,4 +126,4 @@ def _bytes(column: pa.Array) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8)[bounds[0] : bounds[-1]]
 
 
-__all__ = ["COLUMNS", "Rows", "places_of", "set_bits"]
+__all__ = ["COLUMNS", "Rows", "keep_best", "places_of", "set_bits"]

@@ -9,7 +9,7 @@ from agents.records import DeviceId
 from fleet import events as ev
 from fleet.announcing import announce_event, announce_instruction
 from fleet.events import Event, Instruction
-from fleet.granting import LeaseSearch
+from fleet.granting import LeaseSearches
 from fleet.noise_runs import NoisePlan
 from fleet.parts import Drawn, Parts
 from fleet.traces import Answer
@@ -60,15 +60,15 @@ class Doing:
         announce_event(event, parts.notices)
         match event:
             case ev.JobSubmitted(job=job):
-                parts.feeder.opened(job)
+                parts.feeder.queues.opened(job)
             case ev.JobFinished(job_id=job_id, device_id=device_id):
-                parts.feeder.took(device_id, sum(event.outcomes.values()), event.device_secs)
-                parts.feeder.closed(job_id)
+                parts.feeder.queues.took(device_id, sum(event.outcomes.values()), event.device_secs)
+                parts.feeder.queues.closed(job_id)
             case ev.JobCancelled(job_id=job_id):
-                parts.feeder.closed(job_id)
+                parts.feeder.queues.closed(job_id)
             case ev.DeviceRetired(device_id=device_id):
-                for job in [one for one in parts.feeder.jobs() if one.device_id == device_id]:
-                    parts.feeder.closed(job.job_id)
+                for job in [one for one in parts.feeder.queues.jobs() if one.device_id == device_id]:
+                    parts.feeder.queues.closed(job.job_id)
             case ev.ModelPublished(device_ids=device_ids):
                 parts.feeder.heads.update(device_ids)
             case ev.ModelRolledBack(device_id=device_id, version=""):
@@ -96,13 +96,14 @@ class Doing:
         if answer.error:
             parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
         match answer.tag:
-            case LeaseSearch() as search:
-                parts.granting.searched(search, answer.value or [])
-                grant = search.grant
-                verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.epoch)
-                is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
-                if verdict is ev.Verdict.COUNTS and is_up:
-                    self._grant(grant, searched=True)
+            case LeaseSearches() as found:
+                parts.granting.searched(found, answer.value or [])
+                for search in found.searches:
+                    grant = search.grant
+                    verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.epoch)
+                    is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
+                    if verdict is ev.Verdict.COUNTS and is_up:
+                        self._grant(grant, searched=True)
             case NoisePlan() as plan:
                 family = parts.families[plan.device_id]
                 for job in parts.noise.planned(plan, family, answer.value or []):

@@ -9,58 +9,27 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 from agents.messages import Proposed, ProposeRequest
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
 from fleet.coverage import Coverage
+from fleet.drafts import Draft, Outlet
 from fleet.events import Job, JobId, Origin
+from fleet.excluding import Excluding
 from fleet.mixing import mixed
 from fleet.planning import BATCH_SIZE
 from fleet.pools import Pools
+from fleet.queues import Queues
 from fleet.scheduling import Ask, Cell, DeviceView, FleetView, WorkloadView, plan
 from fleet.selection import choose_parents
 
 #: Devices whose best candidates others evolve from: its own, and those of some siblings.
 _PARENT_DEVICES = 4
-#: Weight of the last job in what a candidate is expected to take.
-_LEARNING = 0.2
 #: Candidates that are drawn for each one that a head chooses. The rest is dropped: drawing costs a hundredth
 #: of measuring.
 _DRAWN_FOR_HEAD = 4
-
-
-class Outlet(Protocol):
-    """What a feeder may ask for; nothing of it waits."""
-
-    def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
-        """Ask the agent of a device for candidates; `Feeder.proposed` or `Feeder.failed` follows."""
-
-    def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
-        """Look for traces in the store, put what is found into the pools, then call `Feeder.searched`."""
-
-    def rank(
-        self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
-    ) -> None:
-        """Put candidates in the order of the device's head; `Feeder.ranked` follows."""
-
-    def submit(self, job: Job) -> None:
-        """Hand in a job."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """Jobs of one device in the making."""
-
-    chosen: list[tuple[WorkloadId, CandidateId]] = field(default_factory=list)
-    origins: Counter[str] = field(default_factory=Counter)
-    #: Requests that have no answer yet.
-    waiting: set[str] = field(default_factory=set)
-    #: Candidates that a head chose, and the version that did.
-    versions: dict[CandidateId, str] = field(default_factory=dict)
 
 
 class Feeder:
@@ -75,6 +44,7 @@ class Feeder:
         token: Begins every job id, so that ids of different lives of the coordinator differ.
 
     Attributes:
+        queues: The jobs that have not ended.
         hosts: Host of each device that is up.
         heads: Devices with a head of the champion.
         intervals: Widths of the head's interval by device and workload, where they are known.
@@ -98,16 +68,13 @@ class Feeder:
         self._token = token
         self._numbers = itertools.count(1)
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
-        self._jobs: dict[JobId, Job] = {}
-        self._queued: dict[DeviceId, dict[CandidateId, JobId]] = {}
-        self._counts: dict[DeviceId, Counter[WorkloadId]] = {}
-        self._drafts: dict[DeviceId, _Draft] = {}
+        self._drafts: dict[DeviceId, Draft] = {}
         #: Wishes to evolve whose parents are looked for.
         self._asks: dict[str, Ask] = {}
         #: Wishes whose candidates a head is to choose, while they are drawn and ranked.
         self._guided: dict[str, Ask] = {}
-        self._excluded: dict[tuple[str, WorkloadId], frozenset[CandidateId]] = {}
-        self._secs: dict[DeviceId, float] = {}
+        self._excluding = Excluding(coverage)
+        self.queues = Queues()
         self.hosts: dict[DeviceId, str] = {}
         self.heads: set[DeviceId] = set()
         self.intervals: dict[tuple[DeviceId, WorkloadId], float] = {}
@@ -116,10 +83,6 @@ class Feeder:
     def is_idle(self) -> bool:
         """Whether no draft waits for an answer."""
         return not self._drafts
-
-    def jobs(self) -> Iterable[Job]:
-        """Jobs that were opened and not closed."""
-        return self._jobs.values()
 
     def set_workloads(self, device_ids: Iterable[DeviceId], workloads: Sequence[Workload]) -> None:
         """Say what some devices measure."""
@@ -131,35 +94,6 @@ class Feeder:
         """What a device measures; empty while nobody knows."""
         return self._workloads.get(device_id, {})
 
-    def opened(self, job: Job) -> None:
-        """Note a job whose candidates are taken, until `closed`; quarantined ones stay taken too."""
-        self._jobs[job.job_id] = job
-        self._queued.setdefault(job.device_id, {}).update(dict.fromkeys(job.candidate_ids, job.job_id))
-        # Which workload each candidate is of only matters for the balance between them.
-        share = len(job.candidate_ids) / max(1, len(job.workload_ids))
-        counts = self._counts.setdefault(job.device_id, Counter())
-        for workload_id in job.workload_ids:
-            counts[workload_id] += round(share)
-
-    def closed(self, job_id: JobId) -> None:
-        """Note the end of a job."""
-        job = self._jobs.pop(job_id, None)
-        if job is None:
-            return
-        queued = self._queued[job.device_id]
-        for one in job.candidate_ids:
-            if queued.get(one) == job_id:
-                del queued[one]
-        share = len(job.candidate_ids) / max(1, len(job.workload_ids))
-        for workload_id in job.workload_ids:
-            self._counts[job.device_id][workload_id] -= round(share)
-
-    def took(self, device_id: DeviceId, candidates: int, device_secs: float) -> None:
-        """Learn how long a candidate takes."""
-        if candidates and device_secs > 0:
-            secs = device_secs / candidates
-            self._secs[device_id] = (1 - _LEARNING) * self._secs.get(device_id, secs) + _LEARNING * secs
-
     def want(self, room: Mapping[DeviceId, int]) -> None:
         """Plan for devices with room; those whose last wish is still open are left to it."""
         groups: dict[int, dict[DeviceId, int]] = {}
@@ -169,26 +103,20 @@ class Feeder:
                 groups.setdefault(id(workloads), {})[device_id] = count
         for group in groups.values():
             for device_id in group:
-                self._drafts[device_id] = _Draft()
+                self._drafts[device_id] = Draft()
             for ask in plan(self._view(group), group, self._seed + next(self._numbers)):
                 self._serve(ask)
             for device_id in group:
                 self._settle(device_id)
 
     def proposed(self, message: Proposed) -> None:
-        """Take in candidates that an agent has made.
-
-        Raises:
-            StoreFull: No room to keep them; they are dropped, and asked for again later.
-        """
+        """Take in candidates that an agent has made."""
         request, device_id = message.request, message.device_id
+        workload_id = request.workload.workload_id
         draft = self._answered(device_id, request.request_id)
         guided = self._guided.pop(request.request_id, None)
-        workload_id = request.workload.workload_id
-        fresh = {
-            one.candidate_id: one for one in message.candidates if one.candidate_id not in request.exclude
-        }
-        if not fresh and not request.parents:
+        fresh, is_end = self._excluding.answered(message)
+        if is_end:
             self._coverage.exhaust(self._families[device_id], workload_id)
         if draft is not None and guided is not None and len(fresh) > guided.count:
             request_id = self._request_id()
@@ -208,9 +136,6 @@ class Feeder:
             request_id: As given to `Outlet.rank`.
             candidates: All that were drawn; in the order of drawing where no head could be asked.
             version: The model that ranked them; empty where none did.
-
-        Raises:
-            StoreFull: No room to keep them; they are dropped, and asked for again later.
         """
         ask = self._guided.pop(request_id, None)
         draft = self._answered(device_id, request_id)
@@ -231,6 +156,7 @@ class Feeder:
         """Note that a request has no result."""
         self._asks.pop(request_id, None)
         self._guided.pop(request_id, None)
+        self._excluding.forget(request_id)
         self._answered(device_id, request_id)
         self._settle(device_id)
 
@@ -244,6 +170,8 @@ class Feeder:
     def agent_gone(self, device_id: DeviceId) -> None:
         """Let go of what a device's agent was asked for; what was chosen so far becomes jobs."""
         if (draft := self._drafts.get(device_id)) is not None:
+            for request_id in draft.waiting:
+                self._excluding.forget(request_id)
             draft.waiting.clear()
             self._settle(device_id)
 
@@ -268,7 +196,7 @@ class Feeder:
     def _cell(self, device_id: DeviceId, workload_id: WorkloadId) -> Cell:
         family = self._families[device_id]
         measured = self._coverage.measured(device_id, workload_id)
-        queued = max(0, self._counts.get(device_id, Counter())[workload_id])
+        queued = self.queues.waiting(device_id, workload_id)
         return Cell(
             measured=measured,
             queued=queued,
@@ -281,7 +209,7 @@ class Feeder:
         """Begin one wish of the plan."""
         draft = self._drafts[ask.device_id]
         if ask.origin is Origin.PAIRED:
-            taken = self._queued.get(ask.device_id, {}).keys() | {one for _, one in draft.chosen}
+            taken = self.queues.taken(ask.device_id) | {one for _, one in draft.chosen}
             found = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, taken)
             draft.chosen += [(ask.workload_id, one) for one in found]
             draft.origins[Origin.PAIRED] += len(found)
@@ -307,35 +235,27 @@ class Feeder:
         return traces, [one for one in wanted if one not in at_hand]
 
     def _ask_agent(self, ask: Ask, parents: Sequence[str]) -> None:
-        exclude = self._known(self._families[ask.device_id], ask.workload_id)
+        request_id = self._request_id()
+        told = self._excluding.tell(request_id, self._families[ask.device_id], ask.workload_id)
         is_guided = ask.origin is Origin.MODEL
         request = ProposeRequest(
-            request_id=self._request_id(),
+            request_id=request_id,
             workload=self._workloads[ask.device_id][ask.workload_id],
             count=ask.count * (_DRAWN_FOR_HEAD if is_guided else 1),
             # Draws of a seed are the same each time: another one for what comes on top.
-            seed=(self._seed + len(exclude)) % 2**31,
+            seed=(self._seed + told.known) % 2**31,
             parents=tuple(parents),
-            exclude=exclude,
+            exclude=told.ids,
         )
         self._drafts[ask.device_id].waiting.add(request.request_id)
         if is_guided:
             self._guided[request.request_id] = ask
         self._outlet.propose(ask.device_id, request)
 
-    def _known(self, family: str, workload_id: WorkloadId) -> frozenset[CandidateId]:
-        """All candidates of a workload; the same object while there is no new one, for many devices ask."""
-        count = self._coverage.known(family, workload_id)
-        cached = self._excluded.get((family, workload_id))
-        if cached is None or len(cached) != count:
-            cached = frozenset(self._coverage.ids(family, workload_id))
-            self._excluded[family, workload_id] = cached
-        return cached
-
     def _request_id(self) -> str:
         return f"{self._token}/r{next(self._numbers)}"
 
-    def _answered(self, device_id: DeviceId, request_id: str) -> _Draft | None:
+    def _answered(self, device_id: DeviceId, request_id: str) -> Draft | None:
         """The draft that waited for a request; None where nothing does any more."""
         draft = self._drafts.get(device_id)
         if draft is None or request_id not in draft.waiting:
@@ -345,26 +265,28 @@ class Feeder:
 
     def _keep(
         self,
-        draft: _Draft | None,
+        draft: Draft | None,
         device_id: DeviceId,
         workload_id: WorkloadId,
         fresh: Mapping[CandidateId, Candidate],
     ) -> None:
         """Keep new candidates for all devices of the family, and choose them for this one."""
         family = self._families[device_id]
-        try:
-            if fresh:
-                self._pools.add(family, workload_id, fresh.values())
-                self._coverage.propose(family, workload_id, list(fresh))
-        finally:
-            if draft is not None:
-                self._take(draft, device_id, workload_id, fresh.values())
-            self._settle(device_id)
+        # What a sibling has drawn and measured meanwhile is in the store.
+        kept = [one for key, one in fresh.items() if not self._coverage.is_stored(family, workload_id, key)]
+        self._pools.remember(family, fresh.values())
+        if kept:
+            self._pools.add(family, workload_id, kept)
+        if fresh:
+            self._coverage.propose(family, workload_id, list(fresh))
+        if draft is not None:
+            self._take(draft, device_id, workload_id, fresh.values())
+        self._settle(device_id)
 
     def _take(
-        self, draft: _Draft, device_id: DeviceId, workload_id: WorkloadId, fresh: Iterable[Candidate]
+        self, draft: Draft, device_id: DeviceId, workload_id: WorkloadId, fresh: Iterable[Candidate]
     ) -> None:
-        queued = self._queued.get(device_id, {})
+        queued = self.queues.taken(device_id)
         for one in fresh:
             # A job of an earlier life may wait for one whose file is gone, and that is drawn again now.
             if one.candidate_id not in queued:
@@ -404,7 +326,7 @@ class Feeder:
             candidate_ids=tuple(one for _, one in part),
             origin=origin,
             attempt=attempt,
-            expected_secs=self._secs.get(device_id, 0.0) * len(part),
+            expected_secs=self.queues.candidate_secs(device_id) * len(part),
             model_version=model_version,
         )
 

@@ -61,6 +61,7 @@ class _Group:
     #: Packed rows, and the segment of the log that has them.
     packed: list[tuple[bytes, int]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
+    candidates: set[str] = field(default_factory=set)
     #: Reading of the clock when the first of them came.
     since: float = 0.0
 
@@ -193,6 +194,10 @@ class Intake:
             return in_table
         return [is_there or one in self._ids for is_there, one in zip(in_table, record_ids, strict=True)]
 
+    def holds_any(self, candidate_ids: Collection[str]) -> bool:
+        """Whether a record of some candidates waits: who reads the table for them must `flush` first."""
+        return any(not group.candidates.isdisjoint(candidate_ids) for group in self._groups)
+
     def flush(self) -> None:
         """Hand all rows on to the table.
 
@@ -260,9 +265,11 @@ class Intake:
     def _take(self, table: pa.Table, ids: Mapping[int, Collection[str]]) -> None:
         """Write rows to the log, those of one group behind each other, and note them."""
         pieces: dict[int, bytes] = {}
+        candidates: dict[int, list[str]] = {}
         start = 0
         for number, chosen in ids.items():
-            pieces[number] = pack(table.slice(start, len(chosen)))
+            rows = table.slice(start, len(chosen))
+            pieces[number], candidates[number] = pack(rows), rows.column("candidate_id").to_pylist()
             start += len(chosen)
         segment = self._log.append(list(pieces.values()))
         now = self._clock()
@@ -272,6 +279,7 @@ class Intake:
                 group.since = now
             group.packed.append((packed, segment))
             group.ids += ids[number]
+            group.candidates.update(candidates[number])
             self._ids.update(ids[number])
             self._bytes += len(packed)
         self._rows += start
@@ -291,6 +299,7 @@ class Intake:
         self._ids.difference_update(group.ids)
         group.packed.clear()
         group.ids.clear()
+        group.candidates.clear()
 
 
 __all__ = ["Intake", "IntakeSettings"]

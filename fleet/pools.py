@@ -1,8 +1,9 @@
 """Candidates with their traces: those that wait to be measured for the first time, and a cache of others.
 
 A job names candidates by id; here is what an agent needs to measure them. What nobody has measured yet is in
-one file a (family, workload), written before any job names it, so that a restart finds it. What the store has
-is not written again: `fleet.traces` reads it back, and a few of these are kept in memory.
+one file a (family, workload), so that a restart finds it: `fleet.coordinator` has all that is new written
+once a turn, before the journal gets a job that names it. What the store has is not written again:
+`fleet.traces` reads it back, and a few of these are kept in memory.
 
 The files may be deleted: jobs that wait for such candidates are cancelled with a word, others are proposed.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from agents.records import Candidate, CandidateId, WorkloadId, canonical_json
 from agents.spool_frames import make_folder
-from fleet.durable import disk_errors, fsync, write_durably
+from fleet.durable import disk_errors, fsync, write_all_durably
 from fleet.errors import FleetError
 
 #: Layout of the files. 1: first published layout.
@@ -37,6 +38,7 @@ class Pools:
 
     Attributes:
         notes: Files that could not be read, one line each.
+        is_behind: Whether the last `flush` found no room: no job may be journalled until one does.
     """
 
     def __init__(self, folder: Path, *, cache_bytes: int = CACHE_BYTES) -> None:
@@ -45,6 +47,9 @@ class Pools:
         self._waiting: dict[_Key, dict[CandidateId, None]] = {}
         self._cache: OrderedDict[_Cached, Candidate] = OrderedDict()
         self._bytes = 0
+        #: Not on the disk yet.
+        self._new: dict[_Key, dict[CandidateId, Candidate]] = {}
+        self.is_behind = False
         self.notes: list[str] = []
         with disk_errors("opening the pools", folder):
             make_folder(folder)
@@ -59,19 +64,30 @@ class Pools:
         return {key: list(ids) for key, ids in self._waiting.items() if ids}
 
     def add(self, family: str, workload_id: WorkloadId, candidates: Iterable[Candidate]) -> None:
-        """Keep new candidates of a workload; they are on the disk when this returns.
-
-        Raises:
-            StoreFull: No room; none of them was kept.
-            StoreError: The disk failed.
-        """
+        """Keep new candidates of a workload; they are on the disk after the next `flush`."""
         key = family, workload_id
         fresh = {one.candidate_id: one for one in candidates}
-        held = self._held(key)
-        self._write(key, held | fresh)
-        self._waiting[key] = dict.fromkeys(held | fresh)
+        if not fresh:
+            return
+        self._waiting.setdefault(key, {}).update(dict.fromkeys(fresh))
+        self._new.setdefault(key, {}).update(fresh)
         for one in fresh.values():
             self._remember(family, one)
+
+    def flush(self) -> None:
+        """Write every file that lacks a candidate, all with about one wait for the disk.
+
+        Raises:
+            StoreFull: No room; files are old or new, each whole, and it may be tried again.
+            StoreError: The disk failed.
+        """
+        if not self._new:
+            return
+        held = {key: found for key in self._new if (found := self._held(key))}
+        self.is_behind = True
+        self._write(held)
+        self.is_behind = False
+        self._new.clear()
 
     def remember(self, family: str, candidates: Iterable[Candidate]) -> None:
         """Keep candidates that the store has in memory for a while."""
@@ -109,6 +125,7 @@ class Pools:
         waiting = self._waiting[family, workload_id]
         for one in gone:
             waiting.pop(one, None)
+            self._new.get((family, workload_id), {}).pop(one, None)
         if not waiting:
             del self._waiting[family, workload_id]
             self._path((family, workload_id)).unlink(missing_ok=True)
@@ -127,29 +144,33 @@ class Pools:
         return self._folder / key[0] / f"{key[1]}.json"
 
     def _held(self, key: _Key) -> dict[CandidateId, Candidate]:
-        """What the file of a workload holds and nobody has measured."""
+        """What of a workload nobody has measured."""
         waiting = self._waiting.get(key)
         if not waiting:
             return {}
-        held = {one: self._cache[key[0], one] for one in waiting if (key[0], one) in self._cache}
+        new = self._new.get(key, {})
+        held = {one: self._cache[key[0], one] for one in waiting if (key[0], one) in self._cache} | new
         if len(held) < len(waiting):
             path = self._path(key)
-            held = self._read(path) if path.exists() else held
+            held = (self._read(path) if path.exists() else held) | new
             # Somebody may have deleted the file meanwhile: what it held is gone.
             self._waiting[key] = waiting = {one: None for one in waiting if one in held}
         return {one: held[one] for one in waiting}
 
-    def _write(self, key: _Key, candidates: Mapping[CandidateId, Candidate]) -> None:
-        value = {
-            "schema": POOL_SCHEMA,
-            "workload_id": key[1],
-            "candidates": [[one.dialect, one.origin, one.trace] for one in candidates.values()],
-        }
-        path = self._path(key)
+    def _write(self, held: Mapping[_Key, Mapping[CandidateId, Candidate]]) -> None:
+        files: dict[Path, bytes] = {}
+        for key, candidates in held.items():
+            value = {
+                "schema": POOL_SCHEMA,
+                "workload_id": key[1],
+                "candidates": [[one.dialect, one.origin, one.trace] for one in candidates.values()],
+            }
+            files[self._path(key)] = canonical_json(value).encode()
         with disk_errors("keeping candidates", self._folder):
-            if not path.parent.exists():
-                make_folder(path.parent)
-            write_durably(path, canonical_json(value).encode())
+            for folder in {path.parent for path in files}:
+                if not folder.exists():
+                    make_folder(folder)
+            write_all_durably(files)
 
     def _read(self, path: Path) -> dict[CandidateId, Candidate]:
         """The candidates of one file; a damaged one is set aside, for they can be proposed again."""

@@ -26,7 +26,6 @@ from fleet.store_leftovers import take_up_intake, take_up_lost_rows
 from fleet.store_lock import acquire, check_folder, release
 from fleet.store_log import (
     RETENTION_HOURS,
-    DataFile,
     Snapshot,
     create_table,
     delta_errors,
@@ -253,19 +252,35 @@ class Store(TableWriter):
             StoreFull: No room to merge; the table is as before.
             StoreError: The disk failed.
         """
+        steps = self.upkeep_steps(retention_hours=retention_hours, target_bytes=target_bytes)
+        return list(steps)[-1]
+
+    def upkeep_steps(
+        self, *, retention_hours: float = RETENTION_HOURS, target_bytes: int = TARGET_BYTES
+    ) -> Iterator[UpkeepResult]:
+        """Do the same a step with each `next`: the files of one device, or one of the rest.
+
+        Records may be appended between two steps, and a round may be left unfinished. Yields what was done so
+        far; errors as of `upkeep`.
+        """
         self._check_usable()
         with disk_errors("setting the table's options", self._path):
             self._snapshot = with_options(self._path / RECORDS, self._snapshot)
         merged = 0
-        by_name: dict[str, list[DataFile]] = {}
-        for file in self._snapshot.files:
-            by_name.setdefault(file.device_id, []).append(file)
-        for _, files in sorted(by_name.items()):
-            merged += self._merge(worth_merging(files, target_bytes), target_bytes)
+        for name in sorted({file.device_id for file in self._snapshot.files}):
+            self._check_usable()
+            files = worth_merging(
+                [one for one in self._snapshot.files if one.device_id == name], target_bytes
+            )
+            if files:
+                merged += self._merge(files, target_bytes)
+                yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
+        self._check_usable()
         self._checkpoint()
         self._save_ids()
+        yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
         deleted = delete_unused(self._path / RECORDS, retention_hours)
-        return UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
+        yield UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
 
     def close(self) -> None:
         """Let another process write. Closing twice does no harm."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.records import REPEATS, DeviceId, Outcome, Record
+from agents.records import REPEATS, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from fleet.arrivals import Arrival, Tallies, sort
 from fleet.coverage import Coverage
 from fleet.events import Event, Job, JobId, RecordsStored, ResultArrivedLate
@@ -47,7 +47,7 @@ class Storing:
 
     Args:
         intake: Makes records durable.
-        store: The store behind it.
+        store: The store behind it, which says what there was at the start.
         coverage: Told of every record.
         pools: Told of candidates that the store has now.
         tallies: Counts by job.
@@ -68,7 +68,7 @@ class Storing:
         families: Mapping[DeviceId, str],
         late: Path,
     ) -> None:
-        self._intake, self._store, self._late = intake, store, late
+        self._intake, self._late = intake, late
         self._coverage, self._pools, self._tallies = coverage, pools, tallies
         self._families = families
         self.counts = {
@@ -89,9 +89,6 @@ class Storing:
         """
         taken = Taken()
         found = sort(arrivals, state.verdict)
-        if found.late or any(one.is_leftover and one.records for one in arrivals):
-            # Leftovers may have come before: the store tells which, once nothing waits in the intake.
-            self._intake.flush()
         for one in found.late:
             self._keep_late(one, state, taken, now)
         stored = [*found.counted, *found.repeated]
@@ -102,13 +99,15 @@ class Storing:
         # Also without any record: rows that wait go on to the table then.
         self._intake.append(records)
         seen: set[str] = set()
+        fresh: list[Record] = []
         for record, record_id, is_known in zip(records, ids, known, strict=True):
             if not is_known and record_id not in seen:
                 seen.add(record_id)
-                self._count(record, taken)
-        for device_id, fresh in taken.fresh.items():
-            ok = sum(record.outcome is Outcome.OK for record in fresh)
-            taken.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(fresh), ok=ok))
+                fresh.append(record)
+        self._count(fresh, taken)
+        for device_id, new in taken.fresh.items():
+            ok = sum(record.outcome is Outcome.OK for record in new)
+            taken.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(new), ok=ok))
         for one in found.counted:
             self._finish(one, state, taken, now)
         for one in arrivals:
@@ -131,15 +130,21 @@ class Storing:
                 pairs.append((of, one))
         return pairs
 
-    def _count(self, record: Record, taken: Taken) -> None:
-        family = self._families.get(record.device_id, "")
-        self._coverage.add(record)
-        self._pools.measured(family, record.workload_id, [record.candidate_id])
-        counts = self.counts.setdefault(record.device_id, Counts())
-        counts.records += 1
-        counts.ok += record.outcome is Outcome.OK
-        counts.last_at = max(counts.last_at, record.measured_at)
-        taken.fresh.setdefault(record.device_id, []).append(record)
+    def _count(self, records: Sequence[Record], taken: Taken) -> None:
+        self._coverage.add(records)
+        measured: dict[tuple[str, WorkloadId], list[CandidateId]] = {}
+        for record in records:
+            family = self._families.get(record.device_id, "")
+            measured.setdefault((family, record.workload_id), []).append(record.candidate_id)
+            counts = self.counts.get(record.device_id)
+            if counts is None:
+                counts = self.counts[record.device_id] = Counts()
+            counts.records += 1
+            counts.ok += record.outcome is Outcome.OK
+            counts.last_at = max(counts.last_at, record.measured_at)
+            taken.fresh.setdefault(record.device_id, []).append(record)
+        for (family, workload_id), ids in measured.items():
+            self._pools.measured(family, workload_id, ids)
 
     def _finish(self, one: Arrival, state: FleetState, taken: Taken, now: float) -> None:
         """Tell of a job that has all its records now."""
@@ -154,7 +159,7 @@ class Storing:
 
     def _keep_late(self, one: Arrival, state: FleetState, taken: Taken, now: float) -> None:
         assert one.lease is not None
-        known = self._store.known([record.record_id for record in one.records])
+        known = self._intake.known([record.record_id for record in one.records])
         late = [record for record, is_known in zip(one.records, known, strict=True) if not is_known]
         if not late or not keep_late(self._late, one.device_id, one.lease, late):
             return

@@ -157,6 +157,33 @@ def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -
     assert any("killed by SIGKILL" in line for line in fleet.lines)
 
 
+def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: Fleet) -> None:
+    one = DeviceId("one")
+    with (
+        mock.patch.object(LocalLinks, "acknowledge"),
+        fleet.coordinator() as (coordinator, links),
+    ):
+        intake = coordinator._parts.intake
+        while not (intake.waiting and coordinator._parts.storing.counts[one].records):
+            coordinator.turn(0.0)
+        with mock.patch.object(Intake, "flush") as flush:
+            counted = coordinator._parts.storing.counts[one].records
+            links.crash(one, 1)
+            while coordinator._parts.state.describe(one)["incarnation"] < 2 or one not in (
+                coordinator._parts.agents.up
+            ):
+                coordinator.turn(0.0)
+            # All of its spool has come again, and nothing of it was in the table yet.
+            assert not flush.called
+            assert intake.waiting >= counted
+            assert coordinator._parts.coverage.records(one) == coordinator._parts.storing.counts[one].records
+        fleet.clock.now += 2.0
+        coordinator.turn(0.0)
+        view = coordinator.view()
+        coordinator.close()
+    assert len(fleet.record_ids()) == view["store"]["records"]
+
+
 def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fleet) -> None:
     fleet.limits = Limits(job_candidates=8, lease_secs=30.0, stall_secs=30.0)
     one = DeviceId("one")

@@ -23,7 +23,7 @@ ENVIRONMENT = "e" * 32
 def told(records: list[Record]) -> Coverage:
     coverage = Coverage(FAMILIES, [W])
     for record in records:
-        coverage.add(record)
+        coverage.add([record])
     return coverage
 
 
@@ -61,7 +61,7 @@ def test_gaps_are_what_siblings_know(make) -> None:  # type: ignore[no-untyped-d
     assert coverage.is_measured(B, W, wanted[1])
     assert not coverage.is_measured(B, W, wanted[0])
     assert coverage.is_stored("cpu", W, wanted[0])
-    assert set(coverage.ids("cpu", W)) == set(wanted)
+    assert set(coverage.latest("cpu", W, 1000)) == set(wanted)
 
 
 def test_another_environment_has_measured_nothing(make) -> None:  # type: ignore[no-untyped-def]
@@ -96,14 +96,14 @@ def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make) -> None:  #
     assert coverage.next_attempt(A, one) == 1
     assert coverage.gaps(A, W, 9) == [one]
     for record in lost[1:]:
-        coverage.add(record)
+        coverage.add([record])
     # The first loss was under another agent.
-    coverage.add(make_record(1, outcome=Outcome.LOST, run_secs=(), attempt=MAX_LOSSES, quality="{}"))
+    coverage.add([make_record(1, outcome=Outcome.LOST, run_secs=(), attempt=MAX_LOSSES, quality="{}")])
     assert coverage.gaps(A, W, 9) == []
     assert coverage.unmeasured(A, W) == 0
     coverage.set_environment(A, ENVIRONMENT)
     assert coverage.gaps(A, W, 9) == [one]
-    coverage.add(make_record(1, attempt=MAX_LOSSES + 1))
+    coverage.add([make_record(1, attempt=MAX_LOSSES + 1)])
     assert coverage.gaps(A, W, 9) == []
     assert coverage.next_attempt(A, one) == 0
 
@@ -137,7 +137,7 @@ def test_a_sample_is_of_what_was_measured(make) -> None:  # type: ignore[no-unty
 
 def test_records_of_other_workloads_and_devices_are_passed_over(make) -> None:  # type: ignore[no-untyped-def]
     coverage = make([make_record(1, workload="other"), make_record(1, device="foreign")])
-    assert coverage.ids("cpu", W) == []
+    assert coverage.latest("cpu", W, 1000) == []
     assert coverage.records(A) == 0
 
 
@@ -155,7 +155,8 @@ def test_an_index_numbers_candidates_in_order(batches: list[list[int]]) -> None:
             model.setdefault(name, len(model))
         assert places.tolist() == [model[name] for name in names]
     assert len(index) == len(model)
-    assert index.ids() == list(model)
+    assert index.latest(len(model)) == list(model)
+    assert index.latest(3) == list(model)[-3:]
     for name, place in model.items():
         assert index.find(name) == place
         assert index.id_at(place) == name

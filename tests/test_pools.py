@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agents.records import Candidate, WorkloadId
+from fleet.durable import write_all_durably
 from fleet.errors import FleetError, StoreFull
 from fleet.pools import Pools
 
@@ -20,11 +21,18 @@ def ids(candidates: list[Candidate]) -> list[str]:
     return [one.candidate_id for one in candidates]
 
 
+def keep(folder: Path, candidates: list[Candidate]) -> None:
+    pools = Pools(folder)
+    pools.add("cpu", W1, candidates)
+    pools.flush()
+
+
 def test_candidates_come_back_after_a_restart_with_their_traces_and_origins(tmp_path: Path) -> None:
     first, second = made(W1, "a", "b"), made(W1, "c", origin="evolved")
     pools = Pools(tmp_path / "p")
     pools.add("cpu", W1, first)
     pools.add("cpu", W1, second)
+    pools.flush()
     again = Pools(tmp_path / "p")
     assert again.waiting() == {("cpu", W1): ids(first + second)}
     found = again.get("cpu", W1, ids(first + second))
@@ -34,12 +42,13 @@ def test_candidates_come_back_after_a_restart_with_their_traces_and_origins(tmp_
 
 def test_what_the_store_has_leaves_the_file_and_stays_at_hand(tmp_path: Path) -> None:
     candidates = made(W1, "a", "b", "c")
-    Pools(tmp_path).add("cpu", W1, candidates)
+    keep(tmp_path, candidates)
     pools = Pools(tmp_path)
     pools.measured("cpu", W1, [candidates[0].candidate_id, "unknown"])
     assert pools.waiting() == {("cpu", W1): ids(candidates[1:])}
     assert pools.get("cpu", W1, ids(candidates)) == {one.candidate_id: one for one in candidates}
     pools.add("cpu", W1, made(W1, "d"))
+    pools.flush()
     assert Pools(tmp_path).waiting() == {("cpu", W1): ids(candidates[1:] + made(W1, "d"))}
     pools.measured("cpu", W1, ids(candidates + made(W1, "d")))
     assert pools.waiting() == {}
@@ -50,6 +59,7 @@ def test_memory_is_bounded_and_the_file_stands_in(tmp_path: Path) -> None:
     pools = Pools(tmp_path, cache_bytes=2000)
     candidates = made(W1, *("x" * 300 + str(number) for number in range(20)))
     pools.add("cpu", W1, candidates)
+    pools.flush()
     pools.remember("cpu", made(W2, *("y" * 300 + str(number) for number in range(20))))
     assert sum(len(one.trace) for one in pools._cache.values()) <= 2000
     assert list(pools.get("cpu", W1, ids(candidates)).values()) == candidates
@@ -57,12 +67,13 @@ def test_memory_is_bounded_and_the_file_stands_in(tmp_path: Path) -> None:
 
 def test_a_deleted_file_is_no_fault(tmp_path: Path) -> None:
     candidates = made(W1, "a", "b")
-    Pools(tmp_path).add("cpu", W1, candidates)
+    keep(tmp_path, candidates)
     pools = Pools(tmp_path)
     (tmp_path / "cpu" / "w1.json").unlink()
     assert pools.get("cpu", W1, ids(candidates)) == {}
     assert pools.waiting() == {}
     pools.add("cpu", W1, made(W1, "c"))
+    pools.flush()
     assert Pools(tmp_path).waiting() == {("cpu", W1): ids(made(W1, "c"))}
 
 
@@ -70,7 +81,7 @@ def test_a_deleted_file_is_no_fault(tmp_path: Path) -> None:
     "damage", [b"", b"{", b"[]", b'{"schema":1}', b'{"schema":1,"workload_id":"w1","candidates":[1]}']
 )
 def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: bytes) -> None:
-    Pools(tmp_path).add("cpu", W1, made(W1, "a"))
+    keep(tmp_path, made(W1, "a"))
     (tmp_path / "cpu" / "w1.json").write_bytes(damage)
     pools = Pools(tmp_path)
     assert pools.waiting() == {}
@@ -79,7 +90,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: bytes) -> None:
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
-    Pools(tmp_path).add("cpu", W1, made(W1, "a"))
+    keep(tmp_path, made(W1, "a"))
     path = tmp_path / "cpu" / "w1.json"
     path.write_text(path.read_text().replace('"schema":1', '"schema":2'))
     with pytest.raises(FleetError, match="layout 2"):
@@ -89,11 +100,45 @@ def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
 def test_no_room_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pools = Pools(tmp_path)
     pools.add("cpu", W1, made(W1, "a"))
+    pools.flush()
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fleet.pools.write_durably", full)
-    with pytest.raises(StoreFull, match="keeping candidates"):
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.pools.write_all_durably", full)
         pools.add("cpu", W1, made(W1, "b"))
-    assert Pools(tmp_path).waiting() == pools.waiting() == {("cpu", W1): ids(made(W1, "a"))}
+        with pytest.raises(StoreFull, match="keeping candidates"):
+            pools.flush()
+    assert pools.is_behind
+    assert Pools(tmp_path).waiting() == {("cpu", W1): ids(made(W1, "a"))}
+    pools.flush()
+    assert not pools.is_behind
+    assert Pools(tmp_path).waiting() == pools.waiting() == {("cpu", W1): ids(made(W1, "a", "b"))}
+
+
+def test_all_that_is_new_is_written_at_once_and_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[list[str]] = []
+
+    def note(files: dict[Path, bytes]) -> None:
+        written.append(sorted(path.name for path in files))
+        write_all_durably(files)
+
+    monkeypatch.setattr("fleet.pools.write_all_durably", note)
+    pools = Pools(tmp_path, cache_bytes=1)  # what is not on the disk must not depend on the cache
+    for name in "abc":
+        pools.add("cpu", W1, made(W1, name))
+        pools.add("cpu", W2, made(W2, name))
+    assert not list(tmp_path.glob("*/*.json"))
+    assert list(pools.get("cpu", W1, ids(made(W1, "a")))) == ids(made(W1, "a"))
+    pools.flush()
+    pools.flush()
+    assert written == [["w1.json", "w2.json"]]
+    assert Pools(tmp_path).waiting() == {("cpu", one): ids(made(one, "a", "b", "c")) for one in (W1, W2)}
+    # Measured before it was ever written: nothing is left to write.
+    pools.add("cpu", W1, made(W1, "d"))
+    pools.measured("cpu", W1, ids(made(W1, "a", "b", "c", "d")))
+    pools.flush()
+    assert list(Pools(tmp_path).waiting()) == [("cpu", W2)]

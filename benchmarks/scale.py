@@ -1,0 +1,270 @@
+"""How far one coordinator reaches: `python -m benchmarks.scale --json`.
+
+Four parts, each in a process of its own; `--part NAME` runs one of them here.
+
+- `intake`: records of 1,000 devices become durable (`fleet.intake.Intake`), a million of them. The baseline
+  is the store without an intake, one commit a turn, on the same turns; the two take turns.
+- `scheduling`: events of 1,000 devices with jobs in their queues; a decision is what follows from the end of
+  one job: `FleetState.apply`, the plan for its device, and the jobs that are handed in for it.
+- `open`: a table of 10 million records is opened, for reading and for writing, with and without its index.
+- `fleet`: a real `Coordinator` with 1,000 replay devices in other processes (`benchmarks.scale_links`), from
+  their probe to records in the table.
+
+Rows and records of `intake` and `open` are made up: ids and latencies are random, because only their number
+and their size matter. `fleet` answers from such records too, through `agents.replay`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.records import Record
+from benchmarks.scale_fleet import measure_fleet
+from benchmarks.scale_parts import RecordMaker, in_child, made_up_rows, memory_mb
+from benchmarks.scale_scheduling import measure_scheduling
+from fleet.intake import Intake
+from fleet.store import Store
+
+#: Devices that deliver in one turn of the intake, and records of each: with a turn every 0.2 s, each of 1,000
+#: devices delivers 32 records every 3.2 s.
+DEVICES_PER_TURN, RECORDS_PER_BATCH = 62, 32
+
+#: Records before memory counts.
+WARM_UP_RECORDS = 300_000
+
+
+def measure_intake(folder: Path, *, devices: int, records: int, baseline_turns: int) -> dict[str, Any]:
+    """Take in records until there are enough; every `baseline` turn goes to a plain store too."""
+    maker = RecordMaker()
+    names = [f"dev-{number:05d}" for number in range(devices)]
+    turns = max(1, records // (DEVICES_PER_TURN * RECORDS_PER_BATCH))
+    every = max(1, turns // max(1, baseline_turns))
+    ours: list[float] = []
+    ours_cpu = 0.0
+    ours_beside: list[float] = []
+    plain: list[float] = []
+    memory: list[dict[str, float]] = []
+    lag = 0.0
+    at = 0
+    with Store.open(folder / "ours") as store, Store.open(folder / "plain") as other:
+        intake = Intake(store)
+        for turn in range(turns):
+            batch: list[Record] = []
+            for _ in range(DEVICES_PER_TURN):
+                batch += maker.batch(names[at % devices], RECORDS_PER_BATCH)
+                at += 1
+            cpu, wall = time.process_time(), time.perf_counter()
+            intake.append(batch)
+            ours.append(time.perf_counter() - wall)
+            ours_cpu += time.process_time() - cpu
+            lag = max(lag, intake.waiting_secs)
+            if turn % every == every - 1 and len(plain) < baseline_turns:
+                wall = time.perf_counter()
+                other.append(batch)
+                plain.append(time.perf_counter() - wall)
+                ours_beside.append(statistics.fmean(ours[-every:]))
+            if turn % max(1, turns // 65) == 0:
+                memory.append({"records": (turn + 1) * len(batch), **memory_mb()})
+        cpu, wall = time.process_time(), time.perf_counter()
+        intake.close()
+        flushed = time.perf_counter() - wall
+        ours_cpu += time.process_time() - cpu
+        memory.append({"records": turns * len(batch), **memory_mb()})
+        kept = sum(file.rows for file in store._snapshot.files)
+        files = len(store.data_files())
+    count = turns * DEVICES_PER_TURN * RECORDS_PER_BATCH
+    per_turn = DEVICES_PER_TURN * RECORDS_PER_BATCH
+    # Until then every device gets its folder, and what waits for the table grows to its bound.
+    settled = [one for one in memory if one["records"] >= min(WARM_UP_RECORDS, count / 2)]
+    few = max(1, len(settled) // 5)
+
+    def growth(what: str) -> float:
+        """Between the first and the last fifth: one sample alone may see rows that are being merged."""
+        first, last = ([one[what] for one in some] for some in (settled[:few], settled[-few:]))
+        return round(statistics.median(last) - statistics.median(first), 1)
+
+    return {
+        "devices": devices,
+        "records": count,
+        "in_the_table": kept,
+        "records_per_turn": per_turn,
+        "records_per_s": round(count / (sum(ours) + flushed), 1),
+        "records_per_cpu_s": round(count / ours_cpu, 1),
+        "ms_per_turn_median": round(1e3 * statistics.median(ours), 2),
+        "ms_per_turn_p99": round(1e3 * statistics.quantiles(ours, n=100)[-1], 2),
+        "ms_per_turn_max": round(1e3 * max(ours), 2),
+        "flush_secs": round(flushed, 2),
+        "longest_wait_for_the_table_secs": round(lag, 1),
+        "data_files": files,
+        "memory_growth_mb": growth("own"),
+        "memory_growth_over_records": memory[-1]["records"] - settled[0]["records"],
+        # Files that are mapped (the ids) count here too: memory that the system may take back at any time.
+        "memory_growth_with_mapped_files_mb": growth("resident"),
+        "memory_peak_mb": round(max(one["own"] for one in memory), 1),
+        "memory": [{name: round(value, 1) for name, value in one.items()} for one in memory[::5]],
+        "baseline": "Store.append of the same turns: one commit with a file for each device of the turn",
+        "baseline_turns": len(plain),
+        "baseline_records_per_s": round(per_turn * len(plain) / sum(plain), 1) if plain else None,
+        # Above 1: the intake is faster. Of the turns around those that the baseline had too.
+        "ratio_to_baseline": round(sum(plain) / sum(ours_beside), 2) if plain else None,
+    }
+
+
+#: What is done with the large table, in processes of their own: the first argument is the store.
+_OPENING = {
+    "for_reading": """
+reader = Store.read(sys.argv[1])
+found = {"version": reader.version, "files": len(reader.data_files())}
+""",
+    "for_writing": """
+store = Store.open(sys.argv[1])
+found = {"version": store.version, "ids": len(store._index.ids)}
+""",
+}
+
+
+def fill(folder: Path, *, records: int, devices: int, seed: int = 1) -> float:
+    """Make a store of so many records; return the seconds that it took."""
+    rng = np.random.default_rng(seed)
+    each = records // devices
+    together = max(1, 100_000 // each)
+    started = time.perf_counter()
+    with Store.open(folder) as store:
+        for first in range(0, devices, together):
+            chosen = range(first, min(devices, first + together))
+            store.append_tables({f"dev-{number:05d}": made_up_rows(rng, each) for number in chosen})
+    return time.perf_counter() - started
+
+
+def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> dict[str, Any]:
+    """Open a large store; `folder` may hold one already."""
+    filled = None if (folder / "records").exists() else fill(folder, records=records, devices=devices)
+    result: dict[str, Any] = {
+        "records": sum(file.rows for file in Store.read(folder)._snapshot.files),
+        "fill_secs": filled and round(filled, 1),
+        "data_bytes": sum(path.stat().st_size for path in Store.read(folder).data_files()),
+        "index_bytes": sum(path.stat().st_size for path in (folder / "ids").glob("*")),
+    }
+    for name, work in _OPENING.items():
+        runs = [in_child(work, str(folder)) for _ in range(repeats)]
+        result[name] = {**runs[0], "secs": statistics.median(run["secs"] for run in runs), "runs": repeats}
+    result["twice"] = _twice(folder, devices)
+    # The baseline: what opening for writing took before there was an index, and takes once it is deleted.
+    aside = folder.with_name(folder.name + "-ids")
+    (folder / "ids").rename(aside)
+    try:
+        result["for_writing_without_index"] = in_child(_OPENING["for_writing"], str(folder))
+    finally:
+        for path in (folder / "ids").glob("*"):
+            path.unlink()
+        if (folder / "ids").exists():
+            (folder / "ids").rmdir()
+        aside.rename(folder / "ids")
+    return result
+
+
+def _twice(folder: Path, devices: int) -> dict[str, Any]:
+    """Deliver records again that the large table has, among new ones: each must be known, or not."""
+    rng = np.random.default_rng(2)
+    with Store.open(folder) as store:
+        known = (
+            next(batch for _, batch in store._batches(("record_id",))).column("record_id").to_pylist()[:500]
+        )
+        new = made_up_rows(rng, 500).column("record_id").to_pylist()
+        found = store.known([*known, *new])
+        asked = made_up_rows(rng, 10_000).column("record_id").to_pylist()
+        started = time.perf_counter()
+        store.known(asked)
+        secs = time.perf_counter() - started
+    return {
+        "known_found": sum(found[:500]),
+        "new_taken_for_known": sum(found[500:]),
+        "ms_for_10000_ids": round(1e3 * secs, 2),
+    }
+
+
+def _in_process(part: str, options: argparse.Namespace) -> dict[str, Any]:
+    arguments = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in vars(options).items()
+        if name not in ("json", "part") and value is not None
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.scale", "--json", f"--part={part}", *arguments],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def parts(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What each part does."""
+    return {
+        "intake": lambda: measure_intake(
+            folder, devices=options.devices, records=options.records, baseline_turns=options.baseline_turns
+        ),
+        "scheduling": lambda: measure_scheduling(devices=options.devices, decisions=options.decisions),
+        "open": lambda: measure_open(
+            options.store or folder / "large",
+            records=options.open_records,
+            devices=options.devices,
+            repeats=options.repeats,
+        ),
+        "fleet": lambda: measure_fleet(folder, devices=options.devices, secs=options.fleet_secs),
+    }
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run one part here, or all of them one after the other in processes of their own."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as made:
+        todo = parts(options, Path(made))
+        if options.part:
+            return todo[options.part]()
+        found = {name: _in_process(name, options) for name in todo}
+    return {
+        "benchmark": "scale",
+        "devices": options.devices,
+        "records_per_s": found["intake"]["records_per_s"],
+        "scheduling_decision_ms": found["scheduling"]["decision_ms_median"],
+        "memory_growth_mb": found["intake"]["memory_growth_mb"],
+        "open_10m_secs": found["open"]["for_writing"]["secs"],
+        "open_10m_records": found["open"]["records"],
+        **found,
+    }
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument(
+        "--part", choices=["intake", "scheduling", "open", "fleet"], help="only this one, in this process"
+    )
+    parser.add_argument("--devices", type=int, default=1000)
+    parser.add_argument("--records", type=int, default=1_300_000, help="records of the part intake")
+    parser.add_argument("--baseline-turns", type=int, default=10, help="turns that the baseline gets too")
+    parser.add_argument("--decisions", type=int, default=5000)
+    parser.add_argument("--open-records", type=int, default=10_000_000, help="records of the part open")
+    parser.add_argument("--repeats", type=int, default=3, help="how often the large store is opened")
+    parser.add_argument("--fleet-secs", type=float, default=60.0, help="seconds of the part fleet")
+    parser.add_argument("--store", type=Path, help="large store that is there already; made if it is not")
+    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
+    options = parser.parse_args()
+    print(json.dumps(measure(options), indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

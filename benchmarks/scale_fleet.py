@@ -1,0 +1,164 @@
+"""A real coordinator with many replay devices: the part `fleet` of `benchmarks.scale`.
+
+The devices answer from records that are made up for load (`benchmarks.scale_parts`), through the same
+`agents.replay` that answers from real ones, in processes of their own (`benchmarks.scale_links`). On a host
+with few cores they compete with the coordinator, so the coordinator's processor time is told apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
+from benchmarks.scale_links import ProcessLinks
+from benchmarks.scale_parts import made_up_rows, memory_mb
+from fleet.coordinator import Coordinator
+from fleet.coordinator_settings import CoordinatorSettings
+from fleet.interchange.export_store import export
+from fleet.notices import Notices
+from fleet.store import Store
+from fleet.workload_choice import WorkloadChoice
+
+#: What the devices answer from.
+RECORDED_WORKLOADS, RECORDED_CANDIDATES = 20, 256
+
+#: Processes of the devices.
+_PROCESSES = 2
+
+_TARGET = '{"kind":"llvm","num-cores":1}'
+
+
+def recorded_file(folder: Path) -> Path:
+    """Records of one device, made up, as `fleet export` writes them."""
+    rng = np.random.default_rng(3)
+    with Store.open(folder / "recorded-store") as store:
+        spec = DeviceSpec(
+            device_id=DeviceId("recorded"), kind=DeviceKind.LOCAL, family=Family.CPU, target_json=_TARGET
+        )
+        store.put_device(spec)
+        workloads = [
+            Workload(
+                workload_id=WorkloadId(f"{number:016x}"),
+                name=f"made up {number}",
+                operator="C2D",
+                arg_shapes=((64, 64),),
+                arg_dtypes=("float32",),
+                flops=10.0 ** (6 + number % 4),
+                networks=(("resnet-50", 1 + number % 5),),
+                module_json="{}",
+            )
+            for number in range(RECORDED_WORKLOADS)
+        ]
+        store.put_workloads(workloads)
+        for workload in workloads:
+            rows = _with_candidate_ids(made_up_rows(rng, RECORDED_CANDIDATES), workload.workload_id)
+            store.append_table("recorded", rows)
+        path = folder / "recorded.parquet"
+        export(store, path, "parquet")
+    return path
+
+
+def _with_candidate_ids(rows: pa.Table, workload_id: WorkloadId) -> pa.Table:
+    """The same rows of one workload, with the ids that its candidates really have."""
+    from agents.records import content_hash
+
+    traces = rows.column("trace").to_pylist()
+    columns = {
+        "workload_id": [workload_id] * len(traces),
+        "candidate_id": [content_hash(workload_id, "autotvm", trace) for trace in traces],
+    }
+    for name, values in columns.items():
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(name), pa.array(values))
+    return rows
+
+
+def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
+    """Let a coordinator run for some seconds after its devices are up."""
+    path = recorded_file(folder)
+    specs = {
+        DeviceId(name): DeviceSpec(
+            device_id=DeviceId(name),
+            kind=DeviceKind.REPLAY,
+            family=Family.CPU,
+            target_json=_TARGET,
+            replay=Replay(records=str(path), device=DeviceId("recorded"), seed=number),
+        )
+        for number, name in enumerate(f"dev-{number:05d}" for number in range(devices))
+    }
+    settings = CoordinatorSettings(
+        protocol=Protocol(), choice=WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
+    )
+    links = ProcessLinks(protocol=Protocol(), processes=_PROCESSES)
+    turns: list[float] = []
+    memory: list[float] = []
+    with Store.open(folder / "store") as store:
+        began, cpu = time.perf_counter(), time.process_time()
+        coordinator = Coordinator(folder / "root", store, links, specs, settings, Notices(None))
+        while not _all_up(coordinator, devices) and time.perf_counter() - began < secs:
+            coordinator.turn(0.05)
+        up_secs, up_cpu = time.perf_counter() - began, time.process_time() - cpu
+        before = _records(coordinator.view())
+        links.waited_secs, agents_cpu = 0.0, sum(links.agents_cpu_secs)
+        began, cpu = time.perf_counter(), time.process_time()
+        while time.perf_counter() - began < secs:
+            started, waited = time.perf_counter(), links.waited_secs
+            coordinator.turn(0.05)
+            turns.append(time.perf_counter() - started - (links.waited_secs - waited))
+            if len(turns) % 20 == 1:
+                memory.append(memory_mb()["own"])
+        took, cpu = time.perf_counter() - began, time.process_time() - cpu
+        agents_cpu = sum(links.agents_cpu_secs) - agents_cpu
+        waited = links.waited_secs
+        records = sum(one.records for one in coordinator._parts.storing.counts.values()) - before
+        view = coordinator.view()
+        shutdown = time.perf_counter()
+        coordinator.close()
+        shutdown = time.perf_counter() - shutdown
+        links.close()
+        kept = sum(one.records for one in store.counts().values())
+    return {
+        "devices": devices,
+        "states": _states(view),
+        "up_secs": round(up_secs, 1),
+        "secs": round(took, 1),
+        "records": records,
+        "in_the_table": kept,
+        "jobs": view["jobs"],
+        "records_per_s": round(records / took, 1),
+        # Of this process alone; the devices' processes took `agents_cpu_secs`.
+        "records_per_cpu_s": round(records / cpu, 1),
+        "cpu_secs": round(cpu, 1),
+        "up_cpu_secs": round(up_cpu, 1),
+        "agents_cpu_secs": round(agents_cpu, 1),
+        "waited_secs": round(waited, 1),
+        "close_secs": round(shutdown, 1),
+        "turns": len(turns),
+        "ms_per_turn_median": round(1e3 * statistics.median(turns), 2),
+        "ms_per_turn_p99": round(1e3 * statistics.quantiles(turns, n=100)[-1], 2) if turns[1:] else None,
+        "ms_per_turn_max": round(1e3 * max(turns), 2),
+        "memory_mb": [round(one, 1) for one in memory[:: max(1, len(memory) // 10)]],
+    }
+
+
+def _records(view: dict[str, Any]) -> int:
+    return sum(int(one["records"]) for one in view["devices"].values())
+
+
+def _states(view: dict[str, Any]) -> dict[str, int]:
+    states: Sequence[str] = [one["state"] for one in view["devices"].values()]
+    return {state: states.count(state) for state in sorted(set(states))}
+
+
+def _all_up(coordinator: Coordinator, devices: int) -> bool:
+    return sum(_states(coordinator.view()).get(state, 0) for state in ("idle", "leased")) >= devices
+
+
+__all__ = ["measure_fleet"]

@@ -1,0 +1,157 @@
+"""Links to replay devices in processes of their own, without Ray: a load for `benchmarks.scale_fleet`.
+
+Each process runs one `AgentHost` with many devices, as `agents.actors` has it, behind a pipe. So the agents'
+work is not the coordinator's, but what it costs to send requests and to receive messages is.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from typing import Any
+
+from agents.agent_host import AgentHost
+from agents.batch import Batch
+from agents.lease import Lease
+from agents.messages import Message, ProposeRequest
+from agents.opening import ReplayShelf
+from agents.records import DeviceId, DeviceSpec, Protocol
+from agents.requests import Acknowledge, ListWorkloads, Measure, Propose, Request, Start, Stop
+
+#: How often every agent says that it is alive, as with `fleet.ray_links`.
+_BEAT_SECS = 10.0
+
+
+def _serve(pipe: Connection) -> None:
+    """What each process does: one thread reads requests, one does them, this one sends messages."""
+    shelf = ReplayShelf()
+    host = AgentHost(shelf.open, host="load", beat_secs=_BEAT_SECS)
+
+    # One answer at a time, as with a call of `take` over Ray: what comes meanwhile is in the next one.
+    may_send = threading.Semaphore()
+
+    def read() -> None:
+        while (asked := pipe.recv()) is not None:
+            if asked:
+                host.ask(asked)
+            else:
+                may_send.release()
+        host.close()
+        may_send.release()
+
+    threads = [threading.Thread(target=one, daemon=True) for one in (read, host.serve)]
+    for one in threads:
+        one.start()
+    taken = 0
+    while True:
+        may_send.acquire()
+        messages: list[Message] = []
+        while not messages and threads[0].is_alive():
+            taken, messages = host.take(taken, 0.2)
+        if not threads[0].is_alive():
+            break
+        pipe.send((messages, time.process_time()))
+    threads[1].join()
+    shelf.close()
+    pipe.send(None)
+
+
+class ProcessLinks:
+    """Implements `fleet.links.Links` for replay devices whose processes do not die.
+
+    Args:
+        protocol: How the fleet measures.
+        processes: Over how many processes the devices are spread.
+
+    Attributes:
+        agents_cpu_secs: Processor time that each process has taken.
+        waited_secs: How long `poll` waited for the first message.
+    """
+
+    def __init__(self, *, protocol: Protocol, processes: int) -> None:
+        # Spawned: a fork would share the memory of this process and what it has open.
+        context = multiprocessing.get_context("spawn")
+        self._protocol = protocol
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        for _ in range(processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._places: dict[DeviceId, int] = {}
+        self._requests: list[list[Request]] = [[] for _ in range(processes)]
+        self.agents_cpu_secs = [0.0] * processes
+        self.waited_secs = 0.0
+
+    def start(self, spec: DeviceSpec, incarnation: int) -> None:
+        """See `Links`."""
+        self._places.setdefault(spec.device_id, len(self._places) % len(self._pipes))
+        self._ask(
+            Start(
+                device_id=spec.device_id,
+                incarnation=incarnation,
+                spec=spec,
+                protocol=spec.protocol(self._protocol),
+                spool_folder="",
+            )
+        )
+
+    def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
+        """See `Links`."""
+        self._ask(Stop(device_id=device_id, incarnation=incarnation, kill=kill))
+
+    def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
+        """See `Links`."""
+        self._ask(Measure(device_id=lease.device_id, incarnation=incarnation, lease=lease, batch=batch))
+
+    def propose(self, device_id: DeviceId, incarnation: int, request: ProposeRequest) -> None:
+        """See `Links`."""
+        self._ask(Propose(device_id=device_id, incarnation=incarnation, wish=request))
+
+    def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
+        """See `Links`."""
+        self._ask(ListWorkloads(device_id=device_id, incarnation=incarnation, networks=tuple(networks)))
+
+    def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
+        """See `Links`."""
+        self._ask(Acknowledge(device_id=device_id, incarnation=incarnation, record_ids=tuple(record_ids)))
+
+    def poll(self, timeout_secs: float) -> list[Message]:
+        """Hand over the requests, then see `Links`."""
+        for number, requests in enumerate(self._requests):
+            if requests:
+                self._pipes[number].send(requests)
+                self._requests[number] = []
+        began = time.perf_counter()
+        ready = connection.wait(self._pipes, timeout_secs)
+        self.waited_secs += time.perf_counter() - began
+        found: list[Message] = []
+        for number, pipe in enumerate(self._pipes):
+            if pipe in ready:
+                messages, self.agents_cpu_secs[number] = pipe.recv()
+                found += messages
+                pipe.send([])
+        return found
+
+    def close(self, timeout_secs: float = 5.0) -> None:
+        """End every agent."""
+        for pipe in self._pipes:
+            pipe.send(None)
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            while pipe.recv() is not None:
+                pass
+            process.join(timeout_secs)
+            pipe.close()
+
+    def _ask(self, request: Request) -> None:
+        self._requests[self._places[request.device_id]].append(request)
+
+
+__all__ = ["ProcessLinks"]

@@ -1,0 +1,197 @@
+"""Pieces of `benchmarks.scale`: rows and records made up for load, memory of this process, children.
+
+The rows are made up: ids are random, latencies are random, traces look like AutoTVM's in length and in how
+well they compress. Nothing is learned from them; they only weigh as much as real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.record_json import protocol_to_json
+from agents.records import (
+    RECORD_SCHEMA,
+    Candidate,
+    CandidateId,
+    DeviceId,
+    Outcome,
+    Protocol,
+    Record,
+    WorkloadId,
+    canonical_json,
+)
+from fleet.store_schema import FILE_SCHEMA
+
+#: Workloads that the made-up records are of.
+WORKLOADS = 50
+_ENVIRONMENT = canonical_json(
+    {"made_up": True, "kernel": "6.1", "tvm": "0.27", "versions": {"llvm": "19.1"}, "affinity": [0]}
+)
+_PROTOCOL = canonical_json(protocol_to_json(Protocol()))
+
+
+def _hex(rng: np.random.Generator, rows: int) -> pa.Array:
+    digits = rng.bytes(rows * 16).hex().encode()
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), rows, [None, pa.py_buffer(digits)]).cast(
+        pa.string()
+    )
+
+
+def made_up_rows(rng: np.random.Generator, rows: int) -> pa.Table:
+    """Rows of one device in the columns of a data file."""
+
+    def same(value: Any, kind: pa.DataType) -> pa.Array:
+        return pa.repeat(pa.scalar(value, kind), rows)
+
+    secs = rng.lognormal(-7, 1, size=(rows, 3))
+    knobs = [pa.array(rng.integers(1, 257, rows)).cast(pa.string()) for _ in range(6)]
+    trace = pc.binary_join_element_wise(
+        '["conv2d_NCHWc.x86",[["tile_ic","sp",[-1,',
+        knobs[0],
+        ']],["tile_oc","sp",[-1,',
+        knobs[1],
+        ']],["tile_ow","sp",[-1,',
+        knobs[2],
+        ']],["unroll_kw","ot",',
+        knobs[3],
+        '],["parallel","ot",',
+        knobs[4],
+        '],["vectorize","ot",',
+        knobs[5],
+        "]]]",
+        "",
+    )
+    text = pa.string()
+    workloads = pa.array([f"{number:016x}" for number in range(WORKLOADS)])
+    columns: dict[str, pa.Array] = {
+        "record_id": _hex(rng, rows),
+        "workload_id": workloads.take(pa.array(np.sort(rng.integers(0, WORKLOADS, rows)))),
+        "candidate_id": _hex(rng, rows),
+        "outcome": same(Outcome.OK.value, text),
+        "latency_secs": pa.array(secs.min(axis=1)),
+        "run_secs": _lists(secs),
+        "warmup_secs": _lists(secs[:, :1]),
+        "number": same(10, pa.int64()),
+        "build_secs": same(0.1, pa.float64()),
+        "wait_secs": same(0.0, pa.float64()),
+        "timing_secs": pa.array(secs.sum(axis=1) * 10),
+        "measured_at": pa.array(1.7e9 + np.arange(rows, dtype=np.float64)),
+        "attempt": same(0, pa.int64()),
+        "origin": same("random", text),
+        "model_version": same("", text),
+        "error": same("", text),
+        "environment_id": same("e" * 32, text),
+        "environment": same(_ENVIRONMENT, text),
+        "protocol": same(_PROTOCOL, text),
+        "dialect": same("autotvm", text),
+        "trace": trace,
+        "schema": same(RECORD_SCHEMA, pa.int32()),
+        "quality": same("{}", text),
+    }
+    return pa.Table.from_arrays([columns[name] for name in FILE_SCHEMA.names], schema=FILE_SCHEMA)
+
+
+def _lists(values: np.ndarray[Any, Any]) -> pa.Array:
+    rows, width = values.shape
+    offsets = pa.array(np.arange(0, rows * width + 1, width, dtype=np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
+
+
+class RecordMaker:
+    """Records as agents deliver them, some microseconds each: only what makes them differ is made anew."""
+
+    def __init__(self) -> None:
+        candidate = Candidate(workload_id=WorkloadId("0" * 16), trace="", dialect="autotvm")
+        self._like = Record(
+            device_id=DeviceId("none"),
+            workload_id=candidate.workload_id,
+            candidate_id=candidate.candidate_id,
+            dialect=candidate.dialect,
+            trace="",
+            origin="random",
+            outcome=Outcome.OK,
+            run_secs=(1e-3, 1.01e-3, 1.02e-3),
+            warmup_secs=(1.5e-3,),
+            number=10,
+            build_secs=0.1,
+            wait_secs=0.0,
+            timing_secs=0.2,
+            error="",
+            protocol=Protocol(),
+            environment=_ENVIRONMENT,
+            environment_id="e" * 32,
+            attempt=0,
+            measured_at=1.7e9,
+        )
+        self._made = 0
+
+    def batch(self, device_id: str, count: int) -> list[Record]:
+        """Records of one device, none of which was there before."""
+        found = []
+        for number in range(self._made, self._made + count):
+            trace = (
+                f'["conv2d_NCHWc.x86",[["tile_ic","sp",[-1,{number % 61}]],'
+                f'["tile_oc","sp",[-1,{number % 251}]],["tile_ow","sp",[-1,{number % 17}]],'
+                f'["unroll_kw","ot",{number}],["vectorize","ot",1]]]'
+            )
+            found.append(
+                replace(
+                    self._like,
+                    device_id=DeviceId(device_id),
+                    candidate_id=CandidateId(f"{number:032x}"),
+                    trace=trace,
+                    measured_at=1.7e9 + number,
+                )
+            )
+        self._made += count
+        return found
+
+
+def memory_mb() -> dict[str, float]:
+    """Memory of this process in MB: all that is resident, and what of it is no mapped file."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("VmRSS", "RssAnon"))}
+    return {"resident": int(found["VmRSS"]) / 1024, "own": int(found["RssAnon"]) / 1024}
+
+
+#: Run in a process of its own: a fresh interpreter has nothing of the store in its memory.
+_CHILD = """
+import json, pathlib, sys, time
+from fleet.store import Store
+from fleet.store_files import chunks
+def memory():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines
+            if line.startswith(("VmHWM", "RssAnon", "VmRSS"))}
+before = memory()
+wall, cpu = time.perf_counter(), time.process_time()
+%(work)s
+wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+after = memory()
+print(json.dumps({"secs": round(wall, 3), "cpu_secs": round(cpu, 3),
+                  "own_mb": round(after["RssAnon"] - before["RssAnon"], 1),
+                  "peak_mb": round(after["VmHWM"] - before["VmRSS"], 1), **found}))
+"""
+
+
+def in_child(work: str, *arguments: str) -> dict[str, Any]:
+    """Run lines of Python that leave a dictionary `found`; add what they took to it."""
+    program = _CHILD % {"work": work}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True
+    )
+    value: Mapping[str, Any] = json.loads(done.stdout)
+    return dict(value)
+
+
+__all__ = ["RecordMaker", "in_child", "made_up_rows", "memory_mb"]

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from agents.messages import Proposed, ProposeRequest
+from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
+from fleet.coverage import Coverage
+from fleet.excluding import Excluding
+from tests.record_fixtures import make_record, make_workload
+
+WORKLOAD = make_workload(1)
+W = WORKLOAD.workload_id
+ONE = make_record(0).device_id
+
+
+def drawn(excluding: Excluding, names: list[str], *, parents: tuple[str, ...] = ()) -> tuple[list[str], bool]:
+    """What a request would bring that is answered with some candidates."""
+    told = excluding.tell("r", "cpu", W)
+    request = ProposeRequest(
+        request_id="r", workload=WORKLOAD, count=9, seed=0, parents=parents, exclude=told.ids
+    )
+    candidates = tuple(Candidate(workload_id=W, trace=name) for name in names)
+    message = Proposed(device_id=ONE, incarnation=1, request=request, candidates=candidates)
+    fresh, is_end = excluding.answered(message)
+    return [one.trace for one in fresh.values()], is_end
+
+
+def ids(names: list[str]) -> list[CandidateId]:
+    return [Candidate(workload_id=W, trace=name).candidate_id for name in names]
+
+
+def test_what_was_told_is_not_new_and_nothing_else_is_the_end() -> None:
+    coverage = Coverage({DeviceId(ONE): "cpu"}, [WorkloadId(W)])
+    excluding = Excluding(coverage)
+    coverage.propose("cpu", W, ids(["a", "b"]))
+    assert drawn(excluding, ["a", "c"]) == (["c"], False)
+    assert drawn(excluding, ["a", "b"]) == ([], True)
+    assert drawn(excluding, [], parents=("a",)) == ([], False), "nothing to evolve is no end of the space"
+    assert excluding.tell("r", "cpu", W) is excluding.tell("s", "cpu", W), "many devices share it"
+
+
+def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_one() -> None:
+    coverage = Coverage({DeviceId(ONE): "cpu"}, [WorkloadId(W)])
+    excluding = Excluding(coverage, most=2)
+    old = make_record(7, workload=W)
+    coverage.set_environment(ONE, old.environment_id)
+    coverage.add([old])
+    coverage.propose("cpu", W, ids(["a", "b"]))
+    told = excluding.tell("r", "cpu", W)
+    assert (set(told.ids), told.known) == (set(ids(["a", "b"])), 3)
+    measured = Candidate(workload_id=W, trace=old.trace, dialect=old.dialect)
+    assert measured.candidate_id == old.candidate_id
+    assert drawn(excluding, [old.trace, "c"]) == (["c"], False)
+    assert drawn(excluding, [old.trace]) == ([], False), "others may be left: it was not told all"
+    assert drawn(excluding, []) == ([], True)
