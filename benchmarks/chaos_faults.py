@@ -1,0 +1,338 @@
+"""Fault points: count a process's steps on the disk, and let it die, or let the disk be full, at one of them.
+
+Only children of `benchmarks.chaos` install them, in themselves: the functions of `os` and `io.open` that
+change files are replaced for good. What Rust or C++ code writes is not seen here (Arrow's Parquet writer is
+given a Python file instead); kills from outside at random moments fall there.
+
+A step is a write, fsync, creation, rename, link, unlink, truncation or change of times below one folder.
+The fault happens *before* step `at`, so the sweep over all of them covers what lies between any two. A trace
+tells what has reached the disk for certain; `power_cut` takes away the rest.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: What may happen at a step. `torn`: a write stops half-way, then the process dies.
+FAULTS = ("kill", "torn", "full")
+
+_CHANGES = frozenset("wax+")
+_NEEDS_ROOM = frozenset({"write", "open", "mkdir", "link", "fsync", "fdatasync"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Where to fail."""
+
+    #: Steps below this folder count.
+    folder: str
+    #: Where the trace and the files that may come back after a power cut are kept: outside `folder`, on the
+    #: same file system. Empty: no trace.
+    trace: str = ""
+    #: Number of the step, from 1; 0 for none.
+    at: int = 0
+    #: One of `FAULTS`.
+    fault: str = "kill"
+    #: Steps for which a full disk stays full.
+    full_steps: int = 1
+    #: With a full disk: number of a later step at which the process dies; 0 for none.
+    die_at: int = 0
+
+
+class FaultPoints:
+    """The installed fault points of this process.
+
+    Attributes:
+        steps: How many steps were counted.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.steps = 0
+        self._plan = plan
+        self._root = os.path.realpath(plan.folder)
+        self._lock = threading.RLock()
+        self._real_write, self._real_kill = os.write, os.kill
+        self._real_link, self._real_fsync = os.link, os.fsync
+        self._trace = -1
+        if plan.trace:
+            Path(plan.trace).mkdir(parents=True, exist_ok=True)
+            path = Path(plan.trace) / "trace.jsonl"
+            self._trace = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def install(self) -> None:
+        """Replace what changes files; there is no way back."""
+        wrappers: dict[Callable[..., Any], tuple[str, ...]] = {
+            self._of_two_paths: ("replace", "rename", "link"),
+            self._of_unlink: ("unlink", "remove"),
+            self._of_path: ("mkdir", "rmdir", "utime", "truncate", "ftruncate"),
+            self._of_fsync: ("fsync", "fdatasync"),
+            self._of_write: ("write", "pwrite"),
+            self._of_os_open: ("open",),
+        }
+        for wrap, names in wrappers.items():
+            for name in names:
+                setattr(os, name, wrap(name, getattr(os, name)))
+        opened = self._of_open(io.open)
+        io.open = builtins.open = opened
+        self._give_arrow_python_files()
+
+    def step(self, what: str, path: str, data: Any = None, write: Callable[[Any], int] | None = None) -> None:
+        """Count a step and do what the plan says.
+
+        Args:
+            what: Kind of the step.
+            path: What it changes.
+            data: Of a write: the bytes.
+            write: Of a write: what writes bytes for real.
+
+        Raises:
+            OSError: The plan says that the disk is full.
+        """
+        if not self._counts(path):
+            return
+        with self._lock:
+            self.steps += 1
+            at, plan = self.steps, self._plan
+            if at == plan.die_at:
+                self._real_kill(os.getpid(), signal.SIGKILL)
+            if not plan.at or at < plan.at:
+                return
+            if plan.fault == "full":
+                if at < plan.at + plan.full_steps and what in _NEEDS_ROOM:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+                return
+            if at > plan.at:
+                return
+            if plan.fault == "torn" and write is not None and data is not None:
+                write(bytes(data)[: len(data) // 2])
+            self._real_kill(os.getpid(), signal.SIGKILL)
+
+    def _counts(self, path: str) -> bool:
+        return path.startswith(self._root + os.sep) or path == self._root
+
+    def _path(self, path: Any) -> str:
+        """Where a path or descriptor really points; names themselves are not followed."""
+        if isinstance(path, int):
+            try:
+                return str(Path(f"/proc/self/fd/{path}").readlink())
+            except OSError:
+                return ""
+        text = Path(os.fsdecode(path)).absolute()
+        return str(text.parent.resolve() / text.name)
+
+    def _note(self, **said: Any) -> None:
+        if self._trace >= 0:
+            self._real_write(self._trace, (json.dumps(said) + "\n").encode())
+
+    def _keep(self, path: str) -> None:
+        """Give a file that is about to lose its name another one: a power cut may bring it back."""
+        if self._trace >= 0 and self._counts(path):
+            with contextlib.suppress(OSError):
+                inode = os.lstat(path).st_ino
+                self._real_link(path, Path(self._plan.trace) / str(inode))
+
+    def _of_two_paths(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            path = self._path(target)
+            self.step("link" if name == "link" else "rename", path)
+            if name != "link":
+                self._keep(path)  # of what it replaces
+            return real(source, target, *args, **kwargs)
+
+        return call
+
+    def _of_unlink(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+            # With `dir_fd` it is `shutil.rmtree`, which no part of the system uses on its own files.
+            where = self._path(path) if kwargs.get("dir_fd") is None else ""
+            self.step(name, where)
+            self._keep(where)
+            return real(path, *args, **kwargs)
+
+        return call
+
+    def _of_path(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+            self.step(name, self._path(path))
+            return real(path, *args, **kwargs)
+
+        return call
+
+    def _of_fsync(self, name: str, real: Callable[[Any], None]) -> Callable[[Any], None]:
+        def call(file: Any) -> None:
+            descriptor = file if isinstance(file, int) else file.fileno()
+            path = self._path(descriptor)
+            self.step(name, path)
+            if self._trace < 0 or not self._counts(path):
+                return real(descriptor)
+            # Before the call: what is written while it runs may or may not be in it.
+            found = os.fstat(descriptor)
+            names = _names(path) if stat.S_ISDIR(found.st_mode) else None
+            real(descriptor)
+            if names is None:
+                self._note(inode=found.st_ino, size=found.st_size)
+            else:
+                self._note(folder=path, names=names)
+            return None
+
+        return call
+
+    def _of_write(self, name: str, real: Callable[..., int]) -> Callable[..., int]:
+        def call(descriptor: int, data: Any, *rest: int) -> int:
+            self.step("write", self._path(descriptor), data, lambda part: real(descriptor, part, *rest))
+            return real(descriptor, data, *rest)
+
+        return call
+
+    def _of_os_open(self, name: str, real: Callable[..., int]) -> Callable[..., int]:
+        def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if flags & (os.O_CREAT | os.O_TRUNC) and kwargs.get("dir_fd") is None:
+                self.step("open", self._path(path))
+            return real(path, flags, *args, **kwargs)
+
+        return call
+
+    def _of_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        points = self
+
+        class File(io.FileIO):
+            def write(self, data: Any) -> int:
+                path = points._path(self.fileno())
+                points.step("write", path, data, super().write)
+                return int(super().write(data))
+
+        def call(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(file, int) or not _CHANGES & set(mode):
+                return real(file, mode, buffering, *args, **kwargs)
+            path = points._path(file)
+            if not points._counts(path):
+                return real(file, mode, buffering, *args, **kwargs)
+            points.step("open", path)
+            raw = File(file, mode.replace("b", "").replace("t", ""))
+            if buffering == 0:
+                return raw
+            whole = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+            return whole if "b" in mode else io.TextIOWrapper(whole, *args, **kwargs)
+
+        return call
+
+    def _give_arrow_python_files(self) -> None:
+        import pyarrow.parquet as pq
+
+        points, real = self, pq.ParquetWriter
+
+        class Writer(real):  # type: ignore[misc,valid-type]
+            def __init__(self, where: Any, *args: Any, **kwargs: Any) -> None:
+                self._counted = None
+                if isinstance(where, (str, os.PathLike)) and points._counts(points._path(where)):
+                    self._counted = where = open(where, "wb")  # noqa: SIM115,PTH123  # closed in close
+                super().__init__(where, *args, **kwargs)
+
+            def close(self) -> None:
+                super().close()
+                if self._counted is not None:
+                    self._counted.close()
+
+        pq.ParquetWriter = Writer
+
+
+def _names(folder: str) -> dict[str, int]:
+    return {entry.name: entry.inode() for entry in os.scandir(folder)}
+
+
+def power_cut(folder: Path, trace: Path, rng: random.Random) -> int:
+    """Leave of a folder what a power cut may leave: what no fsync has confirmed is cut, or gone, by chance.
+
+    Every file is cut at a random byte behind what was on the disk for certain; every name that its folder was
+    not made durable with may be gone, and a file that it replaced back. To be called after the kill.
+
+    Args:
+        folder: The folder given to the fault points.
+        trace: Their trace; it starts afresh afterwards, because then all that is left is on the disk.
+        rng: Decides.
+
+    Returns:
+        How many bytes and names were taken or brought back.
+    """
+    sizes: dict[int, int] = {}
+    names: dict[str, dict[str, int]] = {}
+    if (trace / "trace.jsonl").exists():
+        for line in (trace / "trace.jsonl").read_text().splitlines():
+            said = json.loads(line)
+            if "folder" in said:
+                names[said["folder"]] = said["names"]
+            else:
+                sizes[said["inode"]] = said["size"]
+    changed = _cut_names(Path(os.path.realpath(folder)), names, trace, rng)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            found = path.stat()
+            safe = min(sizes.get(found.st_ino, 0), found.st_size)
+            if safe < found.st_size and rng.random() < 0.8:
+                cut = rng.randint(safe, found.st_size)
+                os.truncate(path, cut)
+                if rng.random() < 0.2:  # some file systems leave zeros where data never arrived
+                    os.truncate(path, found.st_size)
+                changed += found.st_size - cut
+    shutil.rmtree(trace)
+    mark_durable(folder, trace)
+    return changed
+
+
+def _cut_names(folder: Path, names: dict[str, dict[str, int]], trace: Path, rng: random.Random) -> int:
+    changed = 0
+    durable = names.get(str(folder), {})
+    now = _names(str(folder))
+    former: dict[int | None, str] = {one: name for name, one in durable.items() if now.get(name) != one}
+    for name in sorted({*durable, *now}):
+        path, before, after = folder / name, durable.get(name), now.get(name)
+        if (old := former.get(after)) is not None and not (folder / old).exists():
+            # Renamed: it has one of its names, whichever.
+            if rng.random() < 0.5:
+                path.rename(folder / old)
+                changed += 1
+            continue
+        if before == after or rng.random() < 0.5:
+            continue
+        kept = trace / str(before)
+        if before is not None and not kept.exists():
+            continue  # removed by code that the fault points do not see: take it that it is gone
+        changed += 1
+        if after is not None:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if before is not None:
+            os.link(kept, path)
+    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+        if entry.is_dir(follow_symlinks=False):
+            changed += _cut_names(Path(entry.path), names, trace, rng)
+    return changed
+
+
+def mark_durable(folder: Path, trace: Path) -> None:
+    """Write a trace that says: all that is in the folder now has reached the disk."""
+    trace.mkdir(parents=True, exist_ok=True)
+    root = Path(os.path.realpath(folder))
+    with (trace / "trace.jsonl").open("w") as stream:
+        for place in (root, *sorted(root.rglob("*"))):
+            if place.is_dir():
+                stream.write(json.dumps({"folder": str(place), "names": _names(str(place))}) + "\n")
+            else:
+                found = place.stat()
+                stream.write(json.dumps({"inode": found.st_ino, "size": found.st_size}) + "\n")
+
+
+__all__ = ["FAULTS", "FaultPoints", "Plan", "mark_durable", "power_cut"]

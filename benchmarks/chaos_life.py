@@ -1,0 +1,72 @@
+"""One life of a child of `benchmarks.chaos`: its history, its fault points, its records."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fleet.store
+import fleet.store_index
+from agents.records import DeviceId, Record
+from benchmarks.chaos_faults import FaultPoints, Plan
+from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.store import make_records
+from fleet.store import Store
+
+#: Records of a batch.
+BATCH = 5
+#: Length of a spool's segment here.
+SEGMENT_BYTES = 60_000
+_MERGE_FILES, _CHECKPOINT_EVERY, _INDEX_IDS = 4, 5, 10
+
+
+class Load:
+    """What all loads share: history, fault points, batches of records.
+
+    Args:
+        arguments: `root` (history, traces), `disk` (folder under the fault points), `first` (number of the
+            first new batch), `batches`, `plan` (fields of `chaos_faults.Plan`), `seed`, and `sabotage`:
+            "fsync" for a system that does not wait for the disk, which a power cut must show.
+    """
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.root, self.disk = Path(arguments["root"]), Path(arguments["disk"])
+        self.batches = range(arguments["first"], arguments["first"] + arguments["batches"])
+        self.rng = random.Random(arguments["seed"])
+        self.log = HistoryLog(self.root / "history.jsonl")
+        self.points = FaultPoints(Plan(**arguments["plan"]))
+        # Merges, checkpoints, indexes and new segments often enough to be hit.
+        fleet.store.MERGE_FILES, fleet.store.CHECKPOINT_EVERY = _MERGE_FILES, _CHECKPOINT_EVERY
+        fleet.store_index.LEAST_IDS, fleet.store_index.SAVE_IDS = _INDEX_IDS, 2 * _INDEX_IDS
+        fleet.store_index.SAVE_COMMITS = _CHECKPOINT_EVERY
+        self.points.install()
+        if arguments["sabotage"] == "fsync":
+            setattr(os, "fsync", lambda _: None)  # noqa: B010  # for the type checker it is a function
+
+    def measured(self, batch: int) -> list[Record]:
+        """New records of a batch, most of one device."""
+        *most, last = make_records(batch * BATCH, BATCH)
+        records = [*most, replace(last, device_id=DeviceId("other"))]
+        self.log.add(Event(kind="measured", records=ids_of(records)))
+        return records
+
+    def finish(self) -> None:
+        """Tell how many steps there were."""
+        (self.root / "steps").write_text(str(self.points.steps))
+
+
+def ids_of(records: Iterable[Record]) -> tuple[str, ...]:
+    """Their names in a history."""
+    return tuple(record.record_id for record in records)
+
+
+def stored_in(store: Store) -> tuple[str, ...]:
+    """Names of all records of a store, with repetitions."""
+    return tuple(one for _, batch in store.columns(["record_id"]) for one in batch.column(0).to_pylist())
+
+
+__all__ = ["BATCH", "SEGMENT_BYTES", "Load", "ids_of", "stored_in"]

@@ -1,0 +1,149 @@
+"""One history with its folder and lives, and the tally of all: for the campaigns of `benchmarks.chaos`."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos_children import REFUSED, ChildError, Children
+from benchmarks.chaos_faults import mark_durable, power_cut
+from benchmarks.chaos_history import check, read_history
+
+#: Batches of one life: enough to merge files and to begin segments.
+BATCHES = 6
+#: How a killed process ends.
+DEAD = -9
+
+
+class Tally:
+    """What was done and what was found."""
+
+    def __init__(self) -> None:
+        self.kills = 0
+        self.by_target: Counter[str] = Counter()
+        self.by_fault: Counter[str] = Counter()
+        self.lost = self.duplicated = self.unaccounted = 0
+        self.histories = 0
+        self.failures: list[str] = []
+
+    def killed(self, target: str, fault: str) -> None:
+        """Count a kill."""
+        self.kills += 1
+        self.by_target[target] += 1
+        self.by_fault[fault] += 1
+
+    def judge(self, root: Path, what: str) -> bool:
+        """Check the history of a run; says whether it is clean."""
+        verdict = check(read_history(root / "history.jsonl"))
+        self.histories += 1
+        self.lost += len(verdict.lost)
+        self.duplicated += len(verdict.duplicated)
+        self.unaccounted += len(verdict.unaccounted)
+        if not verdict.is_clean:
+            self.failures.append(f"{what}: {verdict}; its folder: {root}")
+        return verdict.is_clean
+
+    def to_json(self, secs: float) -> dict[str, Any]:
+        """The result of the benchmark."""
+        return {
+            "benchmark": "chaos",
+            "kills": self.kills,
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "unaccounted": self.unaccounted,
+            "failures": self.failures,
+            "histories": self.histories,
+            "by_target": dict(sorted(self.by_target.items())),
+            "by_fault": dict(sorted(self.by_fault.items())),
+            "seconds": round(secs, 1),
+        }
+
+
+class Run:
+    """One history in a folder of its own.
+
+    Args:
+        base: Where the folder is made.
+        children: Starts the loads.
+        tally: Where kills are counted.
+        seed: Of all that is random in it.
+        what: To name it in messages.
+    """
+
+    def __init__(self, base: Path, children: Children, tally: Tally, seed: int, what: str) -> None:
+        self.rng = random.Random(seed)
+        self.what = f"{what}, seed {seed}"
+        self.root = Path(tempfile.mkdtemp(prefix=f"{what.split()[0]}-", dir=base))
+        self.disk = self.root / "disk"
+        self.disk.mkdir()
+        mark_durable(self.disk, self.root / "trace")
+        self._children = children
+        self._tally = tally
+        #: Whether to break a promise on purpose (`benchmarks.chaos_load`).
+        self.sabotage = ""
+        self._lives = 0
+
+    def arguments(self, *, at: int = 0, fault: str = "kill", batches: int = BATCHES) -> dict[str, Any]:
+        """Arguments of the next life; see `benchmarks.chaos_load`."""
+        self._lives += 1
+        plan = {"folder": str(self.disk), "trace": str(self.root / "trace"), "at": at, "fault": fault}
+        if fault == "full":
+            plan["full_steps"] = self.rng.randint(1, 4)
+            plan["die_at"] = at + self.rng.randint(1, 12) if self.rng.random() < 0.7 else 0
+        return {
+            "root": str(self.root),
+            "disk": str(self.disk),
+            "first": self._lives * 1000,
+            "batches": batches,
+            "seed": self.rng.random(),
+            "plan": plan,
+            "sabotage": self.sabotage,
+        }
+
+    def die(self, load: str, *, at: int, fault: str, with_power: bool = False) -> bool:
+        """One life that ends at a step; False if it had fewer steps."""
+        code = self._children.run(load, self.arguments(at=at, fault=fault))
+        self.ended(load, code, fault)
+        if code == DEAD and with_power:
+            self.cut_power()
+        return code == DEAD
+
+    def ended(self, target: str, code: int, fault: str) -> None:
+        """Count a kill.
+
+        Raises:
+            ChildError: It ended by itself, and not well.
+        """
+        if code == DEAD:
+            self._tally.killed(target, fault)
+        elif code == REFUSED and fault == "full":
+            self._tally.by_fault["full at the start"] += 1
+        elif code != 0:
+            raise ChildError(f"{target} ended with {code}: {self._children.last_words()}")
+        if fault == "full":
+            self._tally.by_fault["full, alive"] += code == 0
+
+    def cut_power(self) -> None:
+        """Take what has not reached the disk."""
+        power_cut(self.disk, self.root / "trace", self.rng)
+        self._tally.by_fault["power_cut"] += 1
+
+    def live(self, load: str, batches: int = 2) -> None:
+        """One life without faults.
+
+        Raises:
+            ChildError: It failed.
+        """
+        code = self._children.run(load, self.arguments(batches=batches))
+        if code != 0:
+            raise ChildError(f"{load} did not come back ({code}): {self._children.last_words()}")
+
+    def steps(self) -> int:
+        """Steps of the last life that came to its end."""
+        return int((self.root / "steps").read_text())
+
+
+__all__ = ["BATCHES", "DEAD", "Run", "Tally"]

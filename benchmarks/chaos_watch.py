@@ -1,0 +1,143 @@
+"""What a coordinator promises, written down where it does, and what its folder holds. For `benchmarks.chaos`.
+
+`Watched` wraps the functions that make things durable, in the process that it is installed in; `look` opens
+journal, spools and store as every start does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.record_json import record_from_json
+from agents.records import Record
+from agents.spool import Spool
+from benchmarks.chaos_history import Event, HistoryLog, read_history
+from fleet.chronicle import Chronicle
+from fleet.event_json import event_to_json
+from fleet.events import JobId, JobSubmitted
+from fleet.intake import Intake
+from fleet.journal import Journal
+from fleet.limits import Limits
+from fleet.store import Store
+
+#: Events that may end a job.
+_ENDS = frozenset({"JobFinished", "JobCancelled"})
+
+
+class Watched:
+    """Writes down what the system promises, around the functions that do."""
+
+    def __init__(self, log: HistoryLog) -> None:
+        self._log = log
+
+    def install(self) -> None:
+        """Wrap them, for good."""
+        Spool.put = self._around_put(Spool.put)  # type: ignore[method-assign]
+        Spool.acknowledge = self._around_acknowledge(Spool.acknowledge)  # type: ignore[method-assign]
+        Intake.append = self._around_append(Intake.append)  # type: ignore[method-assign]
+        Journal.append = self._around_journal(Journal.append)  # type: ignore[method-assign]
+        Chronicle.commit = self._around_commit(Chronicle.commit)  # type: ignore[method-assign]
+
+    def _around_put(self, real: Callable[..., None]) -> Callable[..., None]:
+        def put(spool: Spool, records: Sequence[Record], *args: Any) -> None:
+            names = tuple(one.record_id for one in records)
+            self._log.add(Event(kind="measured", records=names))
+            real(spool, records, *args)
+            self._log.add(Event(kind="acknowledged", by="spool", records=names))
+
+        return put
+
+    def _around_acknowledge(self, real: Callable[..., None]) -> Callable[..., None]:
+        def acknowledge(spool: Spool, record_ids: Iterable[str]) -> None:
+            names = tuple(record_ids)
+            self._log.add(Event(kind="released", records=names))
+            real(spool, names)
+
+        return acknowledge
+
+    def _around_append(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def append(intake: Intake, records: Sequence[Record]) -> Any:
+            result = real(intake, records)
+            if records:
+                names = tuple(one.record_id for one in records)
+                self._log.add(Event(kind="acknowledged", by="store", records=names))
+            return result
+
+        return append
+
+    def _around_journal(self, real: Callable[..., None]) -> Callable[..., None]:
+        def append(journal: Journal, events: Sequence[Mapping[str, Any]]) -> None:
+            # Before the disk, because a kill may come before anybody can say that it ended.
+            names = [one["job_id"] for one in events if one["event"] in _ENDS]
+            if names:
+                self._log.add(Event(kind="ending", jobs=tuple(names)))
+            real(journal, events)
+
+        return append
+
+    def _around_commit(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def commit(chronicle: Chronicle) -> Any:
+            done = real(chronicle)
+            self._log.note([event_to_json(one) for one in done.events] if done is not None else [])
+            for event in done.events if done is not None else ():
+                if isinstance(event, JobSubmitted):
+                    self._log.add(Event(kind="submitted", jobs=(event.job.job_id,)))
+                elif type(event).__name__ in _ENDS and chronicle.state.job_state(event.job_id) is None:
+                    self._log.add(Event(kind="ended", by="done", jobs=(event.job_id,)))
+            return done
+
+        return commit
+
+
+def look_at_fleet(log: HistoryLog, history: Path, disk: Path) -> None:
+    """Look at the folder of a `fleet up` that has ended; what its agents promised is not known inside."""
+    names = tuple(_spooled(disk))
+    log.add(Event(kind="measured", records=names))
+    log.add(Event(kind="acknowledged", by="spool", records=names))
+    look(log, history, disk)
+
+
+def _spooled(disk: Path) -> list[str]:
+    """Records in the spools of all devices."""
+    spooled: list[str] = []
+    for folder in sorted(one for one in disk.glob("spool/*") if one.is_dir()):
+        with Spool(folder) as spool:
+            spooled += (one.record_id for one in spool.pending())
+    return spooled
+
+
+def look(log: HistoryLog, history: Path, disk: Path) -> None:
+    """Write down all that is there, by the way that every start takes."""
+    late = {
+        record_from_json(json.loads(line)["record"]).record_id
+        for path in disk.glob("fleet/late/*/*.jsonl")
+        for line in path.read_text().splitlines()
+    }
+    state = Chronicle(disk / "fleet" / "journal", Limits()).state
+    known = read_history(history)
+    ending = {job for event in known if event.kind == "ending" for job in event.jobs}
+    states: dict[str, str] = {}
+    for job in {job for event in known if event.kind == "submitted" for job in event.jobs}:
+        found = state.job_state(JobId(job))
+        # The state forgets jobs that ended; that it ended this one, the history tells.
+        if found is not None or job in ending:
+            states[job] = "done" if found is None else str(found)
+    counted = sum(sum(state.describe(one)["outcomes"].values()) for one in state.device_ids())
+    if sum(state.job_counts().values()) != state.jobs_submitted:
+        raise RuntimeError(f"{state.jobs_submitted} jobs submitted, but {state.job_counts()}")
+    with Store.open(disk / "store") as store:
+        stored = tuple(one for _, rows in store.columns(["record_id"]) for one in rows.column(0).to_pylist())
+    log.add(
+        Event(
+            kind="look",
+            places={"spool": tuple(_spooled(disk)), "store": stored, "late": tuple(sorted(late))},
+            states=states,
+            counted=counted,
+        )
+    )
+
+
+__all__ = ["Watched", "look", "look_at_fleet"]

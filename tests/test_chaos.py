@@ -1,0 +1,251 @@
+"""Kills, power cuts and full disks in child processes, a few of each; the checker and the fault points."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.spool_frames import scan
+from benchmarks.chaos import Bench
+from benchmarks.chaos_children import ChildError
+from benchmarks.chaos_faults import mark_durable, power_cut
+from benchmarks.chaos_history import Event, HistoryLog, Verdict, check, event_from_json, read_history
+from benchmarks.chaos_run import Run, Tally
+
+# ---- the checker ----
+
+
+@dataclass
+class Honest:
+    """A system that keeps its promises, and writes its history; `draw` decides what happens."""
+
+    events: list[Event] = field(default_factory=list)
+    spool: dict[str, None] = field(default_factory=dict)
+    store: dict[str, None] = field(default_factory=dict)
+    jobs: dict[str, str] = field(default_factory=dict)
+    made: int = 0
+
+    def step(self, draw: st.DrawFn) -> None:
+        match draw(
+            st.sampled_from(("put", "die in put", "append", "die in append", "release", "job", "look"))
+        ):
+            case "put" | "die in put" as how:
+                name = f"r{self.made}"
+                self.made += 1
+                self.events.append(Event(kind="measured", records=(name,)))
+                if how == "put" or draw(st.booleans()):
+                    self.spool[name] = None
+                if how == "put":
+                    self.events.append(Event(kind="acknowledged", by="spool", records=(name,)))
+            case "append" | "die in append" as how if self.spool:
+                chosen = tuple(draw(st.lists(st.sampled_from(sorted(self.spool)), min_size=1, unique=True)))
+                if how == "append" or draw(st.booleans()):
+                    self.store.update(dict.fromkeys(chosen))
+                if how == "append":  # perhaps for the second time
+                    self.events.append(Event(kind="acknowledged", by="store", records=chosen))
+            case "release":
+                gone = tuple(name for name in self.spool if name in self.store and draw(st.booleans()))
+                self.events.append(Event(kind="released", records=gone))
+                for name in gone:
+                    if draw(st.booleans()):  # the spool may not have got to it
+                        del self.spool[name]
+            case "job":
+                job = f"j{draw(st.integers(0, 5))}"
+                if job not in self.jobs:
+                    self.events.append(Event(kind="submitted", jobs=(job,)))
+                    self.jobs[job] = "queued"
+                elif self.jobs[job] in ("queued", "leased"):
+                    self.jobs[job] = draw(st.sampled_from(("leased", "queued", "done", "quarantined")))
+                    if self.jobs[job] == "done":
+                        self.events.append(Event(kind="ended", by="done", jobs=(job,)))
+            case "look":
+                self.look(draw(st.booleans()))
+
+    def look(self, at_all: bool = True) -> None:
+        places = {"spool": tuple(self.spool)}
+        if at_all:
+            places["store"] = tuple(self.store)
+        self.events.append(
+            Event(
+                kind="look",
+                places=places,
+                states=dict(self.jobs),
+                counted=len(self.store) if at_all else None,
+            )
+        )
+
+
+@st.composite
+def honest(draw: st.DrawFn) -> Honest:
+    system = Honest()
+    for _ in range(draw(st.integers(0, 25))):
+        system.step(draw)
+    system.look()
+    return system
+
+
+@given(honest())
+def test_a_system_that_keeps_its_promises_is_never_blamed(system: Honest) -> None:
+    assert check(system.events) == Verdict()
+
+
+@settings(max_examples=50)
+@given(honest(), st.data())
+def test_each_missing_record_is_found(system: Honest, data: st.DataObject) -> None:
+    *before, last = system.events
+    promised = {name for one in before if one.kind == "acknowledged" for name in one.records}
+    if not promised:
+        return
+    victim = data.draw(st.sampled_from(sorted(promised)))
+    places = {name: tuple(one for one in found if one != victim) for name, found in last.places.items()}
+    verdict = check([*before, replace(last, places=places, counted=None)])
+    assert verdict == Verdict(lost=(victim,))
+
+
+@settings(max_examples=50)
+@given(honest(), st.data())
+def test_each_repeated_record_is_found(system: Honest, data: st.DataObject) -> None:
+    *before, last = system.events
+    place = data.draw(st.sampled_from(("spool", "store")))
+    if not last.places[place]:
+        return
+    victim = data.draw(st.sampled_from(last.places[place]))
+    places = {**last.places, place: (*last.places[place], victim)}
+    assert check([*before, replace(last, places=places)]).duplicated == (victim,)
+
+
+@settings(max_examples=50)
+@given(honest(), st.data())
+def test_each_job_that_is_gone_or_rose_again_is_found(system: Honest, data: st.DataObject) -> None:
+    *before, last = system.events
+    assert last.states is not None
+    if not last.states:
+        return
+    victim = data.draw(st.sampled_from(sorted(last.states)))
+    states = dict(last.states)
+    if states[victim] == "done" and data.draw(st.booleans()):
+        states[victim] = "queued"
+    else:
+        del states[victim]
+    assert check([*before, replace(last, states=states)]).unaccounted == (victim,)
+
+
+def test_results_counted_beyond_the_store_and_invented_records_are_found() -> None:
+    look = Event(kind="look", places={"store": ("a",)}, counted=3)
+    verdict = check([look])
+    assert verdict.invented == ("a",)
+    assert verdict.duplicated == ("2 results counted beyond those in the store",)
+
+
+@given(honest())
+def test_a_history_reads_back_as_it_was_written(system: Honest) -> None:
+    assert [event_from_json(json.loads(one.to_line())) for one in system.events] == system.events
+
+
+def test_a_torn_last_line_of_a_history_says_nothing(tmp_path: Path) -> None:
+    log = HistoryLog(tmp_path / "h")
+    log.add(Event(kind="measured", records=("a",)))
+    log.close()
+    with (tmp_path / "h").open("a") as stream:
+        stream.write('{"kind":"acknowl')
+    assert read_history(tmp_path / "h") == [Event(kind="measured", records=("a",))]
+    assert read_history(tmp_path / "none") == []
+
+
+# ---- power cuts ----
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32))
+def test_a_power_cut_takes_nothing_that_was_durable(seed: int) -> None:
+    base = Path(os.path.realpath("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"))
+    root = base / f"chaos-test-{os.getpid()}-{seed}"
+    disk = root / "disk"
+    disk.mkdir(parents=True)
+    try:
+        (disk / "old").write_bytes(b"o" * 100)
+        mark_durable(disk, root / "trace")
+        with (disk / "old").open("ab") as stream:
+            stream.write(b"n" * 100)
+        (disk / "new").write_bytes(b"x")
+        (disk / "folder").mkdir()
+        power_cut(disk, root / "trace", random.Random(seed))
+        assert (disk / "old").read_bytes()[:100] == b"o" * 100
+        left = sorted(path.name for path in disk.iterdir())
+        power_cut(disk, root / "trace", random.Random(seed + 1))  # what it has left is durable
+        assert sorted(path.name for path in disk.iterdir()) == left
+    finally:
+        shutil.rmtree(root)
+
+
+# ---- real children ----
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    made = Bench(tmp_path_factory.mktemp("chaos"), seed=1, kills_in_a_row=2)
+    yield made
+    made.close()
+
+
+def run_of(bench: Bench, tally: Tally, what: str, seed: int = 0) -> Run:
+    return Run(bench.base, bench.children, tally, seed, what)
+
+
+def test_children_end_as_they_should(bench: Bench) -> None:
+    run = run_of(bench, Tally(), "children")
+    assert bench.children.run("spool", run.arguments(batches=1)) == 0
+    assert bench.children.run("spool", run.arguments(at=1)) == -signal.SIGKILL
+    assert bench.children.run("spool", {}) == 1
+    assert "KeyError" in bench.children.last_words()
+    with pytest.raises(ChildError, match=r"within 0\.3 s"):
+        bench.children.wait(bench.children.start("agent", {**run.arguments(), "socket": "idle"}), 0.3)
+
+
+def test_a_torn_write_leaves_half_of_it(bench: Bench) -> None:
+    tally = Tally()
+    torn = 0
+    for at in range(1, 13):
+        run = run_of(bench, tally, "torn", at)
+        run.die("spool", at=at, fault="torn")
+        for path in run.disk.rglob("*.seg"):
+            data = path.read_bytes()
+            torn += scan(data).end < len(data)
+    assert tally.kills == 12
+    assert torn
+
+
+@pytest.mark.parametrize("load", ["spool", "journal", "intake", "store"])
+def test_without_fsync_a_power_cut_shows(bench: Bench, load: str) -> None:
+    tally = Tally()
+    for seed in range(4):
+        run = run_of(bench, tally, load, seed)
+        run.sabotage = "fsync"
+        bench.children.run(load, run.arguments())
+        run.cut_power()
+        bench.children.run(load, run.arguments(batches=1))
+        tally.judge(run.root, load)
+    assert tally.lost
+
+
+def test_nothing_is_lost_whatever_dies_and_whenever(bench: Bench) -> None:
+    campaigns = bench.campaigns()
+    for _, campaign in campaigns.values():
+        next(campaign)
+    found = bench.tally.to_json(0)
+    assert "\n\n".join(found["failures"]) == ""
+    assert (found["lost"], found["duplicated"], found["unaccounted"]) == (0, 0, 0)
+    assert bench.tally.histories >= len(campaigns)
+    assert {"agent", "coordinator", "intake", "journal", "spool", "store"} <= set(found["by_target"])
+    assert {"full", "kill", "moment", "power_cut", "torn"} <= set(found["by_fault"])
+    assert found["kills"] > 40
