@@ -208,9 +208,19 @@ def _progress() -> Iterator[Callable[[Finished], None]]:
 def onboard(
     device: Annotated[str, typer.Argument(help="Id of the new device; its file must exist.")],
     samples: Annotated[
-        int | None, typer.Option(min=8, help="Candidates to measure (onboarding.samples).")
+        int | None,
+        typer.Option(min=0, help="Candidates to measure, earlier ones included (onboarding.samples)."),
     ] = None,
-    strategy: Annotated[str | None, typer.Option(help="multitask or scratch (onboarding.strategy).")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="auto, or one strategy by name (onboarding.strategy).")
+    ] = None,
+    selector: Annotated[
+        str | None, typer.Option(help="How candidates are chosen (onboarding.selector).")
+    ] = None,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Measure nothing: a recorded device answers, and the truth is told."),
+    ] = False,
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
     epochs: EpochsOption = None,
@@ -218,27 +228,40 @@ def onboard(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a new device its head: measure a few candidates that its siblings know, adapt, keep a version.
+    """Give a new device its head: measure a few candidates that siblings know, adapt, tell what to expect.
 
-    Needs a store with other devices of its family and a model of them.
+    Needs a store with other devices of its family and a model of them. Asked for more samples later, it goes
+    on from what was measured.
 
     Example: fleet onboard x86-64-v4 --samples 64
     """
     from rich.console import Console
 
     from fleet.onboarding import onboard_device
+    from fleet.onboarding_replay import onboard_recorded
+    from fleet.onboarding_text import lines_of
     from fleet.progress import Display
 
     settings = learning_settings(
-        config, store, epochs, seed, onboarding__samples=samples, onboarding__strategy=strategy
+        config,
+        store,
+        epochs,
+        seed,
+        onboarding__samples=samples,
+        onboarding__strategy=strategy,
+        onboarding__selector=selector,
     )
-    display = Display(Console(stderr=as_json))
-    result = onboard_device(settings, device, models, display)
-    display.finish()
+    if replay:
+        result = onboard_recorded(settings, device, models)
+    else:
+        display = Display(Console(stderr=as_json))
+        result = onboard_device(settings, device, models, display)
+        display.finish()
     if as_json:
         print_json(result)
     else:
-        print_rows(("device", device), [(key, _text(value)) for key, value in result.items()])
+        for line in lines_of(result):
+            typer.echo(line)
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,264 @@
+"""What a new device's head is worth after k measured candidates: `python -m benchmarks.onboarding --json`.
+
+Leaves out each device of a store in turn and onboards it from the others' records, in two regimes that are
+never mixed (`transfer.onboarding_cases`), by every strategy and the baselines that must stand beside it.
+Nothing is measured: stored records answer. Stores are those given, else that of `make run` and the AutoTVM
+logs beside the checkout, as far as they are there. `--quick` gives the same keys in about ten minutes;
+`--table FILE` writes the page that `docs/results/` keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed, markdown
+from transfer.adapt.auto import Auto
+from transfer.adapt.base import Strategy
+from transfer.adapt.registry import STRATEGIES
+from transfer.adapt.select import SELECTORS, selector_named
+from transfer.baselines.few_shot import FewShot, baselines
+from transfer.onboarding_cases import Case, CasePlan, Regime
+from transfer.onboarding_curve import SAMPLES, Adapting, CurvePlan, run_curve
+from transfer.onboarding_table import CurveTable
+from transfer.train import TrainConfig
+
+#: What `--quick` runs, and the seconds after which it begins no further seed.
+_QUICK_SAMPLES = (0, 64, 256)
+_QUICK_SECS = 420.0
+#: Families of networks held out of imported logs: the others have too few workloads to be judged by.
+_LOGGED_HELD = ("inception", "mobilenet", "vgg")
+#: Workloads to learn from in the curve over breadth.
+_BREADTH = (12, 25, 50, 80)
+#: The strategy that users get.
+_DEFAULT = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One set of devices with everything that was run on it."""
+
+    devices: DeviceSet
+    table: CurveTable
+
+
+def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[_Run]]:
+    """Run everything.
+
+    Args:
+        options: The command line.
+        folder: For what lasts as long as the run: a store of imported logs, standings.
+    """
+    started = time.monotonic()
+    sets = device_sets(options.store, options.device, folder, options.most, options.seed)
+    until = started + (options.seconds or (_QUICK_SECS if options.quick else float("inf")))
+    runs = [_run(one, options, folder, until) for one in sets]
+    result: dict[str, Any] = {"benchmark": "onboarding", "quick": options.quick, **figures(runs)}
+    result["used"] = [one.name for one in sets]
+    result["default"] = _DEFAULT
+    result["secs"] = round(time.monotonic() - started, 1)
+    result["tables"] = [as_json(run.devices, run.table) for run in runs]
+    if options.breadth:
+        result["breadth"] = [_breadth(one, options) for one in sets if one.is_own]
+    return result, runs
+
+
+def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float) -> _Run:
+    """The curve of one set, regime by regime: `auto` chooses by what it will be asked."""
+    targets = tuple(str(device_id) for device_id in one.dataset.device_ids)
+    wanted = [Regime(name) for name in options.regime] or list(Regime)
+    if not one.is_own and not options.regime:
+        wanted = [Regime.BOTH_NEW]  # other people's tuners searched each device by itself
+    held = tuple(options.held) or (() if one.is_own else _LOGGED_HELD)
+    if options.quick and not one.is_own:
+        held = held[1:2]
+    points = []
+    for place, regime in enumerate(wanted):
+        plan = CurvePlan(
+            cases=CasePlan(
+                regimes=(regime,),
+                targets=targets,
+                seeds=tuple(range(options.seed, options.seed + options.seeds)),
+                held=held,
+                most_pool=16 if options.quick and not one.is_own else options.pool,
+                most_judged=64 if options.quick else options.judge,
+                most_splits=2 if options.quick else 0,
+            ),
+            contenders=_contenders(options, regime, folder),
+            selector=selector_named(options.selector),
+            config=TrainConfig(epochs=options.epochs, device="cpu"),
+            samples=_QUICK_SAMPLES if options.quick else tuple(options.samples or SAMPLES),
+        )
+        # Each regime gets its share of what is left.
+        now = time.monotonic()
+        points += run_curve(
+            one.dataset,
+            one.workloads,
+            plan,
+            workers=options.workers,
+            until=now + (until - now) / (len(wanted) - place),
+            on_case=_tell,
+        )
+    names = tuple(one.name for one in _strategies(options, Regime.DEVICE_NEW, folder))
+    chosen = tuple(f"{_DEFAULT} by {name}" for name in options.selectors)
+    return _Run(one, CurveTable(points=points, strategies=(*names, *chosen), default=_DEFAULT))
+
+
+def _strategies(options: argparse.Namespace, regime: Regime, folder: Path) -> list[Strategy]:
+    known = tuple(STRATEGIES.values())
+    auto = Auto(strategies=known, regime=regime, cache=folder / "standings")
+    several = options.strategies or (["scratch"] if options.quick else list(STRATEGIES))
+    return [auto, *(STRATEGIES[name] for name in several)]
+
+
+def _contenders(options: argparse.Namespace, regime: Regime, folder: Path) -> tuple[Adapting | FewShot, ...]:
+    strategies = _strategies(options, regime, folder)
+    selector = selector_named(options.selector)
+    found: list[Adapting | FewShot] = [Adapting(one, selector, one.name) for one in strategies]
+    found += [
+        Adapting(strategies[0], selector_named(name), f"{_DEFAULT} by {name}") for name in options.selectors
+    ]
+    return (*found, *([] if options.no_baselines else baselines()))
+
+
+def figures(runs: Sequence[_Run]) -> dict[str, Any]:
+    """The figures that the project is judged by: gains over own devices where there are any.
+
+    Shares of full data are the least over all sets and regimes.
+    """
+    own = next((run for run in runs if run.devices.is_own), runs[0] if runs else None)
+    found: dict[str, Any] = dict.fromkeys(
+        (
+            "device_new_gain_k64",
+            "both_new_gain_k256",
+            "k256_of_full",
+            "k64_of_full",
+            "worst_warm_minus_scratch",
+            "adapt_seconds_k256",
+        )
+    )
+    if own is None:
+        return found
+    for name, regime, k in (
+        ("device_new_gain_k64", Regime.DEVICE_NEW, 64),
+        ("both_new_gain_k256", Regime.BOTH_NEW, 256),
+    ):
+        gain = own.table.gain(regime, k)
+        found[name] = None if gain is None else round(gain.value, 4)
+        found[f"{name}_interval"] = listed(gain)
+        found[f"{name}_best_baseline"] = own.table.best_baseline(regime, k)
+    for k in (256, 64):
+        shares = [
+            share
+            for run in runs
+            for regime in run.table.regimes
+            if (share := run.table.share_of_full(regime, k)) is not None
+        ]
+        found[f"k{k}_of_full"] = round(min(shares), 4) if shares else None
+    worst = [one for run in runs if (one := run.table.worst_less_scratch()) is not None]
+    if worst:
+        found["worst_warm_minus_scratch"], found["worst_warm_minus_scratch_at"] = min(worst)
+    spent = [secs for run in runs if (secs := run.table.seconds(_DEFAULT, 256)) is not None]
+    found["adapt_seconds_k256"] = round(max(spent), 2) if spent else None
+    return found
+
+
+def _breadth(one: DeviceSet, options: argparse.Namespace) -> dict[str, Any]:
+    """Top-1 of the best source-only head against the number of workloads learnt from, both new."""
+    found: dict[str, Any] = {"set": one.name, "k": options.breadth_samples, "workloads": {}}
+    targets = tuple(str(device_id) for device_id in one.dataset.device_ids)
+    names = options.strategies or ["multitask"]
+    for count in _BREADTH:
+        contenders: tuple[Adapting | FewShot, ...] = tuple(
+            Adapting(STRATEGIES[name], selector_named(options.selector), name) for name in names
+        )
+        plan = CurvePlan(
+            cases=CasePlan(
+                regimes=(Regime.BOTH_NEW,),
+                targets=targets,
+                seeds=tuple(range(options.seed, options.seed + options.seeds)),
+                most_workloads=count,
+            ),
+            contenders=contenders,
+            selector=selector_named(options.selector),
+            config=TrainConfig(epochs=options.epochs, device="cpu"),
+            samples=tuple(options.breadth_samples),
+            with_all=False,
+        )
+        points = run_curve(one.dataset, one.workloads, plan, workers=options.workers, on_case=_tell)
+        table = CurveTable(points=points, strategies=tuple(names), default=names[0])
+        found["workloads"][str(count)] = {
+            name: {str(k): listed(table.estimate(Regime.BOTH_NEW, name, k)) for k in options.breadth_samples}
+            for name in names
+        }
+    return found
+
+
+def _tell(done: int, total: int, case: Case, seconds: float) -> None:
+    print(
+        f"{done}/{total} {case.regime} {case.target}, {case.split}, seed {case.seed}: {seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.onboarding", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="the same keys in about ten minutes")
+    parser.add_argument("--table", type=Path, default=None, help="write the page to this file")
+    parser.add_argument("--store", type=Path, action="append", default=[], help="may be given again")
+    parser.add_argument("--device", action="append", default=[], help="device id; may be given again")
+    parser.add_argument("--regime", action="append", default=[], choices=[one.value for one in Regime])
+    parser.add_argument("--strategies", nargs="*", default=[], choices=list(STRATEGIES))
+    parser.add_argument("--selector", default="few-of-each", choices=list(SELECTORS))
+    parser.add_argument(
+        "--selectors",
+        nargs="*",
+        default=[],
+        choices=list(SELECTORS),
+        help="to compare by the default strategy",
+    )
+    parser.add_argument("--no-baselines", action="store_true", help="strategies alone")
+    parser.add_argument("--samples", nargs="*", type=int, default=[], help="numbers of samples (k)")
+    parser.add_argument("--held", action="append", default=[], help="only this network; may be given again")
+    parser.add_argument("--pool", type=int, default=64, help="most candidates of a workload learnt from")
+    parser.add_argument("--judge", type=int, default=256, help="most candidates of a workload judged")
+    parser.add_argument("--most", type=int, default=320, help="most candidates of a workload kept")
+    parser.add_argument("--breadth", action="store_true", help="top-1 against the number of workloads too")
+    parser.add_argument("--breadth-samples", nargs="*", type=int, default=[0, 64])
+    parser.add_argument("--epochs", type=int, default=24, help="epochs of source models")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin no further seed after these")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line, run, print."""
+    options = _parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory() as made:
+        result, runs = measure(options, Path(made))
+    if options.table is not None:
+        given = [part for part in (arguments or sys.argv[1:]) if part != "--json"]
+        command = f"python -m benchmarks.onboarding {shlex.join(given)}"
+        shown = {
+            name: value for name, value in result.items() if name not in {"tables", "breadth", "benchmark"}
+        }
+        options.table.parent.mkdir(parents=True, exist_ok=True)
+        options.table.write_text(markdown([(run.devices, run.table) for run in runs], shown, command))
+    print(json.dumps(result, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

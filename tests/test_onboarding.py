@@ -1,0 +1,253 @@
+"""`fleet onboard`: with recorded devices everything but the timing is real, and the truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from agents.records import Candidate, DeviceId, Family, Outcome, Record, Workload
+from fleet.config import FleetConfig
+from fleet.errors import FleetError
+from fleet.onboarding import CURVES, onboard_device
+from fleet.onboarding_choice import siblings_of
+from fleet.onboarding_replay import onboard_recorded
+from fleet.onboarding_report import history, more_samples, remember, strategy_for
+from fleet.onboarding_text import lines_of
+from fleet.progress import Display
+from fleet.store import Store
+from tests.dataset_fixtures import cpu_device, gmm_trace, gmm_workload, record_of
+from transfer.adapt.standings import Standings
+from transfer.onboarding_cases import Regime
+
+#: Candidates of each workload: every combination of a few tiles.
+TILES = list(itertools.product((1, 2, 4, 8), (1, 2, 4), (0, 1)))
+WORKLOADS = [gmm_workload(f"gmm{number}") for number in range(8)]
+SIBLINGS = ("dev-a", "dev-b", "dev-c")
+NEW = "dev-new"
+BROKEN = "dev-broken"
+
+
+def candidate(workload: Workload, inner: int, outer: int, unroll: int) -> Candidate:
+    trace = gmm_trace(i=(16 // inner, 2, 1, 4 * inner), j=(4 // outer, outer, 2, 16), unroll=unroll)
+    return Candidate(workload_id=workload.workload_id, trace=trace)
+
+
+def seconds_of(device: str, place: int, inner: int, outer: int, unroll: int) -> float:
+    """Devices agree on most, and differ in how much they like unrolling and long inner tiles."""
+    taste = {"dev-a": 0.1, "dev-b": 0.3, "dev-c": 0.5, NEW: 0.4}.get(device, 0.2)
+    random = np.random.default_rng([place, inner, outer, unroll])
+    shared = 0.5 * np.log(inner) - 0.3 * np.log(outer) + 0.2 * random.normal()
+    return float(1e-3 * (place + 1) * np.exp(shared + taste * (unroll - 0.3 * np.log(inner))))
+
+
+def records_of(device: str) -> list[Record]:
+    found = []
+    for place, workload in enumerate(WORKLOADS):
+        for tiles in TILES:
+            one = candidate(workload, *tiles)
+            if device == BROKEN:
+                found.append(record_of(one, device, outcome=Outcome.BUILD_FAILED))
+            else:
+                found.append(record_of(one, device, seconds_of(device, place, *tiles)))
+    return found
+
+
+def fill(path: Path, *devices: str) -> Path:
+    with Store.open(path) as store:
+        store.put_workloads(WORKLOADS)
+        for device in devices:
+            store.put_device(*cpu_device(device))
+            store.append(records_of(device))
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of siblings, a device to replay, and one on which everything failed."""
+    return fill(tmp_path_factory.mktemp("recorded") / "store", *SIBLINGS, NEW, BROKEN)
+
+
+def settings_of(store: Path, folder: Path | None = None, **onboarding: Any) -> FleetConfig:
+    return FleetConfig.model_validate(
+        {
+            "store": {"path": str(store)},
+            "devices": {"folder": str(folder)} if folder else {},
+            "training": {"epochs": 2},
+            "onboarding": {"strategy": "nearest", **onboarding},
+        }
+    )
+
+
+def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_path: Path) -> None:
+    result = onboard_recorded(
+        settings_of(recorded, samples=48, strategy="siblings"), NEW, tmp_path / "models"
+    )
+    assert (result["samples"], result["failed_samples"], result["taken"]) == (48, 0, "siblings")
+    assert set(result["siblings"]) == set(SIBLINGS)
+    assert result["truth"]["top1"] > result["truth"]["random_top1"] + 0.1
+    low, high = result["expected"]["top1_interval"]
+    assert 0 < low <= result["expected"]["top1"] <= high <= 1
+    assert set(result["likeness"]) == set(SIBLINGS)
+    assert set(result["seconds"]) == {"read", "train", "choose", "standings", "adapt", "report"}
+    text = "\n".join(lines_of(result))
+    assert "dev-new: 48 samples" in text
+    assert f"true: top-1 {result['truth']['top1']:.3f}" in text
+
+
+def test_replay_gives_the_same_every_time(recorded: Path, tmp_path: Path) -> None:
+    one, two = (
+        onboard_recorded(settings_of(recorded, samples=24), NEW, tmp_path / "models") for _ in range(2)
+    )
+    one.pop("seconds"), two.pop("seconds")
+    assert json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True)
+
+
+def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> None:
+    settings = settings_of(recorded, samples=0, strategy="siblings")
+    result = onboard_recorded(settings, NEW, tmp_path / "models")
+    assert result["samples"] == 0
+    assert result["expected"] is None
+    assert "needs" in result["reason"]
+    assert result["truth"]["top1"] > result["truth"]["random_top1"]
+    assert any("expected: not told" in line for line in lines_of(result))
+
+
+def test_auto_keeps_its_standings_for_the_next_time(recorded: Path, tmp_path: Path) -> None:
+    settings = settings_of(recorded, samples=48, strategy="auto")
+    models = tmp_path / "runs" / "models"
+    result = onboard_recorded(settings, NEW, models)
+    assert result["strategy"] == "auto"
+    assert result["taken"] in result["notes"]["standings"]
+    assert len(list((tmp_path / "runs" / "standings").glob("*.json"))) == 1
+    assert "of_strategy" in result["notes"]
+    assert all({"samples", "top1"} == set(point) for point in result["more"])
+
+
+def test_more_samples_than_were_recorded_is_one_clear_error(recorded: Path, tmp_path: Path) -> None:
+    half = len(WORKLOADS) * len(TILES) // 2
+    with pytest.raises(FleetError, match=f"{half} recorded candidates to choose from"):
+        onboard_recorded(settings_of(recorded, samples=half + 1), NEW, tmp_path / "models")
+
+
+def test_an_unknown_device_names_the_recorded_ones(recorded: Path, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="it holds: dev-a, dev-b"):
+        onboard_recorded(settings_of(recorded, samples=8), "dev-x", tmp_path / "models")
+
+
+def test_a_device_without_siblings_has_nobody_to_learn_from(tmp_path: Path) -> None:
+    store = fill(tmp_path / "store", NEW)
+    with pytest.raises(FleetError, match="the only device of family cpu"):
+        onboard_recorded(settings_of(store, samples=8), NEW, tmp_path / "models")
+
+
+def test_devices_of_another_family_are_no_siblings(tmp_path: Path) -> None:
+    path = fill(tmp_path / "store", "dev-a")
+    with Store.open(path) as store:
+        spec, descriptor = cpu_device(NEW)
+        store.put_device(replace(spec, family=Family.GPU), descriptor)
+        with pytest.raises(FleetError, match="none of them a sibling of dev-new"):
+            siblings_of(store, DeviceId(NEW), Family.GPU, ("dev-a",), "v000001")
+        store.append(records_of(NEW))
+    with pytest.raises(FleetError, match="the only device of family gpu"):
+        onboard_recorded(settings_of(path, samples=8), NEW, tmp_path / "models")
+
+
+def test_an_unknown_strategy_names_the_known_ones() -> None:
+    with pytest.raises(FleetError, match="auto, siblings"):
+        strategy_for("majik", Regime.DEVICE_NEW, None)
+
+
+def test_a_fingerprint_reaches_the_strategy_that_uses_it() -> None:
+    found = strategy_for("zero_shot", Regime.DEVICE_NEW, None, {"dev-a": 0.2})
+    assert found.distances == {"dev-a": 0.2}  # type: ignore[attr-defined]
+
+
+def test_what_more_samples_buy_is_what_they_bought_elsewhere() -> None:
+    standings = Standings(
+        key="k",
+        samples=(0, 32, 256),
+        top1={"siblings": (0.7, 0.8, 0.95)},
+        agreement={"siblings": (0.7, 0.8, 0.9)},
+        devices=("a", "b"),
+    )
+    twice, four = more_samples(standings, "siblings", 0.75, 32, 1000)
+    assert (twice["samples"], four["samples"]) == (64, 128)
+    assert 0.75 < twice["top1"] < four["top1"] < 0.9
+    assert more_samples(standings, "siblings", 0.75, 32, 100) == [twice]
+    assert more_samples(None, "siblings", 0.75, 32, 1000) == []
+    assert more_samples(standings, "scratch", 0.75, 32, 1000) == []
+
+
+def test_the_curve_so_far_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
+    assert history(tmp_path, NEW) == []
+    remember(tmp_path, NEW, {"samples": 64, "top1": 0.8})
+    remember(tmp_path, NEW, {"samples": 16, "top1": 0.6})
+    remember(tmp_path, NEW, {"samples": 64, "top1": 0.9})
+    with (tmp_path / f"{NEW}.jsonl").open("a") as file:
+        file.write('{"samples": 12')
+    assert history(tmp_path, NEW) == [{"samples": 16, "top1": 0.6}, {"samples": 64, "top1": 0.9}]
+
+
+@pytest.fixture
+def world(recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A store of siblings with a model of them, and YAML of boards that answer from the recorded store."""
+    from fleet.training import train_version
+
+    store = fill(tmp_path / "runs" / "store", *SIBLINGS)
+    folder = tmp_path / "hardware"
+    folder.mkdir()
+    for board, device in (("board", NEW), ("dead", BROKEN)):
+        extra = "failures: true\n" if device == BROKEN else ""
+        (folder / f"{board}.yaml").write_text(
+            f"schema: 1\ndevice_id: {board}\nkind: replay\nfamily: cpu\nrecords: {recorded}\n"
+            f"device: {device}\n{extra}"
+        )
+    models = tmp_path / "runs" / "models"
+    train_version(settings_of(store, folder), models, ())
+    return store, folder, models
+
+
+@pytest.mark.ray
+def test_a_device_goes_on_from_few_samples_to_more(world: tuple[Path, Path, Path]) -> None:
+    store, folder, models = world
+
+    def onboard(samples: int) -> tuple[dict[str, Any], set[str]]:
+        display = Display(Console(stderr=True, quiet=True))
+        result = onboard_device(settings_of(store, folder, samples=samples), "board", models, display)
+        display.finish()
+        with Store.open(store) as opened:
+            measured = [record.candidate_id for record in opened.records(device_id=DeviceId("board"))]
+        assert len(measured) == len(set(measured))
+        return result, set(map(str, measured))
+
+    first, few = onboard(24)
+    assert (first["samples"], len(few), first["outcomes"]) == (24, 24, {"ok": 24})
+    assert first["curve"] == []
+    assert first["fingerprint"]["ran"] == 0
+    assert "likeness is told by the description" in "\n".join(lines_of(first))
+    second, more = onboard(48)
+    assert few < more
+    assert len(more) == 48
+    assert [point["samples"] for point in second["curve"]] == [24]
+    assert second["expected"]["samples"] == 48
+    assert (models / second["version"]).is_dir()
+    assert second["version"] != first["version"]
+    assert history(models.parent / CURVES, "board")[-1]["samples"] == 48
+
+
+@pytest.mark.ray
+def test_a_device_on_which_nothing_runs_is_one_clear_error(world: tuple[Path, Path, Path]) -> None:
+    store, folder, models = world
+    display = Display(Console(stderr=True, quiet=True))
+    settings = settings_of(store, folder, samples=16)
+    with pytest.raises(FleetError, match=r"none of the 16 samples ran on dead.*build_failed 16.*it broke"):
+        onboard_device(settings, "dead", models, display)
+    with pytest.raises(FleetError, match="have measured 192 candidates"):
+        onboard_device(settings_of(store, folder, samples=193), "board", models, display)

@@ -1,0 +1,264 @@
+"""What others would do with a few measurements of a new device: the baselines of the onboarding curve.
+
+Each takes a `Situation` (what may be seen) and the rows that were measured, and gives scores of the rows held
+out. They know the new device by its few rows, the siblings by all of theirs. Called by
+`transfer.onboarding_curve`; knows nothing of strategies. XGBoost is optional and imported when it is fitted.
+
+Legend: N candidates of a dataset, D devices, P columns of the flat features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.baselines.base import Rows, Scores, need, rank_agreement
+from transfer.baselines.mlp import MlpConfig, SummaryMlp
+from transfer.baselines.situation import Situation, Support, with_support
+from transfer.labels import relative_speed
+from transfer.train import trainable_devices
+
+Floats = NDArray[np.float64]
+
+#: Trees of all scopes: the middle of the grid of `transfer.baselines.trees`, the same for every k: a choice
+#: made on a few dozen labels is mostly luck.
+_PARAMS: dict[str, Any] = {
+    "objective": "rank:pairwise",
+    "max_depth": 6,
+    "eta": 0.1,
+    "subsample": 0.8,
+    "colsample_bytree": 0.5,
+    "tree_method": "hist",
+    "base_score": 0.0,
+    "nthread": 1,
+    "verbosity": 0,
+}
+_ROUNDS = 150
+
+
+class FewShot:
+    """One baseline: from a situation and its support to scores of the test rows.
+
+    Args:
+        name: In tables.
+        score: Does it; None where it can say nothing with so little.
+    """
+
+    is_strategy = False
+
+    def __init__(self, name: str, score: Callable[[Situation, Support], Scores | None]) -> None:
+        self.name = name
+        self._score = score
+
+    def score(self, situation: Situation, support: Support) -> Scores | None:
+        """(test rows,) scores, higher is faster; None where it does not apply."""
+        return self._score(situation, support)
+
+
+def baselines() -> list[FewShot]:
+    """All of them, but for a random choice, whose expectation is exact."""
+    return [
+        FewShot("nearest-device", _nearest),
+        FewShot("mean-rank", _mean_rank),
+        FewShot("xgboost", _trees_alone),
+        FewShot("xgboost-pooled", _trees_pooled),
+        FewShot("xgboost-residual", _trees_residual),
+        FewShot("xgboost-siblings", _trees_with_siblings),
+        FewShot("mlp-fine-tuned", _mlp_fine_tuned),
+    ]
+
+
+def _mean_rank(situation: Situation, support: Support) -> Scores | None:
+    if not situation.siblings_measured_test:
+        return None
+    places = situation.places[situation.test]
+    known = np.isfinite(places)
+    found: Scores = np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
+    return found
+
+
+def _nearest(situation: Situation, support: Support) -> Scores | None:
+    if not situation.siblings_measured_test:
+        return None
+    result = np.zeros(len(situation.test))
+    told = np.zeros(len(situation.test), dtype=np.bool_)
+    for place in nearest_sources(situation, support):
+        mine = situation.places[situation.test, place]
+        new = np.isfinite(mine) & ~told
+        result[new], told[new] = mine[new], True
+    return result
+
+
+def nearest_sources(situation: Situation, support: Support) -> list[int]:
+    """Places of the sources, most similar first: by order on the support, then by hardware vector."""
+    dataset = situation.dataset
+    known = np.isfinite(support.latency_secs)
+    rows, secs = support.rows[known], support.latency_secs[known]
+    spread = np.maximum(dataset.hardware.std(axis=0), 1e-6)
+    found = []
+    for place, source in enumerate(situation.sources):
+        other = -dataset.latency_secs[rows, dataset.column(source)]
+        both = np.isfinite(other)
+        agreement = (
+            round(rank_agreement(other[both], -secs[both], dataset.group[rows[both]]), 6) if both.any() else 0
+        )
+        apart = (situation.hardware_of(source) - situation.hardware_of(situation.target)) / spread
+        found.append((-agreement, float(np.linalg.norm(apart)), place))
+    return [place for *_, place in sorted(found)]
+
+
+def _trees_alone(situation: Situation, support: Support) -> Scores | None:
+    lists = _target_list(situation, support)
+    if lists is None:
+        return None
+    return _boost(situation, [lists], lambda rows, _: situation.flat[rows])(situation.test, situation.target)
+
+
+def _trees_pooled(situation: Situation, support: Support) -> Scores | None:
+    def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
+        beside = np.broadcast_to(
+            situation.hardware_of(device_id), (len(rows), situation.dataset.hardware.shape[1])
+        )
+        return np.concatenate([situation.flat[rows], beside], axis=1, dtype=np.float32)
+
+    mine = _target_list(situation, support)
+    lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
+    return _boost(situation, lists, inputs)(situation.test, situation.target)
+
+
+def _trees_residual(situation: Situation, support: Support) -> Scores | None:
+    def inputs(rows: Rows, _: str) -> NDArray[np.float32]:
+        return situation.flat[rows]
+
+    source = situation.once("trees of sources", lambda: _boost(situation, _source_lists(situation), inputs))
+    mine = _target_list(situation, support)
+    if mine is None:
+        return source(situation.test, situation.target)
+    own = _boost(situation, [mine], inputs, start=source)
+    return own(situation.test, situation.target)
+
+
+def _trees_with_siblings(situation: Situation, support: Support) -> Scores | None:
+    if not situation.siblings_measured_test or len(situation.sources) < 2:
+        return None
+    order = [situation.sources[place] for place in nearest_sources(situation, support)]
+    nearest = {situation.target: order}
+    for source in situation.sources:
+        # Which other source is nearest to a source is told by all that both measured.
+        rows = situation.source_rows
+        own = Support(rows, situation.dataset.latency_secs[rows, situation.dataset.column(source)])
+        nearest[source] = situation.once(
+            f"nearest of {source}",
+            lambda own=own: [situation.sources[p] for p in nearest_sources(situation, own)],  # type: ignore[misc]
+        )
+
+    def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
+        others = [one for one in nearest[device_id] if one != device_id]
+        at = [situation.sources.index(one) for one in others]
+        beside = []
+        for table in (situation.places[rows][:, at], situation.speeds[rows][:, at]):
+            known = np.isfinite(table)
+            count = np.maximum(1, known.sum(axis=1))
+            filled = np.where(known, table, 0)
+            some = known.any(axis=1)
+            beside += [
+                np.where(some, filled.sum(axis=1) / count, np.nan),
+                np.where(some, np.where(known, table, np.inf).min(axis=1), np.nan),
+                np.where(some, np.where(known, table, -np.inf).max(axis=1), np.nan),
+                table[:, 0],
+            ]
+        return np.concatenate([situation.flat[rows], np.stack(beside, axis=1)], axis=1, dtype=np.float32)
+
+    mine = _target_list(situation, support)
+    lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
+    return _boost(situation, lists, inputs)(situation.test, situation.target)
+
+
+def _mlp_fine_tuned(situation: Situation, support: Support) -> Scores | None:
+    dataset = situation.dataset
+    sources = list(trainable_devices(dataset, situation.source_rows))
+
+    def make() -> SummaryMlp:
+        model = SummaryMlp(MlpConfig())
+        model.fit(dataset, situation.source_rows, sources, situation.seed)
+        return model
+
+    source = situation.once("mlp of sources", make)
+    if _target_list(situation, support) is None:
+        scores = [source.score(dataset, situation.test, one) for one in sources]
+        return cast(Scores, np.mean(scores, axis=0))
+    own = SummaryMlp(MlpConfig(), start=source)
+    seen = with_support(dataset, situation.target, support)
+    own.fit(seen, support.rows, [situation.target], situation.seed)
+    return own.score(seen, situation.test, situation.target)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _List:
+    """Labelled rows of one device."""
+
+    device_id: str
+    rows: Rows
+    labels: Floats
+
+
+def _target_list(situation: Situation, support: Support) -> _List | None:
+    """The support as a list to learn; None where it has no pair of one workload to compare."""
+    known = np.isfinite(support.latency_secs)
+    rows, secs = support.rows[known], support.latency_secs[known]
+    group = situation.dataset.group[rows]
+    if np.bincount(group, minlength=1).max(initial=0) < 2:
+        return None
+    labels = relative_speed(secs[:, None], group, len(situation.dataset.workload_ids))[:, 0]
+    return _List(situation.target, rows, labels)
+
+
+def _source_lists(situation: Situation) -> list[_List]:
+    dataset, rows = situation.dataset, situation.source_rows
+    labels = dataset.labels(rows)
+    lists = []
+    for source in situation.sources:
+        mine = labels[:, dataset.column(source)]
+        known = np.isfinite(mine)
+        if known.any():
+            lists.append(_List(source, rows[known], mine[known]))
+    return lists
+
+
+_Inputs = Callable[[Rows, str], NDArray[np.float32]]
+_Predict = Callable[[Rows, str], Scores]
+
+
+def _boost(
+    situation: Situation, lists: Sequence[_List], inputs: _Inputs, start: _Predict | None = None
+) -> _Predict:
+    """Trees over the lists of some devices, on top of `start` where there is one."""
+    xgboost = need("xgboost")
+    workloads = len(situation.dataset.workload_ids)
+    x, y, group, margin = [], [], [], []
+    for place, one in enumerate(lists):
+        order = np.argsort(situation.dataset.group[one.rows], kind="stable")
+        rows = one.rows[order]
+        x.append(inputs(rows, one.device_id))
+        y.append(one.labels[order])
+        group.append(situation.dataset.group[rows] + place * workloads)
+        margin.append(np.zeros(len(rows)) if start is None else start(rows, one.device_id))
+    matrix = xgboost.QuantileDMatrix(
+        np.concatenate(x), label=np.concatenate(y), base_margin=np.concatenate(margin), nthread=1
+    )
+    matrix.set_group(np.unique(np.concatenate(group), return_counts=True)[1])
+    booster = xgboost.train({**_PARAMS, "seed": situation.seed}, matrix, num_boost_round=_ROUNDS)
+
+    def predict(rows: Rows, device_id: str) -> Scores:
+        below = np.zeros(len(rows)) if start is None else start(rows, device_id)
+        scores = booster.inplace_predict(inputs(rows, device_id), base_margin=below, predict_type="margin")
+        return np.asarray(scores, dtype=np.float64)
+
+    return predict
+
+
+__all__ = ["FewShot", "baselines", "nearest_sources"]
