@@ -182,9 +182,9 @@ def markdown(sets: Sequence[tuple[DeviceSet, CurveTable]], figures: Mapping[str,
     lines += [
         "Made by that command; do not edit. top-1 is the speed of the candidate put first over the best "
         "there is among those judged, mean over workloads, seeds and devices, each device left out in turn. "
-        "In brackets: 90 % intervals, bootstrap over workloads. **Bold**: above the best baseline of the column "
-        "by paired bootstrap over workloads. A random choice stands beside every figure, and a ceiling where "
-        "candidates were measured twice: one record of a candidate ranking another.",
+        "In brackets: 90 % intervals, bootstrap over workloads. **Bold**: above the best baseline of the "
+        "column by paired bootstrap over workloads. A random choice stands beside every figure, and a "
+        "ceiling where candidates were measured twice: one record of a candidate ranking another.",
         "",
         "| figure | value |",
         "|---|---|",
