@@ -392,8 +392,11 @@ class Record(_Identified):
         return self._quality_says("quarantined")
 
     def _quality_says(self, key: str) -> bool:
-        # Most say nothing of it, and reading JSON costs ten times more than seeing that.
-        return key in self.quality and bool(json.loads(self.quality).get(key, False))
+        # Most say nothing of it, and reading JSON costs ten times more than seeing that. A name that is
+        # nowhere in the text cannot be a key, unless it is written with escapes.
+        if key not in self.quality and "\\" not in self.quality:
+            return False
+        return bool(json.loads(self.quality).get(key, False))
 
     @property
     def latency_secs(self) -> float:
