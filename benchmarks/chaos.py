@@ -71,6 +71,9 @@ class Bench:
             body(run)
         except ChildError as error:
             self.tally.failures.append(f"{run.what}: {error}; its folder: {run.root}")
+            if not self.children.is_alive:
+                self.children.close()
+                self.children = Children(self.base / "errors.txt")
             return
         if self.tally.judge(run.root, run.what):
             shutil.rmtree(run.root)

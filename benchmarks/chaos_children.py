@@ -115,7 +115,7 @@ class Children:
         """End all children."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what it was asked last may not have got through
             self._process.stdin.close()
         try:
             self._process.wait(10)
@@ -132,10 +132,30 @@ class Children:
     ) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """The process that forks."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a process that forks."""
+        return self._process.poll() is None
+
+    def _gone(self) -> ChildError:
+        try:
+            code: int | None = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            code = None
+        return ChildError(f"the process that forks the children is gone ({code}): {self.last_words()}")
+
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._gone() from None
         return self._read(TIMEOUT_SECS)
 
     def _read(self, timeout_secs: float) -> dict[str, Any]:
@@ -144,7 +164,7 @@ class Children:
         ready = select.select([self._process.stdout], [], [], timeout_secs)[0]
         line = self._process.stdout.readline() if ready else b""
         if not line.endswith(b"\n"):
-            raise ChildError(f"the process that forks the children is gone: {self.last_words()}")
+            raise self._gone()
         answer = json.loads(line)
         assert isinstance(answer, dict)
         return answer

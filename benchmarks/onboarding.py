@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed, markdown
+from fleet.errors import FleetError
 from transfer.adapt.auto import Auto
 from transfer.adapt.base import Strategy
-from transfer.adapt.registry import STRATEGIES
+from transfer.adapt.registry import CHOICES, NAMES, strategies
 from transfer.adapt.select import SELECTORS, selector_named
 from transfer.baselines.few_shot import FewShot, baselines
 from transfer.onboarding_cases import Case, CasePlan, Regime
@@ -64,6 +65,8 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     runs = [_run(one, options, folder, until) for one in sets]
     result: dict[str, Any] = {"benchmark": "onboarding", "quick": options.quick, **figures(runs)}
     result["used"] = [one.name for one in sets]
+    if not sets:
+        result["skipped"] = "no store: run `make run` first, or give --store"
     result["default"] = _DEFAULT
     result["secs"] = round(time.monotonic() - started, 1)
     result["tables"] = [as_json(run.devices, run.table) for run in runs]
@@ -74,13 +77,14 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 
 def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float) -> _Run:
     """The curve of one set, regime by regime: `auto` chooses by what it will be asked."""
-    targets = tuple(str(device_id) for device_id in one.dataset.device_ids)
+    known = tuple(str(device_id) for device_id in one.dataset.device_ids)
+    targets = tuple(name for name in known if not options.target or name in options.target)
+    if not targets:
+        raise FleetError(f"none of {', '.join(options.target)} is among the devices {', '.join(known)}")
     wanted = [Regime(name) for name in options.regime] or list(Regime)
     if not one.is_own and not options.regime:
         wanted = [Regime.BOTH_NEW]  # other people's tuners searched each device by itself
     held = tuple(options.held) or (() if one.is_own else _LOGGED_HELD)
-    if options.quick and not one.is_own:
-        held = held[1:2]
     points = []
     for place, regime in enumerate(wanted):
         plan = CurvePlan(
@@ -89,14 +93,14 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
                 targets=targets,
                 seeds=tuple(range(options.seed, options.seed + options.seeds)),
                 held=held,
-                most_pool=16 if options.quick and not one.is_own else options.pool,
+                most_pool=8 if options.quick and not one.is_own else options.pool,
                 most_judged=64 if options.quick else options.judge,
-                most_splits=2 if options.quick else 0,
+                most_splits=1 if options.quick else 0,
             ),
             contenders=_contenders(options, regime, folder),
             selector=selector_named(options.selector),
             config=TrainConfig(epochs=options.epochs, device="cpu"),
-            samples=_QUICK_SAMPLES if options.quick else tuple(options.samples or SAMPLES),
+            samples=tuple(options.samples or (_QUICK_SAMPLES if options.quick else SAMPLES)),
         )
         # Each regime gets its share of what is left.
         now = time.monotonic()
@@ -114,10 +118,12 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
 
 
 def _strategies(options: argparse.Namespace, regime: Regime, folder: Path) -> list[Strategy]:
-    known = tuple(STRATEGIES.values())
-    auto = Auto(strategies=known, regime=regime, cache=folder / "standings")
-    several = options.strategies or (["scratch"] if options.quick else list(STRATEGIES))
-    return [auto, *(STRATEGIES[name] for name in several)]
+    """`auto` and those it is compared with; in a quick run it has one choice, and guards that."""
+    known = strategies()
+    choices = options.choices or (CHOICES[:1] if options.quick else CHOICES)
+    auto = Auto(strategies=tuple(known[one] for one in choices), regime=regime, cache=folder / "standings")
+    several = options.strategies or (["scratch"] if options.quick else NAMES)
+    return [auto, *(known[name] for name in several)]
 
 
 def _contenders(options: argparse.Namespace, regime: Regime, folder: Path) -> tuple[Adapting | FewShot, ...]:
@@ -176,10 +182,10 @@ def _breadth(one: DeviceSet, options: argparse.Namespace) -> dict[str, Any]:
     """Top-1 of the best source-only head against the number of workloads learnt from, both new."""
     found: dict[str, Any] = {"set": one.name, "k": options.breadth_samples, "workloads": {}}
     targets = tuple(str(device_id) for device_id in one.dataset.device_ids)
-    names = options.strategies or ["multitask"]
+    names, known = options.strategies or ["multitask"], strategies()
     for count in _BREADTH:
         contenders: tuple[Adapting | FewShot, ...] = tuple(
-            Adapting(STRATEGIES[name], selector_named(options.selector), name) for name in names
+            Adapting(known[name], selector_named(options.selector), name) for name in names
         )
         plan = CurvePlan(
             cases=CasePlan(
@@ -218,8 +224,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", type=Path, default=None, help="write the page to this file")
     parser.add_argument("--store", type=Path, action="append", default=[], help="may be given again")
     parser.add_argument("--device", action="append", default=[], help="device id; may be given again")
+    parser.add_argument("--target", action="append", default=[], help="leave out only this device")
     parser.add_argument("--regime", action="append", default=[], choices=[one.value for one in Regime])
-    parser.add_argument("--strategies", nargs="*", default=[], choices=list(STRATEGIES))
+    parser.add_argument("--strategies", nargs="*", default=[], choices=NAMES)
+    parser.add_argument("--choices", nargs="*", default=[], choices=NAMES, help="what auto chooses from")
     parser.add_argument("--selector", default="few-of-each", choices=list(SELECTORS))
     parser.add_argument(
         "--selectors",
@@ -251,7 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result, runs = measure(options, Path(made))
     if options.table is not None:
         given = [part for part in (arguments or sys.argv[1:]) if part != "--json"]
-        command = f"python -m benchmarks.onboarding {shlex.join(given)}"
+        # Where things lie on this host is nobody's business.
+        shown_arguments = [Path(part).name if os.sep in part else part for part in given]
+        command = f"python -m benchmarks.onboarding {shlex.join(shown_arguments)}"
         shown = {
             name: value for name, value in result.items() if name not in {"tables", "breadth", "benchmark"}
         }

@@ -94,15 +94,15 @@ def strategy_for(
         FleetError: There is none.
     """
     from transfer.adapt.auto import Auto
-    from transfer.adapt.registry import STRATEGIES
+    from transfer.adapt.registry import CHOICES, strategies
     from transfer.adapt.zero_shot import ZeroShot
 
     known = {
         key: replace(one, distances=dict(distances)) if distances and isinstance(one, ZeroShot) else one
-        for key, one in STRATEGIES.items()
+        for key, one in strategies().items()
     }
     if name == AUTO:
-        return Auto(strategies=tuple(known.values()), regime=regime, cache=cache)
+        return Auto(strategies=tuple(known[one] for one in CHOICES), regime=regime, cache=cache)
     if name not in known:
         raise FleetError(f"unknown strategy {name!r}; known: {AUTO}, {', '.join(known)}")
     return known[name]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agents.spool_frames import scan
 from benchmarks.chaos import Bench
-from benchmarks.chaos_children import ChildError
+from benchmarks.chaos_children import ChildError, Children
 from benchmarks.chaos_faults import mark_durable, power_cut
 from benchmarks.chaos_history import Event, HistoryLog, Verdict, check, event_from_json, read_history
 from benchmarks.chaos_run import Run, Tally
@@ -210,6 +210,14 @@ def test_children_end_as_they_should(bench: Bench) -> None:
     assert "KeyError" in bench.children.last_words()
     with pytest.raises(ChildError, match=r"within 0\.3 s"):
         bench.children.wait(bench.children.start("agent", {**run.arguments(), "socket": "idle"}), 0.3)
+
+
+def test_the_end_of_the_process_that_forks_is_told(tmp_path: Path) -> None:
+    with Children(tmp_path / "errors") as children:
+        os.kill(children.pid, signal.SIGKILL)
+        with pytest.raises(ChildError, match=r"is gone \(-9\)"):
+            children.run("spool", {})
+        assert not children.is_alive
 
 
 def test_a_torn_write_leaves_half_of_it(bench: Bench) -> None:

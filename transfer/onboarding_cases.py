@@ -50,7 +50,7 @@ class CasePlan:
     most_judged: int = 256
     #: Most workloads to learn from, drawn by seed; 0 for all. For the curve over the breadth of workloads.
     most_workloads: int = 0
-    #: Most splits of a regime and seed; 0 for all.
+    #: Most splits of a regime and seed, those that hold out most workloads; 0 for all.
     most_splits: int = 0
 
 
@@ -88,7 +88,11 @@ def make_cases(
     for seed in plan.seeds:
         for regime in plan.regimes:
             divisions = list(_divisions(dataset, workloads, regime, plan, seed))
-            for name, train_rows, test_rows in divisions[: plan.most_splits or None]:
+            if plan.most_splits:
+                # Those that judge by most workloads.
+                divisions.sort(key=lambda one: -len(np.unique(dataset.group[one[2]])))
+                divisions = divisions[: plan.most_splits]
+            for name, train_rows, test_rows in divisions:
                 for target in plan.targets:
                     case = _case(dataset, regime, target, name, train_rows, test_rows, plan, seed)
                     if case is not None:

@@ -67,8 +67,10 @@ class Auto:
             config: How source models are trained.
 
         Returns:
-            None where fewer than two other devices have anything to rank.
+            None where fewer than two other devices have anything to rank, or there is nothing to choose.
         """
+        if len(self.strategies) < 2:
+            return None
         known = visible_part(
             dataset, target_device, np.zeros(0, dtype=np.int64), source_rows, need_support=False
         )

@@ -1,4 +1,4 @@
-"""The strategies by name, best guess first: what `auto` chooses from and the curve compares.
+"""The strategies by name, best guess first: what the curve compares, and what `auto` chooses from.
 
 Called by onboarding and the benchmarks. A strategy is added here and nowhere else.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from transfer.adapt.base import Strategy
 from transfer.adapt.finetune import FineTune
+from transfer.adapt.maml import Maml
 from transfer.adapt.masked import Masked
 from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask
@@ -15,17 +16,27 @@ from transfer.adapt.scratch import Scratch
 from transfer.adapt.siblings import Siblings
 from transfer.adapt.zero_shot import ZeroShot
 
-STRATEGIES: dict[str, Strategy] = {
-    one.name: one
-    for one in (
+
+def strategies() -> dict[str, Strategy]:
+    """All strategies, fresh ones: some keep what they made for given sources."""
+    several: tuple[Strategy, ...] = (
         Siblings(),
         MultiTask(),
         FineTune("whole"),
         FineTune("head"),
+        FineTune("last"),
         Masked(),
         Momentum(),
+        Maml(),
         ZeroShot(),
         Nearest(),
         Scratch(),
     )
-}
+    return {one.name: one for one in several}
+
+
+#: What `auto` chooses from. Each more is tried on every known device first: a minute or so of a core each.
+CHOICES = ("siblings", "multitask", "momentum", "zero_shot", "nearest", "scratch")
+
+#: All names, for options and settings.
+NAMES = tuple(strategies())
