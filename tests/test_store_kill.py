@@ -21,6 +21,9 @@ from fleet.errors import StoreLocked
 from fleet.store import Store
 from tests.record_fixtures import make_batch
 
+# Many processes are started one after the other, and each waits for the disk.
+pytestmark = pytest.mark.timeout(600)
+
 #: Appends batch after batch and says which are acknowledged. Frequent merges and checkpoints, so that kills
 #: fall into them too.
 WRITER = """
