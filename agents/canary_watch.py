@@ -102,6 +102,23 @@ def leaders(
     ]
 
 
+def unmeasured(again: Sequence[Again], records: Sequence[Record]) -> list[Again]:
+    """Leave out what would be the same measurement twice: an id names one (candidate, attempt) of a device.
+
+    Args:
+        again: Second measurements, most important first.
+        records: What the batch has measured already.
+    """
+    known = {(record.candidate_id, record.attempt) for record in records}
+    left = []
+    for one in again:
+        measurement = (one.candidate.candidate_id, one.attempt)
+        if measurement not in known:
+            known.add(measurement)
+            left.append(one)
+    return left
+
+
 class CanaryWatch:
     """Tells steady windows from drifting ones.
 

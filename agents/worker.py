@@ -14,7 +14,7 @@ from typing import Any
 
 from agents.batch import Batch, Part, in_parts
 from agents.canaries import Canary
-from agents.canary_watch import Again, CanaryWatch, leaders
+from agents.canary_watch import Again, CanaryWatch, leaders, unmeasured
 from agents.check import is_checkable
 from agents.child import Stage
 from agents.device_cores import quiet_cores, remote_environment, worker_settings
@@ -194,6 +194,7 @@ class DeviceWorker:
                 again += leaders(
                     records, batch.workloads, within=batch.confirm_within, origin=CONFIRM, best_secs=best
                 )
+        again = unmeasured(again, records)
         if again:
             jobs = [self._job(one.candidate, one.workload, batch.protocol) for one in again]
             records += self._measured(batch, jobs, [one.attempt for one in again], watch, lasting)[0]

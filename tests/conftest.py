@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,10 @@ from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Family, 
 # A busy machine makes an example slow, not wrong; each test has its own time limit.
 settings.register_profile("fleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fleet")
+
+# Ray reads its token once a process, so a Ray that a test starts and a cluster that a later one joins must
+# share it; it also keeps the tests from writing one into the home folder.
+os.environ["RAY_AUTH_TOKEN"] = "0123456789abcdef0123456789abcdef"
 
 GENERIC_CPU = {"kind": "llvm", "num-cores": 1}
 

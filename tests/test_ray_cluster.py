@@ -22,7 +22,6 @@ from tests.link_fixtures import PROTOCOL, first, poll_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(300)]
 
-TOKEN = "0123456789abcdef0123456789abcdef"
 HERE, THERE = DeviceId("board-1"), DeviceId("board-2")
 
 
@@ -45,7 +44,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[s
     """Address of a head that offers board-1, and the raylet of a second node, which offers board-2."""
     for name, value in {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_worker_niceness": "0",
         "PYTHONPATH": str(Path(__file__).parent.parent),
