@@ -1,6 +1,7 @@
 """The Ray skin over `DeviceWorker`, `ReplayWorker` and `AgentHost`: actors without logic of their own.
 
-`fleet.ray_session` and `fleet.ray_hosts` make them; beside these only `fleet.ray_training` imports Ray.
+`fleet.ray_session` and `fleet.links.ray_hosts` make them; beside these only `fleet.models.ray_training`
+imports Ray.
 """
 
 from __future__ import annotations

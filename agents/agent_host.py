@@ -1,6 +1,6 @@
 """The agents of one process: requests in, messages out, and beats that no measurement holds up.
 
-`actors.py` puts an `AgentHost` on Ray with one device in it, or with many replay devices; `fleet.local_links`
+`actors.py` puts an `AgentHost` on Ray with one device in it, or with many replay devices; `fleet.links.local`
 runs one as it is. Requests are done one after the other, by one thread. Another thread fetches the messages,
 and with them the beats: a timing of a minute does not hold them up, but a process that is stopped sends none.
 It decides nothing: what is late, and who is started again, is the coordinator's.

@@ -1,7 +1,7 @@
 """What a Linux host tells about itself in `/proc` and `/sys`: plain readers, one file or folder each.
 
-Called by `agents.probe` and `fleet.doctor`. Every reader takes the root of the file tree, so that the files
-of another machine (an ARM board, a laptop) can be read as well. A file that is not there, as in virtual
+Called by `agents.probe` and `fleet.doctor.doctor`. Every reader takes the root of the file tree, so that the
+files of another machine (an ARM board, a laptop) can be read as well. A file that is not there, as in virtual
 machines and containers, gives the empty value of the type; nothing here knows of devices or targets.
 """
 

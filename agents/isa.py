@@ -2,8 +2,8 @@
 
 LLVM does not refuse a target that its host cannot run: the program is built and dies of an illegal
 instruction, or, if the name is unknown, is silently built for the oldest CPU. So the fleet checks first.
-Called by `agents.probe` (does the host keep what the YAML claims?) and by `fleet.init` (which profiles can
-this host execute?). Knows names and flags only, no host and no file.
+Called by `agents.probe` (does the host keep what the YAML claims?) and by `fleet.config.init` (which profiles
+can this host execute?). Knows names and flags only, no host and no file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What remains to be done on a host when an agent's process no longer answers: end it, read its last words.
 
-`fleet.ray_links` calls it for its own host, and through an actor for others. It knows no Ray.
+`fleet.links.ray_links` calls it for its own host, and through an actor for others. It knows no Ray.
 """
 
 from __future__ import annotations

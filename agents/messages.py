@@ -1,8 +1,8 @@
 """What an agent tells the coordinator, and what it is asked besides measuring.
 
 Frozen values that may cross a process. Every message names its device and the agent's incarnation (the number
-of the agent's life), so that nothing from a life that is over can be taken for news. `fleet.links` says in
-which order they come.
+of the agent's life), so that nothing from a life that is over can be taken for news. `fleet.links.links` says
+in which order they come.
 """
 
 from __future__ import annotations

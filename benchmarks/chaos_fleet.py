@@ -1,9 +1,9 @@
 """A whole coordinator with replay devices in one child process, for `benchmarks.chaos` to kill.
 
-The real `fleet.coordinator.Coordinator` over `fleet.local_links.LocalLinks`: journal, store with intake,
-pools, late results and one spool a device, all on the disk under the fault points. Agents die and freeze
-beyond their leases as the load's dice say. What is submitted, kept and acknowledged is written down where it
-happens: around the methods that make it durable.
+The real `fleet.daemon.coordinator.Coordinator` over `fleet.links.local.LocalLinks`: journal, store with
+intake, pools, late results and one spool a device, all on the disk under the fault points. Agents die and
+freeze beyond their leases as the load's dice say. What is submitted, kept and acknowledged is written down
+where it happens: around the methods that make it durable.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from agents.spool import Spool
 from benchmarks.chaos_history import HistoryLog
 from benchmarks.chaos_watch import Watched, look
 from benchmarks.store import make_records
-from fleet.coordinator import Coordinator
-from fleet.coordinator_settings import CoordinatorSettings
+from fleet.core.limits import Limits
+from fleet.daemon.coordinator import Coordinator
+from fleet.daemon.coordinator_settings import CoordinatorSettings
+from fleet.daemon.journal import Journal
+from fleet.daemon.notices import Notices
+from fleet.daemon.workload_choice import WorkloadChoice
 from fleet.errors import StoreFull
 from fleet.interchange.export_store import export
-from fleet.journal import Journal
-from fleet.limits import Limits
-from fleet.local_links import LocalLinks
-from fleet.notices import Notices
-from fleet.store import Store
-from fleet.workload_choice import WorkloadChoice
+from fleet.links.local import LocalLinks
+from fleet.store.store import Store
 
 #: Devices that replay the same records with different seeds.
 DEVICES = ("one", "two", "three")

@@ -16,7 +16,7 @@ from agents.record_json import record_from_json, record_to_json
 from agents.spool import Spool
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import SEGMENT_BYTES, Load, ids_of, stored_in
-from fleet.store import Store
+from fleet.store.store import Store
 
 _RECONNECT_SECS = 30.0
 

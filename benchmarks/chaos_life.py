@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fleet.store
-import fleet.store_index
+import fleet.store.index
+import fleet.store.store
 from agents.records import DeviceId, Record
 from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.store import make_records
-from fleet.store import Store
+from fleet.store.store import Store
 
 #: Records of a batch.
 BATCH = 5
@@ -40,9 +40,9 @@ class Load:
         self.log = HistoryLog(self.root / "history.jsonl")
         self.points = FaultPoints(Plan(**arguments["plan"]))
         # Merges, checkpoints, indexes and new segments often enough to be hit.
-        fleet.store.MERGE_FILES, fleet.store.CHECKPOINT_EVERY = _MERGE_FILES, _CHECKPOINT_EVERY
-        fleet.store_index.LEAST_IDS, fleet.store_index.SAVE_IDS = _INDEX_IDS, 2 * _INDEX_IDS
-        fleet.store_index.SAVE_COMMITS = _CHECKPOINT_EVERY
+        fleet.store.store.MERGE_FILES, fleet.store.store.CHECKPOINT_EVERY = _MERGE_FILES, _CHECKPOINT_EVERY
+        fleet.store.index.LEAST_IDS, fleet.store.index.SAVE_IDS = _INDEX_IDS, 2 * _INDEX_IDS
+        fleet.store.index.SAVE_COMMITS = _CHECKPOINT_EVERY
         self.points.install()
         if arguments["sabotage"] == "fsync":
             setattr(os, "fsync", lambda _: None)  # noqa: B010  # for the type checker it is a function

@@ -21,10 +21,10 @@ from benchmarks.chaos_handover import agent_load, coordinator_load
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import BATCH, SEGMENT_BYTES, Load, ids_of, stored_in
 from benchmarks.chaos_watch import look_at_fleet
+from fleet.daemon.intake import Intake, IntakeSettings
+from fleet.daemon.journal import Journal
 from fleet.errors import StoreError, StoreFull
-from fleet.intake import Intake, IntakeSettings
-from fleet.journal import Journal
-from fleet.store import Store
+from fleet.store.store import Store
 
 _COMPACT_BYTES, _UPKEEP_EVERY = 200, 7
 #: Refusals of a full disk before there is room again, and batches after that.

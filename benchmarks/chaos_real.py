@@ -30,7 +30,7 @@ _READY = "fleet is up"
 _START_SECS, _WAIT_SECS, _STOP_SECS = 300.0, 180.0, 180.0
 #: Short, so that an agent that was stopped by a signal is past its lease soon; and a wedged device back.
 _LEASE_SECS, _QUARANTINE_SECS = 8.0, 20.0
-#: Deaths in a row that quarantine a device (`fleet.limits.Limits.device_failures`).
+#: Deaths in a row that quarantine a device (`fleet.core.limits.Limits.device_failures`).
 _FAILURES = 5
 
 
@@ -331,7 +331,7 @@ def wreck(
 def main() -> None:
     """Be `fleet`, and write down what is promised."""
     from benchmarks.chaos_watch import Watched
-    from fleet.cli import main as fleet_main
+    from fleet.cli.app import main as fleet_main
 
     Watched(HistoryLog(Path(sys.argv[1]))).install()
     sys.argv = ["fleet", *sys.argv[2:]]

@@ -15,13 +15,13 @@ from agents.record_json import record_from_json
 from agents.records import Record
 from agents.spool import Spool
 from benchmarks.chaos_history import Event, HistoryLog, read_history
-from fleet.chronicle import Chronicle
-from fleet.event_json import event_to_json
-from fleet.events import JobId, JobSubmitted
-from fleet.intake import Intake
-from fleet.journal import Journal
-from fleet.limits import Limits
-from fleet.store import Store
+from fleet.core.event_json import event_to_json
+from fleet.core.events import JobId, JobSubmitted
+from fleet.core.limits import Limits
+from fleet.daemon.chronicle import Chronicle
+from fleet.daemon.intake import Intake
+from fleet.daemon.journal import Journal
+from fleet.store.store import Store
 
 #: Events that may end a job.
 _ENDS = frozenset({"JobFinished", "JobCancelled"})

@@ -33,7 +33,7 @@ from agents.records import (
 )
 from agents.worker import Batch, DeviceWorker
 from benchmarks.bad_programs import EndOf, holdings, hung, killers
-from fleet.selection import choose_workloads
+from fleet.collection.selection import choose_workloads
 
 NETWORKS = ("resnet-50", "mobilenet-v2", "bert-tiny")
 MIN_FLOPS, MAX_FLOPS = 2e5, 1e8

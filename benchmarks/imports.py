@@ -28,7 +28,7 @@ _CHILD = """
 import json, os, pathlib, sys, time
 os.sched_setaffinity(0, {int(sys.argv[2])})
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.store import Store
+from fleet.store.store import Store
 def run(name):
     reports = []
     with Store.open(pathlib.Path(sys.argv[1]) / name) as store:

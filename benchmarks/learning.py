@@ -22,9 +22,9 @@ import numpy as np
 
 from agents.records import DeviceId
 from benchmarks.training import LOGS, import_devices
-from fleet.evaluation import BASELINES, make_baseline
-from fleet.learning import Snapshot, load_snapshot, train_config
-from fleet.store import Store, StoreReader
+from fleet.models.evaluation import BASELINES, make_baseline
+from fleet.models.learning import Snapshot, load_snapshot, train_config
+from fleet.store.store import Store, StoreReader
 from transfer.baselines.base import Ranker
 from transfer.compare import Finished, compare
 from transfer.comparison import Comparison

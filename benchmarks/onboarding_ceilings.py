@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from agents.records import CONFIRM, DeviceId, Outcome
-from fleet.store import StoreReader
+from fleet.store.store import StoreReader
 from transfer.dataset import Dataset
 from transfer.ranking import kendall_tau, top_k
 

@@ -17,8 +17,8 @@ from agents.records import DeviceId, DeviceKind, Family, Workload, WorkloadId
 from benchmarks.onboarding_ceilings import ceilings
 from benchmarks.training import LOGS
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.learning import load_snapshot
-from fleet.store import Store, StoreReader
+from fleet.models.learning import load_snapshot
+from fleet.store.store import Store, StoreReader
 from transfer.dataset import Dataset
 from transfer.intervals import Estimate
 from transfer.onboarding_cases import Regime, few_of_each

@@ -2,8 +2,8 @@
 
 Four parts, each in a process of its own; `--part NAME` runs one of them here.
 
-- `intake`: records of 1,000 devices become durable (`fleet.intake.Intake`), a million of them. The baseline
-  is the store without an intake, one commit a turn, on the same turns; the two take turns.
+- `intake`: records of 1,000 devices become durable (`fleet.daemon.intake.Intake`), a million of them. The
+  baseline is the store without an intake, one commit a turn, on the same turns; the two take turns.
 - `scheduling`: events of 1,000 devices with jobs in their queues; a decision is what follows from the end of
   one job: `FleetState.apply`, the plan for its device, and the jobs that are handed in for it.
 - `open`: a table of 10 million records is opened, for reading and for writing, with and without its index.
@@ -33,8 +33,8 @@ from agents.records import Record
 from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_parts import RecordMaker, in_child, made_up_rows, memory_mb
 from benchmarks.scale_scheduling import measure_scheduling
-from fleet.intake import Intake
-from fleet.store import Store
+from fleet.daemon.intake import Intake
+from fleet.store.store import Store
 
 #: Devices that deliver in one turn of the intake, and records of each: with a turn every 0.2 s, each of 1,000
 #: devices delivers 32 records every 3.2 s.

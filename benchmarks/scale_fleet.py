@@ -19,12 +19,12 @@ import pyarrow as pa
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
 from benchmarks.scale_links import ProcessLinks
 from benchmarks.scale_parts import made_up_rows, memory_mb
-from fleet.coordinator import Coordinator
-from fleet.coordinator_settings import CoordinatorSettings
+from fleet.daemon.coordinator import Coordinator
+from fleet.daemon.coordinator_settings import CoordinatorSettings
+from fleet.daemon.notices import Notices
+from fleet.daemon.workload_choice import WorkloadChoice
 from fleet.interchange.export_store import export
-from fleet.notices import Notices
-from fleet.store import Store
-from fleet.workload_choice import WorkloadChoice
+from fleet.store.store import Store
 
 #: What the devices answer from.
 RECORDED_WORKLOADS, RECORDED_CANDIDATES = 20, 256

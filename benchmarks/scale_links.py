@@ -22,7 +22,7 @@ from agents.opening import ReplayShelf
 from agents.records import DeviceId, DeviceSpec, Protocol
 from agents.requests import Acknowledge, ListWorkloads, Measure, Propose, Request, Start, Stop
 
-#: How often every agent says that it is alive, as with `fleet.ray_links`.
+#: How often every agent says that it is alive, as with `fleet.links.ray_links`.
 _BEAT_SECS = 10.0
 
 
@@ -61,7 +61,7 @@ def _serve(pipe: Connection) -> None:
 
 
 class ProcessLinks:
-    """Implements `fleet.links.Links` for replay devices whose processes do not die.
+    """Implements `fleet.links.links.Links` for replay devices whose processes do not die.
 
     Args:
         protocol: How the fleet measures.

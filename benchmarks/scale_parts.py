@@ -30,7 +30,7 @@ from agents.records import (
     WorkloadId,
     canonical_json,
 )
-from fleet.store_schema import FILE_SCHEMA
+from fleet.store.schema import FILE_SCHEMA
 
 #: Workloads that the made-up records are of.
 WORKLOADS = 50
@@ -167,8 +167,8 @@ def memory_mb() -> dict[str, float]:
 #: Run in a process of its own: a fresh interpreter has nothing of the store in its memory.
 _CHILD = """
 import json, pathlib, sys, time
-from fleet.store import Store
-from fleet.store_files import chunks
+from fleet.store.store import Store
+from fleet.store.files import chunks
 def memory():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines

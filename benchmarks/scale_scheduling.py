@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from agents.records import CandidateId, DeviceId, WorkloadId
-from fleet import events as ev
-from fleet.scheduling import Cell, DeviceView, FleetView, WorkloadView, plan
-from fleet.state import FleetState
+from fleet.core import events as ev
+from fleet.core.scheduling import Cell, DeviceView, FleetView, WorkloadView, plan
+from fleet.core.state import FleetState
 
 #: Workloads of a network or three: what a plan chooses among.
 WORKLOADS = 40

@@ -21,8 +21,8 @@ from typing import Any
 from deltalake import write_deltalake
 
 from agents.records import Candidate, DeviceId, Outcome, Protocol, Record, WorkloadId, canonical_json
-from fleet.store import Store
-from fleet.store_schema import TABLE_SCHEMA, records_to_table
+from fleet.store.schema import TABLE_SCHEMA, records_to_table
+from fleet.store.store import Store
 
 #: Instructions of one trace: with 40, its text is about 4 KB, as for a matrix multiplication of MetaSchedule.
 TRACE_INSTRUCTIONS = 40
@@ -112,7 +112,7 @@ def _fill(folder: Path, count: int, batch: int) -> None:
 #: a child inherits its parent's.
 _CHILD = """
 import json, pathlib, sys, time
-from fleet.store import Store
+from fleet.store.store import Store
 def peak_kb():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from agents.records import DeviceId
 from benchmarks.collection_parts import Bench
 from benchmarks.imports import DATA
-from fleet.evaluation import published
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.learning import load_snapshot
-from fleet.store import Store
+from fleet.models.evaluation import published
+from fleet.models.learning import load_snapshot
+from fleet.store.store import Store
 from transfer.baselines.published_rows import published_rows
 from transfer.baselines.tlp import PublishedTlp, TlpConfig
 from transfer.dataset import Dataset

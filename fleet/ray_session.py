@@ -1,8 +1,8 @@
 """Start Ray on this host, put one actor on each device, end both in order.
 
-One of the modules that import Ray (the others are `agents.actors`, `fleet.ray_hosts` and
-`fleet.ray_training`). A Ray of our own listens on the loopback interface only and asks for a token; both are
-checked after the start, not assumed.
+One of the modules that import Ray (the others are `agents.actors`, `fleet.links.ray_hosts` and
+`fleet.models.ray_training`). A Ray of our own listens on the loopback interface only and asks for a token;
+both are checked after the start, not assumed.
 """
 
 from __future__ import annotations

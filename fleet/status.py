@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
-from fleet.models import versions
-from fleet.noise import Reading, noise_floor
-from fleet.noise_columns import READING_COLUMNS, readings, says
-from fleet.store import Store
+from fleet.models.names import versions
+from fleet.store.noise import Reading, noise_floor
+from fleet.store.noise_columns import READING_COLUMNS, readings, says
+from fleet.store.store import Store
 
 #: Columns that `trust` needs.
 TRUST_COLUMNS = READING_COLUMNS
@@ -32,8 +32,8 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
         "first_at", "last_at"}}, "workloads", "models"}`; times in Unix seconds, None for a device without
         records. `suspect` counts records of windows in which the device drifted, `suspect_share` is over all
         records (None without any). `noise` is the last A/A run as `{"pairs", "median_change", "p90_change",
-        "false_win_share", "measured_at"}` (see `fleet.noise.NoiseFloor`), or None; `noise_suspect` counts its
-        records that tell nothing because the device drifted.
+        "false_win_share", "measured_at"}` (see `fleet.store.noise.NoiseFloor`), or None; `noise_suspect`
+        counts its records that tell nothing because the device drifted.
 
     Raises:
         StoreError: There is no store.

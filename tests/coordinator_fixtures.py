@@ -12,18 +12,18 @@ from typing import Any
 from unittest import mock
 
 from agents.records import DeviceId, DeviceSpec
-from fleet.coordinator import Coordinator
-from fleet.coordinator_settings import CoordinatorSettings
-from fleet.events import JobState
-from fleet.intake import Intake
+from fleet.core.events import JobState
+from fleet.core.limits import Limits
+from fleet.daemon.coordinator import Coordinator
+from fleet.daemon.coordinator_settings import CoordinatorSettings
+from fleet.daemon.intake import Intake
+from fleet.daemon.journal import Journal
+from fleet.daemon.notices import Notices
+from fleet.daemon.pools import Pools
+from fleet.daemon.workload_choice import WorkloadChoice
 from fleet.interchange.export_store import export
-from fleet.journal import Journal
-from fleet.limits import Limits
-from fleet.local_links import LocalLinks
-from fleet.notices import Notices
-from fleet.pools import Pools
-from fleet.store import Store
-from fleet.workload_choice import WorkloadChoice
+from fleet.links.local import LocalLinks
+from fleet.store.store import Store
 from tests.link_fixtures import PROTOCOL, replay_spec
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
 

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from agents.records import CandidateId, DeviceId, WorkloadId
-from fleet import events as ev
-from fleet.event_json import event_from_json, event_to_json
-from fleet.events import DeviceState, Event, Instruction, Job, JobId, JobState
-from fleet.limits import Limits
-from fleet.state import FleetState, StateError
+from fleet.core import events as ev
+from fleet.core.event_json import event_from_json, event_to_json
+from fleet.core.events import DeviceState, Event, Instruction, Job, JobId, JobState
+from fleet.core.limits import Limits
+from fleet.core.state import FleetState, StateError
 
 #: Small enough that a few steps reach every rule.
 LIMITS = Limits(

@@ -11,8 +11,8 @@ from agents.lease import Lease
 from agents.messages import Message
 from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Protocol, Record, Replay
 from fleet.interchange.export_store import export
-from fleet.links import Links
-from fleet.store import Store
+from fleet.links.links import Links
+from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
 
 WORKLOAD = make_workload(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from agents.records import Candidate, Outcome, Record, Workload
-from fleet.store import Store
+from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_trace, gmm_workload, record_of
 
 #: Candidates of each workload: every combination of a few tiles.

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from agents.records import Candidate, Record, Workload, WorkloadId, content_hash
-from fleet.holdout import is_held_out
-from fleet.store import Store
+from fleet.models.holdout import is_held_out
+from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_trace, gmm_workload, record_of
 from transfer.features import DEFAULT_SPEC
 from transfer.model import ModelSizes, MultiTaskTLP, model_config, scoped_seed

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agents.records import Outcome, Protocol
-from fleet.report_values import (
+from fleet.report.values import (
     DeviceSummary,
     Estimate,
     FailureGroup,

@@ -11,16 +11,16 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.api_client import ADDRESS, TOKEN, ask
-from fleet.api_metrics import metrics_text
-from fleet.api_server import ApiServer, read_or_make_token
-from fleet.cli import run
+from fleet.api.client import ADDRESS, TOKEN, ask
+from fleet.api.metrics import metrics_text
+from fleet.api.server import ApiServer, read_or_make_token
+from fleet.cli.app import run
+from fleet.core.events import CoordinatorStarted, DeviceAdded
+from fleet.core.state import FleetState
+from fleet.daemon.storing import Counts
+from fleet.daemon.viewing import Around, make_view
 from fleet.errors import FleetError
-from fleet.events import CoordinatorStarted, DeviceAdded
-from fleet.registry_reader import RegistryReader
-from fleet.state import FleetState
-from fleet.storing import Counts
-from fleet.viewing import Around, make_view
+from fleet.models.registry_reader import RegistryReader
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
 from transfer import checkpoint

@@ -10,7 +10,7 @@ import pytest
 from record_fixtures import make_record, make_workload
 
 from agents.canaries import Canary
-from agents.canary_watch import CanaryWatch, leaders
+from agents.canary_watch import CanaryWatch, leaders, unmeasured
 from agents.pool import Result
 from agents.records import Candidate, Outcome, Record, WorkloadId
 
@@ -94,6 +94,19 @@ def test_leaders_are_near_the_best_that_their_workload_ever_had() -> None:
     assert leaders(found, known, within=0.06, origin="confirm", best_secs=best) == []
     assert {one.candidate.origin for one in near} == {"confirm"}
     assert len(leaders(found, known, within=10.0, origin="confirm")) == 3
+
+
+def test_a_second_measurement_is_asked_for_once_though_two_reasons_want_it(watch: CanaryWatch) -> None:
+    known = {WorkloadId(WORKLOAD.workload_id): WORKLOAD}
+    found = records(4)
+    watch.remember(found, known)
+    again = [*watch.take_again(), *leaders(found, known, within=10.0, origin="confirm")]
+    left = unmeasured(again, [])
+    assert len(again) == 6
+    assert [one.candidate.trace for one in left] == [record.trace for record in found[:3]]
+    # What the batch itself has measured under that number is no news either.
+    assert unmeasured(again, records(2, attempt=1)) == left[2:]
+    assert unmeasured(again, found) == left
 
 
 def test_failures_and_second_measurements_are_not_measured_again(watch: CanaryWatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli import run
+from fleet.cli.app import run
 
 ROOT = Path(__file__).parent.parent
 VERBS = ("init", "probe", "doctor", "demo", "collect", "train", "eval", "onboard", "status")

@@ -9,8 +9,8 @@ import typer
 from host_fixtures import x86_host
 from typer.testing import CliRunner, Result
 
-from fleet.cli_devices import register
-from fleet.config import ConfigError
+from fleet.cli.devices import register
+from fleet.config.settings import ConfigError
 from fleet.errors import FleetError
 
 app = typer.Typer()
@@ -27,8 +27,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def v4_box(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand for a quiet x86 box of level 4 with four cores."""
     monkeypatch.setattr("agents.probe.probe", x86_host)
-    monkeypatch.setattr("fleet.init.probe", x86_host)
-    monkeypatch.setattr("fleet.init.core_groups", lambda: ((0,), (1,), (2,), (3,)))
+    monkeypatch.setattr("fleet.config.init.probe", x86_host)
+    monkeypatch.setattr("fleet.config.init.core_groups", lambda: ((0,), (1,), (2,), (3,)))
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -119,9 +119,9 @@ def test_doctor_judges_this_host() -> None:
 
 
 def test_doctor_fails_when_something_stops_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleet.doctor import HostState
+    from fleet.doctor.doctor import HostState
 
-    monkeypatch.setattr("fleet.doctor.look", lambda store, **_: HostState(missing_modules=("tvm",)))
+    monkeypatch.setattr("fleet.doctor.doctor.look", lambda store, **_: HostState(missing_modules=("tvm",)))
     result = run("doctor")
     assert isinstance(result.exception, FleetError)
     assert "pip install apache-tvm==" in str(result.exception)

@@ -9,9 +9,9 @@ import typer
 from log_fixtures import ansor, autotvm, write_log
 from typer.testing import CliRunner, Result
 
-from fleet.cli_interchange import register
+from fleet.cli.interchange import register
 from fleet.errors import FleetError
-from fleet.store import Store
+from fleet.store.store import Store
 
 app = typer.Typer()
 register(app)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fleet.cli import run
-from fleet.registry import Registry
+from fleet.cli.app import run
+from fleet.models.registry import Registry
 from tests.refresh_fixtures import small_model
 
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from agents.records import DeviceId, DeviceSpec, Family, Outcome, Protocol, Record, Workload, canonical_json
-from fleet.collect import Collection, CollectSettings
+from fleet.collection.collect import Collection, CollectSettings
 from fleet.errors import FleetError
 from fleet.ray_session import RaySession
-from fleet.store import Store
+from fleet.store.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(300)]
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import DeviceKind, Family, Protocol
-from fleet.config import (
+from fleet.config.device_files import TARGET_OPTIONS
+from fleet.config.settings import (
     ConfigError,
     FleetConfig,
     ProtocolSection,
@@ -24,8 +25,7 @@ from fleet.config import (
     resolve,
     select_devices,
 )
-from fleet.device_files import TARGET_OPTIONS
-from fleet.yaml_files import is_secret, parse_yaml
+from fleet.config.yaml_files import is_secret, parse_yaml
 
 ROOT = Path(__file__).parent.parent
 
@@ -355,7 +355,7 @@ def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve({"schema": 1, "store": {"token": "hunter2"}}, "f", {"FLEET_STORE__PASSWORD": "hunter2"}, {})
     assert "hunter2" not in str(caught.value)
     found = resolve({}, "f", {}, {})
-    monkeypatch.setattr("fleet.config.is_secret", lambda key: key == "path")
+    monkeypatch.setattr("fleet.config.settings.is_secret", lambda key: key == "path")
     shown = {
         setting.key: setting.value
         for setting in Resolved(config=found.config, origins=found.origins).settings()

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
-from fleet.candidate_index import MERGE_AT, CandidateIndex, as_raw
-from fleet.coverage import MAX_LOSSES, Coverage
-from fleet.store import Store
+from fleet.daemon.candidate_index import MERGE_AT, CandidateIndex, as_raw
+from fleet.daemon.coverage import MAX_LOSSES, Coverage
+from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec
 
 A, B = DeviceId("dev-a"), DeviceId("dev-b")

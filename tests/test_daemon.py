@@ -17,14 +17,14 @@ import yaml
 from rich.console import Console
 
 from agents.records import DeviceId
-from fleet.config import ConfigError, PolicySection, load_fleet
-from fleet.coordinator_settings import CoordinatorSettings
-from fleet.daemon import UpOptions, _policy, _told, run_daemon
-from fleet.day_windows import window_secs
+from fleet.config.day_windows import window_secs
+from fleet.config.settings import ConfigError, PolicySection, load_fleet
+from fleet.core.events import DevicePolicy, TimeWindow
+from fleet.daemon.coordinator_settings import CoordinatorSettings
+from fleet.daemon.daemon import UpOptions, _policy, _told, run_daemon
 from fleet.errors import FleetError
-from fleet.events import DevicePolicy, TimeWindow
-from fleet.local_links import LocalLinks
-from fleet.store import Store
+from fleet.links.local import LocalLinks
+from fleet.store.store import Store
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
 
 ALL = OFFERED * len(WORKLOADS)
@@ -147,7 +147,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> None:
         folder = Path(settings.store.path).parent / "spool"
         return LocalLinks(protocol=settings.timing_protocol(), spool_root=folder)
 
-    monkeypatch.setattr("fleet.daemon._links", links)
+    monkeypatch.setattr("fleet.daemon.daemon._links", links)
 
 
 class Api:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from fleet.errors import FleetError
-from fleet.store import Store
+from fleet.store.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -131,8 +131,8 @@ def test_the_report_keeps_its_contract(finished: tuple[Path, int]) -> None:
 
 
 def test_the_kept_model_scores_every_head(finished: tuple[Path, int]) -> None:
-    from fleet.learning import load_snapshot
-    from fleet.models import latest
+    from fleet.models.learning import load_snapshot
+    from fleet.models.names import latest
     from transfer import checkpoint
     from transfer.features import DEFAULT_SPEC
 

@@ -31,8 +31,8 @@ from agents.records import (
 )
 from agents.replay import ReplayWorker
 from agents.worker import DeviceWorker
-from fleet.replaying import ready
-from fleet.store import Store
+from fleet.collection.replaying import ready
+from fleet.store.store import Store
 
 pytestmark = pytest.mark.tvm
 

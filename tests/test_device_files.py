@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agents.records import DeviceKind, Family, Protocol
-from fleet.cli_devices import register
-from fleet.config import ConfigError, load_device, load_devices, parse_device
-from fleet.init import Action, Profile, render, write_profiles
+from fleet.cli.devices import register
+from fleet.config.init import Action, Profile, render, write_profiles
+from fleet.config.settings import ConfigError, load_device, load_devices, parse_device
 
 BOARD: dict[str, Any] = {
     "schema": 1,

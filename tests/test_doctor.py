@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from agents.probe import probe
 from agents.records import DeviceId, DeviceKind
-from fleet.doctor import (
+from fleet.doctor.doctor import (
     WANTED_MODULES,
     Finding,
     HostState,
@@ -38,7 +38,7 @@ from fleet.doctor import (
     look,
     version_numbers,
 )
-from fleet.doctor_look import parse_interrupts
+from fleet.doctor.look import parse_interrupts
 
 QUIET = HostState(memory_available_bytes=8 << 30, disk_free_bytes=100 << 30)
 
@@ -360,7 +360,7 @@ def test_what_the_kernel_counts_while_looking_is_told_apart(
         time.sleep(0.1)
         return LockState.FREE
 
-    monkeypatch.setattr("fleet.doctor_look._watch", watch)
+    monkeypatch.setattr("fleet.doctor.look._watch", watch)
     state = look(tmp_path, write_tree(tmp_path, files(100)))
     assert (state.throttled, state.throttled_now, state.swapped_pages) == (600, 500, 1000)
     (rate,) = state.interrupts
@@ -371,7 +371,7 @@ def test_what_the_kernel_counts_while_looking_is_told_apart(
 
 def test_a_fleet_that_times_meanwhile_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "timing.lock"
-    monkeypatch.setattr("fleet.doctor_look.host_lock_path", lambda: path)
+    monkeypatch.setattr("fleet.doctor.look.host_lock_path", lambda: path)
     assert look(tmp_path).timing_lock is LockState.FREE
     assert not path.exists()
     path.touch()
@@ -404,7 +404,7 @@ def test_a_fleet_that_times_meanwhile_is_seen(tmp_path: Path, monkeypatch: pytes
 
 def test_boards_are_asked_for_at_their_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = {("box:9190", "pi4"): "", ("box:9190", "pi5"): "nobody serves it: start it"}
-    monkeypatch.setattr("fleet.doctor_look.served", lambda tracker, key: sentences[tracker, key])
+    monkeypatch.setattr("fleet.doctor.look.served", lambda tracker, key: sentences[tracker, key])
     board = replace(local_spec({}), kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
     # Without an address its file is at fault, which `differences` says.
     specs = [board, replace(board, key="pi5"), replace(board, tracker=""), replace(board, key="")]
@@ -429,7 +429,7 @@ def test_looking_loads_no_tvm() -> None:
     import subprocess
 
     code = (
-        "import sys; from pathlib import Path; from fleet.doctor import look; look(Path('.')); "
+        "import sys; from pathlib import Path; from fleet.doctor.doctor import look; look(Path('.')); "
         "print([name for name in ('tvm', 'torch', 'ray') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
@@ -437,7 +437,7 @@ def test_looking_loads_no_tvm() -> None:
 
 def test_the_gpus_of_the_devices_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = {0: {"sm_clock_mhz": 1410}, 2: {}}
-    monkeypatch.setattr("fleet.doctor_look.gpu_state", states.__getitem__)
+    monkeypatch.setattr("fleet.doctor.look.gpu_state", states.__getitem__)
     state = look(tmp_path, specs=[cuda_spec(), cuda_spec(), cuda_spec(index=2), local_spec({})])
     assert state.gpus == ((0, {"sm_clock_mhz": 1410}),)
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from agents.records import NOISE, Record
-from fleet.cli import run
-from fleet.config import FleetConfig, StoreSection, TrainingSection
+from fleet.cli.app import run
+from fleet.config.settings import FleetConfig, StoreSection, TrainingSection
 from fleet.errors import FleetError
-from fleet.evaluation import BASELINES, LEAST_PAIRS, Evaluation, evaluate_model, evaluate_store
-from fleet.store import Store
-from fleet.training import train_version
+from fleet.models.evaluation import BASELINES, LEAST_PAIRS, Evaluation, evaluate_model, evaluate_store
+from fleet.models.training import train_version
+from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 
 WORKLOADS = [

@@ -11,8 +11,8 @@ import pytest
 from fleet_world import job
 from hypothesis import given, settings
 
-from fleet import events as ev
-from fleet.event_json import EventError, event_from_json, event_to_json
+from fleet.core import events as ev
+from fleet.core.event_json import EventError, event_from_json, event_to_json
 
 KINDS = get_args(ev.Event)
 #: Values of fields that hypothesis would not find by their types' names alone.

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from agents.messages import Proposed, ProposeRequest
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
-from fleet.coverage import Coverage
-from fleet.excluding import Excluding
+from fleet.daemon.coverage import Coverage
+from fleet.daemon.excluding import Excluding
 from tests.record_fixtures import make_record, make_workload
 
 WORKLOAD = make_workload(1)

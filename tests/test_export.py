@@ -19,8 +19,8 @@ from agents.replay_file import open_file, read_head, read_workloads
 from fleet.errors import FleetError, StoreFull
 from fleet.interchange import export_files, export_parquet
 from fleet.interchange.export_store import FORMATS, ExportResult, export
-from fleet.noise import settled
-from fleet.store import Store
+from fleet.store.noise import settled
+from fleet.store.store import Store
 from tests.record_fixtures import (
     as_layout_1,
     make_batch,

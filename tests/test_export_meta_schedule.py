@@ -14,7 +14,7 @@ from agents.pool import Job, WorkerPool
 from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
 from fleet.interchange.export_meta_schedule import RECORDS, WORKLOADS
 from fleet.interchange.export_store import export
-from fleet.store import Store
+from fleet.store.store import Store
 from tests.record_fixtures import make_descriptor, make_record, make_workload
 
 pytestmark = pytest.mark.tvm

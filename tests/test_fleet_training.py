@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from agents.records import Outcome
-from fleet import training
-from fleet.config import FleetConfig, load_fleet
+from fleet.config.settings import FleetConfig, load_fleet
 from fleet.errors import FleetError
-from fleet.store import Store
-from fleet.training import train_version
+from fleet.models import training
+from fleet.models.training import train_version
+from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from transfer import checkpoint
 from transfer.errors import TransferError

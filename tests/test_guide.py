@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from agents.records import Candidate
-from fleet.guide import Guide
-from fleet.registry import Registry
+from fleet.daemon.guide import Guide
+from fleet.models.registry import Registry
 from tests.refresh_fixtures import candidates_of, small_model, unlike_workload
 from transfer.features import Extractor
 

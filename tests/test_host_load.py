@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 
-from fleet.host_load import HostLoad
+from fleet.daemon.host_load import HostLoad
 
 
 class Host:
@@ -29,7 +29,7 @@ def test_own_work_is_no_load_and_that_of_others_is() -> None:
 
 
 def test_the_real_times_grow_with_own_work() -> None:
-    from fleet.host_load import _cpu_secs
+    from fleet.daemon.host_load import _cpu_secs
 
     busy, own = _cpu_secs()
     until = time.process_time() + 0.3

@@ -22,7 +22,7 @@ from fleet.interchange.import_logs import ImportRequest, LineReader, import_logs
 from fleet.interchange.import_report import ImportReport
 from fleet.interchange.log_json import Rejected
 from fleet.interchange.read_meta_schedule import Database
-from fleet.store import Store
+from fleet.store.store import Store
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")
 
@@ -344,7 +344,7 @@ from pathlib import Path
 from fleet.interchange import import_rows
 import_rows.BATCH_ROWS = 50
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.store import Store
+from fleet.store.store import Store
 with Store.open(sys.argv[1]) as store:
     print("ready", flush=True)
     request = ImportRequest(paths=(Path(sys.argv[2]),), device_id="dev-a")

@@ -17,9 +17,7 @@ from host_fixtures import (
 
 from agents.probe import differences, probe
 from agents.records import Family
-from fleet.config import load_devices
-from fleet.errors import FleetError
-from fleet.init import (
+from fleet.config.init import (
     Action,
     cpu_profiles,
     cuda_profiles,
@@ -28,6 +26,8 @@ from fleet.init import (
     timing_cores,
     write_profiles,
 )
+from fleet.config.settings import load_devices
+from fleet.errors import FleetError
 
 ROOT = Path(__file__).parent.parent
 

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from agents.records import Record
+from fleet.daemon.intake import Intake, IntakeSettings
+from fleet.daemon.intake_log import INTAKE, IntakeLog, by_device, pack, unpack
 from fleet.errors import StoreError, StoreFull
-from fleet.intake import Intake, IntakeSettings
-from fleet.intake_log import INTAKE, IntakeLog, by_device, pack, unpack
-from fleet.store import Store
-from fleet.store_schema import TABLE_SCHEMA, records_to_table
+from fleet.store.schema import TABLE_SCHEMA, records_to_table
+from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
 
@@ -223,7 +223,7 @@ def test_a_table_without_room_keeps_records_waiting_until_they_are_too_many(
     with Store.open(tmp_path / "s") as store:
         intake = Intake(store, IntakeSettings(most_rows=12), clock=clock)
         with monkeypatch.context() as patch:
-            patch.setattr("fleet.store_writer.write_data_files", no_room)
+            patch.setattr("fleet.store.writer.write_data_files", no_room)
             for start in range(0, 15, 5):
                 clock.now += 5
                 assert intake.append(make_batch(start, 5)).appended == 5
@@ -247,7 +247,7 @@ def test_closing_without_room_leaves_the_records_in_the_log(
     with Store.open(tmp_path / "s") as store, monkeypatch.context() as patch:
         intake = Intake(store, clock=clock)
         intake.append(make_batch(0, 5))
-        patch.setattr("fleet.store_writer.write_data_files", no_room)
+        patch.setattr("fleet.store.writer.write_data_files", no_room)
         intake.close()
         intake.close()
         assert "5 records wait in the log" in caplog.text
@@ -405,8 +405,8 @@ def test_a_kill_before_any_step_on_the_disk_loses_nothing(
 
 WRITER = """
 import sys
-import fleet.store as module
-from fleet.intake import Intake, IntakeSettings
+import fleet.store.store as module
+from fleet.daemon.intake import Intake, IntakeSettings
 from tests.record_fixtures import make_batch
 module.MERGE_FILES, module.CHECKPOINT_EVERY = 4, 5
 store = module.Store.open(sys.argv[1])

@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 from agents.records import Outcome, Record
-from fleet.demo_report import remeasure_change, summarise_device
-from fleet.learning import load_snapshot
-from fleet.store import Store
+from fleet.models.learning import load_snapshot
+from fleet.report.demo_report import remeasure_change, summarise_device
+from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 
 WORKLOAD = gmm_workload()

@@ -1,4 +1,4 @@
-"""What every implementation of `fleet.links.Links` promises, with replay devices."""
+"""What every implementation of `fleet.links.links.Links` promises, with replay devices."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from agents.messages import (
     WorkloadsListed,
 )
 from agents.records import DeviceId, DeviceSpec, Outcome
-from fleet.links import Links
-from fleet.local_links import LocalLinks
-from fleet.ray_links import RayLinks
+from fleet.links.links import Links
+from fleet.links.local import LocalLinks
+from fleet.links.ray_links import RayLinks
 from tests.link_fixtures import (
     PROTOCOL,
     WORKLOAD,

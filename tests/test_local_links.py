@@ -10,7 +10,7 @@ from agents.lease import LeaseTag
 from agents.messages import AgentGone, AgentUp, Beat, Message, Results
 from agents.records import DeviceId
 from fleet.errors import FleetError
-from fleet.local_links import LocalLinks
+from fleet.links.local import LocalLinks
 from tests.link_fixtures import (
     PROTOCOL,
     batch_of,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
-from fleet.noise import NoiseFloor, noise_floor, settled
+from fleet.store.noise import NoiseFloor, noise_floor, settled
 from tests.record_fixtures import make_record
 
 SUSPECT = '{"suspect":true}'

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from agents.records import DeviceId
-from fleet.notices import SUMMARY_SECS, Notices, Steadiness
+from fleet.daemon.notices import SUMMARY_SECS, Notices, Steadiness
 from tests.record_fixtures import make_record
 
 A = DeviceId("dev-a")

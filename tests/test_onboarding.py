@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 
 from agents.records import DeviceId, Family
-from fleet.config import FleetConfig
+from fleet.collection.progress import Display
+from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
-from fleet.onboarding import CURVES, onboard_device
-from fleet.onboarding_choice import siblings_of
-from fleet.onboarding_replay import onboard_recorded
-from fleet.onboarding_report import history, more_samples, remember, strategy_for
-from fleet.onboarding_text import lines_of
-from fleet.progress import Display
-from fleet.store import Store
+from fleet.onboarding.adapting import history, more_samples, remember, strategy_for
+from fleet.onboarding.choice import siblings_of
+from fleet.onboarding.onboarding import CURVES, onboard_device
+from fleet.onboarding.replay import onboard_recorded
+from fleet.onboarding.text import lines_of
+from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.onboarding_fixtures import BROKEN, NEW, SIBLINGS, TILES, WORKLOADS, fill, records_of
 from transfer.adapt.standings import Standings
@@ -156,7 +156,7 @@ def test_the_curve_so_far_survives_a_line_that_was_cut_short(tmp_path: Path) -> 
 @pytest.fixture
 def world(recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
     """A store of siblings with a model of them, and YAML of boards that answer from the recorded store."""
-    from fleet.training import train_version
+    from fleet.models.training import train_version
 
     store = fill(tmp_path / "runs" / "store", *SIBLINGS)
     folder = tmp_path / "hardware"

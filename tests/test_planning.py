@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, Record, Workload, WorkloadId
-from fleet.noise import noise_floor
-from fleet.planning import (
+from fleet.collection.planning import (
     WORKLOADS_PER_BATCH,
     Job,
     Progress,
@@ -17,6 +16,7 @@ from fleet.planning import (
     plan_noise,
     plan_remeasure,
 )
+from fleet.store.noise import noise_floor
 from tests.record_fixtures import make_record
 
 PROTOCOL = Protocol()

@@ -17,9 +17,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
-from fleet.collect import Collection, CollectSettings, known_candidates
-from fleet.planning import NOISE_EVERY_SECS
-from fleet.store import Store
+from fleet.collection.collect import Collection, CollectSettings, known_candidates
+from fleet.collection.planning import NOISE_EVERY_SECS
+from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet, Killed, latency_secs
 from tests.record_fixtures import make_spec, make_workload
 

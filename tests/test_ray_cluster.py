@@ -16,7 +16,7 @@ import pytest
 from agents.messages import AgentGone, AgentUp, Beat, Message
 from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError
-from fleet.ray_links import RayLinks
+from fleet.links.ray_links import RayLinks
 from fleet.ray_session import join_ray
 from tests.link_fixtures import PROTOCOL, first, poll_until
 

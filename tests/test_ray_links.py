@@ -15,8 +15,8 @@ import pytest
 
 from agents.messages import AgentGone, AgentUp, Beat, Busy, Message, Proposed, ProposeRequest, Results
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
-from fleet.links import Batch, Lease
-from fleet.ray_links import RayLinks
+from fleet.links.links import Batch, Lease
+from fleet.links.ray_links import RayLinks
 from tests.link_fixtures import (
     batch_of,
     first,
@@ -251,7 +251,7 @@ SCRIPT_OF_A_COORDINATOR = """
 import sys, time
 from pathlib import Path
 from agents.messages import AgentUp
-from fleet.ray_links import RayLinks
+from fleet.links.ray_links import RayLinks
 from tests.link_fixtures import PROTOCOL, poll_until, replay_spec
 links = RayLinks([], Path(sys.argv[2]), PROTOCOL)
 links.start(replay_spec(Path(sys.argv[1])), 1)

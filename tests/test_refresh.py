@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Workload, WorkloadId
-from fleet import holdout, refresh
-from fleet.refresh import Kind, Standing, decided_pairs, judge, refusal, standing, start_from, summary
+from fleet.models import holdout
+from fleet.refresh import decisions as refresh
+from fleet.refresh.decisions import (
+    Kind,
+    Standing,
+    decided_pairs,
+    judge,
+    refusal,
+    standing,
+    start_from,
+    summary,
+)
 from tests.dataset_fixtures import gmm_workload
 from tests.refresh_fixtures import unlike_workload
 

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from agents.records import DeviceId
-from fleet.errors import FleetError
-from fleet.events import (
+from fleet.core.events import (
     Event,
     ModelPublished,
     ModelRolledBack,
@@ -28,15 +27,16 @@ from fleet.events import (
     TrainingReason,
     TrainingStarted,
 )
-from fleet.learning import save_version
-from fleet.refresh_child import refresh_cores, unfinished
-from fleet.refresh_process import FAILED, STOPPED
-from fleet.refresh_request import Request, request_from_json, request_text
-from fleet.refresh_run import EPOCHS, PLAN, run_refresh
-from fleet.refresher import Refresher, RefreshSettings
-from fleet.registry import Registry
-from fleet.store import Store
-from fleet.watch_run import run_watch
+from fleet.daemon.watch_run import run_watch
+from fleet.errors import FleetError
+from fleet.models.learning import save_version
+from fleet.models.registry import Registry
+from fleet.refresh.child import refresh_cores, unfinished
+from fleet.refresh.process import FAILED, STOPPED
+from fleet.refresh.refresher import Refresher, RefreshSettings
+from fleet.refresh.request import Request, request_from_json, request_text
+from fleet.refresh.run import EPOCHS, PLAN, run_refresh
+from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.refresh_fixtures import DEVICES, append, make_store, records_for, some_workloads
 from transfer import checkpoint
@@ -181,7 +181,7 @@ def launched(request: Request) -> subprocess.Popen[str]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(request_text(request))
     return subprocess.Popen(
-        [sys.executable, "-m", "fleet.refresh_process", str(path)],
+        [sys.executable, "-m", "fleet.refresh.process", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -228,7 +228,7 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
     class Killed(BaseException):
         pass
 
-    from fleet import refresh_run
+    from fleet.refresh import run as refresh_run
 
     def killed(*_: object) -> None:
         raise Killed
@@ -263,7 +263,7 @@ def test_a_process_ends_with_whoever_started_it(request_: Request, tmp_path: Pat
             sys.executable,
             "-c",
             "import subprocess, sys, time\n"
-            "p = subprocess.Popen([sys.executable, '-m', 'fleet.refresh_process', sys.argv[1]])\n"
+            "p = subprocess.Popen([sys.executable, '-m', 'fleet.refresh.process', sys.argv[1]])\n"
             "print(p.pid, flush=True)\ntime.sleep(600)",
             str(path),
         ],

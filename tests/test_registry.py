@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agents.records import DeviceId
-from fleet import registry_reader
-from fleet.registry import Registry, RegistryError
-from fleet.registry_file import Change, appended_history, read_history
+from fleet.models import registry_reader
+from fleet.models.registry import Registry, RegistryError
+from fleet.models.registry_file import Change, appended_history, read_history
 from tests.refresh_fixtures import small_model
 from transfer import checkpoint
 from transfer.errors import TransferError

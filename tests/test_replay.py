@@ -35,7 +35,7 @@ from agents.records import (
 from agents.replay import ReplayWorker
 from agents.worker import Batch, DeviceRefusedError
 from fleet.interchange.export_store import export
-from fleet.store import Store
+from fleet.store.store import Store
 from tests.record_fixtures import as_layout_1, make_descriptor, make_record, make_spec, make_workload
 
 WORKLOAD = make_workload(1, (("resnet-50", 2), ("bert-tiny", 1)))

@@ -12,12 +12,12 @@ import pytest
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Protocol, Replay
 from agents.replay import ReplayWorker
 from agents.worker import Batch
-from fleet.config import ConfigError, load_fleet, parse_device
+from fleet.collection.jobs import fitting_devices
+from fleet.collection.replaying import ready
+from fleet.config.settings import ConfigError, load_fleet, parse_device
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
-from fleet.jobs import fitting_devices
-from fleet.replaying import ready
-from fleet.store import Store
+from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
 
 YAML: dict[str, Any] = {

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import report_html
 from fleet.errors import FleetError
-from fleet.report import Estimate, PairedWorkload, Report, Similarity, Timing, to_json, write
-from fleet.report_words import (
+from fleet.report import html as report_html
+from fleet.report.report import Estimate, PairedWorkload, Report, Similarity, Timing, to_json, write
+from fleet.report.words import (
     MIN_PAIRS,
     NOT_MEASURED,
     Verdict,

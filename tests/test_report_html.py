@@ -9,9 +9,9 @@ import matplotlib
 import pytest
 
 from agents.records import Outcome
-from fleet.report import Estimate, FailureGroup, Report, Similarity, Timing, to_json
-from fleet.report_html import render
-from fleet.report_plots import panels
+from fleet.report.html import render
+from fleet.report.plots import panels
+from fleet.report.report import Estimate, FailureGroup, Report, Similarity, Timing, to_json
 from tests.report_fixtures import device, full_report, onboarding
 
 HOSTILE = "<script>alert('x')</script>\"' onload=\"#010203 url(#a) font: 9px $\\frac{"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from agents.records import DeviceId, WorkloadId
-from fleet.events import Origin
-from fleet.scheduling import NEW_RECORDS, Ask, Cell, DeviceView, FleetView, WorkloadView, plan
+from fleet.core.events import Origin
+from fleet.core.scheduling import NEW_RECORDS, Ask, Cell, DeviceView, FleetView, WorkloadView, plan
 
 OLD = NEW_RECORDS
 LARGE, SMALL = WorkloadId("large"), WorkloadId("small")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Candidate, CandidateId, Outcome, Workload, WorkloadId
-from fleet.selection import (
+from fleet.collection.selection import (
     allocate,
     best_traces,
     choose_parents,

@@ -9,8 +9,8 @@ import pytest
 from fleet_world import job
 
 from agents.records import DeviceId
-from fleet import events as ev
-from fleet.events import (
+from fleet.core import events as ev
+from fleet.core.events import (
     Busy,
     DevicePolicy,
     DeviceState,
@@ -21,8 +21,8 @@ from fleet.events import (
     TimeWindow,
     Verdict,
 )
-from fleet.limits import Limits
-from fleet.state import FleetState, StateError
+from fleet.core.limits import Limits
+from fleet.core.state import FleetState, StateError
 
 A = DeviceId("a")
 #: Midnight UTC.

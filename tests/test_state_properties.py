@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agents.records import DeviceId
-from fleet import events as ev
-from fleet.event_json import event_from_json
-from fleet.events import Busy, DevicePolicy, DeviceState, GrantLease, JobId, TimeWindow
-from fleet.state import FleetState
+from fleet.core import events as ev
+from fleet.core.event_json import event_from_json
+from fleet.core.events import Busy, DevicePolicy, DeviceState, GrantLease, JobId, TimeWindow
+from fleet.core.state import FleetState
 
 DEVICES = st.sampled_from(["a", "b"])
 ANY_DEVICE = st.sampled_from(["a", "a", "a", "b", "b", "b", "stranger"])

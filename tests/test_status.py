@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from agents.records import DeviceId, Outcome, Record
-from fleet.cli import run
+from fleet.cli.app import run
 from fleet.status import read_status, trust
-from fleet.store import Store
-from fleet.store_schema import records_to_table
+from fleet.store.schema import records_to_table
+from fleet.store.store import Store
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 DAY = 86_400.0

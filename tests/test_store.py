@@ -18,14 +18,14 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fleet.store as store_module
-import fleet.store_writer as writer_module
+import fleet.store.store as store_module
+import fleet.store.writer as writer_module
 from agents.records import DeviceKind, Outcome, Protocol, Record
 from fleet.errors import StoreError, StoreFull, StoreLocked
-from fleet.store import AppendResult, Store
-from fleet.store_ids import RecordIds
-from fleet.store_log import commit_path
-from fleet.store_schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
+from fleet.store.ids import RecordIds
+from fleet.store.log import commit_path
+from fleet.store.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
+from fleet.store.store import AppendResult, Store
 from tests.record_fixtures import (
     any_records,
     make_batch,
@@ -539,7 +539,7 @@ def test_a_full_file_system_refuses_the_batch_and_goes_on_once_there_is_room(tmp
 FILE_SIZE_LIMIT = """
 import resource, sys
 from fleet.errors import StoreFull
-from fleet.store import Store
+from fleet.store.store import Store
 from tests.record_fixtures import make_batch
 store = Store.open(sys.argv[1])
 store.append(make_batch(0, 5))
@@ -569,7 +569,7 @@ def test_a_file_size_limit_counts_as_full(tmp_path: Path) -> None:
 READ_ONLY = """
 import os, sys
 from fleet.errors import StoreError
-from fleet.store import Store
+from fleet.store.store import Store
 if os.getuid() == 0:
     os.setuid(65534)
 try:
@@ -692,7 +692,7 @@ def test_a_torn_line_of_a_device_is_dropped(tmp_path: Path) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=12), st.integers(1, 20))
 def test_record_ids_are_a_set(batches: list[list[int]], merge_at: int) -> None:
-    import fleet.store_ids as ids_module
+    import fleet.store.ids as ids_module
 
     before, ids_module.MERGE_AT = ids_module.MERGE_AT, merge_at
     try:

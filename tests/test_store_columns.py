@@ -8,8 +8,8 @@ import pytest
 from record_fixtures import make_batch
 
 from fleet.errors import StoreError
-from fleet.store import Store
-from fleet.store_schema import FILE_SCHEMA, records_to_table
+from fleet.store.schema import FILE_SCHEMA, records_to_table
+from fleet.store.store import Store
 
 
 def changed(name: str, values: list[Any]) -> pa.Table:

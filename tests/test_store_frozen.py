@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 
 from agents.record_json import record_from_json
 from agents.records import Record, as_json_dict
-from fleet.store import Store
-from fleet.store_log import TABLE_OPTIONS
-from fleet.store_schema import STORE_SCHEMA
+from fleet.store.log import TABLE_OPTIONS
+from fleet.store.schema import STORE_SCHEMA
+from fleet.store.store import Store
 from tests.record_fixtures import make_batch
 
 FOLDER = Path(__file__).parent / "stores"

@@ -18,7 +18,7 @@ import pytest
 from agents.records import Record
 from agents.spool import Spool
 from fleet.errors import StoreLocked
-from fleet.store import Store
+from fleet.store.store import Store
 from tests.record_fixtures import make_batch
 
 # Many processes are started one after the other, and each waits for the disk.
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 #: fall into them too.
 WRITER = """
 import sys
-import fleet.store as module
+import fleet.store.store as module
 from tests.record_fixtures import make_batch
 module.MERGE_FILES, module.CHECKPOINT_EVERY = 4, 5
 store = module.Store.open(sys.argv[1])

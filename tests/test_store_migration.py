@@ -19,9 +19,9 @@ from deltalake import DeltaTable
 
 from agents.records import Record
 from fleet.errors import StoreError, StoreFull
-from fleet.store import Store
-from fleet.store_log import TABLE_OPTIONS, commit_path
-from fleet.store_schema import SCHEMA_KEY, TABLE_SCHEMA
+from fleet.store.log import TABLE_OPTIONS, commit_path
+from fleet.store.schema import SCHEMA_KEY, TABLE_SCHEMA
+from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
 #: The store as the older version knows it: the constants that this version has changed, before anybody has
@@ -29,13 +29,13 @@ from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_recor
 OLDER_VERSION = """
 import sys
 import pyarrow as pa
-import fleet.store_schema as schema
+import fleet.store.schema as schema
 schema.STORE_SCHEMA = 1
 for name in ("FILE_SCHEMA", "TABLE_SCHEMA"):
     setattr(schema, name, pa.schema([field for field in getattr(schema, name) if field.name != "quality"]))
 schema.RECORD_COLUMNS = tuple(name for name in schema.RECORD_COLUMNS if name != "quality")
 from fleet.errors import StoreError
-from fleet.store import Store
+from fleet.store.store import Store
 from tests.record_fixtures import make_batch_of_layout_1
 """
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from fleet.store import Store
+from fleet.store.store import Store
 
 #: Writes batches of five devices as fast as it can, with all upkeep there is, through the intake and without.
 #: Dead files stay for a few seconds only: longer than any of the readers below takes.
 WRITER = """
 import sys, time
-import fleet.store as module
-from fleet.intake import Intake, IntakeSettings
+import fleet.store.store as module
+from fleet.daemon.intake import Intake, IntakeSettings
 from tests.record_fixtures import make_batch
 module.MERGE_FILES, module.CHECKPOINT_EVERY = 3, 4
 store = module.Store.open(sys.argv[1])

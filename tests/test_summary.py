@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fleet.report import Report
-from fleet.summary import print_summary
+from fleet.report.report import Report
+from fleet.report.summary import print_summary
 from tests.report_fixtures import device, full_report
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from agents.records import CandidateId, DeviceId, content_hash
-from fleet.store import Store
-from fleet.traces import Answer, StoreThread, find_candidates, find_records
+from fleet.daemon.traces import Answer, StoreThread, find_candidates, find_records
+from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record, make_spec
 
 A, B = DeviceId("dev-a"), DeviceId("dev-b")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from agents.records import DeviceId, Outcome, Record, WorkloadId
-from fleet.learning import load_snapshot
-from fleet.noise import settled
-from fleet.store import Store
-from fleet.store_reader import StoreReader
-from fleet.training_rows import counting_rows
+from fleet.models.learning import load_snapshot
+from fleet.models.training_rows import counting_rows
+from fleet.store.noise import settled
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from transfer.dataset import Dataset, build_dataset
 from transfer.errors import DatasetError

@@ -63,14 +63,24 @@ def test_each_heavy_package_has_its_places() -> None:
     }
     assert found["ray"] == {
         "agents/actors.py",
-        "fleet/ray_hosts.py",
+        "fleet/links/ray_hosts.py",
         "fleet/ray_session.py",
-        "fleet/ray_training.py",
+        "fleet/models/ray_training.py",
     }
     assert {name.split("/")[0] for name in found["torch"]} == {"transfer"}
     # Programs are made, built and timed beside the devices; TVM's own search and models come to the scorer.
     scored = {"transfer/tvm_cost_model.py", "transfer/baselines/tvm_models.py"}
     assert {name.split("/")[0] for name in found["tvm"] - scored} == {"agents"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "fleet/core").glob("*.py")), ids=relative)
+def test_the_core_knows_no_clock_no_disk_and_no_ray(path: Path) -> None:
+    ours = ("fleet.core", "fleet.errors", "agents.records", "agents.messages", "agents.lease")
+    impure = {"asyncio", "io", "os", "pathlib", "shutil", "socket", "subprocess", "tempfile", "threading", "time"}
+    names = set(imports(path))
+    assert not {name.split(".")[0] for name in names} & impure
+    assert all(name.startswith(ours) for name in of("fleet", iter(names)) | of("agents", iter(names)))
+    assert not of("transfer", iter(names))
 
 
 def test_records_need_the_standard_library_only() -> None:
@@ -85,7 +95,7 @@ def test_no_agent_module_loads_tvm_when_it_is_imported(path: Path) -> None:
 
 def test_the_command_line_loads_nothing_heavy() -> None:
     code = (
-        "import sys, fleet.cli\n"
+        "import sys, fleet.cli.app\n"
         "heavy = ('torch', 'tvm', 'ray', 'pyarrow', 'deltalake', 'matplotlib', 'scipy', 'pydantic')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Record, Workload, WorkloadId
-from fleet.noise_columns import SETTLING_COLUMNS, settled_rows
-from fleet.store_reader import StoreReader
+from fleet.store.noise_columns import SETTLING_COLUMNS, settled_rows
+from fleet.store.reader import StoreReader
 
 #: Records between two calls of the watcher.
 _WATCH_EVERY = 1024
@@ -71,7 +71,7 @@ class Source:
 
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
-        """(n,) which rows count (`fleet.noise.settled`): one a candidate and environment."""
+        """(n,) which rows count (`fleet.store.noise.settled`): one a candidate and environment."""
         return settled_rows(self.batches(SETTLING_COLUMNS))
 
     def wrote(self, rows: int) -> None:

@@ -1,7 +1,8 @@
 """Export records from a snapshot of the store: Parquet, MetaSchedule databases, Ansor and AutoTVM lines.
 
-`fleet export` calls it; `fleet.replaying` makes the file of a replay device with it. What comes out, column
-by column and key by key: `docs/export.md`. It never writes to the store and holds no records in memory.
+`fleet export` calls it; `fleet.collection.replaying` makes the file of a replay device with it. What comes
+out, column by column and key by key: `docs/export.md`. It never writes to the store and holds no records in
+memory.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.records import DeviceId
+from fleet.config.yaml_files import nearest
 from fleet.errors import FleetError
 from fleet.interchange.export_files import is_file_name, whole_file, whole_folder, write_manifest
 from fleet.interchange.export_lines import write_ansor, write_autotvm
 from fleet.interchange.export_meta_schedule import write_database
 from fleet.interchange.export_parquet import write_parquet
 from fleet.interchange.export_source import Source
-from fleet.store_reader import StoreReader
-from fleet.yaml_files import nearest
+from fleet.store.reader import StoreReader
 
 #: What `fmt` may be.
 FORMATS = ("parquet", "meta_schedule", "ansor", "autotvm")

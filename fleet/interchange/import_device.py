@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 
 from agents.records import DeviceId, Family
-from fleet.device_files import load_device
+from fleet.config.device_files import load_device
 from fleet.errors import FleetError
 from fleet.interchange.log_targets import Machine, device_from_log
-from fleet.store import Store
+from fleet.store.store import Store
 
 # As in device files: an id names a file, a table partition, a Ray resource and a head of the model.
 _DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")

@@ -31,7 +31,7 @@ from fleet.interchange.read_meta_schedule import (
     is_workload_line,
     read_workload_lines,
 )
-from fleet.store import Store
+from fleet.store.store import Store
 
 #: Dialects by name; `auto` takes each line for what it looks like.
 DIALECTS: Final = ("auto", "ansor", "autotvm", "meta_schedule")

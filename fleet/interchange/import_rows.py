@@ -17,7 +17,7 @@ from agents.record_json import NO_MEMORY_LIMIT_GIB, protocol_to_json
 from agents.records import RECORD_SCHEMA, DeviceId, Protocol, canonical_json
 from fleet.interchange.log_catalog import Measurement, framed
 from fleet.interchange.log_results import attempt_of
-from fleet.store_schema import FILE_SCHEMA, RECORD_ID_DIGITS
+from fleet.store.schema import FILE_SCHEMA, RECORD_ID_DIGITS
 
 #: `Record.origin` of everything that came from a log.
 ORIGIN: Final = "imported"

@@ -1,0 +1,1 @@
+"""The small HTTP API of a running daemon."""

@@ -1,0 +1,123 @@
+"""Serve the API in a thread of the daemon, and say where: a token and an address in the daemon's folder.
+
+Called by `fleet up`. The token is made once and stays, so that clients and Prometheus keep it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+
+import uvicorn
+
+from fleet.api.app import View, make_app
+from fleet.api.client import ADDRESS, TOKEN
+from fleet.durable import disk_errors
+from fleet.errors import FleetError
+from fleet.models.registry_reader import RegistryReader
+
+_START_SECS, _STOP_SECS = 10.0, 5.0
+
+
+class ApiServer:
+    """The API behind a socket; it listens when this is made.
+
+    Args:
+        view: The coordinator's view.
+        registry: Where the models are.
+        root: The daemon's folder, which gets `api.token` and `api.json`.
+        host: Address to listen on; a loopback one unless the user chose another.
+        port: Port; 0 takes a free one.
+
+    Raises:
+        FleetError: Nobody can listen there, or the folder cannot be written.
+    """
+
+    def __init__(self, view: View, registry: RegistryReader, root: Path, host: str, port: int) -> None:
+        self._root = root
+        with disk_errors("writing the API's token", root):
+            token = read_or_make_token(root / TOKEN)
+        listening = _listen(host, port)
+        shown, bound = listening.getsockname()[:2]
+        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}"
+        #: Whether only this host can reach it.
+        self.is_loopback = ipaddress.ip_address(shown).is_loopback
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(view, registry, token),
+                log_level="critical",
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=int(_STOP_SECS),
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listening]}, name="api", daemon=True
+        )
+        self._thread.start()
+        ends_at = time.monotonic() + _START_SECS
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > ends_at:
+                raise FleetError(f"the API does not start on {self.url}; choose another daemon.api_port")
+            time.sleep(0.01)
+        with disk_errors("writing the API's address", root):
+            _write_private(root / ADDRESS, json.dumps({"url": self.url, "pid": os.getpid()}))
+
+    def close(self) -> None:
+        """Stop listening; requests that run are answered."""
+        (self._root / ADDRESS).unlink(missing_ok=True)
+        self._server.should_exit = True
+        self._thread.join(_STOP_SECS)
+
+
+def read_or_make_token(path: Path) -> str:
+    """The token of a file that only its owner may read; made where there is none.
+
+    Raises:
+        FleetError: Others can read the file, or it holds no token.
+    """
+    if not path.exists():
+        _write_private(path, secrets.token_urlsafe(32))
+    if path.stat().st_mode & 0o077:
+        raise FleetError(
+            f"{path}: others may read this token; run chmod 600 {path}, or delete it for a new one"
+        )
+    token = path.read_text().strip()
+    if len(token) < 16:
+        raise FleetError(f"{path}: holds no token of 16 characters at least; delete it, a new one is made")
+    return token
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError as error:
+        raise FleetError(
+            f"daemon.api_host: expected an IP address such as 127.0.0.1, got {host!r}"
+        ) from error
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise FleetError(
+            f"the API cannot listen on {host}, port {port}: {error.strerror}; set daemon.api_port to a free "
+            "port, or to 0 for any"
+        ) from error
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read; it appears whole."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

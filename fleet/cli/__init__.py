@@ -1,0 +1,1 @@
+"""The command line: verbs in, one clear line and an exit code out."""

@@ -1,0 +1,133 @@
+"""The command `fleet`: verbs in, one clear line and an exit code out.
+
+Exit codes: 0 done, 1 failed with one line on standard error, 2 wrong usage, 128 + n ended by signal n. Only
+this module turns errors into lines; nothing heavy is imported before a verb runs, so help is instant.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from agents.errors import AgentError
+from fleet.cli import daemon as cli_daemon
+from fleet.cli import devices as cli_devices
+from fleet.cli import interchange as cli_interchange
+from fleet.cli import jobs as cli_jobs
+from fleet.cli import learning as cli_learning
+from fleet.cli import models as cli_models
+from fleet.errors import FleetError
+
+app = typer.Typer(
+    name="fleet",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tensor-fleet {version('tensor-fleet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _fleet(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Measure tensor programs on unlike devices and keep one cost model with a head per device.
+
+    Start with `fleet doctor` and `fleet demo`.
+    """
+    if debug:
+        os.environ["FLEET_DEBUG"] = "1"
+
+
+class Interrupted(BaseException):  # no error: somebody asked for it
+    """SIGINT or SIGTERM arrived: close what is open, then end.
+
+    Not a `KeyboardInterrupt`, which typer would answer by itself.
+    """
+
+
+class _Signals:
+    """Handler of SIGINT and SIGTERM that remembers which one came.
+
+    It must: an exception raised by a handler comes out of a call to Ray as a `SystemError`, and typer answers
+    a `KeyboardInterrupt` with an exit code of its own.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def __call__(self, number: int, _frame: FrameType | None) -> NoReturn:
+        # A second signal ends the process at once, should closing hang.
+        signal.signal(number, signal.SIG_DFL)
+        self.number = number
+        raise Interrupted(number)
+
+
+cli_devices.register(app)
+cli_jobs.register(app)
+cli_daemon.register(app)
+cli_interchange.register(app)
+cli_learning.register(app)
+cli_models.register(app)
+
+
+def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
+    """Run one command line and return its exit code."""
+    from transfer.errors import TransferError
+
+    code = 0
+    try:
+        app(args=list(arguments), prog_name="fleet")
+    except SystemExit as done:  # typer has printed what is wrong with the usage
+        code = done.code if isinstance(done.code, int) else 1
+    except (Interrupted, SystemError):
+        if signals is None or signals.number is None:
+            raise
+    except (FleetError, AgentError, TransferError, OSError) as error:
+        if os.environ.get("FLEET_DEBUG") == "1":
+            traceback.print_exc()
+        if signals is None or signals.number is None:
+            _say(str(error) or type(error).__name__)
+        code = 1
+    if signals is not None and signals.number is not None:
+        _say("interrupted; the same command goes on where this one stopped")
+        code = 128 + signals.number
+    return code
+
+
+def _say(text: str) -> None:
+    """One fault a line on standard error."""
+    for line in text.strip().splitlines():
+        print(f"fleet: {line}", file=sys.stderr)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    signals = _Signals()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signals)
+    try:
+        code = run(sys.argv[1:], signals)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

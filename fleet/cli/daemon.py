@@ -1,0 +1,76 @@
+"""The verb `fleet up`: the daemon. Loads nothing heavy before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet.cli.options import (
+    DEFAULT_MODELS,
+    DevicesOption,
+    ModelsOption,
+    SeedOption,
+    StoreOption,
+    load_settings,
+)
+from fleet.cli.output import ConfigOption, SetOption
+
+if TYPE_CHECKING:
+    from fleet.daemon.daemon import Api
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb of this module to a command-line app."""
+    app.command("up")(up)
+
+
+def up(
+    device: DevicesOption = None,
+    store: StoreOption = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    root: Annotated[Path | None, typer.Option("--root", help="The daemon's folder (daemon.root).")] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", help="Join the Ray cluster with this head, as host:port.")
+    ] = None,
+    for_secs: Annotated[
+        float | None, typer.Option("--for", min=0, help="Stop after so many seconds.", metavar="SECS")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Measure what is planned, then stop.")] = False,
+    seed: SeedOption = None,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Collect and refresh without end, on the devices of this host or of a cluster.
+
+    Whatever is killed, the same command goes on where it was. SIGTERM and Ctrl-C end it in order: batches
+    that run are waited for, nothing else begins.
+
+    Example: fleet up --device x86-64-v3 --for 3600
+    """
+    from rich.console import Console
+
+    from fleet.daemon.daemon import UpOptions, run_daemon
+
+    settings = load_settings(
+        config,
+        {
+            "devices.ids": tuple(device) if device else None,
+            "store.path": str(store) if store else None,
+            "daemon.root": str(root) if root else None,
+            "training.seed": seed,
+        },
+        changes,
+    )
+    options = UpOptions(models=models, address=address, for_secs=for_secs, once=once)
+    daemon = settings.daemon
+
+    def serve(view: Callable[[], dict[str, Any]], folder: Path) -> Api:
+        from fleet.api.server import ApiServer
+        from fleet.models.registry_reader import RegistryReader
+
+        return ApiServer(view, RegistryReader(models), folder, daemon.api_host, daemon.api_port)
+
+    run_daemon(settings, options, Console(), serve=serve if daemon.api_host else None)

@@ -1,0 +1,207 @@
+"""Verbs about devices and settings: `fleet init`, `probe`, `doctor` and `config show`.
+
+Registered by `fleet.cli.app`. Prints tables for people, or one JSON value with `--json`; failures are raised
+as `FleetError`, which `fleet.cli.app` turns into a line and an exit code. Loads nothing heavy before a verb
+runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json, print_rows
+from fleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from agents.records import Descriptor
+
+_Folder = Annotated[
+    Path | None, typer.Option("--folder", help="Folder of the device files (default: devices.folder).")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    app.command("init")(init)
+    app.command("probe")(probe)
+    app.command("doctor")(doctor)
+    config = typer.Typer(help="Look at the settings that hold.", no_args_is_help=True)
+    config.command("show")(config_show)
+    app.add_typer(config, name="config")
+
+
+def init(
+    folder: _Folder = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a measured program.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a device file for each profile and GPU that this host can really be.
+
+    Files that are there and differ are kept unless --force is given. The lowest usable core times, the
+    others build.
+
+    Example: fleet init --folder configs/hardware
+    """
+    from fleet.config.init import Action, host_profiles, write_profiles
+
+    done = write_profiles(_folder(folder), host_profiles(threads), force)
+    if as_json:
+        print_json(
+            [{"device": each.device_id, "path": str(each.path), "action": str(each.action)} for each in done]
+        )
+        return
+    print_rows(("device", "file", ""), [(each.device_id, str(each.path), str(each.action)) for each in done])
+    if any(each.action is Action.KEPT for each in done):
+        typer.echo("kept: the file differs from what this host would write; --force replaces it")
+
+
+def probe(
+    device: Annotated[str | None, typer.Option("--device", help="Compare the host with this device.")] = None,
+    folder: _Folder = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what this host is, and whether it can be a device.
+
+    Fails (exit 1) when the host contradicts the file of --device.
+
+    Example: fleet probe --device x86-64-v3
+    """
+    from agents.probe import differences
+    from agents.probe import probe as look
+    from agents.records import DeviceKind, as_json_dict
+    from fleet.config.device_files import load_device
+
+    spec = load_device(_folder(folder), device) if device else None
+    descriptor = look()
+    found = differences(spec, descriptor) if spec else []
+    if as_json:
+        value: dict[str, Any] = {"descriptor": as_json_dict(descriptor)}
+        if spec:
+            value |= {"device": as_json_dict(spec), "differences": found}
+        print_json(value)
+    else:
+        print_rows(("host", descriptor.host), _descriptor_rows(descriptor))
+        if spec and not found:
+            reach = "reach" if spec.kind is DeviceKind.RPC else "be"
+            typer.echo(f"device {device}: this host can {reach} it")
+    if found:
+        raise FleetError(f"device {device} cannot be measured on this host: {'; '.join(found)}")
+
+
+def doctor(folder: _Folder = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Find what on this host would spoil measurements, and say what to do.
+
+    Fails (exit 1) when something would stop the program.
+
+    Example: fleet doctor
+    """
+    from dataclasses import asdict
+
+    from agents.probe import probe as look_at_host
+    from fleet.config.settings import load_fleet, select_devices
+    from fleet.doctor.doctor import Level, diagnose, look
+
+    changes = {"devices.folder": str(folder) if folder else None}
+    settings = load_fleet(config, changes).config
+    devices = list(select_devices(settings).values())
+    findings = diagnose(look_at_host(), devices, look(Path(settings.store.path), specs=devices))
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    elif findings:
+        rows = [(str(each.level), each.what, each.why, each.do) for each in findings]
+        print_rows(("", "what", "why", "what to do"), rows)
+    else:
+        typer.echo("nothing found: this host is fit to measure")
+    errors = [finding for finding in findings if finding.level is Level.ERROR]
+    if errors:
+        raise FleetError("; ".join(f"{finding.what}: {finding.do}" for finding in errors))
+
+
+def config_show(
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every setting and who set it: flag, environment, file or default, the first of them winning.
+
+    Example: FLEET_PROTOCOL__REPEAT=5 fleet config show --set workloads.samples=32
+    """
+    from dataclasses import asdict
+
+    from fleet.config.settings import load_fleet
+
+    settings = load_fleet(config, parse_changes(changes or [])).settings()
+    if as_json:
+        print_json([asdict(setting) for setting in settings])
+        return
+    rows = [(each.key, _shown(each.value), each.origin) for each in settings]
+    print_rows(("setting", "value", "origin"), rows)
+
+
+def _folder(given: Path | None) -> Path:
+    """Folder of the device files: the flag, else what the settings say."""
+    from fleet.config.settings import load_fleet
+
+    return given or Path(load_fleet().config.devices.folder)
+
+
+def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
+    cores = ",".join(map(str, descriptor.usable_cores))
+    clocks = (descriptor.clock_min_mhz, descriptor.clock_now_mhz, descriptor.clock_max_mhz)
+    smt = "SMT on" if descriptor.smt else "no SMT"
+    rows: list[tuple[str, ...]] = [
+        ("cpu", descriptor.cpu_model or "unknown"),
+        ("architecture", f"{descriptor.arch}, kernel {descriptor.kernel}"),
+        ("cores", f"{descriptor.physical_cores} physical, {descriptor.logical_cores} logical, {smt}"),
+        ("usable cores", cores),
+        ("levels", ", ".join(_levels(descriptor)) or "none known"),
+        ("vectors", f"{descriptor.vector_bytes} bytes"),
+        ("caches", " / ".join(_size(size) for size in _cache_sizes(descriptor)) + " (L1d / L2 / L3)"),
+        ("cache line", f"{descriptor.cache_line_bytes} bytes"),
+        ("memory", _size(descriptor.memory_bytes)),
+        ("clock MHz", " / ".join(f"{mhz:.0f}" if mhz else "?" for mhz in clocks) + " (least / now / most)"),
+        ("governor", descriptor.governor or "hidden"),
+        ("Ansor parameters", _ansor_parameters(descriptor)),
+        ("instruction sets", " ".join(descriptor.isa_flags)),
+        ("versions", ", ".join(f"{name} {version}" for name, version in descriptor.versions)),
+    ]
+    for pairs in descriptor.cuda_devices:
+        gpu = dict(pairs)
+        rows.append(
+            (f"cuda {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
+        )
+    return rows
+
+
+def _ansor_parameters(descriptor: Descriptor) -> str:
+    from agents.records import ANSOR_HARDWARE_PARAMS
+
+    pairs = zip(ANSOR_HARDWARE_PARAMS, descriptor.ansor_params, strict=True)
+    return ", ".join(f"{name} {value}" for name, value in pairs)
+
+
+def _levels(descriptor: Descriptor) -> list[str]:
+    from agents.isa import runnable_levels
+
+    return [level.name for level in runnable_levels(descriptor.arch, descriptor.isa_flags)]
+
+
+def _cache_sizes(descriptor: Descriptor) -> tuple[int, int, int]:
+    return descriptor.l1d_bytes, descriptor.l2_bytes, descriptor.l3_bytes
+
+
+def _size(count: int) -> str:
+    if not count:
+        return "?"
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.4g} {unit}"
+    return f"{count} B"
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) or "(empty)" if isinstance(value, list) else str(value)

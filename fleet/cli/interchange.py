@@ -1,0 +1,187 @@
+"""Verbs that exchange measurements with other tools: `fleet import` and `fleet export`.
+
+Registered by `fleet.cli.app`. Each verb reads settings, calls the module that does the step, and prints what
+came of it, as one JSON value with `--json`. Loads nothing heavy before a verb runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleet.cli.output import ConfigOption, JsonOption, print_json, print_rows
+
+if TYPE_CHECKING:
+    from fleet.collection.progress import Display
+    from fleet.interchange.import_report import ImportReport
+
+_Store = Annotated[Path | None, typer.Option("--store", help="Folder of the store (store.path).")]
+_Folder = Annotated[
+    Path | None, typer.Option("--folder", help="Folder of the device files (default: devices.folder).")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    app.command("import")(import_)
+    app.command("export")(export)
+
+
+def import_(
+    paths: Annotated[list[Path], typer.Argument(help="Log files, plain or gz, or folders of them.")],
+    device: Annotated[str, typer.Option("--device", help="Device that measured them; made if it is new.")],
+    dialect: Annotated[
+        str, typer.Option("--dialect", help="auto, ansor, autotvm or meta_schedule; auto asks each line.")
+    ] = "auto",
+    network: Annotated[
+        str,
+        typer.Option("--network", help="Network of all workloads (default: told by DEVICE/NETWORK/TUNER)."),
+    ] = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="Read files again that were imported before.")
+    ] = False,
+    store: _Store = None,
+    folder: _Folder = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Import measurement logs of Ansor, AutoTVM and MetaSchedule as records of one device.
+
+    Failed measurements become records with their outcome; lines that are no measurement are counted by
+    reason and left. Run again after an interruption, it goes on; the same line is never imported twice.
+
+    Example: fleet import logs/board-7 --device board-7
+    """
+    from rich.console import Console
+
+    from fleet.collection.progress import Display
+    from fleet.config.settings import load_fleet
+    from fleet.interchange.import_logs import DIALECTS, ImportRequest, import_logs
+    from fleet.store.store import Store
+
+    if dialect not in DIALECTS:
+        raise typer.BadParameter(f"--dialect {dialect}: expected {', '.join(DIALECTS)}")
+    changes = {"store.path": store, "devices.folder": folder}
+    settings = load_fleet(config, {key: str(value) for key, value in changes.items() if value}).config
+    request = ImportRequest(
+        paths=tuple(paths),
+        device_id=device,
+        dialect=dialect,
+        network=network,
+        devices_folder=Path(settings.devices.folder),
+        again=again,
+    )
+    console = Console(stderr=as_json)
+    display = Display(console)
+    with Store.open(settings.store.path) as opened, display.live():
+        report = import_logs(opened, request, _kilobytes(display))
+        display.finish()
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print_import(report, settings.store.path)
+
+
+def _kilobytes(display: Display) -> Callable[[int, int, str], None]:
+    """Progress in kilobytes of the files: how many lines they hold is known at the end only."""
+    told: list[int] = []
+
+    def watch(read: int, total: int, note: str) -> None:
+        if not told:
+            display.phase("Reading (KB)", max(1, total // 1000))
+            told.append(0)
+        display.step(read // 1000 - told[0], note)
+        told[0] = read // 1000
+
+    return watch
+
+
+def _print_import(report: ImportReport, store: str) -> None:
+    from fleet.interchange.import_report import NO_MEASUREMENTS
+
+    seconds = f"{report.seconds:.1f} s"
+    if report.seconds:
+        seconds += f", {report.counts.lines / report.seconds:,.0f} lines/s"
+    rows = [("lines", f"{report.counts.lines:,}", f"{report.files} files, {seconds}")]
+    rows.append(("imported", f"{report.imported:,}", "new records"))
+    known = f", {report.files_known} files were imported before" if report.files_known else ""
+    rows.append(("duplicates", f"{report.duplicates:,}", f"the store has them{known}"))
+    reasons = sorted(report.counts.rejected.items(), key=lambda item: (-item[1], item[0]))
+    for reason, count in reasons:
+        rows.append(("not meant" if reason in NO_MEASUREMENTS else "rejected", f"{count:,}", reason))
+    print_rows((f"device {report.device_id}", "", ""), rows)
+    for reason, _ in reasons:
+        if reason in report.examples and reason not in NO_MEASUREMENTS:
+            typer.echo(f"first {reason}: {report.examples[reason]}")
+    typer.echo(f"measurements: {_joined(report.counts.dialects) or 'none'}")
+    typer.echo(f"outcomes: {_joined(report.counts.outcomes) or 'none'}")
+    if report.networks:
+        typer.echo(f"networks: {', '.join(sorted(report.networks))}")
+    if report.described_by:
+        typer.echo(
+            f"workloads: {report.workloads:,} new; device described by {report.described_by}"
+            f" ({', '.join(sorted(report.targets))})"
+        )
+    for path, damage in report.damaged.items():
+        typer.echo(f"damaged: {path}: {damage}; what came before the damage was imported")
+    if report.files_skipped:
+        typer.echo(f"not logs: {', '.join(path.name for path in report.files_skipped[:5])}{_more(report)}")
+    typer.echo(f"store {store}, table version {report.table_version}")
+
+
+def _joined(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _more(report: ImportReport) -> str:
+    rest = len(report.files_skipped) - 5
+    return f" and {rest} more" if rest > 0 else ""
+
+
+def export(
+    destination: Annotated[Path, typer.Argument(help="File or folder to write.")],
+    form: Annotated[
+        str, typer.Option("--format", help="parquet, meta_schedule, ansor or autotvm.")
+    ] = "parquet",
+    device: Annotated[
+        list[str] | None, typer.Option("--device", help="Device id; may be given again (all with records).")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier export there.")] = False,
+    store: _Store = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write records in the format of another tool; the store stays as it is.
+
+    Example: fleet export out/board-7.parquet --device board-7
+    """
+    from fleet.config.settings import load_fleet
+    from fleet.interchange.export_store import FORMATS
+    from fleet.interchange.export_store import export as export_records
+    from fleet.store.store import Store
+
+    if form not in FORMATS:
+        raise typer.BadParameter(f"--format {form}: expected {', '.join(FORMATS)}")
+    settings = load_fleet(config, {"store.path": str(store)} if store else {}).config
+    reader = Store.read(settings.store.path)
+    result = export_records(reader, destination, form, tuple(device or ()), replace=replace)
+    if as_json:
+        print_json(
+            {
+                "format": result.fmt,
+                "files": [str(path) for path in result.files],
+                "records": result.records,
+                "skipped": dict(result.skipped),
+                "table_version": result.table_version,
+            }
+        )
+        return
+    rows = [("written", f"{result.records:,}", ", ".join(str(path) for path in result.files[:3]))]
+    if len(result.files) > 3:
+        rows.append(("", "", f"and {len(result.files) - 3} more files"))
+    rows += [("left out", f"{count:,}", reason) for reason, count in result.skipped.items()]
+    print_rows((f"records as {result.fmt}", "", ""), rows)
+    typer.echo(f"store {settings.store.path}, table version {result.table_version}")

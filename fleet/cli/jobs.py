@@ -1,0 +1,195 @@
+"""Verbs that do the work: `fleet demo`, `collect` and `status`.
+
+Registered by `fleet.cli.app`. Each verb reads settings, calls the module that does the step, and prints what
+came of it; readers print one JSON value with `--json`. Loads nothing heavy before a verb runs.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fleet.cli.options import (
+    DEFAULT_MODELS,
+    DevicesOption,
+    ModelsOption,
+    SeedOption,
+    StoreOption,
+    load_settings,
+)
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, print_rows
+
+DEFAULT_DEMO = Path("runs/demo")
+
+_STATUS_COLUMNS = ("device", "records", "failed", "rejected", "suspect", "quarantined", "noise", "last")
+#: The same where names are long: no column wider than its numbers.
+_NARROW_STATUS_COLUMNS = tuple(
+    {"rejected": "re-\njected", "suspect": "sus-\npect", "quarantined": "quaran-\ntined"}.get(name, name)
+    for name in _STATUS_COLUMNS
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    for verb in (demo, collect, status):
+        app.command(verb.__name__)(verb)
+
+
+def demo(
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Where everything of the demo goes.")
+    ] = DEFAULT_DEMO,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
+    workloads: Annotated[int, typer.Option(min=4, help="Workloads to measure.")] = 32,
+    samples: Annotated[int, typer.Option(min=4, help="Candidates of each workload on each device.")] = 12,
+    support: Annotated[int, typer.Option(min=8, help="Candidates that the new device may show first.")] = 32,
+    folds: Annotated[int, typer.Option(min=2, help="Parts of the workloads, each held out once.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Times to judge, with other samples and weights.")] = 4,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 24,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Do the whole job on this host: measure, train, onboard one more profile, report.
+
+    Takes up to ten minutes on two cores. Run again after an interruption, it goes on.
+
+    Example: fleet demo --workloads 12 --samples 16
+    """
+    from rich.console import Console
+
+    from fleet.collection.progress import Display
+    from fleet.config.settings import load_fleet, select_devices
+    from fleet.report.demo import DemoSettings, run_demo, start_over
+    from fleet.report.demo_report import build_report
+    from fleet.report.report import to_json, write
+    from fleet.report.summary import print_summary
+
+    settings = DemoSettings(
+        workloads=workloads,
+        samples=samples,
+        support=support,
+        folds=folds,
+        repeats=repeats,
+        epochs=epochs,
+        seed=seed,
+    )
+    specs = list(select_devices(load_fleet(config).config).values())
+    if fresh:
+        start_over(folder)
+    display = Display(Console(stderr=as_json))
+    report = build_report(run_demo(specs, folder, settings, display))
+    _, page = write(report, folder)
+    if as_json:
+        print_json(to_json(report))
+    else:
+        print_summary(report, page)
+
+
+def collect(
+    device: DevicesOption = None,
+    store: StoreOption = None,
+    workloads: Annotated[int | None, typer.Option(min=1, help="Workloads (workloads.count).")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Candidates each (workloads.samples).")] = None,
+    remeasure: Annotated[int, typer.Option(min=0, help="Candidates of each device to measure again.")] = 0,
+    noise: Annotated[
+        int | None, typer.Option(min=1, help="Only measure this many known candidates twice (A/A run).")
+    ] = None,
+    seed: SeedOption = None,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Measure candidates on devices of this host, the same ones on each, into the store.
+
+    What the store holds already is not measured again. Workloads that take more of their networks' time get
+    more candidates; some are random, some evolve from the best measured ones. Once a day it measures a few
+    twice, which tells the device's noise floor. It ends with where the time went.
+
+    Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
+    """
+    from rich.console import Console
+
+    from fleet.collection.jobs import collect_records
+    from fleet.collection.progress import Display
+    from fleet.collection.spending import print_spending
+
+    if noise is not None and remeasure:
+        raise typer.BadParameter("--noise makes an A/A run and nothing else: leave out --remeasure")
+    settings = load_settings(
+        config,
+        {
+            "devices.ids": tuple(device) if device else None,
+            "store.path": str(store) if store else None,
+            "workloads.count": workloads,
+            "workloads.samples": samples,
+            "training.seed": seed,
+        },
+        changes,
+    )
+    display = Display(Console())
+    spent = collect_records(settings, display, remeasure=remeasure, noise=noise)
+    display.finish()
+    print_spending(spent)
+    _print_status(Path(settings.store.path), DEFAULT_MODELS)
+
+
+def status(
+    store: StoreOption = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the fleet does and has: asks the daemon where one runs, else reads the store.
+
+    With --store it reads that store. The JSON has what the store says, and under `daemon` what the daemon
+    says (null where none runs).
+
+    Example: fleet status --store runs/demo/store
+    """
+    from fleet.api.client import ask
+
+    settings = load_settings(config, {"store.path": str(store) if store else None})
+    path = Path(settings.store.path)
+    view = ask(Path(settings.daemon.root), "/v1/status") if store is None else None
+    if as_json:
+        from fleet.status import read_status
+
+        print_json({**read_status(path, models), "daemon": view})
+    elif view is not None:
+        from fleet.daemon.table import print_daemon
+
+        print_daemon(view)
+    else:
+        _print_status(path, models)
+
+
+def _print_status(store: Path, models: Path) -> None:
+    from fleet.status import read_status
+
+    found = read_status(store, models)
+    rows = [(name, *_status_cells(entry)) for name, entry in found["devices"].items()]
+    print_rows(_STATUS_COLUMNS, rows, _NARROW_STATUS_COLUMNS)
+    typer.echo(
+        "failed: all but ok, rejected too. suspect: measured while the device drifted.\n"
+        "quarantined: candidates that kill their process. noise: median change of the\n"
+        "same program measured twice (A/A run), unless the device drifted meanwhile."
+    )
+    known = ", ".join(found["models"]) or "none yet"
+    typer.echo(f"store {found['store']}, table version {found['table_version']}; models: {known}")
+
+
+def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    noise, share = entry["noise"], entry["suspect_share"]
+    unknown = "drifted" if entry["noise_suspect"] else "-"
+    return (
+        str(entry["records"]),
+        str(entry["failed"]),
+        str(entry["rejected"]),
+        "-" if share is None else f"{share:.1%}",
+        str(entry["quarantined"]),
+        f"{noise['median_change']:.2%}" if noise else unknown,
+        time.strftime("%m-%d %H:%M", time.localtime(entry["last_at"])) if entry["last_at"] else "never",
+    )

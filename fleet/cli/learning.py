@@ -1,0 +1,275 @@
+"""Verbs that learn and judge: `fleet train`, `eval` and `onboard`.
+
+Registered by `fleet.cli.app`. Each verb reads settings, calls the module that does the step, and prints what
+came of it; with `--json` one JSON value. Loads nothing heavy before a verb runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet.cli.options import (
+    DEFAULT_MODELS,
+    DevicesOption,
+    EpochsOption,
+    ModelsOption,
+    SeedOption,
+    StoreOption,
+    learning_settings,
+)
+from fleet.cli.output import ConfigOption, JsonOption, print_json, print_rows
+
+if TYPE_CHECKING:
+    from transfer.compare import Finished
+
+
+class SplitOption(StrEnum):
+    """The values of `transfer.splits.SplitKind`, which help must not load."""
+
+    BY_WORKLOAD = "by-workload"
+    WITHIN_WORKLOAD = "within-workload"
+    BY_NETWORK = "by-network"
+    BY_DEVICE = "by-device"
+
+
+class ComputeOption(StrEnum):
+    """The values of `transfer.train.DEVICE_CHOICES`, which help must not load."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    app.command("train")(train)
+    app.command("eval")(evaluate)
+    app.command("onboard")(onboard)
+
+
+def train(
+    store: StoreOption = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    device: DevicesOption = None,
+    epochs: EpochsOption = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes that share each batch.")] = 1,
+    compute: Annotated[
+        ComputeOption, typer.Option("--compute", help="Where; auto takes a GPU where there is one.")
+    ] = ComputeOption.AUTO,
+    check: Annotated[
+        bool, typer.Option("--check-transfer", help="Tell which devices help or hurt each head (slow).")
+    ] = False,
+    seed: SeedOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train one model with a head for each device of the store, and keep it as the next version.
+
+    Every epoch is kept: run again after an interruption, it goes on. With 40 workloads or more, a tenth of
+    them tells when to stop. Curves are written beside the models, in `training`.
+
+    Example: fleet train --store runs/store --check-transfer
+    """
+    from fleet.models.training import train_version
+
+    settings = learning_settings(config, store, epochs, seed)
+    with _check_progress() as told:
+        trained = train_version(
+            settings,
+            models,
+            tuple(device or ()),
+            workers=workers,
+            compute=compute.value,
+            check=check,
+            on_check=told,
+        )
+    if as_json:
+        print_json(trained)
+        return
+    found = trained.pop("transfer", None)
+    print_rows(("model", str(trained["version"])), [(key, _text(value)) for key, value in trained.items()])
+    if found:
+        _print_transfer(found)
+
+
+def _print_transfer(found: dict[str, Any]) -> None:
+    """One row for each head and source: the change in pairs put in the right order, and what it means."""
+    rows = [
+        (
+            effect["head"],
+            effect["source"] or "all others",
+            *(
+                "{value:+.3f} ({low:+.3f} to {high:+.3f})".format(**effect[name])
+                for name in ("pairwise", "top1")
+            ),
+            effect["verdict"],
+        )
+        for effect in found["effects"]
+    ]
+    print_rows(("head", "with", "pairwise", "top1", "verdict"), rows)
+    for head, sources in found["leave_out"].items():
+        typer.echo(f"{head}: train it without {', '.join(sources)}")
+    for head in found["better_alone"]:
+        typer.echo(f"{head}: better with a model of its own (fleet train --device {head})")
+
+
+@contextmanager
+def _check_progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error while models of the transfer check are trained."""
+    from rich.console import Console
+
+    from fleet.collection.progress import Display
+
+    display = Display(Console(stderr=True))
+    with display.live():
+
+        def told(done: int, total: int) -> None:
+            if done == 1:
+                display.phase("check", total)
+            display.step(1, "transfer check")
+
+        yield told
+        display.finish()
+
+
+def evaluate(
+    store: StoreOption = None,
+    device: DevicesOption = None,
+    split: Annotated[
+        SplitOption, typer.Option("--split", help="What is new about the candidates judged.")
+    ] = SplitOption.BY_WORKLOAD,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs with other splits and weights.")] = 3,
+    baselines: Annotated[
+        str, typer.Option("--baselines", metavar="NAMES", help="Put these beside: xgboost,nearest-device,...")
+    ] = "",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="VERSION", help="Judge a kept model (or: latest) on newer records."),
+    ] = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    epochs: EpochsOption = None,
+    folds: Annotated[int | None, typer.Option(min=2, help="Parts of the workloads (training.folds).")] = None,
+    seed: SeedOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell how well the heads rank candidates that they never saw.
+
+    Trains on a part of the store and judges on the rest, several times, so that every workload (or network,
+    or device) is held out. Beside it stand a random choice, and measuring twice where that was done.
+
+    Example: fleet eval --split by-network --baselines xgboost,nearest-device
+    """
+    from fleet.models.evaluation import evaluate_model, evaluate_store
+    from fleet.models.evaluation_table import print_evaluation
+
+    settings = learning_settings(config, store, epochs, seed, training__folds=folds)
+    devices = tuple(device or ())
+    names = [name.strip() for name in baselines.split(",") if name.strip()]
+    if model is not None and names:
+        raise typer.BadParameter("--model judges a model that is there: leave out --baselines")
+    with _progress() as told:
+        if model is not None:
+            found = evaluate_model(settings, models, model, devices, told)
+        else:
+            found = evaluate_store(
+                settings, devices, split=split.value, seeds=seeds, baselines=names, on_progress=told
+            )
+    if as_json:
+        print_json(found.as_json())
+    else:
+        print_evaluation(found)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Finished], None]]:
+    """Bars on standard error while rankers are fitted."""
+    from rich.console import Console
+
+    from fleet.collection.progress import Display
+
+    display = Display(Console(stderr=True))
+    with display.live():
+
+        def told(finished: Finished) -> None:
+            if finished.done == 1:
+                display.phase("learn", finished.total)
+            display.step(1, f"{finished.ranker}, {finished.split}")
+
+        yield told
+        display.finish()
+
+
+def onboard(
+    device: Annotated[str, typer.Argument(help="Id of the new device; its file must exist.")],
+    samples: Annotated[
+        int | None,
+        typer.Option(min=0, help="Candidates to measure, earlier ones included (onboarding.samples)."),
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="auto, or one strategy by name (onboarding.strategy).")
+    ] = None,
+    selector: Annotated[
+        str | None, typer.Option(help="How candidates are chosen (onboarding.selector).")
+    ] = None,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Measure nothing: a recorded device answers, and the truth is told."),
+    ] = False,
+    store: StoreOption = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    epochs: EpochsOption = None,
+    seed: SeedOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a new device its head: measure a few candidates that siblings know, adapt, tell what to expect.
+
+    Needs a store with other devices of its family and a model of them. Asked for more samples later, it goes
+    on from what was measured.
+
+    Example: fleet onboard x86-64-v4 --samples 64
+    """
+    from rich.console import Console
+
+    from fleet.collection.progress import Display
+    from fleet.onboarding.onboarding import onboard_device
+    from fleet.onboarding.replay import onboard_recorded
+    from fleet.onboarding.text import lines_of
+
+    settings = learning_settings(
+        config,
+        store,
+        epochs,
+        seed,
+        onboarding__samples=samples,
+        onboarding__strategy=strategy,
+        onboarding__selector=selector,
+    )
+    if replay:
+        result = onboard_recorded(settings, device, models)
+    else:
+        display = Display(Console(stderr=as_json))
+        result = onboard_device(settings, device, models, display)
+        display.finish()
+    if as_json:
+        print_json(result)
+    else:
+        for line in lines_of(result):
+            typer.echo(line)
+
+
+def _text(value: Any) -> str:
+    """A value for people: short numbers, lists with commas, mappings as pairs."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    return "not known" if value is None else str(value)

@@ -1,0 +1,189 @@
+"""Verbs about model versions: `fleet models list`, `show`, `diff` and `rollback`.
+
+Registered by `fleet.cli.app`. Prints tables for people, or one JSON value with `--json`. They read and change
+files only, so they work whether or not a coordinator runs; one that runs follows by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption
+from fleet.cli.output import JsonOption, print_json, print_rows
+
+_Version = Annotated[str, typer.Argument(help="Name of a version, such as v000012.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    models = typer.Typer(
+        help="See which model version serves which device, and take one back.", no_args_is_help=True
+    )
+    models.command("list")(list_models)
+    models.command("show")(show)
+    models.command("diff")(diff)
+    models.command("rollback")(rollback)
+    app.add_typer(models, name="models")
+
+
+def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = False) -> None:
+    """List the versions, and the devices that each of them serves.
+
+    Example: fleet models list
+    """
+    from fleet.models.registry import Registry
+    from fleet.models.views import list_versions
+
+    found = list_versions(Registry(models))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            each["version"],
+            _date(each["created_at"]),
+            _text(each["candidates"]),
+            each["warm_start"] or "nothing",
+            ", ".join(each["serves"]) or "nobody",
+            ", ".join(sorted(set(each["heads"]) - set(each["serves"]))) or "none",
+        )
+        for each in found
+    ]
+    if not rows:
+        typer.echo(f"no model under {models}; `fleet train` makes one")
+        return
+    print_rows(("version", "made", "candidates", "from", "serves", "other heads"), rows)
+
+
+def show(version: _Version, models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = False) -> None:
+    """Show what a version was made of, whom it serves and why.
+
+    Example: fleet models show v000003 --json
+    """
+    from fleet.models.registry import Registry
+    from fleet.models.views import show_version
+
+    found = show_version(Registry(models), version)
+    if as_json:
+        print_json(found)
+        return
+    manifest = found["manifest"]
+    hidden = {"trained_workloads", "verdicts", "model", "heads", "trained_heads", "devices"}
+    rows = [("sha256", found["sha256"]), ("made", _date(manifest.get("created_at")))]
+    rows += [(key, _text(value)) for key, value in manifest.items() if key not in hidden]
+    print_rows(("version", version), rows)
+    print_rows(
+        ("head", "serves", "why"),
+        [
+            (
+                head,
+                "yes" if head in found["serves"] else "no",
+                str(manifest.get("verdicts", {}).get(head, {}).get("reason", "")),
+            )
+            for head in manifest["heads"]
+        ],
+    )
+    if found["changes"]:
+        print_rows(
+            ("when", "what", "device", "from", "to", "why"),
+            [
+                (
+                    _date(one["at"]),
+                    one["kind"].replace("_", " "),
+                    one["device"],
+                    one["from"] or "nothing",
+                    one["to"],
+                    one["reason"],
+                )
+                for one in found["changes"]
+            ],
+        )
+
+
+def diff(
+    one: _Version,
+    other: _Version,
+    models: ModelsOption = DEFAULT_MODELS,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what differs between two versions: data, settings, heads, weights, and how each was judged.
+
+    Example: fleet models diff v000002 v000003
+    """
+    from fleet.models.registry import Registry
+    from fleet.models.views import diff_versions
+
+    found = diff_versions(Registry(models), one, other)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(key, _text(before), _text(after)) for key, (before, after) in found["manifest"].items()]
+    rows += [
+        (f"records of {name}", _text(before), _text(after))
+        for name, (before, after) in found["heads"]["records"].items()
+        if before != after
+    ]
+    print_rows(("", one, other), rows)
+    workloads = found["workloads"]
+    if workloads is not None:
+        typer.echo(
+            f"workloads learnt from: {workloads['both']} by both, {workloads['added']} only by {other}, "
+            f"{workloads['removed']} only by {one}"
+        )
+    print_rows(
+        ("part", "moved by"),
+        [
+            (part, "other size" if distance is None else f"{100 * distance:.1f} %")
+            for part, distance in found["weights"].items()
+        ],
+    )
+    reasons = [
+        (version, device, verdict["reason"])
+        for version, verdicts in found["judged"].items()
+        for device, verdict in verdicts.items()
+    ]
+    if reasons:
+        print_rows(("version", "device", "when it was judged"), reasons)
+
+
+def rollback(
+    device: Annotated[str, typer.Argument(help="Id of the device.")],
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="VERSION", help="Version to go back to (the one before).")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the history.")] = "by hand",
+    models: ModelsOption = DEFAULT_MODELS,
+    as_json: JsonOption = False,
+) -> None:
+    """Let an earlier version serve a device again; other devices keep theirs.
+
+    Example: fleet models rollback x86-64-v4 --reason "slower since the new driver"
+    """
+    from fleet.models.registry import Registry
+    from fleet.models.registry import as_json as champion_json
+
+    champion = Registry(models).rollback(device, to, reason=reason)
+    if as_json:
+        print_json(champion_json(champion))
+        return
+    typer.echo(f"{device} is served by {champion.version} from now on ({champion.reason})")
+
+
+def _date(secs: Any) -> str:
+    if not isinstance(secs, int | float):
+        return "not known"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(secs))
+
+
+def _text(value: Any) -> str:
+    """A value for people: short numbers, lists with commas, mappings as pairs."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    return "not known" if value is None else str(value)

@@ -1,0 +1,74 @@
+"""What every verb of the command line shares: common options, a JSON printer, a table printer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fleet.errors import FleetError
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Fleet file (configs/fleet.yaml).")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value, as a flag would.")
+]
+
+#: Characters of a name that stay on one line in a narrow terminal.
+_NAME_CHARS = 24
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value."""
+    typer.echo(json.dumps(value, indent=2, sort_keys=True))
+
+
+def print_rows(
+    columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], narrow: tuple[str, ...] | None = None
+) -> None:
+    """Print a table without borders; long values wrap.
+
+    Args:
+        columns: Heading of each column.
+        rows: A cell for each column.
+        narrow: Headings of the same columns for a terminal that is too narrow for the table. It is then set
+            closer, and the first column keeps `_NAME_CHARS` whatever else must give way.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    is_tight = narrow is not None and sum(widths) + 2 * (len(widths) - 1) > console.width
+    table = Table(box=None, pad_edge=False, collapse_padding=is_tight, header_style="bold")
+    for place, column in enumerate(narrow if narrow is not None and is_tight else columns):
+        kept = min(widths[0], _NAME_CHARS) if is_tight and place == 0 else None
+        table.add_column(column, overflow="fold", width=kept)
+    for row in rows:
+        # Values may hold square brackets, which rich would take for its markup.
+        table.add_row(*(escape(cell) for cell in row))
+    console.print(table)
+
+
+def parse_changes(changes: list[str]) -> dict[str, Any]:
+    """Read `KEY=VALUE` texts of `--set` into overrides for `fleet.config.settings.load_fleet`.
+
+    Raises:
+        FleetError: A text has no `=` or its value is no YAML.
+    """
+    from fleet.config.settings import ConfigError, parse_setting
+
+    overrides: dict[str, Any] = {}
+    for change in changes:
+        key, separator, text = change.partition("=")
+        if not separator or "." not in key:
+            raise FleetError(f"--set {key}: expected SECTION.KEY=VALUE, such as protocol.repeat=5")
+        try:
+            overrides[key] = parse_setting(key, text)
+        except ConfigError as error:
+            raise FleetError(f"--set {key}: {error}") from error
+    return overrides

@@ -1,0 +1,319 @@
+"""Collect records: candidates of workloads, each once on every device, into the store.
+
+The shell around `selection.py` and `planning.py`: it talks to the devices' agents and the store, and decides
+nothing that they could decide. Started again after any interruption it goes on with what is missing, because
+random candidates are drawn from a seed and the store tells what has been proposed and measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agents.records import (
+    Candidate,
+    CandidateId,
+    DeviceId,
+    DeviceSpec,
+    Family,
+    Outcome,
+    Record,
+    Workload,
+    WorkloadId,
+)
+from fleet.collection.planning import (
+    MAX_LOSSES,
+    NOISE_EVERY_SECS,
+    Job,
+    Progress,
+    noise_is_due,
+    plan_jobs,
+    plan_noise,
+    plan_remeasure,
+)
+from fleet.collection.proposing import GENERATIONS, Proposer, records_of
+from fleet.collection.selection import allocate, survey
+from fleet.collection.settings import CollectSettings, Pools, Watcher
+from fleet.collection.spending import Ledger, Spent
+from fleet.errors import FleetError
+from fleet.ray_session import ActorDiedError, RaySession
+from fleet.store.store import Store
+
+#: Batches that a device's agent holds: one runs, one waits, so the device never idles.
+_IN_FLIGHT = 2
+#: A batch that the agent died of this often ends the collection with an error.
+_MAX_CRASHES = 3
+#: Workloads that are finished before others begin: their candidates are held in memory, some 20 KB each.
+_WORKLOADS_AT_ONCE = 64
+
+
+class Collection:
+    """One collection over the devices of a session.
+
+    Args:
+        session: The devices' agents.
+        store: Where records go; this is its only writer.
+        specs: Specs of the session's devices.
+        settings: How much, and how.
+        watcher: Told of progress.
+    """
+
+    def __init__(
+        self,
+        session: RaySession,
+        store: Store,
+        specs: Mapping[DeviceId, DeviceSpec],
+        settings: CollectSettings,
+        watcher: Watcher,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._specs = specs
+        self._settings = settings
+        self._watcher = watcher
+        self._protocols = {
+            device_id: spec.protocol(settings.protocol) for device_id, spec in self._specs.items()
+        }
+        self._progress: dict[DeviceId, Progress] = {}
+        self._families: dict[Family, list[DeviceId]] = {}
+        for device_id, spec in specs.items():
+            self._families.setdefault(spec.family, []).append(device_id)
+        self._losses: Counter[tuple[DeviceId, CandidateId]] = Counter()
+        self._ledger = Ledger()
+        self._proposer = Proposer(session, store, self._families, settings, watcher, self._ledger)
+
+    def register(self) -> None:
+        """Store what the devices are, and take over what their agents measured but never had acknowledged."""
+        for device_id, spec in self._specs.items():
+            self._store.put_device(spec, self._session.call(device_id, "descriptor"))
+            self._take_over(device_id)
+
+    def run(self, workloads: Sequence[Workload]) -> None:
+        """Do everything for some workloads: random candidates first, then those that evolve from the best.
+
+        The settings' samples are shared out over the workloads (`selection.allocate`).
+        """
+        samples = self._settings.samples
+        minimum = samples if self._settings.minimum is None else min(self._settings.minimum, samples)
+        targets = allocate(workloads, samples * len(workloads), minimum)
+        for start in range(0, len(workloads), _WORKLOADS_AT_ONCE):
+            group = workloads[start : start + _WORKLOADS_AT_ONCE]
+            pools = self.propose(group, targets)
+            self.measure(pools, group)
+            for generation in range(GENERATIONS):
+                if self._proposer.evolve(pools, group, targets, generation, self._present):
+                    self.measure(pools, group)
+
+    def propose(
+        self, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int] | None = None
+    ) -> Pools:
+        """Fill the pool of each workload with known and random candidates (see `Proposer.begin`).
+
+        Args:
+            workloads: What to schedule; they are stored.
+            targets: Candidates of each workload; the settings' samples where None.
+        """
+        self._store.put_workloads(workloads)
+        samples = self._settings.samples
+        return self._proposer.begin(workloads, targets or {one.workload_id: samples for one in workloads})
+
+    def measure(
+        self, pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]], workloads: Sequence[Workload]
+    ) -> None:
+        """Measure every candidate of the pools once on every device of its family.
+
+        Candidates that are lost (a device out of reach) are tried again once.
+        """
+        self._run("measure", self._plan(pools, workloads))
+        if again := self._plan(pools, workloads):
+            self._run("again", again)
+
+    def remeasure(self, workloads: Sequence[Workload]) -> None:
+        """Measure some candidates of every device a second time, to show how far numbers repeat."""
+        by_id = {workload.workload_id: workload for workload in workloads}
+        jobs: list[Job] = []
+        for device_id, protocol in self._protocols.items():
+            records = [r for r in self._present(device_id) if r.workload_id in by_id]
+            jobs += plan_remeasure(
+                records,
+                by_id,
+                protocol=protocol,
+                count=self._settings.remeasure,
+                seed=self._settings.seed,
+                batch_size=self._settings.batch_size,
+            )
+        self._run("remeasure", jobs)
+
+    def measure_noise(self, *, only_due: bool = True) -> list[DeviceId]:
+        """Make the A/A run of every device: the same candidates twice, nothing changed.
+
+        Args:
+            only_due: Leave out devices that had theirs less than a day ago.
+
+        Returns:
+            Devices that have no candidate to make it with.
+        """
+        now = time.time()
+        # Other candidates every day; the same after an interruption.
+        seed = self._settings.seed + int(now // NOISE_EVERY_SECS)
+        workloads = self._store.workloads()
+        jobs: list[Job] = []
+        empty: list[DeviceId] = []
+        for device_id, protocol in self._protocols.items():
+            lasting = self._progress_of(device_id).environment_id
+            if only_due and not noise_is_due(self._present(device_id), now, lasting):
+                continue
+            planned = plan_noise(
+                self._present(device_id),
+                workloads,
+                protocol=protocol,
+                count=self._settings.noise,
+                seed=seed,
+                batch_size=self._settings.batch_size,
+            )
+            jobs += planned
+            if not planned:
+                empty.append(device_id)
+        self._run("noise", jobs)
+        return empty
+
+    def lost(self) -> dict[DeviceId, int]:
+        """Candidates of each device that were lost as often as they were tried in this run."""
+        return dict(Counter(device_id for device_id, _ in self._given_up()))
+
+    def spent(self) -> list[Spent]:
+        """Where the time of every device went."""
+        return self._ledger.spent()
+
+    def _plan(
+        self, pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]], workloads: Sequence[Workload]
+    ) -> list[Job]:
+        by_id = {workload.workload_id: workload for workload in workloads}
+        given_up: dict[DeviceId, set[CandidateId]] = {}
+        for device_id, candidate_id in self._given_up():
+            given_up.setdefault(device_id, set()).add(candidate_id)
+        jobs: list[Job] = []
+        for family, pool in pools.items():
+            device_ids = self._families.get(family, [])
+            jobs += plan_jobs(
+                {device_id: self._protocols[device_id] for device_id in device_ids},
+                pool,
+                by_id,
+                {device_id: self._progress_of(device_id) for device_id in device_ids},
+                seed=self._settings.seed,
+                batch_size=self._settings.batch_size,
+                given_up=given_up,
+            )
+        return [job for job in map(self._spared, jobs) if job.batch.candidates]
+
+    def _given_up(self) -> list[tuple[DeviceId, CandidateId]]:
+        return [pair for pair, losses in self._losses.items() if losses >= MAX_LOSSES]
+
+    def _spared(self, job: Job) -> Job:
+        """A job without the candidates that were put under quarantine since it was planned."""
+        family = self._specs[job.device_id].family
+        left = tuple(
+            one
+            for one in job.batch.candidates
+            if (family, one.candidate_id) not in self._proposer.quarantined
+        )
+        return replace(job, batch=replace(job.batch, candidates=left))
+
+    def _run(self, phase: str, jobs: Sequence[Job]) -> None:
+        """Keep every device busy until its jobs are done; store and acknowledge as batches come back."""
+        self._watcher.phase(phase, sum(len(job.batch.candidates) for job in jobs))
+        queues: dict[DeviceId, deque[Job]] = {}
+        for job in jobs:
+            queues.setdefault(job.device_id, deque()).append(job)
+        running: dict[Any, Job] = {}
+        with self._ledger.measuring(queues):
+            while any(queues.values()) or running:
+                for device_id, queue in queues.items():
+                    busy = sum(job.device_id == device_id for job in running.values())
+                    while queue and busy < _IN_FLIGHT:
+                        job = self._spared(queue.popleft())
+                        if job.batch.candidates:
+                            running[self._session.submit(device_id, "measure", job.batch)] = job
+                            busy += 1
+                for reference in self._session.wait(running) if running else ():
+                    job = running.pop(reference)
+                    try:
+                        records = self._session.result(reference, job.device_id)
+                    except ActorDiedError as death:
+                        queues[job.device_id].appendleft(self._after_crash(job, death))
+                    else:
+                        self._keep(job.device_id, records)
+
+    def _after_crash(self, job: Job, death: ActorDiedError) -> Job:
+        """Take over what the dead agent had finished; what is left of the batch is tried again."""
+        crashes = job.crashes + 1
+        if crashes >= _MAX_CRASHES:
+            names = ", ".join(sorted(candidate.candidate_id for candidate in job.batch.candidates))
+            raise FleetError(
+                f"device {job.device_id}: its agent died {crashes} times of one batch (candidates {names}); "
+                f"last: {death}"
+            ) from death
+        self._session.await_restart(job.device_id)
+        finished = {record.candidate_id for record in self._take_over(job.device_id)}
+        left = tuple(c for c in job.batch.candidates if c.candidate_id not in finished)
+        return replace(job, batch=replace(job.batch, candidates=left), crashes=crashes)
+
+    def _take_over(self, device_id: DeviceId) -> list[Record]:
+        records: list[Record] = self._session.call(device_id, "pending")
+        if records:
+            self._keep(device_id, records)
+        return records
+
+    def _keep(self, device_id: DeviceId, records: Sequence[Record]) -> None:
+        """Make records durable, then let the agent forget them."""
+        with self._ledger.storing(device_id, records):
+            self._store.append(records)
+        # Not waited for: the agent answers after the batch that it works on. Should it die before, the
+        # records come back as `pending`, and the store knows them already.
+        self._session.submit(device_id, "acknowledge", [record.record_id for record in records])
+        progress = self._progress.get(device_id)
+        for record in records:
+            if progress is not None:
+                progress.add(record)
+            if record.outcome is Outcome.LOST:
+                self._losses[device_id, record.candidate_id] += 1
+            if record.is_quarantined:
+                self._proposer.quarantined.add((self._specs[device_id].family, record.candidate_id))
+        self._watcher.stored(device_id, records)
+
+    def _progress_of(self, device_id: DeviceId) -> Progress:
+        """What the device has measured in the environment that it has now; read once, kept up by `_keep`."""
+        if device_id not in self._progress:
+            now = self._session.call(device_id, "environment_id", self._protocols[device_id])
+            progress = self._progress[device_id] = Progress(environment_id=now)
+            for record in self._store.records(device_id=device_id):
+                progress.add(record)
+        return self._progress[device_id]
+
+    def _present(self, device_id: DeviceId) -> Iterator[Record]:
+        """Records of a device in the environment that it has now."""
+        lasting = self._progress_of(device_id).environment_id
+        return (r for r in self._store.records(device_id=device_id) if r.environment_id == lasting)
+
+
+def known_candidates(
+    store: Store, device_ids: Iterable[DeviceId], limit: int
+) -> dict[WorkloadId, list[Candidate]]:
+    """Candidates that any of the devices has measured and none has put under quarantine.
+
+    Args:
+        store: Where the records are.
+        device_ids: Devices of one family.
+        limit: Most candidates of each workload, for the memory that their traces take.
+
+    Returns:
+        By workload, in the order of their first record; workloads without any are left out.
+    """
+    found = survey(records_of(store, device_ids), dict.fromkeys(store.workloads(), limit))
+    return {one: list(known.candidates.values()) for one, known in found.items() if known.candidates}
+
+
+__all__ = ["CollectSettings", "Collection", "Pools", "Watcher", "known_candidates"]

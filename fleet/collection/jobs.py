@@ -1,0 +1,150 @@
+"""What is behind `fleet collect`, and the reading of a store to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.probe import differences, probe
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from fleet.collection import replaying
+from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.progress import Display
+from fleet.collection.selection import choose_workloads
+from fleet.collection.spending import Spent
+from fleet.config.settings import select_devices
+from fleet.errors import FleetError
+from fleet.models.learning import Snapshot, load_snapshot
+from fleet.ray_session import RaySession
+from fleet.store.store import Store
+
+if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig
+
+#: Folder of the agents' spools, beside the store.
+SPOOL = "spool"
+#: Random candidates that a workload gets at least: fewer are no ground to evolve from.
+_LEAST_RANDOM = 8
+
+
+def fitting_devices(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
+    """Devices to measure on: those asked for, or all device files that this host can be.
+
+    Replay devices must be asked for: their records are no new measurements. They are made ready here.
+
+    Raises:
+        FleetError: One that was asked for cannot be measured here, or none can.
+    """
+    specs = select_devices(settings)
+    descriptor = probe()
+    faults = {device_id: differences(spec, descriptor) for device_id, spec in specs.items()}
+    if settings.devices.ids:
+        refused = [f"device {device_id}: {'; '.join(found)}" for device_id, found in faults.items() if found]
+        if refused:
+            raise FleetError("\n".join(refused))
+        return replaying.ready(specs, Path(settings.store.path).parent / replaying.REPLAY)
+    fitting = {
+        device_id: spec
+        for device_id, spec in specs.items()
+        if not faults[device_id] and spec.kind is not DeviceKind.REPLAY
+    }
+    if not fitting:
+        raise FleetError(
+            f"this host can be none of the {len(specs)} devices in {settings.devices.folder}; "
+            "run `fleet init` to write its profiles, or name a replay device with --device"
+        )
+    return fitting
+
+
+def collect_records(
+    settings: FleetConfig, display: Display, *, remeasure: int = 0, noise: int | None = None
+) -> list[Spent]:
+    """Measure the configured workloads on the configured devices, and the noise where that is due.
+
+    Args:
+        settings: Devices, workloads, protocol, store.
+        display: Shows how it goes.
+        remeasure: Candidates of each device to measure a second time.
+        noise: Candidates of an A/A run that is made now, on every device, and is all that is done; None
+            for the usual work, which ends with an A/A run on devices that had none for a day.
+
+    Returns:
+        Where the time of each device went.
+    """
+    specs = fitting_devices(settings)
+    samples = settings.workloads.samples
+    how = CollectSettings(
+        samples=samples,
+        minimum=max(_LEAST_RANDOM, samples // 2),
+        exploration=settings.workloads.exploration,
+        protocol=settings.timing_protocol(),
+        seed=settings.training.seed,
+        remeasure=remeasure,
+        noise=settings.workloads.noise_samples if noise is None else noise,
+    )
+    path = Path(settings.store.path)
+    with (
+        Store.open(path) as store,
+        RaySession(list(specs.values()), path.parent / SPOOL) as session,
+        display.live(),
+    ):
+        collection = Collection(session, store, specs, how, display)
+        collection.register()
+        if noise is not None:
+            _measure_noise_now(collection, specs)
+            return collection.spent()
+        first = next(iter(specs))
+        listed = session.call(first, "network_workloads", list(settings.workloads.networks))
+        workloads = choose_workloads(
+            listed,
+            count=settings.workloads.count,
+            min_flops=settings.workloads.min_flops,
+            max_flops=settings.workloads.max_flops,
+        )
+        if not workloads:
+            raise FleetError(
+                f"none of the {len(listed)} workloads of {', '.join(settings.workloads.networks)} has "
+                f"between {settings.workloads.min_flops:g} and {settings.workloads.max_flops:g} FLOPs; "
+                "widen workloads.min_flops and workloads.max_flops"
+            )
+        collection.run(workloads)
+        collection.remeasure(workloads)
+        if how.noise:
+            collection.measure_noise()
+        for device_id, count in collection.lost().items():
+            display.say(
+                f"{device_id}: {count} candidates were lost twice, so the device was out of reach or its "
+                "processes ended; the next run tries them again."
+            )
+        return collection.spent()
+
+
+def _measure_noise_now(collection: Collection, specs: Mapping[DeviceId, DeviceSpec]) -> None:
+    empty = collection.measure_noise(only_due=False)
+    if empty:
+        names = ", ".join(empty)
+        done = "; the others have theirs" if len(empty) < len(specs) else ""
+        raise FleetError(
+            f"no A/A run on {names}: the store has no ok candidate of it, as it is now, to measure twice; "
+            f"run `fleet collect` first{done}"
+        )
+
+
+def read_snapshot(store: Path, device_ids: Sequence[str]) -> Snapshot:
+    """Read the records of some devices, or of all, which must be of one family.
+
+    Raises:
+        FleetError: The devices are of several families, or unknown.
+    """
+    reader = Store.read(store)
+    chosen = [DeviceId(name) for name in device_ids]
+    entries = reader.devices()
+    families: dict[Family, list[str]] = {}
+    for device_id in chosen or sorted(entries):
+        if device_id in entries:
+            families.setdefault(entries[device_id].spec.family, []).append(device_id)
+    if len(families) > 1:
+        listed = "; ".join(f"{family}: {', '.join(names)}" for family, names in sorted(families.items()))
+        raise FleetError(f"a model is shared by devices of one family, got {listed}; choose with --device")
+    return load_snapshot(reader, device_ids=chosen)

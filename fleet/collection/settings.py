@@ -1,0 +1,49 @@
+"""What a collection is told and what it tells: its settings, and who watches it.
+
+`collect.py` and `proposing.py` share these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol as TypingProtocol
+
+from agents.records import Candidate, DeviceId, Family, Protocol, Record, Workload, WorkloadId
+from fleet.collection.planning import BATCH_SIZE
+
+#: Candidates by family and workload.
+Pools = dict[Family, dict[WorkloadId, list[Candidate]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectSettings:
+    """How much to collect, and how."""
+
+    #: Candidates a workload, on average.
+    samples: int
+    #: What the devices' own changes go on top of.
+    protocol: Protocol
+    seed: int = 0
+    batch_size: int = BATCH_SIZE
+    #: Candidates measured a second time on each device.
+    remeasure: int = 0
+    #: Candidates that every workload gets, all of them random; None gives each workload `samples`.
+    minimum: int | None = None
+    #: Share of the candidates beyond the minimum that is random too; the others evolve from measured ones.
+    exploration: float = 1.0
+    #: Candidates of an A/A run, which every device gets once a day; 0 for none.
+    noise: int = 0
+
+
+class Watcher(TypingProtocol):
+    """Sees the collection as it goes; for progress displays."""
+
+    def phase(self, name: str, total: int) -> None:
+        """A phase begins, with `total` steps in it (names: `fleet.collection.progress`)."""
+
+    def proposed(self, workload: Workload, candidates: int) -> None:
+        """One workload has its candidates."""
+
+    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
+        """Records are durable."""

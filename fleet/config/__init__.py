@@ -1,0 +1,1 @@
+"""Settings and device files: what people write, strictly read."""

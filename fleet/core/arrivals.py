@@ -1,0 +1,162 @@
+"""Records as they arrive from agents: which of them count, and which jobs they complete. Pure.
+
+`fleet.daemon.coordinator` asks before it stores anything. It knows leases and jobs by their names, and
+neither the store nor the links.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from agents.lease import LeaseTag
+from agents.messages import AgentUp, Message, MorePending, Results, TaggedRecord
+from agents.records import CandidateId, DeviceId, Record
+from fleet.core.events import Job, JobFinished, JobId, Verdict
+
+Judge = Callable[[DeviceId, JobId, int], Verdict]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """Records of one agent under one lease."""
+
+    device_id: DeviceId
+    #: Of the agent that delivered them.
+    incarnation: int
+    #: None for records that no lease made: those of a collection without a coordinator.
+    lease: LeaseTag | None
+    records: tuple[Record, ...]
+    #: Seconds of the device that they took, where it is told.
+    device_secs: float = 0.0
+    #: No more of this lease comes from this agent.
+    is_last: bool = False
+    #: From the spool of an earlier life: nobody says which part is the last.
+    is_leftover: bool = False
+
+
+@dataclass(slots=True)
+class Sorted:
+    """What is to be done with what arrived."""
+
+    #: To be stored. Records that the store has already are among them.
+    counted: list[Arrival] = field(default_factory=list)
+    #: Of leases that were counted before: what the store lacks of them is stored, and nothing is counted.
+    repeated: list[Arrival] = field(default_factory=list)
+    #: To be kept apart.
+    late: list[Arrival] = field(default_factory=list)
+
+
+def arrivals_of(messages: Iterable[Message]) -> list[Arrival]:
+    """The records in some messages, in their order; leftovers of one lease in a message are one arrival."""
+    found: list[Arrival] = []
+    for message in messages:
+        if isinstance(message, AgentUp | MorePending):
+            found += _leftovers(message.device_id, message.incarnation, message.pending)
+        elif isinstance(message, Results):
+            found.append(
+                Arrival(
+                    device_id=message.device_id,
+                    incarnation=message.incarnation,
+                    lease=message.lease,
+                    records=tuple(message.records),
+                    device_secs=message.device_secs,
+                    is_last=message.is_last,
+                )
+            )
+    return found
+
+
+def _leftovers(device_id: DeviceId, incarnation: int, pending: Iterable[TaggedRecord]) -> list[Arrival]:
+    by_lease: dict[LeaseTag | None, list[Record]] = {}
+    for lease, record in pending:
+        by_lease.setdefault(lease, []).append(record)
+    return [
+        Arrival(
+            device_id=device_id,
+            incarnation=incarnation,
+            lease=lease,
+            records=tuple(records),
+            is_leftover=True,
+        )
+        for lease, records in by_lease.items()
+    ]
+
+
+def sort(arrivals: Iterable[Arrival], judge: Judge) -> Sorted:
+    """Sort arrivals by what their leases are worth now."""
+    found = Sorted()
+    for one in arrivals:
+        if one.lease is None:
+            found.counted.append(one)
+            continue
+        verdict = judge(one.device_id, JobId(one.lease.job_id), one.lease.epoch)
+        {Verdict.COUNTS: found.counted, Verdict.REPEATED: found.repeated, Verdict.LATE: found.late}[
+            verdict
+        ].append(one)
+    return found
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was counted of one job."""
+
+    finished: set[CandidateId] = field(default_factory=set)
+    record_ids: set[str] = field(default_factory=set)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    strikes: set[CandidateId] = field(default_factory=set)
+    #: Seconds of the device by lease.
+    device_secs: dict[int, float] = field(default_factory=dict)
+
+
+class Tallies:
+    """What was counted of the jobs that have not ended; in memory, for the spools tell it again."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, _Tally] = {}
+
+    def add(self, arrival: Arrival) -> None:
+        """Count an arrival whose lease counts and whose records are in the store."""
+        if arrival.lease is None:
+            return
+        tally = self._jobs.setdefault(JobId(arrival.lease.job_id), _Tally())
+        epoch = arrival.lease.epoch
+        tally.device_secs[epoch] = tally.device_secs.get(epoch, 0.0) + arrival.device_secs
+        for record in arrival.records:
+            if record.record_id in tally.record_ids:
+                continue
+            tally.record_ids.add(record.record_id)
+            tally.outcomes[str(record.outcome)] += 1
+            tally.finished.add(record.candidate_id)
+            if record.is_quarantined:
+                tally.strikes.add(record.candidate_id)
+
+    def left(self, job: Job) -> list[CandidateId]:
+        """Candidates of a job that have no counted record yet, as far as this knows."""
+        tally = self._jobs.get(job.job_id)
+        return [one for one in job.candidate_ids if tally is None or one not in tally.finished]
+
+    def finish(
+        self, device_id: DeviceId, job_id: JobId, epoch: int, incarnation: int, at_secs: float
+    ) -> JobFinished:
+        """Make the event of a job whose candidates are all in the store, and forget the job."""
+        tally = self._jobs.pop(job_id, None) or _Tally()
+        return JobFinished(
+            at_secs=at_secs,
+            device_id=device_id,
+            job_id=job_id,
+            epoch=epoch,
+            incarnation=incarnation,
+            outcomes=dict(tally.outcomes),
+            device_secs=tally.device_secs.get(epoch, 0.0),
+            strikes=tuple(sorted(tally.strikes)),
+        )
+
+    def forget(self, job_ids: Sequence[JobId]) -> None:
+        """Let go of jobs that ended otherwise."""
+        for job_id in job_ids:
+            self._jobs.pop(job_id, None)
+
+
+__all__ = ["Arrival", "Judge", "Sorted", "Tallies", "arrivals_of", "sort"]

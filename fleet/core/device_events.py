@@ -1,0 +1,175 @@
+"""Events of the coordinator, of devices and of their agents: what each changes, and what follows. Pure.
+
+Called by `state.py`, which has one function here for each event; the rules are those of `leasing.py`.
+"""
+
+from __future__ import annotations
+
+from fleet.core import events as ev
+from fleet.core.device_state import WITH_AGENT, Device
+from fleet.core.events import DeviceState, Instruction, JobState, ReasonKind
+from fleet.core.model_events import enter_environment, expect
+from fleet.core.state_core import Core
+
+
+def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instruction]:
+    """Release every lease and start every agent anew: those of the coordinator before are gone."""
+    leasing = core.leasing
+    leasing.limits = event.limits or leasing.limits
+    leasing.is_stopping = leasing.is_full = False
+    made: list[Instruction] = []
+    totals: dict[str, int] = {}
+    for device in leasing.devices.values():
+        device.records = event.records.get(device.device_id, device.records)
+        totals[device.family] = totals.get(device.family, 0) + device.records
+        leasing.release(device)
+        device.wanted_at = None
+        if device.state not in (DeviceState.RETIRED, DeviceState.QUARANTINED):
+            made += leasing.start(device)
+        leasing.schedule(device)
+    core.triggers.set_records(totals)
+    return made + core.triggers.ask_again(leasing.now)
+
+
+def coordinator_stopping(core: Core, event: ev.CoordinatorStopping) -> list[Instruction]:
+    """Grant and start nothing from here on; what runs may end."""
+    core.leasing.is_stopping = True
+    return []
+
+
+def disk_full(core: Core, event: ev.DiskFull) -> list[Instruction]:
+    """Take in nothing, grant nothing, and let no lease expire for want of results."""
+    if core.leasing.is_full:
+        return []
+    core.leasing.is_full = True
+    return [ev.StopAccepting()]
+
+
+def disk_freed(core: Core, event: ev.DiskFreed) -> list[Instruction]:
+    """Go on: every lease runs on from now."""
+    leasing = core.leasing
+    if not leasing.is_full:
+        return []
+    leasing.is_full = False
+    made: list[Instruction] = [ev.Accept()]
+    for device in leasing.devices.values():
+        device.renew(leasing.now, leasing.limits)
+        device.wanted_at = None
+        made += leasing.settle(device)
+    return made
+
+
+def tick(core: Core, event: ev.Tick) -> list[Instruction]:
+    """Do what time alone asks for."""
+    made: list[Instruction] = []
+    for device, instructions in core.leasing.wake():
+        core.remember(device.device_id, event)
+        made += instructions
+    return made
+
+
+def device_added(core: Core, event: ev.DeviceAdded) -> list[Instruction]:
+    """Make a device known and start its agent; change family and policy of a known one."""
+    leasing = core.leasing
+    device = leasing.devices.get(event.device_id)
+    if device is None:
+        device = Device(event.device_id, event.family, event.policy)
+        leasing.devices[event.device_id] = device
+    elif device.family != event.family:
+        core.triggers.drop(device.device_id)
+        core.triggers.stored(device.family, device.device_id, -device.records)
+        core.triggers.stored(event.family, device.device_id, device.records)
+    device.family, device.policy = event.family, event.policy
+    made: list[Instruction] = []
+    if device.state in (DeviceState.UNKNOWN, DeviceState.RETIRED):
+        device.state, device.reason, device.failures = DeviceState.UNKNOWN, "", 0
+        made = leasing.start(device)
+    return made + leasing.settle(device)
+
+
+def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
+    """Stop the agent and cancel the jobs."""
+    leasing, device = core.leasing, core.device(event)
+    if device.state is DeviceState.RETIRED:
+        return []
+    stop = [ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=False)]
+    made: list[Instruction] = [*stop] if device.state in WITH_AGENT else []
+    leasing.release(device)
+    for job_id in leasing.jobs.of_device(device.device_id):
+        leasing.jobs.end(core.entry(job_id), JobState.CANCELLED)
+    core.triggers.drop(device.device_id)
+    device.state, device.reason = DeviceState.RETIRED, event.reason
+    device.start_at = device.probe_by = device.wanted_at = None
+    return made + leasing.settle(device)
+
+
+def agent_started(core: Core, event: ev.AgentStarted) -> list[Instruction]:
+    """Give the agent of the present incarnation time for its probe; end any other."""
+    device = core.device(event)
+    if not core.is_current(device, event):
+        # One that was given up came up after all, or a zombie did.
+        stale = event.incarnation
+        return [ev.StopAgent(device_id=device.device_id, incarnation=stale, kill=True)]
+    if device.state is not DeviceState.PROBING:
+        raise core.impossible(event, "its agent had started before")
+    device.probe_by = core.leasing.now + core.leasing.limits.start_secs
+    return core.leasing.settle(device)
+
+
+def probe_passed(core: Core, event: ev.ProbePassed) -> list[Instruction]:
+    """Let the device have leases; a device without a head asks for a training."""
+    device = core.device(event)
+    if not core.is_current(device, event):
+        return []
+    if device.state is not DeviceState.PROBING:
+        raise core.impossible(event, "its agent had passed the probe before")
+    device.state, device.reason, device.probe_by = DeviceState.IDLE, "", None
+    device.utc_offset_secs = event.utc_offset_secs or 0.0
+    device.is_host_idle = None
+    enter_environment(core, device, event.environment_id)
+    if not device.champion:
+        missing = core.leasing.limits.reason_records - device.records
+        expect(core, device, ReasonKind.NEW_DEVICE, f"{device.device_id} has no head yet", missing)
+    return core.leasing.settle(device)
+
+
+def probe_refused(core: Core, event: ev.ProbeRefused) -> list[Instruction]:
+    """Stop the agent and count a failure."""
+    device = core.device(event)
+    if not core.is_current(device, event):
+        return []
+    stop = ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=False)
+    return [stop, *core.leasing.fail(device, event.reason), *core.leasing.settle(device)]
+
+
+def agent_beat(core: Core, event: ev.AgentBeat) -> list[Instruction]:
+    """Renew leases, note progress and whether the host is idle."""
+    device = core.device(event)
+    if not core.is_current(device, event) or device.state is DeviceState.PROBING:
+        return []
+    if event.epoch is not None and event.epoch > device.epoch:
+        raise core.impossible(event, f"its last lease has epoch {device.epoch}")
+    device.beat(event, core.leasing.limits)
+    return core.leasing.settle(device)
+
+
+def agent_died(core: Core, event: ev.AgentDied) -> list[Instruction]:
+    """Release the leases and count a failure."""
+    device = core.device(event)
+    if not core.is_current(device, event):
+        return []
+    return core.leasing.fail(device, event.reason) + core.leasing.settle(device)
+
+
+def quarantine_lifted(core: Core, event: ev.QuarantineLifted) -> list[Instruction]:
+    """Start a device at once, or queue a job again; nothing to lift is no fault."""
+    leasing, device = core.leasing, core.device(event)
+    if event.job_id is not None:
+        entry = leasing.jobs.get(event.job_id)
+        if entry and entry.state is JobState.QUARANTINED and entry.job.device_id == device.device_id:
+            leasing.jobs.lift(entry)
+        return leasing.settle(device)
+    if device.state not in (DeviceState.QUARANTINED, DeviceState.LOST):
+        return []
+    device.failures = 0
+    return leasing.start(device) + leasing.settle(device)

@@ -1,0 +1,250 @@
+"""One device as the state knows it: its agent's life, its leases, what it spent and measured. Pure.
+
+Part of `state.py`, which alone changes it. It knows neither jobs (their ids only) nor other devices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.records import DeviceId
+from fleet.core.events import AgentBeat, Busy, DevicePolicy, DeviceState, JobId
+from fleet.core.limits import Limits
+from fleet.core.policies import Budget, Closed, closed_because
+
+#: Ends of leases that are remembered, to tell a second delivery of results from a late one. An agent has two
+#: leases at a time, so whatever it still delivers is far younger.
+_REMEMBERED_EPOCHS = 64
+#: A beat is worth its place in the journal if it moves a deadline by this share of a lease.
+_NEWS_SHARE = 0.25
+#: States in which there is, or may be, an agent.
+WITH_AGENT = frozenset({DeviceState.PROBING, DeviceState.IDLE, DeviceState.LEASED})
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right of one job to the device."""
+
+    job_id: JobId
+    epoch: int
+    #: Candidates of the job, and how many of them are finished.
+    size: int
+    expected_secs: float
+    deadline_secs: float
+    #: When its work began, and when it last got further.
+    began_secs: float
+    progress_secs: float
+    done: int = 0
+
+    def worked_secs(self, now_secs: float) -> float:
+        """Seconds since its work began; what lies after its deadline is nobody's."""
+        return max(0.0, min(now_secs, self.deadline_secs) - self.began_secs)
+
+
+@dataclass(slots=True)
+class Device:
+    """Everything that the state keeps of one device; `fleet.core.events` has the words."""
+
+    device_id: DeviceId
+    family: str
+    policy: DevicePolicy
+    state: DeviceState = DeviceState.UNKNOWN
+    #: Why it is quarantined, lost or retired.
+    reason: str = ""
+    incarnation: int = 0
+    epoch: int = 0
+    #: Oldest first.
+    leases: list[Lease] = field(default_factory=list)
+    #: Epoch that the last beat named.
+    at_work: int | None = None
+    #: Deaths and refusals in a row without a finished candidate.
+    failures: int = 0
+    #: Unix seconds of the next start (lost, quarantined), and until when an agent must have passed its probe.
+    start_at: float | None = None
+    probe_by: float | None = None
+    #: When jobs were asked for, and no room has come up since.
+    wanted_at: float | None = None
+    utc_offset_secs: float = 0.0
+    is_host_idle: bool | None = None
+    budget: Budget = field(default_factory=Budget)
+    #: Epochs of the last counted leases.
+    counted_epochs: list[int] = field(default_factory=list)
+    #: What the store has of it.
+    records: int = 0
+    ok: int = 0
+    late: int = 0
+    #: Since the beginning of the journal.
+    jobs_done: int = 0
+    crashes: int = 0
+    device_secs: float = 0.0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    environment_id: str = ""
+    champion: str = ""
+    drift: str = ""
+
+    def lease(self, epoch: int) -> Lease | None:
+        """The running lease of an epoch."""
+        return next((one for one in self.leases if one.epoch == epoch), None)
+
+    def front(self) -> Lease | None:
+        """The lease at work: the one that the last beat named, else the oldest."""
+        named = self.lease(self.at_work) if self.at_work is not None else None
+        return named or (self.leases[0] if self.leases else None)
+
+    def grant(self, job_id: JobId, size: int, expected_secs: float, now: float, limits: Limits) -> Lease:
+        """Add a lease with the next epoch."""
+        self.epoch += 1
+        lease = Lease(
+            job_id=job_id,
+            epoch=self.epoch,
+            size=size,
+            expected_secs=expected_secs,
+            deadline_secs=now + limits.lease_secs,
+            began_secs=now,
+            progress_secs=now,
+        )
+        self.leases.append(lease)
+        self.state = DeviceState.LEASED
+        return lease
+
+    def end_lease(self, lease: Lease, now: float) -> float:
+        """Take a lease away; the one behind it begins now.
+
+        Returns:
+            Seconds that it worked, as far as the state can tell: 0 for one that waited.
+        """
+        is_front = lease is self.front()
+        self.leases.remove(lease)
+        if is_front:
+            self.at_work = None
+        if is_front and self.leases:
+            self.leases[0].began_secs = self.leases[0].progress_secs = now
+        if self.state is DeviceState.LEASED and not self.leases:
+            self.state = DeviceState.IDLE
+        return lease.worked_secs(now) if is_front else 0.0
+
+    def charge(self, secs: float, now: float) -> None:
+        """Add seconds of the device to what was spent."""
+        self.device_secs += secs
+        self.budget.charge(now + self.utc_offset_secs, secs)
+
+    def remember(self, epoch: int) -> None:
+        """Note that the results of a lease were counted."""
+        self.counted_epochs.append(epoch)
+        del self.counted_epochs[:-_REMEMBERED_EPOCHS]
+
+    def renewed_deadline(self, beat: AgentBeat, limits: Limits) -> float:
+        """Until when the leases run after a beat, at least; minus infinity where it renews nothing."""
+        lease = self.lease(beat.epoch) if beat.epoch is not None else None
+        if lease is None:
+            return -math.inf
+        if beat.done > lease.done or beat.epoch != self.at_work:
+            return beat.at_secs + limits.lease_secs
+        if beat.busy is Busy.IDLE:
+            return -math.inf
+        return min(beat.at_secs + limits.lease_secs, lease.progress_secs + limits.stall_secs)
+
+    def is_news(self, beat: AgentBeat, limits: Limits) -> bool:
+        """Whether a beat changes what matters."""
+        if beat.incarnation != self.incarnation or self.state not in (DeviceState.IDLE, DeviceState.LEASED):
+            return beat.incarnation > self.incarnation
+        if beat.is_host_idle not in (None, self.is_host_idle):
+            return True
+        if beat.utc_offset_secs not in (None, self.utc_offset_secs):
+            return True
+        if beat.epoch is None or (lease := self.lease(beat.epoch)) is None:
+            return beat.epoch is not None and beat.epoch > self.epoch
+        if beat.epoch != self.at_work or (self.failures and beat.done > lease.done):
+            return True
+        step = self.renewed_deadline(beat, limits) - lease.deadline_secs
+        return step >= _NEWS_SHARE * limits.lease_secs
+
+    def beat(self, beat: AgentBeat, limits: Limits) -> None:
+        """Take in a beat of the living agent."""
+        if beat.is_host_idle is not None:
+            self.is_host_idle = beat.is_host_idle
+        if beat.utc_offset_secs is not None:
+            self.utc_offset_secs = beat.utc_offset_secs
+        lease = self.lease(beat.epoch) if beat.epoch is not None else None
+        if lease is None:
+            return
+        deadline = self.renewed_deadline(beat, limits)
+        for one in self.leases:  # one that waits cannot show progress
+            one.deadline_secs = max(one.deadline_secs, deadline)
+        if beat.done > lease.done:
+            self.failures = 0
+        if beat.done > lease.done or beat.epoch != self.at_work:
+            lease.progress_secs = max(lease.progress_secs, beat.at_secs)
+        lease.done = max(lease.done, beat.done)
+        self.at_work = beat.epoch
+
+    def renew(self, now: float, limits: Limits) -> None:
+        """Let all leases run on from now: it was not their agent's doing that nothing came."""
+        for lease in self.leases:
+            lease.deadline_secs = max(lease.deadline_secs, now + limits.lease_secs)
+            lease.progress_secs = now
+
+    def closed(self, now: float) -> Closed | None:
+        """Why its policy allows no lease now; None where it does."""
+        estimates = [one.expected_secs for one in self.leases]
+        outstanding = 0.0 if estimates and min(estimates) <= 0 else sum(estimates)
+        return closed_because(
+            self.policy,
+            self.budget,
+            at_secs=now,
+            utc_offset_secs=self.utc_offset_secs,
+            is_host_idle=self.is_host_idle,
+            outstanding_secs=outstanding if estimates else None,
+        )
+
+    def restart_wait(self, limits: Limits) -> float:
+        """Seconds to wait before the next start, after `failures` in a row."""
+        if self.failures <= 1:
+            return 0.0
+        return min(limits.restart_wait_secs, 2.0 ** min(self.failures - 2, 30))
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """What status and API show; JSON-ready. Times in Unix seconds."""
+        closed = self.closed(now)
+        return {
+            "state": self.state.value,
+            "reason": self.reason,
+            "family": self.family,
+            "incarnation": self.incarnation,
+            "epoch": self.epoch,
+            "leases": [
+                {
+                    "job_id": one.job_id,
+                    "epoch": one.epoch,
+                    "deadline": one.deadline_secs,
+                    "done": one.done,
+                    "of": one.size,
+                }
+                for one in self.leases
+            ],
+            "failures": self.failures,
+            "next_start_at": self.start_at,
+            "records": self.records,
+            "ok": self.ok,
+            "failed": self.records - self.ok,
+            "late": self.late,
+            "jobs_done": self.jobs_done,
+            "crashes": self.crashes,
+            "outcomes": dict(self.outcomes),
+            "budget": {
+                "hour_secs": self.budget.spent_of_hour(now + self.utc_offset_secs),
+                "hour_limit_secs": self.policy.secs_per_hour,
+                "day_secs": self.budget.spent_of_day(now + self.utc_offset_secs),
+                "day_limit_secs": self.policy.secs_per_day,
+                "device_secs": self.device_secs,
+            },
+            "closed": closed.reason if closed else "",
+            "environment_id": self.environment_id,
+            "champion": self.champion,
+            "drift": self.drift,
+        }
+
+
+__all__ = ["WITH_AGENT", "Device", "Lease"]

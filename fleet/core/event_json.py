@@ -1,0 +1,141 @@
+"""Events as JSON, for the journal: `{"event": "AgentDied", "at_secs": ...}` and back.
+
+Called by `journal.py`. The fields are those of the classes in `events.py`; what stands in a journal of an
+older version is read as long as its names are known, and a field that it lacks gets its default.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from fleet.core.events import Event
+from fleet.errors import FleetError
+
+_NAME = "event"
+_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+_Value = TypeVar("_Value")
+
+
+class EventError(FleetError):
+    """A journalled event is none that this version knows."""
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """Turn an event into JSON-ready values: `event` is the name of its class, then its fields."""
+    values: dict[str, Any] = value_to_json(event)
+    return {_NAME: type(event).__name__} | values
+
+
+def event_from_json(value: Mapping[str, Any]) -> Event:
+    """Read one event.
+
+    Raises:
+        EventError: The event is unknown, or a field is missing, unknown or of the wrong kind.
+    """
+    name = value.get(_NAME)
+    kind = _CLASSES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise EventError(
+            f"the journal holds an event {name!r}, expected one of {', '.join(sorted(_CLASSES))}; "
+            "was it written by a newer version?"
+        )
+    event: Event = value_from_json(kind, {key: item for key, item in value.items() if key != _NAME})
+    return event
+
+
+def value_to_json(value: Any) -> Any:
+    """Turn a dataclass of events and states, or what its fields hold, into JSON-ready values."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple or kind is list:
+        if all(type(item) is str for item in value):  # ids, nearly always
+            return list(value)
+        return [value_to_json(item) for item in value]
+    if is_dataclass(value):
+        return {name: value_to_json(getattr(value, name)) for name in _names(cast(Any, kind))}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): value_to_json(item) for key, item in value.items()}
+    raise TypeError(f"{kind.__name__} is no value of events and states")
+
+
+def value_from_json(kind: type[_Value], value: Any) -> _Value:
+    """Read one dataclass of events and states.
+
+    Raises:
+        EventError: A field is missing, unknown or of the wrong kind.
+    """
+    try:
+        result: _Value = _reader(cast(Any, kind))(value)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise EventError(
+            f"{kind.__name__} in the journal cannot be read: {error}; got {value!r:.200}"
+        ) from None
+    return result
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """How JSON values become values of a type: built once a type, as the journal reads many."""
+    origin = get_origin(kind)
+    if origin in (types.UnionType, Union):
+        (inner,) = [one for one in get_args(kind) if one is not type(None)]
+        read = _reader(inner)
+        return lambda value: None if value is None else read(value)
+    if origin in (tuple, list):
+        item = _reader(get_args(kind)[0])
+        if getattr(get_args(kind)[0], "__supertype__", get_args(kind)[0]) is str:
+            return lambda value: origin(value if _are_texts(value) else map(item, value))
+        return lambda value: origin(item(one) for one in _checked(value, list))
+    if origin is not None and issubclass(origin, Mapping):
+        key, item = (_reader(one) for one in get_args(kind))
+        return lambda value: {key(name): item(one) for name, one in _checked(value, dict).items()}
+    kind = getattr(kind, "__supertype__", kind)
+    if is_dataclass(kind):
+        return _record_reader(kind)
+    if issubclass(kind, Enum):
+        return cast(Callable[[Any], Any], kind)
+    if kind is float:
+        return lambda value: value if type(value) is float else float(_checked(value, int | float))
+    return lambda value: value if type(value) is kind else _checked(value, kind)
+
+
+def _record_reader(kind: Any) -> Callable[[Any], Any]:
+    hints = get_type_hints(kind)
+    readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
+    needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
+
+    def read(value: Any) -> Any:
+        if _checked(value, dict).keys() != readers.keys():
+            missing, unknown = needed - value.keys(), value.keys() - readers.keys()
+            if missing or unknown:
+                raise ValueError(f"missing {sorted(missing)}, unknown {sorted(unknown)}")
+        return kind(**{name: readers[name](item) for name, item in value.items()})
+
+    return read
+
+
+def _are_texts(value: Any) -> bool:
+    return all(type(item) is str for item in _checked(value, list))
+
+
+def _checked(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"expected {getattr(kind, '__name__', kind)}, got {value!r:.100}")
+    return value
+
+
+__all__ = ["EventError", "event_from_json", "event_to_json", "value_from_json", "value_to_json"]

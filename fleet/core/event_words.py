@@ -1,0 +1,133 @@
+"""Words that events and instructions are made of: states, jobs, policies, reasons. Values only.
+
+`fleet.core.events` gives them out again; import them from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from agents.records import CandidateId, DeviceId, WorkloadId
+
+JobId = NewType("JobId", str)
+
+
+class DeviceState(StrEnum):
+    """Where a device is in its life."""
+
+    #: Never had an agent.
+    UNKNOWN = "unknown"
+    #: An agent was asked for; it has not shown yet that it can measure.
+    PROBING = "probing"
+    #: Its agent waits for work.
+    IDLE = "idle"
+    #: At least one lease is out.
+    LEASED = "leased"
+    #: Failed too often in a row; started again by hand or after a while.
+    QUARANTINED = "quarantined"
+    #: Its agent ended; the next start waits for its back-off.
+    LOST = "lost"
+    #: Taken out of the fleet.
+    RETIRED = "retired"
+
+
+class JobState(StrEnum):
+    """Where a job is in its life; `done` and `cancelled` are ends, `quarantined` may be lifted."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    DONE = "done"
+    QUARANTINED = "quarantined"
+    CANCELLED = "cancelled"
+
+
+class Origin(StrEnum):
+    """Why candidates are measured; the values are those of `Record.origin`."""
+
+    #: Known on sibling devices, so that labels line up.
+    PAIRED = "paired"
+    RANDOM = "random"
+    EVOLVED = "evolved"
+    MODEL = "model"
+    REMEASURE = "remeasure"
+    NOISE = "noise"
+
+
+class Busy(StrEnum):
+    """What an agent was at when it gave its beat."""
+
+    IDLE = "idle"
+    BUILDING = "building"
+    TIMING = "timing"
+
+
+class Verdict(StrEnum):
+    """What the results of a lease are worth (`FleetState.verdict`)."""
+
+    #: Store them, then tell of it with `RecordsStored` and `JobFinished`.
+    COUNTS = "counts"
+    #: The lease was taken back: keep them apart, never count them; tell with `ResultArrivedLate`.
+    LATE = "late"
+    #: Delivered and counted before: the store knows their record ids; acknowledge them again.
+    REPEATED = "repeated"
+
+
+class ReasonKind(StrEnum):
+    """What asks for a training."""
+
+    NEW_RECORDS = "new_records"
+    DRIFT = "drift"
+    NEW_DEVICE = "new_device"
+    NEW_ENVIRONMENT = "new_environment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeWindow:
+    """A part of the day, in seconds since midnight on the device's host; it may reach over midnight."""
+
+    begin_secs: float
+    end_secs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePolicy:
+    """When a device may be used and how much of its time may be spent; the values come from configuration."""
+
+    #: Device-seconds that may be spent in one hour and in one day (host's local day); None sets no limit.
+    secs_per_hour: float | None = None
+    secs_per_day: float | None = None
+    #: Leases are granted only while nobody else uses the host.
+    idle_only: bool = False
+    #: Leases are granted only inside of these; empty means at any time.
+    windows: tuple[TimeWindow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Candidates of one device that are measured under one lease; ids only."""
+
+    job_id: JobId
+    device_id: DeviceId
+    workload_ids: tuple[WorkloadId, ...]
+    candidate_ids: tuple[CandidateId, ...]
+    #: A value of `Origin`; of several kinds in one job, the main one.
+    origin: str
+    #: Attempt of its records: 0 for the first measurement of the candidates in an environment.
+    attempt: int = 0
+    #: Device-seconds that it will take, as far as one can tell beforehand; reserved in the budget.
+    expected_secs: float = 0.0
+    #: Model that chose its candidates; empty where none did.
+    model_version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingReason:
+    """One thing that asks for a training of a family's model."""
+
+    kind: ReasonKind
+    #: The device that it is about; empty where it is about the whole family.
+    device_id: str = ""
+    #: One short sentence for people.
+    text: str = ""

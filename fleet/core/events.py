@@ -1,0 +1,349 @@
+"""What happened in the fleet, and what is to be done about it: the words between `state.py` and the shell.
+
+An event is a fact that the coordinator saw; it carries its own time, so the state needs no clock, and it can
+be written to the journal (`event_json.py`). An instruction is what the shell carries out; instructions are
+never journalled, because applying the same events gives the same ones again. All are frozen values: ids and
+counts only, no traces, no processes, no paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agents.records import CandidateId, DeviceId
+from fleet.core.event_words import (
+    Busy,
+    DevicePolicy,
+    DeviceState,
+    Job,
+    JobId,
+    JobState,
+    Origin,
+    ReasonKind,
+    TimeWindow,
+    TrainingReason,
+    Verdict,
+)
+from fleet.core.instructions import (
+    Accept,
+    GrantLease,
+    Instruction,
+    KeepLate,
+    Quarantine,
+    StartAgent,
+    StartTraining,
+    StopAccepting,
+    StopAgent,
+    WantJobs,
+)
+from fleet.core.limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorStarted:
+    """A coordinator took over: every agent of the one before is gone, every lease is released.
+
+    `StartAgent` follows for every device that is neither retired nor quarantined.
+    """
+
+    at_secs: float
+    #: Records of each device in the store: the truth that the state's own counts are set to. Devices that
+    #: are not named keep theirs.
+    records: Mapping[DeviceId, int] = field(default_factory=dict)
+    #: Rules from here on; None keeps those before. They are part of the fact, because the same events must
+    #: give the same state again after the configuration was changed.
+    limits: Limits | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorStopping:
+    """No lease is granted and no agent is started any more; running leases may end."""
+
+    at_secs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAdded:
+    """A device belongs to the fleet. Told again for a known device it changes family and policy only."""
+
+    at_secs: float
+    device_id: DeviceId
+    #: A value of `Family`.
+    family: str
+    policy: DevicePolicy = field(default_factory=DevicePolicy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRetired:
+    """A device left the fleet: its jobs are cancelled, its agent is stopped. `DeviceAdded` brings it back."""
+
+    at_secs: float
+    device_id: DeviceId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStarted:
+    """The agent's process is there; whether it can measure, the probe tells next."""
+
+    at_secs: float
+    device_id: DeviceId
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePassed:
+    """The device is what its file claims: it may get leases.
+
+    The shell tells this after it has taken in what the agent's spool still held, because a lease that is
+    granted now makes results of the job's earlier lease late.
+    """
+
+    at_secs: float
+    device_id: DeviceId
+    incarnation: int
+    environment_id: str
+    #: Seconds that the host's local time is ahead of UTC just now; None where it is not known (taken as 0).
+    utc_offset_secs: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRefused:
+    """The device is not what its file claims, or the agent could not begin (`AgentRefused` of the links)."""
+
+    at_secs: float
+    device_id: DeviceId
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentBeat:
+    """A sign of life. It renews the device's leases where it shows progress, or work that may end in some.
+
+    Not every beat is worth its place in the journal: ask `FleetState.is_news`, and neither journal nor apply
+    one that is none.
+    """
+
+    at_secs: float
+    device_id: DeviceId
+    incarnation: int
+    #: The lease at work; None where the agent has none.
+    epoch: int | None = None
+    #: Candidates finished in that lease.
+    done: int = 0
+    busy: Busy = Busy.IDLE
+    #: Whether nobody else uses the host; None where the agent does not look. Read by `idle_only`.
+    is_host_idle: bool | None = None
+    #: As in `ProbePassed`; None leaves it as it was.
+    utc_offset_secs: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDied:
+    """The agent ended without being asked to, or is out of reach. Its leases are released.
+
+    No job is blamed by this alone; where the death is a job's doing (`FleetState.at_work` names the lease),
+    `JobCrashed` says so, before or after.
+    """
+
+    at_secs: float
+    device_id: DeviceId
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """A job waits for its device. Its id must be new."""
+
+    at_secs: float
+    job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFinished:
+    """Every candidate of a job has its record in the store. Counted only if `FleetState.verdict` says so."""
+
+    at_secs: float
+    device_id: DeviceId
+    job_id: JobId
+    epoch: int
+    #: Of the agent that delivered the results; it may be a later one than that which measured.
+    incarnation: int
+    #: Records by outcome.
+    outcomes: Mapping[str, int]
+    #: Seconds of the device that the lease took.
+    device_secs: float
+    #: Candidates that killed a worker process.
+    strikes: tuple[CandidateId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCrashed:
+    """The agent died of a job under one lease; the third time quarantines the job.
+
+    Under a running lease this tells of the agent's death too, so that `AgentDied` may follow or not.
+    """
+
+    at_secs: float
+    device_id: DeviceId
+    job_id: JobId
+    epoch: int
+    stderr_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCancelled:
+    """A queued or leased job is not wanted any more; what its lease still delivers is late."""
+
+    at_secs: float
+    device_id: DeviceId
+    job_id: JobId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultArrivedLate:
+    """Records of a lease that was taken back arrived. They are kept apart and counted as late only."""
+
+    at_secs: float
+    device_id: DeviceId
+    job_id: JobId
+    epoch: int
+    incarnation: int
+    #: Records that arrived.
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineLifted:
+    """Somebody lets a device (`job_id` None) or one of its jobs try again."""
+
+    at_secs: float
+    device_id: DeviceId
+    job_id: JobId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftAlarm:
+    """A device no longer behaves as its champion has learned it."""
+
+    at_secs: float
+    device_id: DeviceId
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentChanged:
+    """A device's records now carry another environment id (driver, TVM, kernel)."""
+
+    at_secs: float
+    device_id: DeviceId
+    environment_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsStored:
+    """The store took in records of a device that it did not have before. Repeats are not told."""
+
+    at_secs: float
+    device_id: DeviceId
+    #: New records, and how many of them are `ok`.
+    count: int
+    ok: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStarted:
+    """The training that was asked for runs."""
+
+    at_secs: float
+    family: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFinished:
+    """The training ended and its challengers were judged, whether or not one was published."""
+
+    at_secs: float
+    family: str
+    #: Version that it made; empty where nothing was kept.
+    version: str = ""
+    #: How it ended, for people.
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFailed:
+    """The training ended without a model; it is asked for again after a back-off."""
+
+    at_secs: float
+    family: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPublished:
+    """A model version is the champion of some devices now."""
+
+    at_secs: float
+    version: str
+    device_ids: tuple[DeviceId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRolledBack:
+    """The champion of a device was taken back to an earlier version (empty: to none)."""
+
+    at_secs: float
+    device_id: DeviceId
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFull:
+    """Nothing more can be stored: no lease is granted, and none expires, because results cannot be taken."""
+
+    at_secs: float
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFreed:
+    """There is room again."""
+
+    at_secs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed. Only this expires leases, ends back-offs and opens budgets and windows.
+
+    The shell tells it once a turn, after everything that had arrived, and asks `FleetState.is_news` first.
+    """
+
+    at_secs: float
+
+
+# fmt: off
+Event = (
+    CoordinatorStarted | CoordinatorStopping | DeviceAdded | DeviceRetired | AgentStarted | ProbePassed
+    | ProbeRefused | AgentBeat | AgentDied | JobSubmitted | JobFinished | JobCrashed | JobCancelled
+    | ResultArrivedLate | QuarantineLifted | DriftAlarm | EnvironmentChanged | RecordsStored | TrainingStarted
+    | TrainingFinished | TrainingFailed | ModelPublished | ModelRolledBack | DiskFull | DiskFreed | Tick
+)
+
+__all__ = [
+    "Accept", "AgentBeat", "AgentDied", "AgentStarted", "Busy", "CoordinatorStarted", "CoordinatorStopping",
+    "DeviceAdded", "DevicePolicy", "DeviceRetired", "DeviceState", "DiskFreed", "DiskFull", "DriftAlarm",
+    "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
+    "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "ModelPublished", "ModelRolledBack",
+    "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted", "ReasonKind",
+    "RecordsStored", "ResultArrivedLate", "StartAgent", "StartTraining", "StopAccepting", "StopAgent",
+    "Tick", "TimeWindow", "TrainingFailed", "TrainingFinished", "TrainingReason", "TrainingStarted",
+    "Verdict", "WantJobs",
+]
+# fmt: on

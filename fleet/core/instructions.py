@@ -1,0 +1,97 @@
+"""What the state asks of the shell; `fleet.core.events` gives these out again, import them from there.
+
+They are never journalled: the same events give the same instructions again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.records import DeviceId
+from fleet.core.event_words import JobId, TrainingReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAgent:
+    """Start an agent; `AgentStarted`, `ProbeRefused` or `AgentDied` of this incarnation follows."""
+
+    device_id: DeviceId
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAgent:
+    """Stop an agent, with `kill` at once. Nothing needs to follow: the state counts it as gone already."""
+
+    device_id: DeviceId
+    incarnation: int
+    kill: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantLease:
+    """Send a job to its agent."""
+
+    device_id: DeviceId
+    incarnation: int
+    epoch: int
+    job_id: JobId
+    #: Unix seconds at which it expires if no beat renews it; renewals are not told to the agent.
+    deadline_secs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepLate:
+    """Results of this lease are late: keep what arrived apart from the dataset."""
+
+    device_id: DeviceId
+    job_id: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTraining:
+    """Train the model of a family; `TrainingStarted` and then `TrainingFinished` or `-Failed` follow."""
+
+    family: str
+    reasons: tuple[TrainingReason, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """A device (`job_id` None) or a job was quarantined: show it."""
+
+    device_id: DeviceId
+    job_id: JobId | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantJobs:
+    """The queue of a device runs low: plan about `room` candidates for it (`scheduling.plan`)."""
+
+    device_id: DeviceId
+    room: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAccepting:
+    """Take in no more results until `Accept`: leave them unacknowledged with the agents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accept:
+    """Take in results again."""
+
+
+Instruction = (
+    StartAgent
+    | StopAgent
+    | GrantLease
+    | KeepLate
+    | StartTraining
+    | Quarantine
+    | WantJobs
+    | StopAccepting
+    | Accept
+)

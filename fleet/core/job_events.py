@@ -1,0 +1,70 @@
+"""Events of jobs: what each changes, and what follows. Pure.
+
+Called by `state.py`, which has one function here for each event; the rules are those of `leasing.py`.
+"""
+
+from __future__ import annotations
+
+from fleet.core import events as ev
+from fleet.core.events import DeviceState, Instruction, JobState, Verdict
+from fleet.core.state_core import Core
+
+
+def job_submitted(core: Core, event: ev.JobSubmitted) -> list[Instruction]:
+    """Queue a job."""
+    device = core.device(event)
+    if device.state is DeviceState.RETIRED:
+        raise core.impossible(event, "the device is retired")
+    if core.leasing.jobs.get(event.job.job_id):
+        raise core.impossible(event, "a job of this id is there already")
+    core.leasing.jobs.submit(event.job)
+    return core.leasing.settle(device)
+
+
+def job_finished(core: Core, event: ev.JobFinished) -> list[Instruction]:
+    """Count the results once, or say that they are late."""
+    leasing, device = core.leasing, core.lease_holder(event)
+    verdict = core.verdict(event.device_id, event.job_id, event.epoch)
+    if verdict is Verdict.REPEATED:
+        return []
+    if verdict is Verdict.LATE:
+        return [ev.KeepLate(device_id=event.device_id, job_id=event.job_id, epoch=event.epoch)]
+    entry = core.entry(event.job_id)
+    if entry.state is JobState.LEASED and any(event.outcomes.values()):
+        device.failures = 0
+    leasing.finish(device, entry, event.device_secs)
+    leasing.jobs.end(entry, JobState.DONE)
+    device.jobs_done += 1
+    for outcome, count in event.outcomes.items():
+        device.outcomes[outcome] = device.outcomes.get(outcome, 0) + count
+    return leasing.settle(device)
+
+
+def job_crashed(core: Core, event: ev.JobCrashed) -> list[Instruction]:
+    """Count one crash for each lease, and quarantine the job when there were too many."""
+    leasing, device = core.leasing, core.lease_holder(event)
+    entry = leasing.jobs.get(event.job_id)
+    if entry is None or entry.epoch != event.epoch or entry.crashed_epoch == event.epoch:
+        return []
+    reason = event.stderr_tail or "the agent died of it and left no word"
+    if entry.state is JobState.LEASED:
+        return leasing.blame(device, event.epoch, reason) + leasing.settle(device)
+    return leasing.crash(device, entry, event.epoch, reason) + leasing.settle(device)
+
+
+def job_cancelled(core: Core, event: ev.JobCancelled) -> list[Instruction]:
+    """End a job that is not wanted any more; one that has ended is no fault."""
+    leasing, device = core.leasing, core.device(event)
+    entry = leasing.jobs.get(event.job_id)
+    if entry is None or entry.job.device_id != device.device_id:
+        return []
+    leasing.drop_lease(device, entry)
+    leasing.jobs.end(entry, JobState.CANCELLED)
+    return leasing.settle(device)
+
+
+def result_arrived_late(core: Core, event: ev.ResultArrivedLate) -> list[Instruction]:
+    """Count late records, and nothing else."""
+    device = core.lease_holder(event)
+    device.late += event.count
+    return [ev.KeepLate(device_id=event.device_id, job_id=event.job_id, epoch=event.epoch)]

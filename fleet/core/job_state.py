@@ -1,0 +1,153 @@
+"""Jobs as the state knows them: queues by device, which lease of a job counts, crashes, counters. Pure.
+
+Part of `state.py`, which alone changes it. Jobs that ended leave a number only, so that memory stays flat
+over any number of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agents.records import DeviceId
+from fleet.core.event_json import value_from_json, value_to_json
+from fleet.core.events import Job, JobId, JobState
+
+#: Quarantined jobs that can still be lifted; of older ones the number is kept.
+_QUARANTINED_KEPT = 1000
+
+
+@dataclass(slots=True)
+class Entry:
+    """A job that has not ended."""
+
+    job: Job
+    state: JobState = JobState.QUEUED
+    #: Lease whose results count: the running one, or the last one if it was released; None before the first
+    #: and after one that expired.
+    epoch: int | None = None
+    crashes: int = 0
+    #: Epoch of the last lease that counted as a crash: one lease is one crash, however often it is told.
+    crashed_epoch: int = 0
+    #: Device-seconds charged for the lease of `epoch` already.
+    charged_secs: float = 0.0
+    #: Why it was quarantined.
+    reason: str = ""
+
+
+class Jobs:
+    """All jobs that have not ended, and how many have."""
+
+    def __init__(self) -> None:
+        self._entries: dict[JobId, Entry] = {}
+        self._queues: dict[DeviceId, OrderedDict[JobId, None]] = {}
+        #: Quarantined ones, oldest first.
+        self._quarantined: OrderedDict[JobId, None] = OrderedDict()
+        self.submitted = 0
+        self.counts = dict.fromkeys(JobState, 0)
+
+    def get(self, job_id: JobId) -> Entry | None:
+        """A job that is queued, leased or quarantined."""
+        return self._entries.get(job_id)
+
+    def queued(self, device_id: DeviceId) -> int:
+        """Jobs that wait for a device."""
+        return len(self._queues.get(device_id, ()))
+
+    def next(self, device_id: DeviceId) -> Entry:
+        """The job that a device gets next; there must be one."""
+        return self._entries[next(iter(self._queues[device_id]))]
+
+    def of_device(self, device_id: DeviceId) -> list[JobId]:
+        """Queued and quarantined jobs of a device."""
+        waiting = list(self._queues.get(device_id, ()))
+        return waiting + [one for one in self._quarantined if self._entries[one].job.device_id == device_id]
+
+    def submit(self, job: Job) -> None:
+        """Queue a new job."""
+        self._entries[job.job_id] = Entry(job)
+        self.submitted += 1
+        self.counts[JobState.QUEUED] += 1
+        self._queue(job.device_id)[job.job_id] = None
+
+    def lease(self, entry: Entry, epoch: int) -> None:
+        """Note that a queued job is leased; results of its leases before no longer count."""
+        self._leave(entry)
+        self._enter(entry, JobState.LEASED)
+        entry.epoch, entry.charged_secs = epoch, 0.0
+
+    def requeue(self, entry: Entry, *, first: bool) -> None:
+        """Queue a job again, before or after all others of its device."""
+        self._leave(entry)
+        self._enter(entry, JobState.QUEUED)
+        queue = self._queue(entry.job.device_id)
+        queue[entry.job.job_id] = None
+        queue.move_to_end(entry.job.job_id, last=not first)
+
+    def crash(self, entry: Entry, epoch: int, reason: str, limit: int) -> bool:
+        """Count a crash, and queue the job again after all others; true if it is quarantined instead."""
+        entry.crashes += 1
+        entry.crashed_epoch = epoch
+        if entry.crashes < limit:
+            self.requeue(entry, first=False)
+            return False
+        self._leave(entry)
+        self._enter(entry, JobState.QUARANTINED)
+        entry.reason = reason
+        self._quarantined[entry.job.job_id] = None
+        if len(self._quarantined) > _QUARANTINED_KEPT:
+            oldest, _ = self._quarantined.popitem(last=False)
+            del self._entries[oldest]  # its number stays among the quarantined
+        return True
+
+    def lift(self, entry: Entry) -> None:
+        """Let a quarantined job try again."""
+        entry.crashes, entry.reason = 0, ""
+        self.requeue(entry, first=False)
+
+    def end(self, entry: Entry, state: JobState) -> None:
+        """Count a job as `done` or `cancelled` and forget it."""
+        self._leave(entry)
+        self.counts[state] += 1
+        del self._entries[entry.job.job_id]
+
+    def to_json(self) -> dict[str, Any]:
+        """All jobs; JSON-ready."""
+        return {
+            "entries": [value_to_json(entry) for entry in self._entries.values()],
+            "queues": {device_id: list(queue) for device_id, queue in self._queues.items() if queue},
+            "quarantined": list(self._quarantined),
+            "submitted": self.submitted,
+            "counts": {state.value: count for state, count in self.counts.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Jobs:
+        """Make what `to_json` wrote."""
+        jobs = cls()
+        entries = [value_from_json(Entry, one) for one in value["entries"]]
+        jobs._entries = {entry.job.job_id: entry for entry in entries}
+        jobs._queues = {DeviceId(key): OrderedDict.fromkeys(ids) for key, ids in value["queues"].items()}
+        jobs._quarantined = OrderedDict.fromkeys(value["quarantined"])
+        jobs.submitted = value["submitted"]
+        jobs.counts = {state: value["counts"][state.value] for state in JobState}
+        return jobs
+
+    def _queue(self, device_id: DeviceId) -> OrderedDict[JobId, None]:
+        return self._queues.setdefault(device_id, OrderedDict())
+
+    def _enter(self, entry: Entry, state: JobState) -> None:
+        entry.state = state
+        self.counts[state] += 1
+
+    def _leave(self, entry: Entry) -> None:
+        self.counts[entry.state] -= 1
+        if entry.state is JobState.QUEUED:
+            del self._queue(entry.job.device_id)[entry.job.job_id]
+        elif entry.state is JobState.QUARANTINED:
+            del self._quarantined[entry.job.job_id]
+
+
+__all__ = ["Entry", "Jobs"]

@@ -1,0 +1,262 @@
+"""Agents and leases of all devices: start, grant, release, expire, quarantine; and when to look again. Pure.
+
+These are the verbs that `state.py` makes of events. Each keeps devices and jobs in step, and gives back what
+is to be done. Nothing scans: a device is looked at when an event names it or when its own next time has come.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from agents.records import DeviceId
+from fleet.core.device_state import Device
+from fleet.core.event_json import value_from_json, value_to_json
+from fleet.core.events import (
+    DeviceState,
+    GrantLease,
+    Instruction,
+    Quarantine,
+    StartAgent,
+    StopAgent,
+    WantJobs,
+)
+from fleet.core.job_state import Entry, Jobs
+from fleet.core.limits import Limits
+
+_READY = (DeviceState.IDLE, DeviceState.LEASED)
+
+
+class Leasing:
+    """Devices, their jobs and leases, and one next time for each device.
+
+    Args:
+        limits: Numbers of the rules.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.now = 0.0
+        self.is_stopping = False
+        self.is_full = False
+        self.devices: dict[DeviceId, Device] = {}
+        self.jobs = Jobs()
+        #: When each device is looked at next; the heap holds outdated entries too.
+        self._wakes: dict[DeviceId, float] = {}
+        self._heap: list[tuple[float, DeviceId]] = []
+
+    def next_wake(self) -> float:
+        """Unix seconds at which time alone may change something; infinite where it cannot."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def start(self, device: Device) -> list[Instruction]:
+        """Ask for an agent of the next incarnation, now."""
+        device.at_work = None
+        if self.is_stopping:
+            device.start_at = self.now
+            return []
+        device.incarnation += 1
+        device.state = DeviceState.PROBING
+        device.start_at, device.probe_by = None, self.now + self.limits.start_secs
+        return [StartAgent(device_id=device.device_id, incarnation=device.incarnation)]
+
+    def fail(self, device: Device, reason: str) -> list[Instruction]:
+        """The agent is gone or no use: start another after a while, or quarantine the device."""
+        self.release(device)
+        device.failures += 1
+        device.crashes += 1
+        device.probe_by = device.wanted_at = device.at_work = None
+        device.reason = reason
+        if device.failures >= self.limits.device_failures:
+            device.state = DeviceState.QUARANTINED
+            device.start_at = self.now + self.limits.quarantine_secs
+            shown = f"{device.failures} failures in a row without a finished candidate; the last: {reason}"
+            device.reason = shown
+            return [Quarantine(device_id=device.device_id, job_id=None, reason=shown)]
+        device.state = DeviceState.LOST
+        wait = device.restart_wait(self.limits)
+        device.start_at = self.now + wait
+        return self.start(device) if wait == 0 else []
+
+    def release(self, device: Device) -> None:
+        """End all leases; their jobs are the next ones again, and what was measured of them still counts."""
+        for lease in reversed(device.leases.copy()):
+            entry = self._end_lease(device, lease.epoch)
+            self.jobs.requeue(entry, first=True)
+
+    def crash(self, device: Device, entry: Entry, epoch: int, reason: str) -> list[Instruction]:
+        """Count a crash of a job whose lease is no longer running."""
+        if not self.jobs.crash(entry, epoch, reason, self.limits.job_crashes):
+            return []
+        return [Quarantine(device_id=device.device_id, job_id=entry.job.job_id, reason=reason)]
+
+    def blame(self, device: Device, epoch: int, reason: str) -> list[Instruction]:
+        """The agent died of the job of a running lease."""
+        entry = self._end_lease(device, epoch)
+        return self.crash(device, entry, epoch, reason) + self.fail(device, reason)
+
+    def finish(self, device: Device, entry: Entry, device_secs: float) -> None:
+        """The results of a job are counted: its lease, if it still runs, ends; what it cost is charged."""
+        epoch = entry.epoch
+        assert epoch is not None
+        if device.lease(epoch):
+            self._end_lease(device, epoch, charged=False)
+        device.charge(max(0.0, device_secs - entry.charged_secs), self.now)
+        device.remember(epoch)
+        device.wanted_at = None
+
+    def drop_lease(self, device: Device, entry: Entry) -> None:
+        """End the lease of a job that is not wanted any more, if it has one."""
+        if entry.epoch is not None and device.lease(entry.epoch):
+            self._end_lease(device, entry.epoch)
+
+    def settle(self, device: Device) -> list[Instruction]:
+        """Grant what can be granted, ask for jobs where few wait, and note when to look again.
+
+        Without an event it does nothing before the time that it noted.
+        """
+        made: list[Instruction] = []
+        if device.state in _READY and not self.is_stopping and not self.is_full:
+            while len(device.leases) < self.limits.leases and self.jobs.queued(device.device_id):
+                if device.closed(self.now):
+                    break
+                made.append(self._grant(device))
+            waiting = self.jobs.queued(device.device_id)
+            asked = device.wanted_at is not None and self.now < device.wanted_at + self.limits.want_secs
+            is_usable = bool(device.leases) or device.closed(self.now) is None
+            if waiting < self.limits.queued_jobs and is_usable and not asked:
+                room = (self.limits.queued_jobs - waiting) * self.limits.job_candidates
+                device.wanted_at = self.now
+                made.append(WantJobs(device_id=device.device_id, room=room))
+        self.schedule(device)
+        return made
+
+    def wake(self) -> list[tuple[Device, list[Instruction]]]:
+        """Do what time alone asks for: expire leases, start agents, open budgets and windows.
+
+        Returns:
+            The devices for which something is to be done, in order.
+        """
+        due: list[Device] = []
+        while self._heap and self._heap[0][0] <= self.now:
+            at_secs, device_id = heapq.heappop(self._heap)
+            if self._wakes.get(device_id) == at_secs:
+                del self._wakes[device_id]
+                due.append(self.devices[device_id])
+        done = [(device, self._look(device) + self.settle(device)) for device in due]
+        return [(device, made) for device, made in done if made]
+
+    def schedule(self, device: Device) -> None:
+        """Note when time alone changes something for a device."""
+        at_secs = self._next_time(device)
+        if at_secs < self._wakes.get(device.device_id, math.inf):
+            self._wakes[device.device_id] = at_secs
+            heapq.heappush(self._heap, (at_secs, device.device_id))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; JSON-ready."""
+        return {
+            "limits": value_to_json(self.limits),
+            "now": self.now,
+            "is_stopping": self.is_stopping,
+            "is_full": self.is_full,
+            "devices": [value_to_json(device) for device in self.devices.values()],
+            "jobs": self.jobs.to_json(),
+            "wakes": dict(self._wakes),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Leasing:
+        """Make what `to_json` wrote."""
+        made = cls(value_from_json(Limits, value["limits"]))
+        made.now = value["now"]
+        made.is_stopping, made.is_full = value["is_stopping"], value["is_full"]
+        devices = [value_from_json(Device, one) for one in value["devices"]]
+        made.devices = {device.device_id: device for device in devices}
+        made.jobs = Jobs.from_json(value["jobs"])
+        made._wakes = {DeviceId(key): at_secs for key, at_secs in value["wakes"].items()}
+        made._heap = [(at_secs, device_id) for device_id, at_secs in made._wakes.items()]
+        heapq.heapify(made._heap)
+        return made
+
+    def _grant(self, device: Device) -> GrantLease:
+        entry = self.jobs.next(device.device_id)
+        job = entry.job
+        lease = device.grant(job.job_id, len(job.candidate_ids), job.expected_secs, self.now, self.limits)
+        self.jobs.lease(entry, lease.epoch)
+        return GrantLease(
+            device_id=device.device_id,
+            incarnation=device.incarnation,
+            epoch=lease.epoch,
+            job_id=lease.job_id,
+            deadline_secs=lease.deadline_secs,
+        )
+
+    def _end_lease(self, device: Device, epoch: int, *, charged: bool = True) -> Entry:
+        """Take a lease away, and charge what it worked unless the caller knows better."""
+        lease = device.lease(epoch)
+        assert lease is not None
+        entry = self.jobs.get(lease.job_id)
+        assert entry is not None
+        worked = device.end_lease(lease, self.now)
+        if charged:
+            device.charge(worked, self.now)
+            entry.charged_secs += worked
+        return entry
+
+    def _look(self, device: Device) -> list[Instruction]:
+        """What a device's own times ask for."""
+        is_due = device.start_at is not None and device.start_at <= self.now
+        if is_due and not self.is_stopping:
+            return self.start(device)
+        if (
+            device.state is DeviceState.PROBING
+            and device.probe_by is not None
+            and device.probe_by <= self.now
+        ):
+            late = f"its agent had not passed its probe after {self.limits.start_secs:g} s"
+            return [self._kill(device), *self.fail(device, late)]
+        if not self.is_full and any(lease.deadline_secs <= self.now for lease in device.leases):
+            return self._expire(device)
+        return []
+
+    def _expire(self, device: Device) -> list[Instruction]:
+        """No beat renewed a lease: end the agent, and never count what overdue leases still bring."""
+        made: list[Instruction] = [self._kill(device)]
+        front = device.front()
+        assert front is not None
+        overdue = [lease for lease in device.leases if lease.deadline_secs <= self.now]
+        reason = f"lease {overdue[0].epoch} (job {overdue[0].job_id}) expired: no beat renewed it"
+        for lease in reversed(overdue):
+            entry = self._end_lease(device, lease.epoch)
+            entry.epoch = None
+            if lease is front:
+                made += self.crash(device, entry, lease.epoch, reason)
+            else:
+                self.jobs.requeue(entry, first=True)
+        return made + self.fail(device, reason)
+
+    def _kill(self, device: Device) -> StopAgent:
+        return StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=True)
+
+    def _next_time(self, device: Device) -> float:
+        times = [math.inf]
+        if device.start_at is not None and not self.is_stopping:
+            times.append(device.start_at)
+        if device.state is DeviceState.PROBING and device.probe_by is not None:
+            times.append(device.probe_by)
+        if not self.is_full:
+            times += [lease.deadline_secs for lease in device.leases]
+        if device.state in _READY and not self.is_stopping and not self.is_full:
+            closed = device.closed(self.now)
+            if closed and len(device.leases) < self.limits.leases:
+                times.append(closed.until_secs)
+            is_low = self.jobs.queued(device.device_id) < self.limits.queued_jobs
+            if is_low and device.wanted_at is not None and (device.leases or not closed):
+                times.append(device.wanted_at + self.limits.want_secs)
+        return min(times)
+
+
+__all__ = ["Leasing"]

@@ -1,0 +1,96 @@
+"""Events of records and models: what each changes, and whether a training is due. Pure.
+
+Called by `state.py`, which has one function here for each event; the rules are in `refresh_triggers.py`.
+"""
+
+from __future__ import annotations
+
+from fleet.core import events as ev
+from fleet.core.device_state import Device
+from fleet.core.events import Event, Instruction, ReasonKind
+from fleet.core.refresh_triggers import Phase
+from fleet.core.state_core import Core
+
+
+def records_stored(core: Core, event: ev.RecordsStored) -> list[Instruction]:
+    """Count new records of a device and of its family."""
+    device = core.device(event)
+    device.records += event.count
+    device.ok += event.ok
+    core.triggers.stored(device.family, device.device_id, event.count)
+    return []
+
+
+def drift_alarm(core: Core, event: ev.DriftAlarm) -> list[Instruction]:
+    """Ask for a training as soon as there are records from after the alarm."""
+    device = core.device(event)
+    device.drift = event.text or "drift"
+    missing = core.leasing.limits.reason_records
+    expect(core, device, ReasonKind.DRIFT, f"{device.device_id}: {device.drift}", missing)
+    return []
+
+
+def environment_changed(core: Core, event: ev.EnvironmentChanged) -> list[Instruction]:
+    """Ask for a training as soon as there are records of the new environment."""
+    enter_environment(core, core.device(event), event.environment_id)
+    return []
+
+
+def training_started(core: Core, event: ev.TrainingStarted) -> list[Instruction]:
+    """The training that was asked for runs."""
+    _check_training(core, event, event.family, Phase.ASKED)
+    core.triggers.started(core.leasing.now)
+    return []
+
+
+def training_finished(core: Core, event: ev.TrainingFinished) -> list[Instruction]:
+    """Its reasons are dealt with; the next may come after a pause."""
+    _check_training(core, event, event.family, Phase.ASKED, Phase.RUNNING)
+    text = event.text or (f"made {event.version}" if event.version else "kept no model")
+    core.triggers.finished(core.leasing.now, text, core.leasing.limits)
+    return []
+
+
+def training_failed(core: Core, event: ev.TrainingFailed) -> list[Instruction]:
+    """Its reasons stand; the next may come after a back-off."""
+    _check_training(core, event, event.family, Phase.ASKED, Phase.RUNNING)
+    core.triggers.failed(core.leasing.now, event.reason, core.leasing.limits)
+    return []
+
+
+def model_published(core: Core, event: ev.ModelPublished) -> list[Instruction]:
+    """Note the champion of devices."""
+    for device_id in event.device_ids:
+        device = core.leasing.devices.get(device_id)
+        if device is not None:  # a model has heads of devices that only the store knows, too
+            device.champion, device.drift = event.version, ""
+            core.triggers.drop(device_id, frozenset({ReasonKind.NEW_DEVICE}))
+    return []
+
+
+def model_rolled_back(core: Core, event: ev.ModelRolledBack) -> list[Instruction]:
+    """Note the champion of a device."""
+    device = core.leasing.devices.get(event.device_id)
+    if device is not None:
+        device.champion = event.version
+    return []
+
+
+def enter_environment(core: Core, device: Device, environment_id: str) -> None:
+    """Note the environment of a device; another one than before asks for a training."""
+    if device.environment_id and device.environment_id != environment_id:
+        text = f"{device.device_id} went from environment {device.environment_id} to {environment_id}"
+        expect(core, device, ReasonKind.NEW_ENVIRONMENT, text, core.leasing.limits.reason_records)
+    device.environment_id = environment_id
+
+
+def expect(core: Core, device: Device, kind: ReasonKind, text: str, missing: int) -> None:
+    """Ask for a training because of a device, once it has `missing` more records."""
+    reason = ev.TrainingReason(kind=kind, device_id=device.device_id, text=text)
+    core.triggers.expect(device.family, reason, missing)
+
+
+def _check_training(core: Core, event: Event, family: str, *phases: Phase) -> None:
+    if core.triggers.phase not in phases or core.triggers.family != family:
+        now = core.triggers
+        raise core.impossible(event, f"the training is {now.phase} {now.family}".rstrip())

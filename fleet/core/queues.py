@@ -1,0 +1,74 @@
+"""Which candidates wait on each device in jobs that have not ended, and how long a candidate takes there.
+
+`fleet.daemon.feeding` asks it when it plans; `fleet.daemon.doing` tells it of jobs. It plans nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
+
+from agents.records import CandidateId, DeviceId, WorkloadId
+from fleet.core.events import Job, JobId
+
+#: Weight of the last job in what a candidate is expected to take.
+_LEARNING = 0.2
+
+
+class Queues:
+    """The open jobs of all devices."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, Job] = {}
+        self._taken: dict[DeviceId, dict[CandidateId, JobId]] = {}
+        self._counts: dict[DeviceId, Counter[WorkloadId]] = {}
+        self._secs: dict[DeviceId, float] = {}
+
+    def jobs(self) -> Iterable[Job]:
+        """Jobs that were opened and not closed."""
+        return self._jobs.values()
+
+    def opened(self, job: Job) -> None:
+        """Note a job whose candidates are taken, until `closed`; quarantined ones stay taken too."""
+        self._jobs[job.job_id] = job
+        self._taken.setdefault(job.device_id, {}).update(dict.fromkeys(job.candidate_ids, job.job_id))
+        # Which workload each candidate is of only matters for the balance between them.
+        share = len(job.candidate_ids) / max(1, len(job.workload_ids))
+        counts = self._counts.setdefault(job.device_id, Counter())
+        for workload_id in job.workload_ids:
+            counts[workload_id] += round(share)
+
+    def closed(self, job_id: JobId) -> None:
+        """Note the end of a job."""
+        job = self._jobs.pop(job_id, None)
+        if job is None:
+            return
+        taken = self._taken[job.device_id]
+        for one in job.candidate_ids:
+            if taken.get(one) == job_id:
+                del taken[one]
+        share = len(job.candidate_ids) / max(1, len(job.workload_ids))
+        for workload_id in job.workload_ids:
+            self._counts[job.device_id][workload_id] -= round(share)
+
+    def took(self, device_id: DeviceId, candidates: int, device_secs: float) -> None:
+        """Learn how long a candidate takes."""
+        if candidates and device_secs > 0:
+            secs = device_secs / candidates
+            self._secs[device_id] = (1 - _LEARNING) * self._secs.get(device_id, secs) + _LEARNING * secs
+
+    def taken(self, device_id: DeviceId) -> Set[CandidateId]:
+        """Candidates in the jobs of a device."""
+        return self._taken.get(device_id, {}).keys()
+
+    def waiting(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
+        """About how many of them are of a workload."""
+        counts = self._counts.get(device_id)
+        return max(0, counts[workload_id]) if counts is not None else 0
+
+    def candidate_secs(self, device_id: DeviceId) -> float:
+        """Seconds of a device that a candidate takes; 0 while nobody knows."""
+        return self._secs.get(device_id, 0.0)
+
+
+__all__ = ["Queues"]

@@ -1,0 +1,217 @@
+"""When a family's model is trained again, and that only one training runs. Pure; part of `state.py`.
+
+A training is asked for by enough new records of the family, or by a device that drifted, is new or changed
+its environment, as soon as there are records that tell of it. How to train and judge is for
+`refresh/decisions.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from agents.records import DeviceId
+from fleet.core.event_json import value_from_json, value_to_json
+from fleet.core.events import ReasonKind, StartTraining, TrainingReason
+from fleet.core.limits import Limits
+
+
+class Phase(StrEnum):
+    """What the one training is at."""
+
+    IDLE = "idle"
+    ASKED = "asked"
+    RUNNING = "running"
+
+
+@dataclass(slots=True)
+class Pending:
+    """A reason that waits for records of its device."""
+
+    reason: TrainingReason
+    missing: int
+
+
+@dataclass(slots=True)
+class FamilyTriggers:
+    """What speaks for a training of one family."""
+
+    family: str
+    records: int = 0
+    #: Records when the last training began, and when the one before it did (for a training that fails).
+    base: int = 0
+    base_before: int = 0
+    pending: list[Pending] = field(default_factory=list)
+    due: list[TrainingReason] = field(default_factory=list)
+    #: Failed trainings in a row, and Unix seconds before which none is asked for.
+    failures: int = 0
+    not_before: float = 0.0
+
+    def enough(self, limits: Limits) -> int:
+        """New records that ask for a training by themselves."""
+        return max(limits.training_records, int(limits.training_share * self.base))
+
+    def wants(self, limits: Limits) -> bool:
+        """Whether anything asks for a training."""
+        return bool(self.due) or self.records - self.base >= self.enough(limits)
+
+
+class Triggers:
+    """The triggers of all families and the one training."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, FamilyTriggers] = {}
+        self.phase = Phase.IDLE
+        self.family = ""
+        self.reasons: tuple[TrainingReason, ...] = ()
+        self.since = 0.0
+        #: How the last one ended, for people.
+        self.last = ""
+
+    def stored(self, family: str, device_id: DeviceId, count: int) -> None:
+        """Count new records of a device."""
+        one = self._of(family)
+        one.records += count
+        for pending in one.pending:
+            if pending.reason.device_id == device_id:
+                pending.missing -= count
+        self._ripen(one)
+
+    def set_records(self, records: Mapping[str, int]) -> None:
+        """Set the records of each family to what the store has."""
+        for family, count in records.items():
+            one = self._of(family)
+            one.records = count
+            # A store that was moved or pruned has fewer than a training once saw.
+            one.base, one.base_before = min(one.base, count), min(one.base_before, count)
+
+    def expect(self, family: str, reason: TrainingReason, missing: int) -> None:
+        """Train for a reason as soon as its device has so many more records; a repeat changes nothing."""
+        one = self._of(family)
+        known = [pending.reason for pending in one.pending] + one.due
+        if all((other.kind, other.device_id) != (reason.kind, reason.device_id) for other in known):
+            one.pending.append(Pending(reason, missing))
+            self._ripen(one)
+
+    def drop(self, device_id: DeviceId, kinds: frozenset[ReasonKind] = frozenset(ReasonKind)) -> None:
+        """Forget reasons of a device."""
+        for one in self._families.values():
+            one.pending = [p for p in one.pending if not _is_of(p.reason, device_id, kinds)]
+            one.due = [reason for reason in one.due if not _is_of(reason, device_id, kinds)]
+
+    def ask(self, now: float, limits: Limits) -> list[StartTraining]:
+        """Ask for a training if there is a reason and none is under way."""
+        if self.phase is not Phase.IDLE:
+            return []
+        ready = [one for one in self._families.values() if one.not_before <= now and one.wants(limits)]
+        if not ready:
+            return []
+        # The family that has waited longest, so that one with many records does not starve the other.
+        one = min(ready, key=lambda family: (family.not_before, family.family))
+        new = one.records - one.base
+        reasons = list(one.due)
+        if new >= one.enough(limits):
+            text = f"{new} new records after the {one.base} of the last training"
+            reasons.append(TrainingReason(kind=ReasonKind.NEW_RECORDS, text=text))
+        one.due = []
+        self.phase, self.family, self.reasons, self.since = Phase.ASKED, one.family, tuple(reasons), now
+        return [StartTraining(family=one.family, reasons=self.reasons)]
+
+    def ask_again(self, now: float) -> list[StartTraining]:
+        """A coordinator took over: the training that was under way is asked for again; it can resume."""
+        if self.phase is Phase.IDLE:
+            return []
+        if self.phase is Phase.RUNNING:
+            one = self._of(self.family)
+            one.base = one.base_before
+        self.phase, self.since = Phase.ASKED, now
+        return [StartTraining(family=self.family, reasons=self.reasons)]
+
+    def started(self, now: float) -> None:
+        """The training runs: it will have seen the records that there are now."""
+        one = self._of(self.family)
+        one.base_before, one.base = one.base, one.records
+        self.phase, self.since = Phase.RUNNING, now
+
+    def finished(self, now: float, text: str, limits: Limits) -> None:
+        """The training ended, with or without a better model."""
+        one = self._of(self.family)
+        if self.phase is Phase.ASKED:
+            one.base = one.records
+        one.failures, one.not_before = 0, now + limits.training_pause_secs
+        self._end(now, text)
+
+    def failed(self, now: float, reason: str, limits: Limits) -> None:
+        """The training failed: its reasons stand, and it is tried again after a while."""
+        one = self._of(self.family)
+        if self.phase is Phase.RUNNING:
+            one.base = one.base_before
+        wait = limits.training_retry_secs * 2.0 ** min(one.failures, 30)
+        one.failures += 1
+        one.not_before = now + min(limits.training_retry_most_secs, wait)
+        there = {(other.kind, other.device_id) for other in one.due}
+        back = [r for r in self.reasons if r.kind is not ReasonKind.NEW_RECORDS]
+        one.due = [reason for reason in back if (reason.kind, reason.device_id) not in there] + one.due
+        self._end(now, f"failed: {reason}")
+
+    def next_secs(self, limits: Limits) -> float:
+        """Unix seconds at which `ask` may have something to say; infinite where only an event can."""
+        if self.phase is not Phase.IDLE:
+            return math.inf
+        return min((f.not_before for f in self._families.values() if f.wants(limits)), default=math.inf)
+
+    def describe(self) -> dict[str, Any]:
+        """What status and API show; JSON-ready."""
+        return {
+            "state": self.phase.value,
+            "since": self.since,
+            "family": self.family,
+            "reasons": [value_to_json(reason) for reason in self.reasons],
+            "last": self.last,
+            "failures": {one.family: one.failures for one in self._families.values()},
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; JSON-ready."""
+        return {
+            "families": [value_to_json(one) for one in self._families.values()],
+            "phase": self.phase.value,
+            "family": self.family,
+            "reasons": [value_to_json(reason) for reason in self.reasons],
+            "since": self.since,
+            "last": self.last,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Triggers:
+        """Make what `to_json` wrote."""
+        made = cls()
+        families = [value_from_json(FamilyTriggers, one) for one in value["families"]]
+        made._families = {one.family: one for one in families}
+        made.phase, made.family = Phase(value["phase"]), value["family"]
+        made.reasons = tuple(value_from_json(TrainingReason, one) for one in value["reasons"])
+        made.since, made.last = value["since"], value["last"]
+        return made
+
+    def _of(self, family: str) -> FamilyTriggers:
+        return self._families.setdefault(family, FamilyTriggers(family))
+
+    def _end(self, now: float, text: str) -> None:
+        self.phase, self.family, self.reasons, self.since, self.last = Phase.IDLE, "", (), now, text
+
+    @staticmethod
+    def _ripen(one: FamilyTriggers) -> None:
+        ripe = [pending.reason for pending in one.pending if pending.missing <= 0]
+        if ripe:
+            one.due += ripe
+            one.pending = [pending for pending in one.pending if pending.missing > 0]
+
+
+def _is_of(reason: TrainingReason, device_id: DeviceId, kinds: frozenset[ReasonKind]) -> bool:
+    return reason.device_id == device_id and reason.kind in kinds
+
+
+__all__ = ["Phase", "Triggers"]

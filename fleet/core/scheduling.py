@@ -1,0 +1,292 @@
+"""What to measure next, fleet-wide: which candidates of which workload, and how many, for devices with room.
+
+Called by the coordinator when the state wants jobs. Pure: the same view and seed give the same plan; it knows
+counts only, no candidate, no trace, no clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agents.records import DeviceId, WorkloadId
+from fleet.core.events import Origin
+
+#: A device is new until it has so many records: its neighbours on the host wait for it, and it measures what
+#: its siblings know.
+NEW_RECORDS = 256
+#: Shares of a device's room by purpose; what a purpose cannot use goes to the best that is left. A head is
+#: there to be used: most of the room goes to what is believed to be fast, because that is where it must rank.
+_PAIRED_SHARE = 0.25
+_PAIRED_SHARE_NEW = 0.6
+_RANDOM_SHARE = 0.25
+#: Of the random share, the part that goes to any workload with equal chance, so that none is starved.
+_ANYWHERE_SHARE = 0.25
+#: Candidates of a workload below which there is nothing to evolve from, and a head knows little.
+_LEAST_RANDOM = 8
+#: Weight x FLOPs of a workload count by this power: with their full spread of several decades the largest
+#: few would take everything.
+_WORTH_POWER = 0.5
+#: Bounds of what an interval may do to the worth of a workload.
+_LEAST_URGE, _MOST_URGE = 0.25, 4.0
+#: Candidates of one ask: fewer are not worth the set-up of a workload on the agent.
+_LEAST_ASK = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadView:
+    """What a workload is worth."""
+
+    #: How often the fleet's networks run it, and its floating-point operations.
+    weight: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What is known of one workload on one device."""
+
+    #: Candidates of it that the device measured (whatever the outcome) or that wait in its queue.
+    measured: int = 0
+    queued: int = 0
+    #: Candidates that sibling devices of the family measured and this one neither measured nor has queued.
+    unpaired: int = 0
+    #: Width of the 90 % interval of the head's score on this workload (top-1, so 0 to 1); None while no head
+    #: was judged on it.
+    interval: float | None = None
+    #: No new candidate of the workload is found any more.
+    is_exhausted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """One device that may have room."""
+
+    device_id: DeviceId
+    #: Records in its present environment.
+    records: int = 0
+    #: Whether a model has a head for it.
+    has_head: bool = False
+    #: Devices of one host share its timing cores; empty where it shares with none.
+    host: str = ""
+    #: Whether it has an agent (probing, idle, leased): its neighbours wait for no other.
+    is_up: bool = True
+    #: By workload; what is missing is a cell without any measurement.
+    cells: Mapping[WorkloadId, Cell] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """Small counts of the whole fleet."""
+
+    #: Those with room, and those on the same hosts: they may have to wait for a new one.
+    devices: Mapping[DeviceId, DeviceView]
+    workloads: Mapping[WorkloadId, WorkloadView]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Candidates of one workload for one device."""
+
+    device_id: DeviceId
+    workload_id: WorkloadId
+    count: int
+    origin: Origin
+
+
+def plan(view: FleetView, room: Mapping[DeviceId, int], seed: int) -> list[Ask]:
+    """Choose what devices with room measure next.
+
+    A device's room is split by purpose: *paired* candidates close gaps of the (candidate, device) matrix,
+    *random* ones explore, and the rest is proposed by the device's head or evolved. Within a purpose a
+    workload gets candidates by its worth: weight x FLOPs, times how wide the interval of the head is. What a
+    device measured before counts, so that shares hold over time, not within one plan.
+
+    Args:
+        view: Counts. Only devices and workloads that are asked about are looked at.
+        room: Candidates that each device can take (`WantJobs.room`). Devices whose policy is closed or whose
+            budget is spent are not in here: the state asks for none.
+        seed: Of the draws; another one each time, so that exploration moves on.
+
+    Returns:
+        Devices with the fewest records first; of each, the most wanted workload first. At most one ask for a
+        device, workload and origin. Counts of a device add up to its room; to less where workloads are
+        exhausted, and to nothing while a new device shares its host.
+    """
+    known = [view.devices[device_id] for device_id in room if device_id in view.devices]
+    order = sorted(known, key=lambda device: (device.records, device.device_id))
+    taken = {one.host for one in view.devices.values() if one.host and is_new(one) and one.is_up}
+    if taken:
+        # One that finds nothing to measure would keep its neighbours waiting for ever.
+        hosts = {one.host for one in order if not is_new(one)} & taken
+        new = [one for one in view.devices.values() if one.host in hosts and is_new(one) and one.is_up]
+        taken = {one.host for one in new if _can_measure(one, view.workloads)}
+    return [
+        ask
+        for device in order
+        if is_new(device) or device.host not in taken
+        for ask in _plan_device(device, view.workloads, room[device.device_id], seed)
+    ]
+
+
+def is_new(device: DeviceView) -> bool:
+    """Whether a device has too few records to be treated like the others."""
+    return device.records < NEW_RECORDS
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One workload for one device while its room is dealt out."""
+
+    workload_id: WorkloadId
+    cell: Cell
+    worth: float
+    #: Candidates that are measured, queued or given just now.
+    has: int
+    given: dict[Origin, int] = field(default_factory=dict)
+
+    def give(self, origin: Origin, count: int) -> None:
+        self.given[origin] = self.given.get(origin, 0) + count
+        self.has += count
+
+
+def _plan_device(
+    device: DeviceView, workloads: Mapping[WorkloadId, WorkloadView], room: int, seed: int
+) -> list[Ask]:
+    choices = _choices(device, workloads)
+    open_ones = [one for one in choices if not one.cell.is_exhausted]
+    draws = random.Random(f"{seed}/{device.device_id}")
+    share = _PAIRED_SHARE_NEW if is_new(device) else _PAIRED_SHARE
+    left = room - _deal_paired(choices, min(room, _round(room * share, draws)))
+    explored = min(left, _round(room * _RANDOM_SHARE, draws))
+    anywhere = _round(explored * _ANYWHERE_SHARE, draws)
+    left -= _scatter(open_ones, anywhere, draws)
+    left -= _deal(open_ones, explored - anywhere, lambda one: Origin.RANDOM)
+    left -= _deal(open_ones, left, lambda one: _believed(one, device))
+    _deal_paired(choices, left)  # nothing new is left to find: close what gaps there are
+    given = [one for one in choices if one.given]
+    return [
+        Ask(device_id=device.device_id, workload_id=one.workload_id, count=count, origin=origin)
+        for one in sorted(given, key=lambda one: (-sum(one.given.values()), one.workload_id))
+        for origin, count in one.given.items()
+    ]
+
+
+def _choices(device: DeviceView, workloads: Mapping[WorkloadId, WorkloadView]) -> list[_Choice]:
+    """The workloads with what one more candidate of each is worth, as far as the device can get any."""
+    none = Cell()
+    cells = [(workload_id, device.cells.get(workload_id, none)) for workload_id in workloads]
+    widths = [cell.interval for _, cell in cells if cell.interval is not None]
+    usual = sum(widths) / len(widths) if widths else 0.0
+    return [
+        _Choice(
+            workload_id,
+            cell,
+            _worth(workloads[workload_id]) * _urge(cell.interval, usual),
+            cell.measured + cell.queued,
+        )
+        for workload_id, cell in cells
+        if cell.unpaired > 0 or not cell.is_exhausted
+    ]
+
+
+def _can_measure(device: DeviceView, workloads: Mapping[WorkloadId, WorkloadView]) -> bool:
+    none = Cell()
+    cells = (device.cells.get(workload_id, none) for workload_id in workloads)
+    return any(cell.unpaired > 0 or not cell.is_exhausted for cell in cells)
+
+
+def _worth(workload: WorkloadView) -> float:
+    """Weight x FLOPs, damped: the time that a network spends in it, as far as one can tell for any device."""
+    return float(max(workload.weight * workload.flops, 1.0) ** _WORTH_POWER)
+
+
+def _urge(interval: float | None, usual: float) -> float:
+    """How much more a workload is worth because its head is unsure; where no head was judged, most."""
+    if usual <= 0:
+        return 1.0
+    if interval is None:
+        return _MOST_URGE
+    return min(_MOST_URGE, max(_LEAST_URGE, interval / usual))
+
+
+def _believed(choice: _Choice, device: DeviceView) -> Origin:
+    """Where fast candidates come from: the head, the best ones so far, or luck to begin with."""
+    if choice.cell.measured < _LEAST_RANDOM:
+        return Origin.RANDOM
+    return Origin.MODEL if device.has_head else Origin.EVOLVED
+
+
+def _deal_paired(choices: Sequence[_Choice], room: int) -> int:
+    """Give out candidates that siblings know, more where there are more of them."""
+    total = max(1, sum(one.cell.unpaired for one in choices))
+    return _deal(
+        choices,
+        room,
+        lambda one: Origin.PAIRED,
+        weight=lambda one: one.worth * one.cell.unpaired / total,
+        most=lambda one: one.cell.unpaired - one.given.get(Origin.PAIRED, 0),
+    )
+
+
+def _deal(
+    choices: Sequence[_Choice],
+    room: int,
+    origin: Callable[[_Choice], Origin],
+    *,
+    weight: Callable[[_Choice], float] = lambda one: one.worth,
+    most: Callable[[_Choice], float] = lambda one: math.inf,
+) -> int:
+    """Give out candidates so that all that a workload has tends to be in proportion to its weight.
+
+    Highest averages (d'Hondt), `_LEAST_ASK` at a time: the next ones go to the workload that has the least
+    for its weight.
+
+    Returns:
+        How many were given.
+    """
+    ranked = [(-weight(one) / (one.has + 1), place, one) for place, one in enumerate(choices) if most(one)]
+    heap = heapq.nsmallest(room, ranked)  # each step gives at least one, so no more can take part
+    left = room
+    while heap and left > 0:
+        _, place, one = heapq.heappop(heap)
+        count = int(min(_LEAST_ASK, left, most(one)))
+        one.give(origin(one), count)
+        left -= count
+        if most(one) > 0:
+            heapq.heappush(heap, (-weight(one) / (one.has + 1), place, one))
+    return room - left
+
+
+def _scatter(choices: Sequence[_Choice], room: int, draws: random.Random) -> int:
+    """Give out random candidates to any workload, whatever it is worth.
+
+    Returns:
+        How many were given.
+    """
+    left = room if choices else 0
+    while left > 0:
+        count = min(_LEAST_ASK, left)
+        draws.choice(choices).give(Origin.RANDOM, count)
+        left -= count
+    return room if choices else 0
+
+
+def _round(value: float, draws: random.Random) -> int:
+    """Round up or down by chance, so that a small share of a small room is right on average."""
+    return math.floor(value) + (draws.random() < value % 1)
+
+
+__all__ = [
+    "NEW_RECORDS",
+    "Ask",
+    "Cell",
+    "DeviceView",
+    "FleetView",
+    "WorkloadView",
+    "is_new",
+    "plan",
+]

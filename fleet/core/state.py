@@ -1,0 +1,194 @@
+"""The state of the fleet: events in, instructions out. Pure: no clock, no Ray, no disk, no random.
+
+The coordinator applies what it saw and carries out what is answered; after a restart the journal's events are
+applied again and give the same state. What each event does is in `device_events.py`, `job_events.py` and
+`model_events.py`, by the rules of `leasing.py`, `policies.py` and `refresh_triggers.py`.
+
+A lease ends in one of three ways. *Finished*: its results were counted. *Released*: the agent or the
+coordinator died; what its spool still holds counts until the job is leased again or ended. *Expired*: no beat
+renewed it; its results are late for ever, because its agent may be a zombie that measures on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agents.records import DeviceId
+from fleet.core import device_events, job_events, model_events
+from fleet.core import events as ev
+from fleet.core.event_json import event_from_json, event_to_json
+from fleet.core.events import Event, Instruction, Job, JobId, JobState, Verdict
+from fleet.core.leasing import Leasing
+from fleet.core.limits import Limits
+from fleet.core.refresh_triggers import Triggers
+from fleet.core.state_core import RECENT, Core, StateError, device_of
+
+#: Version of `FleetState.to_json`.
+_SCHEMA = 1
+
+
+class FleetState:
+    """Devices, jobs, leases, budgets and the training of a fleet.
+
+    Args:
+        limits: Numbers of the rules until a `CoordinatorStarted` brings others.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._core = Core(Leasing(limits or Limits()), Triggers())
+
+    # ---- what the shell calls ----
+
+    def apply(self, event: Event) -> list[Instruction]:
+        """Take in one event; the same events give the same instructions and the same state.
+
+        Args:
+            event: What happened. Time that goes back is taken as standing still.
+
+        Returns:
+            What is to be done, in this order.
+
+        Raises:
+            StateError: It cannot have happened. The state is as it was.
+        """
+        leasing = self._core.leasing
+        before = leasing.now
+        leasing.now = max(before, event.at_secs)
+        try:
+            instructions = _HANDLERS[type(event)](self._core, event)
+        except StateError:
+            leasing.now = before
+            raise
+        device_id = device_of(event)
+        if device_id is not None:
+            self._core.remember(device_id, event)
+        if not leasing.is_stopping and not leasing.is_full:
+            instructions += self._core.triggers.ask(leasing.now, leasing.limits)
+        return instructions
+
+    def is_news(self, event: Event) -> bool:
+        """Whether an event changes anything: many beats and ticks do not, and need no place in the journal.
+
+        One that is no news must not be applied either, or a replay of the journal would miss it.
+        """
+        leasing = self._core.leasing
+        if isinstance(event, ev.AgentBeat):
+            device = leasing.devices.get(event.device_id)
+            return device is None or device.is_news(event, leasing.limits)
+        if isinstance(event, ev.Tick):
+            is_quiet = leasing.is_stopping or leasing.is_full
+            training = math.inf if is_quiet else self._core.triggers.next_secs(leasing.limits)
+            return min(leasing.next_wake(), training) <= event.at_secs
+        return True
+
+    def verdict(self, device_id: DeviceId, job_id: JobId, epoch: int) -> Verdict:
+        """Say what results of a lease are worth now; to be asked before they are stored."""
+        return self._core.verdict(device_id, job_id, epoch)
+
+    def at_work(self, device_id: DeviceId) -> tuple[JobId, int] | None:
+        """Job and epoch that a device works on; None where it has no lease."""
+        device = self._core.leasing.devices.get(device_id)
+        lease = device.front() if device else None
+        return (lease.job_id, lease.epoch) if lease else None
+
+    def job(self, job_id: JobId) -> Job | None:
+        """A job that is queued, leased or quarantined; None for one that ended or never was."""
+        entry = self._core.leasing.jobs.get(job_id)
+        return entry.job if entry else None
+
+    def job_state(self, job_id: JobId) -> JobState | None:
+        """State of a job; None for one that ended or never was."""
+        entry = self._core.leasing.jobs.get(job_id)
+        return entry.state if entry else None
+
+    def job_counts(self) -> dict[JobState, int]:
+        """Jobs by state; done, quarantined and cancelled ones since the beginning of the journal."""
+        return dict(self._core.leasing.jobs.counts)
+
+    @property
+    def jobs_submitted(self) -> int:
+        """Jobs that were ever submitted: the sum of `job_counts`."""
+        return self._core.leasing.jobs.submitted
+
+    @property
+    def limits(self) -> Limits:
+        """The rules in force."""
+        return self._core.leasing.limits
+
+    def device_ids(self) -> list[DeviceId]:
+        """All devices that were ever added, in that order."""
+        return list(self._core.leasing.devices)
+
+    def describe(self, device_id: DeviceId) -> dict[str, Any]:
+        """One device for status and API, JSON-ready; see `Device.describe`, and `queued` jobs."""
+        leasing = self._core.leasing
+        shown = leasing.devices[device_id].describe(leasing.now)
+        return shown | {"queued": leasing.jobs.queued(device_id)}
+
+    def training(self) -> dict[str, Any]:
+        """The training, JSON-ready: state (idle, asked, running), since, family, reasons, last, failures."""
+        return self._core.triggers.describe()
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole state, JSON-ready, for a snapshot of the journal."""
+        return {
+            "schema": _SCHEMA,
+            "leasing": self._core.leasing.to_json(),
+            "triggers": self._core.triggers.to_json(),
+            "recent": {
+                key: [event_to_json(one) for one in recent] for key, recent in self._core.recent.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FleetState:
+        """Make the state that `to_json` wrote.
+
+        Raises:
+            StateError: It was written by another version.
+        """
+        if value.get("schema") != _SCHEMA:
+            got = value.get("schema")
+            raise StateError(f"the journal's snapshot has schema {got!r}, this version reads {_SCHEMA}")
+        state = cls()
+        state._core = Core(Leasing.from_json(value["leasing"]), Triggers.from_json(value["triggers"]))
+        state._core.recent = {
+            DeviceId(key): deque(map(event_from_json, recent), maxlen=RECENT)
+            for key, recent in value["recent"].items()
+        }
+        return state
+
+
+_HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
+    ev.CoordinatorStarted: device_events.coordinator_started,
+    ev.CoordinatorStopping: device_events.coordinator_stopping,
+    ev.DeviceAdded: device_events.device_added,
+    ev.DeviceRetired: device_events.device_retired,
+    ev.AgentStarted: device_events.agent_started,
+    ev.ProbePassed: device_events.probe_passed,
+    ev.ProbeRefused: device_events.probe_refused,
+    ev.AgentBeat: device_events.agent_beat,
+    ev.AgentDied: device_events.agent_died,
+    ev.JobSubmitted: job_events.job_submitted,
+    ev.JobFinished: job_events.job_finished,
+    ev.JobCrashed: job_events.job_crashed,
+    ev.JobCancelled: job_events.job_cancelled,
+    ev.ResultArrivedLate: job_events.result_arrived_late,
+    ev.QuarantineLifted: device_events.quarantine_lifted,
+    ev.DriftAlarm: model_events.drift_alarm,
+    ev.EnvironmentChanged: model_events.environment_changed,
+    ev.RecordsStored: model_events.records_stored,
+    ev.TrainingStarted: model_events.training_started,
+    ev.TrainingFinished: model_events.training_finished,
+    ev.TrainingFailed: model_events.training_failed,
+    ev.ModelPublished: model_events.model_published,
+    ev.ModelRolledBack: model_events.model_rolled_back,
+    ev.DiskFull: device_events.disk_full,
+    ev.DiskFreed: device_events.disk_freed,
+    ev.Tick: device_events.tick,
+}
+
+__all__ = ["FleetState", "StateError"]

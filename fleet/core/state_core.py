@@ -1,0 +1,107 @@
+"""What the functions of all events share: devices and jobs, triggers, and the last events of each device.
+
+Made by `state.py`. It looks things up and refuses what cannot have happened; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from agents.records import DeviceId
+from fleet.core import events as ev
+from fleet.core.device_state import WITH_AGENT, Device
+from fleet.core.events import Event, JobId, Verdict
+from fleet.core.job_state import Entry
+from fleet.core.leasing import Leasing
+from fleet.core.refresh_triggers import Triggers
+from fleet.errors import FleetError
+
+#: Last events of a device that the message of an impossible one shows.
+RECENT = 10
+
+
+class StateError(FleetError):
+    """An event that cannot have happened; the message holds the last events of the device."""
+
+
+class Core:
+    """Everything that events change."""
+
+    def __init__(self, leasing: Leasing, triggers: Triggers) -> None:
+        self.leasing = leasing
+        self.triggers = triggers
+        self.recent: dict[DeviceId, deque[Event]] = {}
+
+    def verdict(self, device_id: DeviceId, job_id: JobId, epoch: int) -> Verdict:
+        """Say what results of a lease are worth now; to be asked before they are stored."""
+        entry = self.leasing.jobs.get(job_id)
+        if entry is not None and entry.epoch == epoch and entry.job.device_id == device_id:
+            return Verdict.COUNTS
+        device = self.leasing.devices.get(device_id)
+        if device is not None and epoch in device.counted_epochs:
+            return Verdict.REPEATED
+        return Verdict.LATE
+
+    def device(self, event: Any) -> Device:
+        """The device of an event.
+
+        Raises:
+            StateError: It was never added.
+        """
+        device_id = device_of(event)
+        device = self.leasing.devices.get(device_id) if device_id is not None else None
+        if device is None:
+            raise self.impossible(event, "the device was never added")
+        return device
+
+    def lease_holder(self, event: Any) -> Device:
+        """The device of an event that names a lease, which must have been granted."""
+        device = self.device(event)
+        if not 0 < event.epoch <= device.epoch:
+            raise self.impossible(event, f"its last lease has epoch {device.epoch}")
+        if getattr(event, "incarnation", 0) > device.incarnation:
+            raise self.impossible(event, f"its last agent has incarnation {device.incarnation}")
+        entry = self.leasing.jobs.get(event.job_id)
+        if entry is not None and entry.job.device_id != device.device_id:
+            raise self.impossible(event, f"the job belongs to {entry.job.device_id}")
+        return device
+
+    def entry(self, job_id: JobId) -> Entry:
+        """A job that must be there."""
+        entry = self.leasing.jobs.get(job_id)
+        assert entry is not None
+        return entry
+
+    def is_current(self, device: Device, event: Any) -> bool:
+        """Whether an event is about the agent that the device has now, not about one that was given up."""
+        if event.incarnation > device.incarnation:
+            raise self.impossible(event, f"its last agent has incarnation {device.incarnation}")
+        return bool(event.incarnation == device.incarnation and device.state in WITH_AGENT)
+
+    def remember(self, device_id: DeviceId, event: Event) -> None:
+        """Keep an event among the last ones of a device."""
+        recent = self.recent.setdefault(device_id, deque(maxlen=RECENT))
+        if recent and isinstance(event, ev.AgentBeat) and isinstance(recent[-1], ev.AgentBeat):
+            recent.pop()  # a row of beats would drive out what says more
+        recent.append(event)
+
+    def impossible(self, event: Event, why: str) -> StateError:
+        """The error for an event that cannot have happened."""
+        device_id = device_of(event)
+        recent = self.recent.get(device_id, ()) if device_id is not None else ()
+        lines = "".join(f"\n  {one}" for one in recent) or "\n  none"
+        return StateError(
+            f"impossible: {why}; got {event}. It is a fault of the coordinator, or the journal is "
+            f"not its own. Last events of {device_id or 'the fleet'}:{lines}"
+        )
+
+
+def device_of(event: Event) -> DeviceId | None:
+    """The device that an event is about; None where it is about the fleet."""
+    if isinstance(event, ev.JobSubmitted):
+        return event.job.device_id
+    return getattr(event, "device_id", None)
+
+
+__all__ = ["RECENT", "Core", "StateError", "device_of"]

@@ -1,0 +1,268 @@
+"""What is behind `fleet up`: put the parts of the daemon together, run it until it is stopped, end in order.
+
+Called by the command line. It decides nothing; the coordinator and what it calls do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import filelock
+from rich.console import Console
+
+from agents.records import DeviceId, DeviceSpec
+from fleet.collection import replaying
+from fleet.collection.jobs import SPOOL, fitting_devices
+from fleet.config.day_windows import window_secs
+from fleet.config.settings import select_devices
+from fleet.core.events import DevicePolicy, TimeWindow
+from fleet.core.limits import Limits
+from fleet.daemon.coordinator import Coordinator
+from fleet.daemon.coordinator_settings import CoordinatorSettings
+from fleet.daemon.guide import Guide
+from fleet.daemon.notices import Notices
+from fleet.daemon.workload_choice import WorkloadChoice
+from fleet.durable import disk_errors
+from fleet.errors import FleetError
+from fleet.links.links import Links
+from fleet.models.registry_reader import RegistryReader
+from fleet.store.store import Store
+
+if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig, PolicySection
+
+#: Longest wait for a message: so often the clock is looked at.
+_TURN_SECS = 0.25
+#: How long agents may take to end; then they are ended.
+_CLOSE_SECS = 20.0
+LOCK, HOLDER = "daemon.lock", "daemon.pid"
+
+
+class Api(Protocol):
+    """Shows the coordinator's view to others (`fleet.api.app`)."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+
+    def close(self) -> None:
+        """Stop listening."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What the command line says beside the configuration."""
+
+    #: Folder of the model versions.
+    models: Path
+    #: `host:port` of a Ray cluster to join; None starts a Ray of our own.
+    address: str | None = None
+    #: Stop after so many seconds; None runs until somebody stops it.
+    for_secs: float | None = None
+    #: Measure what is planned, then stop.
+    once: bool = False
+
+
+def run_daemon(
+    settings: FleetConfig,
+    options: UpOptions,
+    console: Console,
+    *,
+    serve: Callable[[Callable[[], dict[str, Any]], Path], Api] | None = None,
+) -> None:
+    """Collect and refresh until SIGTERM, SIGINT, or the end that the options set.
+
+    Args:
+        settings: Devices, workloads, protocol, store, daemon.
+        options: What the command line says.
+        console: Where lines go.
+        serve: Starts the API: gets the coordinator's view and the daemon's folder.
+
+    Raises:
+        FleetError: Another daemon runs on the same folder, a device cannot be had, or the disk failed.
+    """
+    root = Path(settings.daemon.root)
+    with _held(root), _stop_signals() as is_stopped:
+        specs = _devices(settings, options)
+        notices = Notices(console)
+        with Store.open(settings.store.path) as store:
+            links = _links(settings, options, specs)
+            try:
+                trainer = _trainer(settings, options, specs) if settings.daemon.refresh else None
+                try:
+                    coordinator = Coordinator(
+                        root,
+                        store,
+                        links,
+                        specs,
+                        _told(settings, options, specs),
+                        notices,
+                        trainer=trainer,
+                        guide=Guide(RegistryReader(options.models)),
+                    )
+                    api = serve(coordinator.view, root) if serve is not None else None
+                    try:
+                        where = f", API {api.url}" if api is not None else ""
+                        notices.say(f"fleet is up: {len(specs)} devices{where}, store {store.path}")
+                        _run(coordinator, options, settings.daemon.stop_secs, is_stopped, notices)
+                    finally:
+                        if api is not None:
+                            api.close()
+                finally:
+                    if trainer is not None:
+                        trainer.close()
+            finally:
+                links.close(_CLOSE_SECS)
+            coordinator.close()
+    notices.say("fleet is down; the same command goes on")
+
+
+def _run(
+    coordinator: Coordinator,
+    options: UpOptions,
+    stop_secs: float,
+    is_stopped: Callable[[], bool],
+    notices: Notices,
+) -> None:
+    """Turn until it is time to stop, then until what runs has ended."""
+    ends_at = time.monotonic() + options.for_secs if options.for_secs is not None else float("inf")
+    while not is_stopped() and time.monotonic() < ends_at:
+        coordinator.turn(_TURN_SECS)
+        if options.once and coordinator.is_drained:
+            break
+    notices.say("stopping: no new batch begins; those that run are waited for")
+    coordinator.stop()
+    ends_at = time.monotonic() + stop_secs
+    while not coordinator.is_quiet and time.monotonic() < ends_at:
+        coordinator.turn(_TURN_SECS)
+
+
+def _devices(settings: FleetConfig, options: UpOptions) -> dict[DeviceId, DeviceSpec]:
+    """Devices of this host, or those of a cluster, whose hosts must say themselves what they can be."""
+    if options.address is None:
+        return fitting_devices(settings)
+    if not settings.devices.ids:
+        raise FleetError("a cluster's devices must be named: give --device or devices.ids beside --address")
+    folder = Path(settings.store.path).parent / replaying.REPLAY
+    return replaying.ready(select_devices(settings), folder)
+
+
+def _told(
+    settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec]
+) -> CoordinatorSettings:
+    daemon = settings.daemon
+    unknown = sorted(set(daemon.policies) - set(specs))
+    if unknown and not settings.devices.ids:
+        raise FleetError(f"daemon.policies: {unknown[0]} is no device here; known: {', '.join(specs)}")
+    return CoordinatorSettings(
+        protocol=settings.timing_protocol(),
+        choice=WorkloadChoice(
+            networks=settings.workloads.networks,
+            count=settings.workloads.count,
+            min_flops=settings.workloads.min_flops,
+            max_flops=settings.workloads.max_flops,
+        ),
+        policies={one: _policy(daemon.policies.get(one, daemon.policy)) for one in specs},
+        limits=Limits(
+            lease_secs=daemon.lease_secs,
+            stall_secs=daemon.stall_secs,
+            quarantine_secs=daemon.quarantine_secs,
+            training_records=daemon.training_records,
+            training_share=daemon.training_share,
+            reason_records=daemon.reason_records,
+            training_pause_secs=daemon.training_pause_secs,
+        ),
+        noise=settings.workloads.noise_samples,
+        seed=settings.training.seed,
+        once=options.once,
+        upkeep_secs=daemon.upkeep_secs,
+    )
+
+
+def _policy(section: PolicySection) -> DevicePolicy:
+    windows = [window_secs(one) for one in section.windows]
+    return DevicePolicy(
+        secs_per_hour=section.secs_per_hour or None,
+        secs_per_day=section.secs_per_day or None,
+        idle_only=section.idle_only,
+        windows=tuple(TimeWindow(begin_secs=begin, end_secs=end) for begin, end in windows),
+    )
+
+
+def _links(settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec]) -> Links:
+    from fleet.links.ray_links import RayLinks
+
+    # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
+    spool = Path(settings.store.path).parent / SPOOL
+    return RayLinks(specs.values(), spool, settings.timing_protocol(), address=options.address)
+
+
+def _trainer(settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec]) -> Any:
+    from fleet.models.registry import Registry
+    from fleet.refresh.refresher import Refresher, RefreshSettings, refresh_cores
+
+    return Refresher(
+        Registry(options.models),
+        Path(settings.store.path),
+        Path(settings.daemon.root) / "refresh",
+        RefreshSettings(
+            epochs=settings.training.epochs,
+            seed=settings.training.seed,
+            cores=refresh_cores(specs.values()),
+        ),
+    )
+
+
+@contextmanager
+def _held(root: Path) -> Iterator[None]:
+    """Be the one daemon of a folder; the lock ends with this process, however it ends."""
+    with disk_errors("making the daemon's folder", root):
+        root.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(root / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        try:
+            holder = f"process {int((root / HOLDER).read_text())}"
+        except (OSError, ValueError):
+            holder = "another process"
+        raise FleetError(
+            f"a daemon runs on {root} already: {holder}; `fleet status` shows it, and SIGTERM stops it. "
+            "Another fleet needs another daemon.root and store.path"
+        ) from error
+    try:
+        with disk_errors("writing the daemon's folder", root):
+            (root / HOLDER).write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        (root / HOLDER).unlink(missing_ok=True)
+        lock.release()
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """Turn SIGTERM and SIGINT into a question; the second one ends the process at once."""
+    asked: list[int] = []
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["Api", "UpOptions", "run_daemon"]

@@ -1,0 +1,126 @@
+"""The second half of a turn: what the state wants is carried out, what was looked up is gone on with.
+
+`fleet.daemon.coordinator` calls it with what is durable already. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+from agents.records import DeviceId
+from fleet.core import events as ev
+from fleet.core.events import Event, Instruction
+from fleet.daemon.announcing import announce_event, announce_instruction
+from fleet.daemon.granting import LeaseSearches
+from fleet.daemon.noise_runs import NoisePlan
+from fleet.daemon.parts import Drawn, Parts
+from fleet.daemon.traces import Answer
+
+
+class Doing:
+    """Does what the state says.
+
+    Args:
+        parts: What a coordinator consists of.
+
+    Attributes:
+        fed: Devices that were planned for since the start.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        #: Devices that asked for jobs, perhaps before it was known what they measure.
+        self._wants: dict[DeviceId, int] = {}
+        self.fed: set[DeviceId] = set()
+
+    def do(self, instruction: Instruction) -> None:
+        """Carry out one instruction."""
+        parts = self._parts
+        announce_instruction(instruction, parts.notices)
+        match instruction:
+            case ev.StartAgent(device_id=device_id, incarnation=incarnation):
+                if device_id in parts.specs:
+                    parts.links.start(parts.specs[device_id], incarnation)
+            case ev.StopAgent(device_id=device_id, incarnation=incarnation, kill=kill):
+                parts.agent_gone(device_id, incarnation)
+                parts.links.stop(device_id, incarnation, kill=kill)
+            case ev.GrantLease():
+                self._grant(instruction)
+            case ev.WantJobs(device_id=device_id, room=room):
+                self._wants[device_id] = room
+            case ev.StartTraining(family=family, reasons=reasons):
+                if parts.trainer is not None:
+                    parts.trainer.start(family, reasons)
+                else:
+                    text = "nothing trains here"
+                    done = ev.TrainingFinished(at_secs=parts.clock(), family=family, text=text)
+                    parts.chronicle.tell(done)
+
+    def note(self, event: Event) -> None:
+        """Follow up a durable event that concerns the shell itself."""
+        parts = self._parts
+        announce_event(event, parts.notices)
+        match event:
+            case ev.JobSubmitted(job=job):
+                parts.feeder.queues.opened(job)
+            case ev.JobFinished(job_id=job_id, device_id=device_id):
+                parts.feeder.queues.took(device_id, sum(event.outcomes.values()), event.device_secs)
+                parts.feeder.queues.closed(job_id)
+            case ev.JobCancelled(job_id=job_id):
+                parts.feeder.queues.closed(job_id)
+            case ev.DeviceRetired(device_id=device_id):
+                for job in [one for one in parts.feeder.queues.jobs() if one.device_id == device_id]:
+                    parts.feeder.queues.closed(job.job_id)
+            case ev.ModelPublished(device_ids=device_ids):
+                parts.feeder.heads.update(device_ids)
+            case ev.ModelRolledBack(device_id=device_id, version=""):
+                parts.feeder.heads.discard(device_id)
+
+    def feed(self) -> None:
+        """Plan for devices that asked for jobs, as far as it is known what they measure."""
+        parts = self._parts
+        room = {
+            one: count
+            for one, count in self._wants.items()
+            if one in parts.agents.up and parts.feeder.workloads_of(one)
+        }
+        for one in room:
+            del self._wants[one]
+        if parts.settings.once:
+            room = {one: count for one, count in room.items() if one not in self.fed}
+        if room:
+            self.fed.update(room)
+            parts.feeder.want(room)
+
+    def go_on(self, answer: Answer) -> None:
+        """Go on with what was looked up in the store."""
+        parts = self._parts
+        if answer.error:
+            parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
+        match answer.tag:
+            case LeaseSearches() as found:
+                parts.granting.searched(found, answer.value or [])
+                for search in found.searches:
+                    grant = search.grant
+                    verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.epoch)
+                    is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
+                    if verdict is ev.Verdict.COUNTS and is_up:
+                        self._grant(grant, searched=True)
+            case NoisePlan() as plan:
+                family = parts.families[plan.device_id]
+                for job in parts.noise.planned(plan, family, answer.value or []):
+                    parts.chronicle.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
+            case Drawn() as drawn:
+                candidates, version = answer.value or (drawn.candidates, "")
+                parts.feeder.ranked(drawn.device_id, drawn.request_id, candidates, version)
+            case (device_id, request_id):
+                parts.pools.remember(parts.families[device_id], answer.value or [])
+                parts.feeder.searched(device_id, request_id)
+
+    def _grant(self, grant: ev.GrantLease, *, searched: bool = False) -> None:
+        parts = self._parts
+        job = parts.state.job(grant.job_id)
+        if job is not None:
+            for event in parts.granting.grant(grant, job, parts.clock(), searched=searched):
+                parts.chronicle.tell(event)
+
+
+__all__ = ["Doing"]

@@ -1,0 +1,89 @@
+"""What agents say as events of the state. Pure.
+
+`fleet.daemon.coordinator` calls it for every message; the records in a message are `fleet.core.arrivals`'
+business.
+"""
+
+from __future__ import annotations
+
+import time
+
+from agents.messages import AgentGone, AgentRefused, AgentUp, Asked, Beat, Failed, Message
+from fleet.core import events as ev
+from fleet.core.events import Event, JobId
+from fleet.core.state import FleetState
+
+
+def events_of(
+    message: Message, state: FleetState, now: float, *, is_host_idle: bool | None = None
+) -> list[Event]:
+    """Translate a message.
+
+    Args:
+        message: Any; many tell the state nothing.
+        state: As it was before the message.
+        now: Unix seconds.
+        is_host_idle: Whether nobody else uses the device's host, where one can tell.
+    """
+    device_id, incarnation = message.device_id, message.incarnation
+    match message:
+        case AgentUp():
+            return [
+                ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation),
+                ev.ProbePassed(
+                    at_secs=now,
+                    device_id=device_id,
+                    incarnation=incarnation,
+                    environment_id=message.environment_id,
+                    # Of this host: boards in another time zone keep its hours.
+                    utc_offset_secs=float(time.localtime(now).tm_gmtoff),
+                ),
+            ]
+        case AgentRefused(reason=reason):
+            return [ev.ProbeRefused(at_secs=now, device_id=device_id, incarnation=incarnation, reason=reason)]
+        case AgentGone(reason=reason):
+            died = ev.AgentDied(at_secs=now, device_id=device_id, incarnation=incarnation, reason=reason)
+            return [*_blamed(message, state, now), died]
+        case Beat():
+            return [
+                ev.AgentBeat(
+                    at_secs=now,
+                    device_id=device_id,
+                    incarnation=incarnation,
+                    epoch=message.held[0].epoch if message.held else None,
+                    done=message.done,
+                    busy=ev.Busy(message.busy.value),
+                    is_host_idle=is_host_idle,
+                )
+            ]
+        case Failed(what=Asked.MEASURE, lease=lease, error=error) if lease is not None:
+            return [
+                ev.JobCrashed(
+                    at_secs=now,
+                    device_id=device_id,
+                    job_id=JobId(lease.job_id),
+                    epoch=lease.epoch,
+                    stderr_tail=error,
+                )
+            ]
+    return []
+
+
+def _blamed(message: AgentGone, state: FleetState, now: float) -> list[Event]:
+    """An agent that ends while it works on a job may have ended because of it."""
+    at_work = state.at_work(message.device_id)
+    is_current = state.describe(message.device_id)["incarnation"] == message.incarnation
+    if message.was_asked or at_work is None or not is_current:
+        return []
+    return [
+        ev.JobCrashed(
+            at_secs=now,
+            device_id=message.device_id,
+            job_id=at_work[0],
+            epoch=at_work[1],
+            stderr_tail=message.stderr_tail or message.reason,
+        )
+    ]
+
+
+__all__ = ["events_of"]

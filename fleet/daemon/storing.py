@@ -1,0 +1,180 @@
+"""What becomes of records that arrived: into the store, or apart if they are late, and what to tell of it.
+
+`fleet.daemon.coordinator` calls it once a turn with all that arrived. When it returns, everything is on the
+disk, so the records may be acknowledged as soon as the events are journalled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.records import REPEATS, CandidateId, DeviceId, Outcome, Record, WorkloadId
+from fleet.core.arrivals import Arrival, Tallies, sort
+from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLate
+from fleet.core.state import FleetState
+from fleet.daemon.coverage import Coverage
+from fleet.daemon.intake import Intake
+from fleet.daemon.late import keep_late
+from fleet.daemon.pools import Pools
+from fleet.store.store import Store
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the store has of one device."""
+
+    records: int = 0
+    ok: int = 0
+    #: Unix seconds of the last measurement; 0 for none.
+    last_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Taken:
+    """What was done with arrivals."""
+
+    events: list[Event] = field(default_factory=list)
+    #: New records by device.
+    fresh: dict[DeviceId, list[Record]] = field(default_factory=dict)
+    #: To be told to the agents once the events are journalled.
+    acknowledge: list[tuple[DeviceId, int, tuple[str, ...]]] = field(default_factory=list)
+
+
+class Storing:
+    """The way of records into the store.
+
+    Args:
+        intake: Makes records durable.
+        store: The store behind it, which says what there was at the start.
+        coverage: Told of every record.
+        pools: Told of candidates that the store has now.
+        tallies: Counts by job.
+        families: Family of every device.
+        late: Folder of late results.
+
+    Attributes:
+        counts: What the store has, by device.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        store: Store,
+        coverage: Coverage,
+        pools: Pools,
+        tallies: Tallies,
+        families: Mapping[DeviceId, str],
+        late: Path,
+    ) -> None:
+        self._intake, self._late = intake, late
+        self._coverage, self._pools, self._tallies = coverage, pools, tallies
+        self._families = families
+        self.counts = {
+            device_id: Counts(one.records, one.ok, one.last_at) for device_id, one in store.counts().items()
+        }
+
+    def take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
+        """Keep what arrived.
+
+        Args:
+            arrivals: In the order in which they came.
+            state: Says what each lease is worth.
+            now: Unix seconds.
+
+        Raises:
+            StoreFull: No room; nothing was counted, so all of it may be given again.
+            StoreError: The disk failed.
+        """
+        taken = Taken()
+        found = sort(arrivals, state.verdict)
+        for one in found.late:
+            self._keep_late(one, state, taken, now)
+        stored = [*found.counted, *found.repeated]
+        records = [record for one in stored for record in one.records]
+        ids = [record.record_id for record in records]
+        # Those that wait in the intake are known, too: a repeat must not be counted again.
+        known = self._intake.known(ids)
+        # Also without any record: rows that wait go on to the table then.
+        self._intake.append(records)
+        seen: set[str] = set()
+        fresh: list[Record] = []
+        for record, record_id, is_known in zip(records, ids, known, strict=True):
+            if not is_known and record_id not in seen:
+                seen.add(record_id)
+                fresh.append(record)
+        self._count(fresh, taken)
+        for device_id, new in taken.fresh.items():
+            ok = sum(record.outcome is Outcome.OK for record in new)
+            taken.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(new), ok=ok))
+        for one in found.counted:
+            self._finish(one, state, taken, now)
+        for one in arrivals:
+            record_ids = tuple(record.record_id for record in one.records)
+            taken.acknowledge.append((one.device_id, one.incarnation, record_ids))
+        return taken
+
+    def left(self, job: Job) -> list[tuple[str, str]]:
+        """(workload, candidate) pairs of a job that the store lacks; the workload is empty where unknown."""
+        family = self._families[job.device_id]
+        may_skip = job.attempt == 0 and job.origin not in REPEATS
+        pairs: list[tuple[str, str]] = []
+        for one in self._tallies.left(job):
+            of = self._coverage.workload_of(family, job.workload_ids, one)
+            if of is None:
+                pairs.append(("", one))
+            elif self._coverage.is_blocked(family, of, one):
+                continue
+            elif not (may_skip and self._coverage.is_measured(job.device_id, of, one)):
+                pairs.append((of, one))
+        return pairs
+
+    def _count(self, records: Sequence[Record], taken: Taken) -> None:
+        self._coverage.add(records)
+        measured: dict[tuple[str, WorkloadId], list[CandidateId]] = {}
+        for record in records:
+            family = self._families.get(record.device_id, "")
+            measured.setdefault((family, record.workload_id), []).append(record.candidate_id)
+            counts = self.counts.get(record.device_id)
+            if counts is None:
+                counts = self.counts[record.device_id] = Counts()
+            counts.records += 1
+            counts.ok += record.outcome is Outcome.OK
+            counts.last_at = max(counts.last_at, record.measured_at)
+            taken.fresh.setdefault(record.device_id, []).append(record)
+        for (family, workload_id), ids in measured.items():
+            self._pools.measured(family, workload_id, ids)
+
+    def _finish(self, one: Arrival, state: FleetState, taken: Taken, now: float) -> None:
+        """Tell of a job that has all its records now."""
+        if one.lease is None:
+            return
+        self._tallies.add(one)
+        job_id, epoch = JobId(one.lease.job_id), one.lease.epoch
+        job = state.job(job_id)
+        if job is None or not (one.is_last or (one.is_leftover and not self.left(job))):
+            return
+        taken.events.append(self._tallies.finish(one.device_id, job_id, epoch, one.incarnation, now))
+
+    def _keep_late(self, one: Arrival, state: FleetState, taken: Taken, now: float) -> None:
+        assert one.lease is not None
+        known = self._intake.known([record.record_id for record in one.records])
+        late = [record for record, is_known in zip(one.records, known, strict=True) if not is_known]
+        if not late or not keep_late(self._late, one.device_id, one.lease, late):
+            return
+        # A lease that the state cannot have granted is one of a journal that was lost.
+        if one.lease.epoch <= state.describe(one.device_id)["epoch"]:
+            taken.events.append(
+                ResultArrivedLate(
+                    at_secs=now,
+                    device_id=one.device_id,
+                    job_id=JobId(one.lease.job_id),
+                    epoch=one.lease.epoch,
+                    incarnation=one.incarnation,
+                    count=len(late),
+                )
+            )
+
+
+__all__ = ["Counts", "Storing", "Taken"]

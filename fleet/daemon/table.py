@@ -1,0 +1,63 @@
+"""What `fleet status` prints while a daemon runs: a line a device, then coordinator, jobs, training, alarms.
+
+Reads the view of `fleet.daemon.viewing` as the API gives it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from fleet.cli.output import print_rows
+
+_COLUMNS = ("device", "state", "records", "failed", "late", "per s", "batch", "last", "champion")
+_ALARMS = 5
+
+
+def print_daemon(view: Mapping[str, Any]) -> None:
+    """Print a view on standard output."""
+    devices: Mapping[str, Mapping[str, Any]] = view["devices"]
+    print_rows(_COLUMNS, [(name, *_cells(found)) for name, found in devices.items()])
+    console = Console()
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, highlight=False)
+
+    for name, found in devices.items():
+        if why := found["reason"] or found["closed"]:
+            say(f"{name}: {why}")
+    coordinator, store, jobs = view["coordinator"], view["store"], view["jobs"]
+    say(
+        f"daemon {coordinator['state']} since {_clock(view['started_at'])} (process {coordinator['pid']}); "
+        "jobs: " + ", ".join(f"{count} {state}" for state, count in jobs.items())
+    )
+    waiting = f", {store['waiting']} on their way there" if store.get("waiting") else ""
+    say(f"store {store['path']}: {store['records']} records{waiting}, table version {store['table_version']}")
+    training = view["training"]
+    last = f"; last: {training['last']}" if training.get("last") else ""
+    say(f"training: {training['state']}{last}")
+    alarms: Sequence[Mapping[str, Any]] = view["alarms"]
+    for alarm in alarms[-_ALARMS:]:
+        say(f"{_clock(alarm['at'])} {alarm['device_id']}: {alarm['text']}", style="yellow")
+
+
+def _cells(found: Mapping[str, Any]) -> tuple[str, ...]:
+    leases = found["leases"]
+    done, size = sum(one["done"] for one in leases), sum(one["of"] for one in leases)
+    return (
+        found["state"],
+        str(found["records"]),
+        str(found["failed"]),
+        str(found["late"]),
+        f"{found['records_per_s']:.1f}",
+        f"{done}/{size}" if leases else "-",
+        _clock(found["last_record_at"]),
+        found["champion"] or "-",
+    )
+
+
+def _clock(at_secs: float | None) -> str:
+    return time.strftime("%m-%d %H:%M", time.localtime(at_secs)) if at_secs else "never"

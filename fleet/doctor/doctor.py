@@ -1,0 +1,160 @@
+"""`fleet doctor`: what on this host would spoil measurements or stop the program, and what to do about it.
+
+`look` gathers the state of the host; `diagnose` judges it and is pure, so that other hosts can be judged in
+tests. Called by the command line; changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from agents.probe import differences
+from agents.records import Descriptor, DeviceSpec
+from fleet.doctor.look import look
+from fleet.doctor.timing import timing_findings
+from fleet.doctor.words import (
+    TVM_VERSION,
+    WANTED_MODULES,
+    Finding,
+    HostState,
+    InterruptRate,
+    Level,
+    LockState,
+)
+
+# With tvm-ffi 0.1.15 and later, TVM 0.27 ends in a segmentation fault as soon as a module is saved to JSON.
+_CRASHING_FFI = (0, 1, 15)
+_GOOD_FFI = "0.1.14.post0"
+# Two processes with TVM (0.4 GiB each), one with torch, and a large convolution's arrays fit into 2 GiB.
+_LOW_MEMORY_BYTES = 2 << 30
+# A day of one device is a few hundred MiB of records; with less than 256 MiB the store refuses appends.
+_LOW_DISK_BYTES = 2 << 30
+_FULL_DISK_BYTES = 256 << 20
+
+
+def diagnose(
+    descriptor: Descriptor, specs: Iterable[DeviceSpec], state: HostState | None = None
+) -> list[Finding]:
+    """Judge a host.
+
+    Args:
+        descriptor: What the probe saw.
+        specs: The devices that this host is to be; a difference from a file is a finding.
+        state: What `look` gathered; None judges the descriptor and the specs alone.
+
+    Returns:
+        Findings, the worst first. Errors stop the program or a device, warnings spoil measurements.
+    """
+    devices = list(specs)
+    state = state or HostState()
+    found = [
+        *_software(descriptor, state),
+        *_specs(descriptor, devices),
+        *_remote(state),
+        *timing_findings(descriptor, devices, state),
+        *_room(state),
+    ]
+    order = list(Level)
+    return sorted(found, key=lambda finding: order.index(finding.level))
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Give the first three numbers of a version (`0.1.14.post0` is (0, 1, 14)); empty if it has none."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part or 0) for part in match.groups()) if match else ()
+
+
+def _software(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
+    versions = dict(descriptor.versions)
+    ffi = versions.get("apache-tvm-ffi", "")
+    if version_numbers(ffi) >= _CRASHING_FFI:
+        yield Finding(
+            level=Level.ERROR,
+            what=f"apache-tvm-ffi {ffi} is installed",
+            why="TVM 0.27 crashes with 0.1.15 and later when it saves a module",
+            do=f"pip install apache-tvm-ffi=={_GOOD_FFI}",
+        )
+    tvm = versions.get("apache-tvm", "")
+    if tvm and tvm != TVM_VERSION:
+        yield Finding(
+            level=Level.WARNING,
+            what=f"apache-tvm {tvm} is installed",
+            why=f"this project is tested with {TVM_VERSION}; TVM's Python interface changes between versions",
+            do=f"pip install apache-tvm=={TVM_VERSION} apache-tvm-ffi=={_GOOD_FFI}",
+        )
+    for name in state.missing_modules:
+        wanted = WANTED_MODULES[name]
+        if name == "pynvml" and not state.nvidia_driver:
+            continue
+        yield Finding(
+            level=wanted.level,
+            what=f"the Python module {name} is missing",
+            why=wanted.why,
+            do=f"pip install {wanted.package}",
+        )
+    if state.nvidia_driver and not descriptor.cuda_devices:
+        yield Finding(
+            level=Level.WARNING,
+            what="NVIDIA's driver is loaded, but no CUDA device is visible",
+            why="its devices cannot be measured",
+            do="look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES",
+        )
+
+
+def _specs(descriptor: Descriptor, devices: Iterable[DeviceSpec]) -> Iterable[Finding]:
+    # The profiles of one host are often refused for one reason, such as a narrower taskset.
+    refused: dict[str, list[str]] = {}
+    for spec in devices:
+        for difference in differences(spec, descriptor):
+            refused.setdefault(difference, []).append(spec.device_id)
+    for difference, names in refused.items():
+        why, _, cure = difference.partition(": ")
+        yield Finding(
+            level=Level.NOTE,
+            what=f"device{'s' * (len(names) > 1)} {', '.join(names)} cannot be measured here",
+            why=why,
+            do=cure or "change its file",
+        )
+
+
+def _remote(state: HostState) -> Iterable[Finding]:
+    for device_id, reason in state.unserved:
+        why, _, cure = reason.partition(": ")
+        yield Finding(
+            level=Level.WARNING,
+            what=f"device {device_id} cannot be reached",
+            why=why,
+            do=cure or "look at its tracker and its server",
+        )
+
+
+def _room(state: HostState) -> Iterable[Finding]:
+    if 0 < state.memory_available_bytes < _LOW_MEMORY_BYTES:
+        yield Finding(
+            level=Level.WARNING,
+            what=f"{state.memory_available_bytes / 2**30:.1f} GiB of memory are available",
+            why=f"less than {_LOW_MEMORY_BYTES >> 30} GiB makes builders swap or be killed",
+            do="stop other programs or raise the container's limit",
+        )
+    if 0 <= state.disk_free_bytes < _LOW_DISK_BYTES:
+        full = state.disk_free_bytes < _FULL_DISK_BYTES
+        yield Finding(
+            level=Level.ERROR if full else Level.WARNING,
+            what=f"{state.disk_free_bytes / 2**20:.0f} MiB are free where the store is ({state.store})",
+            why="a full disk stops collection; what is stored stays whole",
+            do="free space there, or set store.path in configs/fleet.yaml",
+        )
+
+
+__all__ = [
+    "WANTED_MODULES",
+    "Finding",
+    "HostState",
+    "InterruptRate",
+    "Level",
+    "LockState",
+    "diagnose",
+    "look",
+    "version_numbers",
+]

@@ -1,0 +1,245 @@
+"""The doctor's judgement of what disturbs timings: clocks, cores, neighbours, memory, heat, GPUs.
+
+Called by `fleet.doctor.doctor.diagnose`. Pure. The thresholds lie where a disturbance reaches the noise that
+a quiet host has anyway, which is some tenths of a per cent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agents.records import Descriptor, DeviceKind, DeviceSpec
+from fleet.doctor.words import Finding, HostState, InterruptRate, Level, LockState
+
+# The fleet itself keeps one core per process busy; a load well above what it needs is someone else's.
+_QUIET_LOAD = 0.5
+# Time is stolen in ticks of 10 ms, and the doctor looks for 0.3 s: a single tick is no sign yet.
+_STOLEN_SHARE = 0.05
+_MEMORY_PRESSURE = 1.0
+_SWAP_USED_BYTES = 64 << 20
+_TEMPERATURE_MARGIN_C = 10.0
+# An interrupt and the work that follows it take about 10 us: 500 a second are half a per cent of a core.
+_INTERRUPTS_PER_SEC = 500.0
+_GPU_SLOWDOWNS = frozenset(
+    {
+        "sw_power_cap",
+        "hw_slowdown",
+        "sw_thermal_slowdown",
+        "hw_thermal_slowdown",
+        "hw_power_brake_slowdown",
+    }
+)
+_GPU_BUSY_PER_CENT = 10
+# NVML cannot tell whether clocks are locked, but a locked clock does not fall this far when the card idles.
+_GPU_IDLE_SHARE = 0.5
+
+
+def timing_findings(descriptor: Descriptor, devices: Sequence[DeviceSpec], state: HostState) -> list[Finding]:
+    """List what on this host makes timings slower or less steady than they could be."""
+    here = [spec for spec in devices if spec.kind in (DeviceKind.LOCAL, DeviceKind.CUDA)]
+    timing = {core for spec in here for core in spec.cores} & set(descriptor.usable_cores)
+    return [
+        *_clock(state),
+        *_heat(state),
+        *_neighbours(descriptor, state),
+        *_cores(descriptor, timing, state),
+        *_interrupts(descriptor, timing, state.interrupts),
+        *_memory(state),
+        *_gpus(descriptor, state),
+    ]
+
+
+def _clock(state: HostState) -> Iterable[Finding]:
+    slow = [(core, governor) for core, governor in state.governors if governor != "performance"]
+    if slow:
+        governors = ", ".join(sorted({governor for _, governor in slow}))
+        yield Finding(
+            level=Level.WARNING,
+            what=f"the frequency governor is {governors} on {len(slow)} of {len(state.governors)} cores",
+            why="the clock follows the load, so the same program gets faster while it is timed",
+            do="sudo cpupower frequency-set -g performance",
+        )
+    if state.turbo_file:
+        off = 1 if state.turbo_file.endswith("no_turbo") else 0
+        yield Finding(
+            level=Level.WARNING,
+            what="turbo boost is on",
+            why="the clock of the timed core follows the heat and what the other cores do",
+            do=f"echo {off} | sudo tee {state.turbo_file}",
+        )
+
+
+def _heat(state: HostState) -> Iterable[Finding]:
+    if state.temperature_margin_c < _TEMPERATURE_MARGIN_C:
+        yield Finding(
+            level=Level.WARNING,
+            what=f"the CPU is {state.temperature_margin_c:.0f} degrees C below its limit",
+            why="at the limit it lowers its clock",
+            do="cool it, or set protocol.cooldown_ms",
+        )
+    if state.throttled_now or state.throttled:
+        now = bool(state.throttled_now)
+        times = (
+            f"{state.throttled_now} times just now" if now else f"{state.throttled} times since it started"
+        )
+        yield Finding(
+            level=Level.WARNING if now else Level.NOTE,
+            what=f"heat lowered the CPU's clock {times}",
+            why="a program that is timed then seems slower than it is",
+            do="cool it, or set protocol.cooldown_ms",
+        )
+
+
+def _neighbours(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
+    usable = len(descriptor.usable_cores)
+    if state.load > _QUIET_LOAD * max(1, usable):
+        yield Finding(
+            level=Level.WARNING,
+            what=f"the load is {state.load:.1f} on {usable} usable core{'s' * (usable != 1)}",
+            why="programs beside the timed one take its caches, its memory bandwidth and its turn",
+            do="stop them, or wait: `uptime` shows the load",
+        )
+    if state.stolen_share >= _STOLEN_SHARE:
+        yield Finding(
+            level=Level.WARNING,
+            what=f"other virtual machines took {state.stolen_share:.0%} of a busy core's time",
+            why="a program stands still meanwhile, and its timing goes on",
+            do="wait, or move to a machine with cores of its own: column `st` of `vmstat 1` shows it",
+        )
+    if "hypervisor" in descriptor.isa_flags:
+        yield Finding(
+            level=Level.NOTE,
+            what="this host is a virtual machine",
+            why="its real clock, governor, turbo and neighbours are hidden, and may change unseen",
+            do="measure on the bare machine, or trust no difference below the noise of an A/A run",
+        )
+    if state.timing_lock is LockState.HELD:
+        yield Finding(
+            level=Level.NOTE,
+            what="a fleet is timing on this host right now",
+            why="one program is timed at a time, so a second fleet would slow both down",
+            do="nothing, or wait until it is done: their timings do not disturb each other",
+        )
+    if state.timing_lock is LockState.REFUSED:
+        yield Finding(
+            level=Level.ERROR,
+            what=f"the host's timing lock {state.timing_lock_path} cannot be opened",
+            why="another user's fleet made it, and nothing may be timed without it",
+            do="start the fleet as that user, or have that user stop and remove the file",
+        )
+
+
+def _cores(descriptor: Descriptor, timing: set[int], state: HostState) -> Iterable[Finding]:
+    usable = descriptor.usable_cores
+    if len(usable) < 2:
+        yield Finding(
+            level=Level.WARNING,
+            what=f"this process may use {len(usable)} core",
+            why="building and timing must take turns, which halves the speed or worse",
+            do="give it two cores or more (taskset, container limits)",
+        )
+    shared = sorted(
+        {cpu for group in state.core_groups if timing & set(group) for cpu in group if cpu in usable}
+    )
+    idle = [cpu for cpu in shared if cpu not in timing]
+    if idle:
+        names = ",".join(map(str, idle))
+        keep = ",".join(str(cpu) for cpu in usable if cpu not in idle)
+        yield Finding(
+            level=Level.WARNING,
+            what=f"logical CPU {names} shares a physical core with a timing core and would build programs",
+            why="a busy SMT sibling takes up to half of the timed core",
+            do=f"start with `taskset -c {keep}`, or switch SMT off (/sys/devices/system/cpu/smt/control)",
+        )
+    if state.cpu_quota < len(usable):
+        yield Finding(
+            level=Level.WARNING,
+            what=f"the container may use {state.cpu_quota:.2g} CPUs' worth of time on {len(usable)} cores",
+            why="once it is spent the kernel stops every process, in the middle of a timing too",
+            do="pin the container to whole cores (docker --cpuset-cpus) instead of --cpus",
+        )
+
+
+def _interrupts(
+    descriptor: Descriptor, timing: set[int], rates: Sequence[InterruptRate]
+) -> Iterable[Finding]:
+    totals = dict.fromkeys(descriptor.usable_cores, 0.0)
+    for rate in rates:
+        if rate.core in totals:
+            totals[rate.core] += rate.per_sec
+    for core in sorted(timing):
+        if totals[core] < _INTERRUPTS_PER_SEC:
+            continue
+        most = max((rate for rate in rates if rate.core == core), key=lambda rate: rate.per_sec)
+        quiet = min(totals, key=lambda cpu: (totals[cpu], cpu))
+        move = f"echo {quiet} | sudo tee /proc/irq/{most.irq}/smp_affinity_list"
+        cure = f"time on core {quiet} instead (cores in the devices' files), or {move}"
+        if quiet in timing:
+            cure = "give the devices a core that no network card or disk uses (cores in their files)"
+        yield Finding(
+            level=Level.WARNING,
+            what=f"timing core {core} serves {totals[core]:.0f} interrupts a second, most of {most.source}",
+            why="each one stops the timed program and takes some of its caches",
+            do=cure,
+        )
+
+
+def _memory(state: HostState) -> Iterable[Finding]:
+    if state.memory_pressure >= _MEMORY_PRESSURE:
+        yield Finding(
+            level=Level.WARNING,
+            what=f"programs waited for memory in {state.memory_pressure:.0f} % of the last 10 s",
+            why="a timed program may be among them",
+            do="stop other programs or add memory: /proc/pressure/memory shows it",
+        )
+    if state.swapped_pages:
+        yield Finding(
+            level=Level.WARNING,
+            what=f"this host swaps: {state.swapped_pages} pages while the doctor looked",
+            why="a page that must come from disk takes a thousand times as long as one in memory",
+            do="stop other programs or add memory: `vmstat 1` shows it",
+        )
+    elif state.swap_used_bytes >= _SWAP_USED_BYTES:
+        yield Finding(
+            level=Level.NOTE,
+            what=f"{state.swap_used_bytes / 2**20:.0f} MiB lie in swap space",
+            why="memory ran short once; if it does again, timings wait for the disk",
+            do="sudo swapoff -a, if there is memory enough",
+        )
+
+
+def _gpus(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
+    cards = {int(card["index"]): card for card in map(dict, descriptor.cuda_devices)}
+    for index, seen in state.gpus:
+        card = cards.get(index, {})
+        name, place = f"CUDA device {index}", card.get("pci_bus_id", str(index))
+        slowdowns = sorted(_GPU_SLOWDOWNS & set(seen.get("throttle_reasons", ())))
+        if slowdowns:
+            yield Finding(
+                level=Level.WARNING,
+                what=f"{name} slows down: {', '.join(slowdowns)}",
+                why="heat or power lowers its clock, and timings with it",
+                do=f"cool it or raise its power limit: nvidia-smi -i {place} -q -d PERFORMANCE,POWER",
+            )
+        if seen.get("utilisation", 0) >= _GPU_BUSY_PER_CENT:
+            yield Finding(
+                level=Level.WARNING,
+                what=f"{name} is busy for {seen['utilisation']} % of the time",
+                why="a program beside the timed one takes its turn, its caches and its memory bandwidth",
+                do=f"stop it, or wait: nvidia-smi -i {place} shows who it is",
+            )
+        if card.get("persistence_mode") == "off":
+            yield Finding(
+                level=Level.NOTE,
+                what=f"{name} is not in persistence mode",
+                why="its driver unloads between processes and forgets locked clocks",
+                do=f"sudo nvidia-smi -i {place} -pm 1",
+            )
+        clock, most = float(seen.get("sm_clock_mhz", 0)), float(card.get("clock_max_mhz", 0))
+        if 0 < clock < _GPU_IDLE_SHARE * most:
+            yield Finding(
+                level=Level.NOTE,
+                what=f"{name} runs at {clock:.0f} of {most:.0f} MHz: its clock is not locked",
+                why="it follows load and heat, so programs are timed at different clocks",
+                do=f"sudo nvidia-smi -i {place} -lgc MHZ, with a clock that it holds under load",
+            )

@@ -1,0 +1,134 @@
+"""Words of the doctor: what it found out about this host, and what it makes of it.
+
+Values only, shared by the parts of `fleet.doctor.doctor`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+# TVM as this project is tested with it.
+TVM_VERSION = "0.27.0.post1"
+
+
+class Level(StrEnum):
+    """How much a finding matters."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    level: Level
+    #: What is the case.
+    what: str
+    #: Why it matters.
+    why: str
+    #: What to do, with the command where there is one.
+    do: str
+
+
+class LockState(StrEnum):
+    """What became of the attempt to take the host's timing lock."""
+
+    FREE = "free"
+    HELD = "held"
+    #: This user may not open the file.
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptRate:
+    """How often one device interrupts one logical CPU."""
+
+    #: Number of the interrupt, as in `/proc/irq`.
+    irq: int
+    #: What the kernel calls its source, such as `eth0-rx-0`.
+    source: str
+    core: int
+    #: The larger of the rate while the doctor looked and the average since boot.
+    per_sec: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostState:
+    """What the doctor looks at beside the descriptor."""
+
+    #: Processes that were ready to run, averaged over the last minute.
+    load: float = 0.0
+    #: Memory this process may still take, in bytes; 0 if unknown.
+    memory_available_bytes: int = 0
+    #: Per cent of the last ten seconds in which something waited for memory.
+    memory_pressure: float = 0.0
+    #: Pages moved to or from swap space while the doctor looked, and the bytes that lie there.
+    swapped_pages: int = 0
+    swap_used_bytes: int = 0
+    #: CPUs' worth of time that the control groups allow; infinity if unlimited.
+    cpu_quota: float = math.inf
+    #: Logical CPUs by physical core; empty if unknown.
+    core_groups: tuple[tuple[int, ...], ...] = ()
+    #: Governor of each usable core that shows one.
+    governors: tuple[tuple[int, str], ...] = ()
+    #: File that switches turbo off; empty where it is off already or hidden.
+    turbo_file: str = ""
+    #: Degrees Celsius up to the point at which the CPU slows down; infinity if unknown.
+    temperature_margin_c: float = math.inf
+    #: Times that the CPU slowed down because of heat: since boot, and while the doctor looked.
+    throttled: int = 0
+    throttled_now: int = 0
+    #: Share of the time of one busy core that the hypervisor gave to others while the doctor looked.
+    stolen_share: float = 0.0
+    interrupts: tuple[InterruptRate, ...] = ()
+    timing_lock: LockState = LockState.FREE
+    timing_lock_path: str = ""
+    #: Modules of `WANTED_MODULES` that are not installed.
+    missing_modules: tuple[str, ...] = ()
+    #: Where the dataset is kept, and the bytes free there; -1 if unknown.
+    store: str = ""
+    disk_free_bytes: int = -1
+    #: True where NVIDIA's driver is loaded.
+    nvidia_driver: bool = False
+    #: Index of each CUDA device and what `agents.cuda.gpu_state` says of it.
+    gpus: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    #: RPC devices that cannot be reached: device, and what `agents.rpc.served` says of it.
+    unserved: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedModule:
+    """A Python module that some verb needs."""
+
+    package: str
+    why: str
+    level: Level
+
+
+#: Modules that are looked for, none of them imported.
+WANTED_MODULES: Mapping[str, WantedModule] = {
+    "tvm": WantedModule(
+        package=f"apache-tvm=={TVM_VERSION}", why="programs are built and timed with TVM", level=Level.ERROR
+    ),
+    "psutil": WantedModule(package="psutil", why="TVM's worker processes need it", level=Level.WARNING),
+    "cloudpickle": WantedModule(
+        package="cloudpickle", why="TVM's worker processes need it", level=Level.WARNING
+    ),
+    "tornado": WantedModule(
+        package="tornado", why="TVM's RPC tracker and server need it", level=Level.WARNING
+    ),
+    "xgboost": WantedModule(
+        package="xgboost", why="only comparisons with TVM's own cost model need it", level=Level.NOTE
+    ),
+    "pynvml": WantedModule(
+        package="nvidia-ml-py",
+        why="without it the clocks and the heat of CUDA devices are not recorded",
+        level=Level.NOTE,
+    ),
+}

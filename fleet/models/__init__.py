@@ -1,0 +1,1 @@
+"""Model versions: trained, judged, published, taken back."""

@@ -1,0 +1,348 @@
+"""Judge rankers on what a store holds: the model beside baselines, on what was held out.
+
+Behind `fleet eval`; reads the store, makes splits and rankers, leaves the rest to `transfer.compare`. What
+measuring twice tells goes along: the noise floor that a regret must exceed, and the ceiling that one record
+of a candidate reaches when it ranks another record of it. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.records import Candidate, CandidateId, DeviceId, Family
+from fleet.collection.jobs import read_snapshot
+from fleet.errors import FleetError
+from fleet.models.learning import Snapshot, train_config
+from fleet.models.names import latest
+from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
+from fleet.store.noise_columns import READING_COLUMNS, readings
+from fleet.store.store import Store, StoreReader
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fleet.config.settings import FleetConfig
+    from transfer.baselines.base import Ranker
+    from transfer.compare import Finished
+    from transfer.comparison import Comparison
+    from transfer.metrics import Metrics
+    from transfer.splits import Split, SplitKind
+
+#: Other people's rankers that need nothing but a store; TVM's own need its programs built again (see the
+#: benchmarks).
+BASELINES = (
+    "xgboost",
+    "lightgbm",
+    "xgboost-pooled",
+    "lightgbm-pooled",
+    "mlp",
+    "tlp",
+    "mtl-tlp",
+    "tlp-lstm",
+    "tlp-mse",
+    "nearest-device",
+    "mean-rank",
+)
+#: Candidates measured twice that tell a noise floor or a ceiling at least; fewer are an anecdote.
+LEAST_PAIRS = 8
+#: Each process gets its own copy of the dataset: beyond this many candidates there is one process.
+_MOST_COPIED = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluation:
+    """What `fleet eval` found."""
+
+    split: str
+    comparison: Comparison
+    #: What A/A runs say of a device, by device; only those that have any.
+    noise: Mapping[str, NoiseFloor]
+    #: How well first records rank second ones, by device, over the workloads with two such candidates.
+    ceilings: Mapping[str, Metrics]
+    #: Held-out workloads with a near-copy (same operator and shapes) on the training side of their split.
+    near_copies: int
+    table_version: int
+    #: The model that was judged, where it was not trained here.
+    model: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, JSON-ready."""
+        from dataclasses import asdict
+
+        return {
+            "split": self.split,
+            "table_version": self.table_version,
+            "model": self.model,
+            "near_copies": self.near_copies,
+            "noise": {device_id: asdict(floor) for device_id, floor in self.noise.items()},
+            "ceilings": {
+                device_id: {
+                    **ceiling.summary(),
+                    "workloads": len(ceiling.groups),
+                    "candidates": int(ceiling.counts.sum()),
+                }
+                for device_id, ceiling in self.ceilings.items()
+            },
+            **self.comparison.as_json(),
+        }
+
+
+def evaluate_store(
+    settings: FleetConfig,
+    device_ids: Sequence[str],
+    *,
+    split: str,
+    seeds: int,
+    baselines: Sequence[str] = (),
+    on_progress: Callable[[Finished], None] | None = None,
+) -> Evaluation:
+    """Train rankers on parts of a store and judge them on the rest.
+
+    Args:
+        settings: Store, folds, epochs, and the first seed.
+        device_ids: Devices of one family; all of the store where empty.
+        split: A value of `transfer.splits.SplitKind`.
+        seeds: How many runs with other splits and initial weights.
+        baselines: Names in `BASELINES` to put beside the model.
+        on_progress: Told of each fit that ended.
+
+    Raises:
+        FleetError: A name is unknown, or devices are of several families.
+        TransferError: There is too little to train or to judge.
+    """
+    from transfer.rankers import ModelRanker
+    from transfer.splits import SplitKind, make_splits
+
+    kind = SplitKind(split)
+    reader = Store.read(Path(settings.store.path))
+    snapshot = read_snapshot(reader.path, device_ids)
+    rankers: list[Ranker] = [ModelRanker(config=train_config(settings.training.epochs))]
+    rankers += [make_baseline(name, reader, snapshot) for name in dict.fromkeys(baselines)]
+    first = settings.training.seed
+
+    def splits_of(seed: int) -> list[Split]:
+        return make_splits(
+            kind, snapshot.dataset, snapshot.workloads, folds=settings.training.folds, seed=seed
+        )
+
+    return _judge(reader, snapshot, rankers, kind, splits_of, range(first, first + seeds), None, on_progress)
+
+
+def evaluate_model(
+    settings: FleetConfig,
+    models: Path,
+    version: str,
+    device_ids: Sequence[str],
+    on_progress: Callable[[Finished], None] | None = None,
+) -> Evaluation:
+    """Judge a kept model on the candidates that were measured after it was trained.
+
+    Args:
+        settings: The store that the model was trained from.
+        models: Folder of the model versions.
+        version: Name of a version, or `latest`.
+        device_ids: Heads to judge; all that the store has records of where empty.
+        on_progress: Told when the scores are there.
+
+    Raises:
+        FleetError: There is no such model, or every candidate was there when it was trained.
+    """
+    import numpy as np
+
+    from transfer import checkpoint
+    from transfer.features import DEFAULT_SPEC
+    from transfer.rankers import KeptRanker
+    from transfer.splits import Split, SplitKind
+
+    folder = latest(models) if version == "latest" else models / version
+    model, manifest = checkpoint.load(folder, DEFAULT_SPEC)
+    reader = Store.read(Path(settings.store.path))
+    known = [head for head in model.device_ids if head in reader.devices()]
+    chosen = list(device_ids) or known
+    if not chosen:
+        raise FleetError(
+            f"{reader.path} has no records of the heads of {folder.name}: {', '.join(model.device_ids)}"
+        )
+    snapshot = read_snapshot(reader.path, chosen)
+    dataset, trained_at = snapshot.dataset, int(manifest["table_version"])
+    trained_on = [DeviceId(head) for head in model.device_ids if head in reader.devices()]
+    seen = {
+        candidate_id
+        for _, batch in reader.columns(("candidate_id",), device_ids=trained_on, version=trained_at)
+        for candidate_id in batch.column("candidate_id").to_pylist()
+    }
+    is_new = np.array([candidate_id not in seen for candidate_id in dataset.candidate_ids])
+    if not is_new.any():
+        raise FleetError(
+            f"{folder.name} was trained when the table was at version {trained_at} and has seen all "
+            f"{len(dataset)} candidates: measure new ones with `fleet collect`, or leave out --model to "
+            "judge by workloads held out"
+        )
+    held = Split(
+        name=f"measured after version {trained_at}",
+        train=np.flatnonzero(~is_new),
+        test=np.flatnonzero(is_new),
+    )
+    ranker = KeptRanker(name=folder.name, model=model)
+    seed = settings.training.seed
+    return _judge(
+        reader,
+        snapshot,
+        [ranker],
+        SplitKind.WITHIN_WORKLOAD,
+        lambda _: [held],
+        [seed],
+        folder.name,
+        on_progress,
+    )
+
+
+def _judge(
+    reader: StoreReader,
+    snapshot: Snapshot,
+    rankers: Sequence[Ranker],
+    kind: SplitKind,
+    splits_of: Callable[[int], list[Split]],
+    seeds: Sequence[int],
+    model: str | None,
+    on_progress: Callable[[Finished], None] | None,
+) -> Evaluation:
+    from transfer.compare import compare
+    from transfer.splits import SplitKind, near_copies
+
+    dataset = snapshot.dataset
+    noise, ceilings = _measured_twice(reader, snapshot)
+    comparison = compare(
+        rankers,
+        dataset,
+        splits_of,
+        list(seeds),
+        noise_floors={device_id: floor.median_change for device_id, floor in noise.items()},
+        workers=len(os.sched_getaffinity(0)) if len(dataset) <= _MOST_COPIED and model is None else 1,
+        on_progress=on_progress,
+    )
+    copies = 0
+    if kind in {SplitKind.BY_WORKLOAD, SplitKind.BY_NETWORK}:
+        copies = sum(len(near_copies(dataset, snapshot.workloads, one)) for one in splits_of(seeds[0]))
+    return Evaluation(
+        split=kind.value if model is None else splits_of(seeds[0])[0].name,
+        comparison=comparison,
+        noise=noise,
+        ceilings=ceilings,
+        near_copies=copies,
+        table_version=snapshot.table_version,
+        model=model,
+    )
+
+
+def _measured_twice(
+    reader: StoreReader, snapshot: Snapshot
+) -> tuple[dict[str, NoiseFloor], dict[str, Metrics]]:
+    """Noise floor and ceiling of the devices with enough re-measurements."""
+    import numpy as np
+
+    from transfer.metrics import evaluate_ranking
+
+    dataset = snapshot.dataset
+    group_of = dict(zip(dataset.candidate_ids, dataset.group.tolist(), strict=True))
+    floors: dict[str, NoiseFloor] = {}
+    ceilings: dict[str, Metrics] = {}
+    for device_id in dataset.device_ids:
+        batches = reader.columns(READING_COLUMNS, device_ids=[device_id], version=snapshot.table_version)
+        repeats = _Repeats()
+        floor = noise_floor(repeats.watch(one for _, batch in batches for one in readings(device_id, batch)))
+        if floor is not None and floor.pairs >= LEAST_PAIRS:
+            floors[device_id] = floor
+        pairs = [pair for pair in repeats.pairs() if pair[0] in group_of]
+        group = np.array([group_of[candidate_id] for candidate_id, _, _ in pairs], dtype=np.int32)
+        sizes = np.bincount(group)
+        if sizes[sizes >= 2].sum() >= LEAST_PAIRS:
+            first, second = (np.array([pair[place] for pair in pairs]) for place in (1, 2))
+            ceilings[device_id] = evaluate_ranking(-first, second, group, dataset.weight, least=2)
+    return floors, ceilings
+
+
+class _Repeats:
+    """First and last comparable latency of every candidate, gathered while readings pass by."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[CandidateId, str], dict[int, float]] = {}
+
+    def watch(self, passing: Iterable[Reading]) -> Iterator[Reading]:
+        for reading in passing:
+            if is_comparable(reading):
+                key = reading.candidate_id, reading.environment_id
+                self._found.setdefault(key, {})[reading.attempt] = reading.latency_secs
+            yield reading
+
+    def pairs(self) -> list[tuple[CandidateId, float, float]]:
+        return [
+            (candidate_id, attempts[min(attempts)], attempts[max(attempts)])
+            for (candidate_id, _), attempts in self._found.items()
+            if len(attempts) > 1
+        ]
+
+
+def make_baseline(name: str, reader: StoreReader, snapshot: Snapshot) -> Ranker:
+    """The ranker with a name of `BASELINES`, for the candidates of a snapshot.
+
+    Raises:
+        FleetError: There is none.
+    """
+    from transfer.baselines.mlp import SummaryMlp
+    from transfer.baselines.nearest import NearestDevice
+    from transfer.baselines.tlp import PublishedTlp, TlpConfig
+    from transfer.baselines.trees import BoostedTrees
+
+    match name:
+        case "xgboost" | "lightgbm":
+            return BoostedTrees(name)
+        case "xgboost-pooled" | "lightgbm-pooled":
+            return BoostedTrees("xgboost" if name.startswith("xgboost") else "lightgbm", pooled=True)
+        case "mlp":
+            return SummaryMlp()
+        case "nearest-device":
+            return NearestDevice("nearest")
+        case "mean-rank":
+            return NearestDevice("mean")
+        case "tlp" | "mtl-tlp" | "tlp-lstm" | "tlp-mse":
+            config = TlpConfig(
+                sequence="lstm" if name == "tlp-lstm" else "attention",
+                loss="mse" if name == "tlp-mse" else "rank",
+            )
+            return PublishedTlp(published(reader, snapshot), config, multi_task=name == "mtl-tlp")
+    raise FleetError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
+
+
+def published(reader: StoreReader, snapshot: Snapshot) -> NDArray[np.float32]:
+    """Published features of the candidates of a snapshot, or of a part of one, in the order of its rows."""
+    from transfer.baselines.published_rows import published_rows
+    from transfer.features import Extractor
+    from transfer.published_features import CPU_LAYOUT, GPU_LAYOUT
+
+    dataset = snapshot.dataset
+    family = snapshot.devices[dataset.device_ids[0]][0].family
+    layout = CPU_LAYOUT if family is Family.CPU else GPU_LAYOUT
+    read = Extractor().read
+    candidates = _candidates(reader, snapshot)
+    return published_rows(
+        dataset, candidates, lambda one: read(one, snapshot.workloads[one.workload_id]), layout
+    )
+
+
+def _candidates(reader: StoreReader, snapshot: Snapshot) -> Iterator[Candidate]:
+    """Each candidate of the dataset once, from the first row that holds it."""
+    missing = set(snapshot.dataset.candidate_ids)
+    names = ("candidate_id", "workload_id", "trace", "dialect")
+    for _, batch in reader.columns(
+        names, device_ids=snapshot.dataset.device_ids, version=snapshot.table_version
+    ):
+        for row, candidate_id in enumerate(batch.column("candidate_id").to_pylist()):
+            if candidate_id in missing:
+                missing.remove(candidate_id)
+                yield Candidate(**{name: batch.column(name)[row].as_py() for name in names[1:]})

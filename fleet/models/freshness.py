@@ -1,0 +1,145 @@
+"""Whether a champion still orders what is measured now: a sliding window of fresh records. Pure.
+
+Called by `fleet.daemon.watch_run` with what the champion, and the one before it, make of records that neither
+has learnt from. Two questions are kept apart. *Has it fallen?* compares the window with held-out workloads of
+the day of publication; a fall may also come from harder candidates or another driver, so it asks for a
+training and no more. *Would the one before do better?* compares both on the very same records; only that
+takes a champion back.
+
+Legend: n records, G workloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.refresh.decisions import Floats, Standing, listed, mean_of
+from transfer.intervals import Estimate
+
+#: Origins of records that no model chose and that are first measurements: what a model likes is a narrow
+#: range of candidates, in which any order looks bad.
+UNGUIDED = frozenset({"random", "paired", "evolved", "imported"})
+#: Newest fresh records of a device that make its window.
+WINDOW = 768
+#: Workloads with `fleet.refresh.decisions.LEAST_RANKED` of them that tell something at least.
+LEAST_WORKLOADS = 6
+#: Share of the resamples inside the intervals: a window is looked at again and again, and each look may err.
+LEVEL = 0.99
+#: A fall below this is none, however sure it is.
+_LEAST_FALL = 0.05
+#: By so much of tau the one before must be ahead where the champion has not fallen.
+_CLEARLY = 0.05
+
+
+class Freshness(StrEnum):
+    """What the window says."""
+
+    TOO_FEW = "too_few"
+    GOOD = "good"
+    #: Worse than when it was published, and nothing before it would do better: train.
+    STALE = "stale"
+    #: The one before does better: go back.
+    ROLL_BACK = "roll_back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one look at a device's window found."""
+
+    device_id: str
+    version: str
+    freshness: Freshness
+    #: One sentence for people.
+    text: str
+    #: Kendall's tau inside workloads as [value, low, high]: `champion`, and where known `previous`, `ahead`
+    #: (the previous less the champion) and `published`.
+    figures: Mapping[str, Any]
+
+
+def window(
+    measured_at: Floats, workload: NDArray[np.int32], least: int, most: int = WINDOW
+) -> NDArray[np.int64]:
+    """Newest records that make a window.
+
+    Args:
+        measured_at: (n,) Unix seconds of fresh records.
+        workload: (n,) number of each one's workload.
+        least: Records of a workload below which it says nothing.
+        most: Records of a window at most.
+
+    Returns:
+        Places of the chosen ones, without those of workloads with too few.
+    """
+    newest = np.argsort(-measured_at, kind="stable")[:most]
+    counts = np.bincount(workload[newest]) if len(newest) else np.zeros(0, dtype=np.int64)
+    chosen: NDArray[np.int64] = np.sort(newest[counts[workload[newest]] >= least]) if len(newest) else newest
+    return chosen
+
+
+def look(
+    device_id: str,
+    version: str,
+    champion: Standing | None,
+    *,
+    previous_version: str = "",
+    previous: Standing | None = None,
+    published: Mapping[str, Any] | None = None,
+) -> Look:
+    """Judge a champion by its window.
+
+    Args:
+        device_id: The device.
+        version: Its champion.
+        champion: How the champion orders the window; None where no workload has enough records.
+        previous_version: The champion before; empty where there is none to go back to.
+        previous: How that one orders the same records; None where it cannot be asked.
+        published: `judged` of the champion: what it had when it was published.
+    """
+    count = 0 if champion is None else len(champion.groups)
+    if champion is None or count < LEAST_WORKLOADS:
+        text = f"{count} workloads have enough fresh records, {LEAST_WORKLOADS} are needed"
+        return Look(device_id=device_id, version=version, freshness=Freshness.TOO_FEW, text=text, figures={})
+    now = mean_of(champion.tau)
+    estimate = now.estimate(LEVEL)
+    told: dict[str, Any] = {
+        "workloads": count,
+        "records": int(champion.counts.sum()),
+        "level": LEVEL,
+        "champion": listed(estimate),
+    }
+    text = f"tau {estimate.value:.3f} on {told['records']} fresh records of {count} workloads"
+    before = _published_tau(published)
+    fallen = False
+    if before is not None:
+        told["published"] = listed(before)
+        fallen = estimate.high < before.value and estimate.value < before.low - _LEAST_FALL
+        text += f", {before.value:.3f} when published"
+    freshness = Freshness.STALE if fallen else Freshness.GOOD
+    if previous is not None and previous_version:
+        if not np.array_equal(previous.groups, champion.groups):
+            raise ValueError(f"{device_id}: both versions must be asked about the same records")
+        ahead = mean_of(previous.tau).minus(now).estimate(LEVEL)
+        told |= {"previous": listed(mean_of(previous.tau).estimate(LEVEL)), "ahead": listed(ahead)}
+        text += (
+            f"; {previous_version} gives {told['previous'][0]:.3f} on the same "
+            f"({ahead.value:+.3f}, {ahead.low:+.3f} to {ahead.high:+.3f})"
+        )
+        if ahead.low > (0.0 if fallen else _CLEARLY):
+            freshness = Freshness.ROLL_BACK
+    return Look(device_id=device_id, version=version, freshness=freshness, text=text, figures=told)
+
+
+def _published_tau(published: Mapping[str, Any] | None) -> Estimate | None:
+    if not published or "tau" not in published:
+        return None
+    value, low, high = published["tau"]
+    return Estimate(float(value), float(low), float(high))
+
+
+__all__ = ["LEAST_WORKLOADS", "LEVEL", "UNGUIDED", "WINDOW", "Freshness", "Look", "look", "window"]

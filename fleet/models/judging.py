@@ -1,0 +1,208 @@
+"""Ask champion and challenger about the same held-out candidates, device by device.
+
+The bridge between a registry's models and the pure decisions of `fleet.refresh.decisions`; called by the
+refresh, by `fleet train` and by `fleet onboard`. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import DeviceId, ModelRef, Workload, WorkloadId
+from fleet.errors import FleetError, StoreError
+from fleet.models.holdout import RULE, SHARE, clean, held_out
+from fleet.models.registry import Registry
+from fleet.refresh.decisions import Kind, Standing, Verdict, judge, standing
+from fleet.store.reader import StoreReader
+
+if TYPE_CHECKING:
+    from transfer.dataset import Dataset
+    from transfer.model import MultiTaskTLP
+
+_WORDS = 200
+
+
+class Judge:
+    """Compares heads on what a dataset holds of clean held-out workloads.
+
+    Args:
+        registry: Who serves now.
+        reader: Tells what versions learnt from that do not say so themselves.
+        dataset: Candidates, measured; nothing of it is learnt from here.
+        workloads: Those of the dataset.
+        unguided: (N, D) which measurements no model chose; all where None.
+        floors: Noise floor by device; 0 where there is none.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        reader: StoreReader,
+        dataset: Dataset,
+        workloads: Mapping[WorkloadId, Workload],
+        *,
+        unguided: NDArray[np.bool_] | None = None,
+        floors: Mapping[str, float] | None = None,
+    ) -> None:
+        self._registry = registry
+        self._reader = reader
+        self._dataset = dataset
+        self._workloads = workloads
+        self._unguided = unguided
+        self._floors = dict(floors or {})
+        self._loaded: dict[str, tuple[MultiTaskTLP, dict[str, Any]] | str] = {}
+
+    def verdicts(
+        self, model: MultiTaskTLP, heads: Sequence[str], trained: Collection[WorkloadId]
+    ) -> list[Verdict]:
+        """Decide about the heads of a challenger.
+
+        Args:
+            model: The challenger.
+            heads: Its heads to be judged.
+            trained: Workloads that it has learnt from.
+        """
+        return [self._verdict(model, DeviceId(head), trained) for head in heads]
+
+    def _verdict(self, model: MultiTaskTLP, device_id: DeviceId, trained: Collection[WorkloadId]) -> Verdict:
+        ref = self._registry.champion(device_id)
+        held = held_out(self._workloads[one] for one in self._dataset.workload_ids)
+        floor = self._floors.get(device_id, 0.0)
+        if ref is None:
+            rows = self._rows(device_id, clean(held, trained) or frozenset())
+            return judge(device_id, self._standing(model, device_id, rows, floor), None, floor=floor)
+        loaded = self._load(ref)
+        if isinstance(loaded, str):
+            rows = self._rows(device_id, clean(held, trained) or frozenset())
+            challenger = self._standing(model, device_id, rows, floor)
+            return judge(device_id, challenger, None, served_by=ref.version, floor=floor, why_not=loaded)
+        champion, manifest = loaded
+        fair = clean(held, trained, self._learnt(manifest))
+        if fair is None:
+            why = f"nobody knows any more what {ref.version} learnt from"
+            return judge(device_id, None, None, served_by=ref.version, why_not=why)
+        rows = self._rows(device_id, fair)
+        return judge(
+            device_id,
+            self._standing(model, device_id, rows, floor),
+            self._standing(champion, device_id, rows, floor),
+            served_by=ref.version,
+            floor=floor,
+        )
+
+    def _load(self, ref: ModelRef) -> tuple[MultiTaskTLP, dict[str, Any]] | str:
+        """A champion's model and manifest, or why it cannot be asked."""
+        from transfer.errors import TransferError
+
+        if ref.version not in self._loaded:
+            try:
+                self._loaded[ref.version] = self._registry.load(ref)
+            except (FleetError, TransferError, OSError) as error:
+                self._loaded[ref.version] = str(error)[:_WORDS]
+        found = self._loaded[ref.version]
+        if not isinstance(found, str) and ref.device_id not in found[0].device_ids:
+            return f"{ref.version} has no head for it"
+        return found
+
+    def _learnt(self, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
+        if "trained_workloads" in manifest:
+            return [WorkloadId(one) for one in manifest["trained_workloads"]]
+        try:
+            batches = self._reader.columns(
+                ("workload_id",), device_ids=manifest["heads"], version=int(manifest["table_version"])
+            )
+            return {WorkloadId(one) for _, batch in batches for one in batch.column(0).unique().to_pylist()}
+        except (StoreError, KeyError, ValueError):
+            return None
+
+    def _rows(self, device_id: str, workload_ids: Collection[WorkloadId]) -> NDArray[np.int64]:
+        """Measured, unguided candidates of some workloads."""
+        dataset = self._dataset
+        if device_id not in dataset.device_ids:
+            return np.zeros(0, dtype=np.int64)
+        column = dataset.column(device_id)
+        wanted = np.array([one in workload_ids for one in dataset.workload_ids], dtype=np.bool_)
+        chosen = wanted[dataset.group] & np.isfinite(dataset.latency_secs[:, column])
+        if self._unguided is not None:
+            chosen &= self._unguided[:, column]
+        return np.flatnonzero(chosen)
+
+    def _standing(
+        self, model: MultiTaskTLP, device_id: str, rows: NDArray[np.int64], floor: float
+    ) -> Standing | None:
+        return head_standing(model, self._dataset, device_id, rows, floor)
+
+
+def head_standing(
+    model: MultiTaskTLP, dataset: Dataset, device_id: str, rows: NDArray[np.int64], floor: float
+) -> Standing | None:
+    """How a head orders some measured rows; None where no workload has enough of them."""
+    if not len(rows):
+        return None
+    scores = model.score(dataset.features.take(rows), device_id)
+    latency = dataset.latency_secs[rows, dataset.column(device_id)]
+    return standing(scores, latency, dataset.group[rows], floor)
+
+
+def told_of(
+    dataset: Dataset,
+    rows: NDArray[np.int64],
+    heads: Sequence[str],
+    data_until: Mapping[DeviceId, float] | Mapping[str, float],
+    *,
+    holds_out: bool,
+) -> dict[str, Any]:
+    """What a manifest says so that a version can be compared with others later.
+
+    Args:
+        dataset: What it learnt from.
+        rows: Rows that its weights have seen, those that told when to stop included.
+        heads: Heads that were trained.
+        data_until: Unix seconds of the last record, by device: later ones are fresh to it.
+        holds_out: Whether the held-out workloads were left out.
+    """
+    groups = np.unique(dataset.group[rows])
+    measured = np.isfinite(dataset.latency_secs[rows])
+    columns = {str(one): dataset.column(one) for one in heads}
+    return {
+        "trained_heads": list(heads),
+        "trained_workloads": [dataset.workload_ids[one] for one in groups.tolist()],
+        "records": {one: int(measured[:, column].sum()) for one, column in columns.items()},
+        "data_until": {str(one): float(at) for one, at in data_until.items() if one in columns},
+        "holdout": {"rule": RULE, "share": SHARE} if holds_out else None,
+    }
+
+
+def keep_judged(
+    registry: Registry, model: MultiTaskTLP, manifest: Mapping[str, Any], verdicts: Sequence[Verdict]
+) -> str:
+    """Keep a challenger as a version and let it serve the devices that it won.
+
+    Returns:
+        Its name.
+    """
+    version = registry.add(model, manifest)
+    won = {one.device_id: {"reason": one.reason, "judged": one.judged} for one in verdicts if one.moves_on}
+    if won:
+        registry.publish(version, won)
+    return version
+
+
+def verdicts_as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Verdicts by device, as plain values."""
+    return {
+        one.device_id: {
+            "kind": str(Kind(one.kind)),
+            "serves": one.moves_on,
+            "reason": one.reason,
+            "judged": one.judged,
+        }
+        for one in verdicts
+    }
+
+
+__all__ = ["Judge", "head_standing", "keep_judged", "told_of", "verdicts_as_json"]

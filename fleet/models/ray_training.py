@@ -1,0 +1,156 @@
+"""Train with several workers: Ray Train starts them, `transfer.train` does the work in each.
+
+Called by `fleet.models.training`. One of the modules that import Ray (the others are `agents.actors` and
+`fleet.ray_session`). Ray Train gives each worker its rank and a process group, and starts all of them again
+where one dies; training then goes on from the run folder. No word of Ray gets into the loop itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fleet.errors import FleetError
+from fleet.ray_session import start_ray
+
+if TYPE_CHECKING:
+    from transfer.dataset import Dataset
+    from transfer.train import TrainConfig, TrainResult
+
+#: Folders inside the run folder: the dataset, which the workers map instead of copying it; what the first of
+#: them leaves for the caller; and Ray Train's own notes.
+_DATA, _RESULT, _NOTES = "data", "result", "ray"
+#: Times that the workers are started again after one of them died.
+_RESTARTS = 2
+
+
+def train_with_workers(
+    dataset: Dataset,
+    rows: np.ndarray,
+    *,
+    config: TrainConfig,
+    seed: int,
+    workers: int,
+    run_folder: Path,
+    devices: Sequence[str] | None = None,
+    validation_rows: np.ndarray | None = None,
+) -> TrainResult:
+    """Train one model with several workers on this host; arguments as in `transfer.train.train`.
+
+    Args:
+        dataset: Candidates of all devices; each worker maps the same copy of its arrays.
+        rows: Row numbers to train on.
+        config: How; a batch of it is dealt to the workers.
+        seed: Of everything random.
+        workers: Processes; on a GPU one for each card.
+        run_folder: Folder for curves and what is kept of the run.
+        devices: Devices to train heads for.
+        validation_rows: Rows for early stopping.
+
+    Raises:
+        FleetError: Ray Train is not installed whole, does not start, or a worker failed.
+    """
+    if find_spec("pandas") is None:
+        raise FleetError(
+            "training with several workers needs Ray Train, which needs the package pandas: "
+            "pip install 'tensor-fleet[train]', or train with one worker"
+        )
+    folder = run_folder.absolute()
+    shutil.rmtree(folder / _RESULT, ignore_errors=True)
+    shutil.rmtree(folder / _DATA, ignore_errors=True)
+    dataset.save(folder / _DATA)
+    start_ray({}, max(len(os.sched_getaffinity(0)), workers))
+    # Not before: Ray reads how it is to be confined when it is first imported.
+    import ray
+
+    try:
+        settings = {
+            "rows": rows,
+            "config": config,
+            "seed": seed,
+            "devices": devices,
+            "validation_rows": validation_rows,
+            "run_folder": folder,
+        }
+        _run(settings, workers, folder, use_gpu=_on_gpu(config))
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder / _DATA, ignore_errors=True)
+    return _read_result(folder / _RESULT)
+
+
+def _run(settings: dict[str, Any], workers: int, folder: Path, *, use_gpu: bool) -> None:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config=settings,
+        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+        run_config=RunConfig(
+            name="run",
+            storage_path=str(folder / _NOTES),
+            failure_config=FailureConfig(max_failures=_RESTARTS),
+        ),
+    )
+    try:
+        trainer.fit()
+    except Exception as error:
+        raise FleetError(
+            f"training with {workers} workers failed: {_last_line(error)}; the same command goes on from the "
+            f"last epoch kept in {folder}"
+        ) from error
+    finally:
+        shutil.rmtree(folder / _NOTES, ignore_errors=True)
+
+
+def _work(settings: dict[str, Any]) -> None:
+    """What each worker does."""
+    import ray.train
+
+    from transfer import checkpoint
+    from transfer.dataset import Dataset
+    from transfer.train import Peers, result_to_json, train
+
+    context = ray.train.get_context()
+    peers = Peers(rank=context.get_world_rank(), world_size=context.get_world_size())
+    result = train(
+        Dataset.open(settings["run_folder"] / _DATA),
+        settings["rows"],
+        config=settings["config"],
+        seed=settings["seed"],
+        devices=settings["devices"],
+        validation_rows=settings["validation_rows"],
+        run_folder=settings["run_folder"],
+        peers=peers,
+    )
+    if peers.is_first:
+        folder = settings["run_folder"] / _RESULT
+        checkpoint.save(folder, result.model, {"training": result_to_json(result)})
+
+
+def _read_result(folder: Path) -> TrainResult:
+    from transfer import checkpoint
+    from transfer.train import result_from_json
+
+    model, manifest = checkpoint.load(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    return result_from_json(model, manifest["training"])
+
+
+def _on_gpu(config: TrainConfig) -> bool:
+    from transfer.training_config import torch_device
+
+    return torch_device(config.device).type == "cuda"
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

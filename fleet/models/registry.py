@@ -1,0 +1,271 @@
+"""Model versions and who serves which device: published whole, taken back in one step, pruned without harm.
+
+The coordinator, `fleet train`, `fleet onboard`, the refresh and `fleet models` call it; batches of agents,
+the API and `fleet.daemon.guide` ask it for champions. Whether a version deserves to serve is for
+`fleet.refresh.decisions` to say. Imports no torch but to add or to load.
+
+    models/v000007/                 a version: manifest.json, model.safetensors; never changed
+    models/champions.json           device -> version: the only truth, replaced in one step
+    models/history.jsonl            every change of it, for people and for whoever missed one
+    models/registry.lock            held while something is changed
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import filelock
+
+from agents.records import DeviceId
+from fleet.durable import fsync, write_durably
+from fleet.models.names import version_number
+from fleet.models.registry_file import (
+    CHAMPIONS,
+    HISTORY,
+    MOST_BEFORE,
+    Champion,
+    Change,
+    State,
+    appended_history,
+    state_text,
+)
+from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+
+if TYPE_CHECKING:
+    from transfer.model import MultiTaskTLP
+
+#: Newest versions that pruning leaves, whoever they serve.
+KEEP = 8
+_LOCK = "registry.lock"
+_LOCK_SECS = 60.0
+#: What a killed writer left is cleared away after this time: by then nobody can be writing it any more.
+_LEFTOVER_SECS = 3600.0
+
+
+class Registry(RegistryReader):
+    """The versions of a folder, to be changed. Several processes may do so at once: they wait for each other.
+
+    Args:
+        folder: Folder of the versions; made when something is added.
+        clock: Gives Unix seconds.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(folder)
+        self._clock = clock
+
+    def add(self, model: MultiTaskTLP, manifest: Mapping[str, Any]) -> str:
+        """Keep a model as the next version, which serves nobody yet.
+
+        Args:
+            model: The model.
+            manifest: What to remember of it. Where it has a `run` and a version of that run is there already
+                (its maker was killed before it could say so), that version is the answer.
+
+        Returns:
+            The version's name.
+
+        Raises:
+            CheckpointError: The manifest is not plain JSON.
+            OSError: There is no room, or no permission.
+        """
+        from transfer import checkpoint
+
+        with self._changing():
+            known = self.versions()
+            run = manifest.get("run")
+            if run is not None:
+                for version in reversed(known):
+                    if self.manifest(version).get("run") == run:
+                        return version
+            state = self.state()
+            if not (self.folder / CHAMPIONS).exists():
+                # From here on nobody serves by being the newest.
+                write_durably(self.folder / CHAMPIONS, state_text(state).encode())
+            named = {one.version for one in state.champions.values()} | set(known)
+            number = 1 + max(map(version_number, named), default=0)
+            version = f"v{number:06d}"
+            told = {"created_at": self._clock(), **manifest, "version": version}
+            checkpoint.save(self.folder / version, model, told)
+            return version
+
+    def publish(self, version: str, devices: Mapping[str, Mapping[str, Any]], *, reason: str = "") -> None:
+        """Let a version serve some devices from now on: all of them in one step.
+
+        Args:
+            version: A version that is there.
+            devices: What is known of each device's head: `reason` (one sentence) and `judged` (figures).
+            reason: Of those that say none.
+
+        Raises:
+            RegistryError: The version is missing or has no head of a device.
+        """
+        with self._changing():
+            manifest, sha256 = self._manifest(version)
+            missing = sorted(set(devices) - set(manifest["heads"]))
+            if missing:
+                raise RegistryError(f"{version} has no head for {', '.join(missing)}; nothing was published")
+            state = self.state()
+            champions, changes = dict(state.champions), []
+            for device_id in sorted(map(DeviceId, devices)):
+                before = champions.get(device_id)
+                if before is not None and before.version == version:
+                    continue
+                told = devices[device_id]
+                champion = Champion(
+                    device_id=device_id,
+                    version=version,
+                    sha256=sha256,
+                    since=self._clock(),
+                    reason=str(told.get("reason", reason)),
+                    judged=dict(told["judged"]) if told.get("judged") else None,
+                    before=() if before is None else (*before.before, before.version)[-MOST_BEFORE:],
+                    earlier=None if before is None else before.judged,
+                )
+                champions[device_id] = champion
+                changes.append(
+                    Change(
+                        serial=0,
+                        at_secs=champion.since,
+                        kind="published",
+                        device_id=device_id,
+                        version=version,
+                        previous="" if before is None else before.version,
+                        reason=champion.reason,
+                        judged=champion.judged,
+                    )
+                )
+            self._commit(state, champions, changes)
+
+    def rollback(self, device_id: str, to: str | None = None, *, reason: str) -> Champion:
+        """Give a device an earlier champion back.
+
+        Args:
+            device_id: A device with a champion.
+            to: A version with its head; the champion before this one where None.
+            reason: Why, for people.
+
+        Returns:
+            The champion from now on.
+
+        Raises:
+            RegistryError: The device has no champion, there is none before it, or `to` has no such head.
+        """
+        device = DeviceId(device_id)
+        with self._changing():
+            state = self.state()
+            present = state.champions.get(device)
+            if present is None:
+                known = ", ".join(sorted(state.champions)) or "none"
+                raise RegistryError(f"device {device_id!r} has no champion; devices with one: {known}")
+            there = set(self.versions())
+            before = [version for version in present.before if version in there]
+            target = to if to is not None else next(reversed(before), None)
+            if target is None:
+                raise RegistryError(
+                    f"{device_id} has no champion before {present.version} to go back to; name a version "
+                    "with --to, or train another with `fleet train`"
+                )
+            manifest, sha256 = self._manifest(target)
+            if device not in manifest["heads"]:
+                raise RegistryError(
+                    f"{target} has no head for {device_id}; it has: {', '.join(manifest['heads'])}"
+                )
+            if target == present.version:
+                raise RegistryError(f"{device_id} is served by {target} already")
+            kept = before[: before.index(target)] if target in before else before
+            champion = Champion(
+                device_id=device,
+                version=target,
+                sha256=sha256,
+                since=self._clock(),
+                reason=reason,
+                # Figures of before hold for the version that they were taken of only.
+                judged=present.earlier if target == next(reversed(before), None) else None,
+                before=tuple(kept),
+            )
+            change = Change(
+                serial=0,
+                at_secs=champion.since,
+                kind="rolled_back",
+                device_id=device,
+                version=target,
+                previous=present.version,
+                reason=reason,
+                judged=champion.judged,
+            )
+            self._commit(state, {**state.champions, device: champion}, [change])
+            return champion
+
+    def prune(self, keep: int = KEEP) -> list[str]:
+        """Remove old versions, never one that serves a device, one to go back to, or one of the last `keep`.
+
+        Returns:
+            Names of the removed ones.
+        """
+        with self._changing():
+            there = self.versions()
+            champions = self.state().champions.values()
+            safe = set(there[-max(1, keep) :]) | {one.version for one in champions}
+            for one in champions:
+                safe.update([version for version in one.before if version in there][-1:])
+            gone = [version for version in there if version not in safe]
+            for version in gone:
+                # Out of sight in one step; a reader that has opened its files reads on.
+                hidden = self.folder / f".{version}.{uuid.uuid4().hex[:8]}.part"
+                (self.folder / version).rename(hidden)
+                fsync(self.folder)
+                shutil.rmtree(hidden, ignore_errors=True)
+            return gone
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Be the only one to change anything; clear away what killed ones left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(self.folder / _LOCK, timeout=_LOCK_SECS)
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            raise RegistryError(
+                f"{self.folder} is being changed by another process for {_LOCK_SECS:.0f} s; try again"
+            ) from error
+        try:
+            self._clear_leftovers()
+            yield
+        finally:
+            lock.release()
+
+    def _clear_leftovers(self) -> None:
+        long_ago = time.time() - _LEFTOVER_SECS
+        for pattern in (".*.part", f".{CHAMPIONS}.*.tmp"):
+            for path in self.folder.glob(pattern):
+                if path.stat().st_mtime < long_ago:
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def _commit(
+        self, state: State, champions: Mapping[DeviceId, Champion], changes: Iterable[Change]
+    ) -> None:
+        """Put new champions in place. A kill leaves the old ones or the new ones, and no change untold."""
+        numbered = [
+            replace(change, serial=state.serial + place) for place, change in enumerate(changes, start=1)
+        ]
+        # What a writer killed between file and history did not tell is told now.
+        appended_history(self.folder / HISTORY, state.changes)
+        if not numbered:
+            return
+        new = State(serial=numbered[-1].serial, champions=dict(champions), changes=tuple(numbered))
+        write_durably(self.folder / CHAMPIONS, state_text(new).encode())
+        self._seen = None
+        # It is done; what cannot be told for want of room is told before the next change.
+        with suppress(OSError):
+            appended_history(self.folder / HISTORY, numbered)
+
+
+__all__ = ["KEEP", "Champion", "Change", "Registry", "RegistryError", "as_json"]

@@ -1,0 +1,155 @@
+"""The two small files of a registry: who serves which device, and how that came about.
+
+Only `fleet.models.registry` writes them; see there for what they are for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.records import DeviceId, ModelRef, canonical_json
+from fleet.durable import fsync
+
+CHAMPIONS, HISTORY = "champions.json", "history.jsonl"
+#: Layout of both files. 1: first published layout.
+FORMAT = 1
+#: Earlier champions that a device remembers.
+MOST_BEFORE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Champion:
+    """The head that serves a device."""
+
+    device_id: DeviceId
+    version: str
+    #: Hash of the version's manifest.
+    sha256: str
+    #: Unix seconds when it took its place.
+    since: float
+    #: Why it did.
+    reason: str
+    #: What it reached on held-out workloads when it was published (`fleet.refresh.decisions`); None where not
+    #: judged.
+    judged: Mapping[str, Any] | None = None
+    #: Versions that served the device before, oldest first; those after a rollback's target are gone.
+    before: tuple[str, ...] = ()
+    #: `judged` of the last of these.
+    earlier: Mapping[str, Any] | None = None
+
+    @property
+    def ref(self) -> ModelRef:
+        """What travels to agents and clients."""
+        return ModelRef(version=self.version, device_id=self.device_id, sha256=self.sha256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One device got another champion."""
+
+    #: Counted from 1 over all changes.
+    serial: int
+    at_secs: float
+    #: `published` or `rolled_back`.
+    kind: str
+    device_id: DeviceId
+    version: str
+    #: Version that served before; empty for a first one.
+    previous: str
+    reason: str
+    judged: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What `champions.json` says."""
+
+    #: Serial of the last change.
+    serial: int = 0
+    champions: Mapping[DeviceId, Champion] = field(default_factory=dict)
+    #: Changes of the last write: they may be missing from the history.
+    changes: tuple[Change, ...] = ()
+
+
+def state_text(state: State) -> str:
+    """The file of a state."""
+    value = {
+        "format": FORMAT,
+        "serial": state.serial,
+        "champions": {device_id: asdict(one) for device_id, one in state.champions.items()},
+        "changes": [asdict(change) for change in state.changes],
+    }
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def parse_state(text: str) -> State:
+    """Inverse of `state_text`.
+
+    Raises:
+        ValueError: It is no such file, or one of a newer layout.
+    """
+    value = json.loads(text)
+    try:
+        if value["format"] > FORMAT:
+            raise ValueError(f"layout {value['format']}, this version knows {FORMAT}; upgrade tensor-fleet")
+        champions = {
+            DeviceId(device_id): Champion(**{**one, "before": tuple(one["before"])})
+            for device_id, one in value["champions"].items()
+        }
+        changes = tuple(Change(**change) for change in value["changes"])
+        return State(serial=int(value["serial"]), champions=champions, changes=changes)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a list of champions ({error!r})") from error
+
+
+def appended_history(path: Path, changes: Iterable[Change]) -> None:
+    """Tell changes that the history does not hold yet. A torn last line of a killed writer is cut off."""
+    known = read_history(path)
+    last = known[-1].serial if known else 0
+    lines = [canonical_json(asdict(change)) + "\n" for change in changes if change.serial > last]
+    if not lines:
+        return
+    is_new = not path.exists()
+    with path.open("ab", buffering=0) as stream:
+        whole = path.read_bytes().rfind(b"\n") + 1
+        os.ftruncate(stream.fileno(), whole)
+        stream.write("".join(lines).encode())
+        os.fsync(stream.fileno())
+    if is_new:
+        fsync(path.parent)
+
+
+def read_history(path: Path) -> list[Change]:
+    """All changes that were told, oldest first; lines that nobody can read are passed over."""
+    try:
+        lines = path.read_text(errors="replace").split("\n")[:-1]
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(Change(**json.loads(line)))
+        except (ValueError, TypeError):
+            # The history is for people: a damaged line must not stop a publication.
+            continue
+    return found
+
+
+__all__ = [
+    "CHAMPIONS",
+    "FORMAT",
+    "HISTORY",
+    "MOST_BEFORE",
+    "Champion",
+    "Change",
+    "State",
+    "appended_history",
+    "parse_state",
+    "read_history",
+    "state_text",
+]

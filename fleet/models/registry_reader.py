@@ -1,0 +1,190 @@
+"""Reading a registry: which versions there are, and who serves which device. No lock, never a half.
+
+`fleet.models.registry` builds the writer on it. It knows files, not models: what a version holds is for
+`transfer.checkpoint`. Imports torch only to load a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.records import DeviceId, ModelRef, canonical_json
+from fleet.errors import FleetError
+from fleet.models.names import latest, version_number, versions
+from fleet.models.registry_file import CHAMPIONS, HISTORY, Champion, Change, State, parse_state, read_history
+
+if TYPE_CHECKING:
+    from transfer.model import MultiTaskTLP
+
+MANIFEST, TENSORS = "manifest.json", "model.safetensors"
+
+
+class RegistryError(FleetError):
+    """The registry cannot do what it was asked for, or its files are damaged."""
+
+
+class RegistryReader:
+    """The versions of a folder as they are at each call. Calls may come from several threads.
+
+    Args:
+        folder: Folder of the versions; it need not be there yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._seen: tuple[tuple[int, int, int] | None, State] | None = None
+
+    def versions(self) -> list[str]:
+        """Names of the versions, oldest first."""
+        return versions(self.folder)
+
+    def champion(self, device_id: str) -> ModelRef | None:
+        """The head that serves a device; None where none does. Costs a look at one file's date."""
+        found = self.state().champions.get(DeviceId(device_id))
+        return None if found is None else found.ref
+
+    def champions(self) -> dict[DeviceId, Champion]:
+        """Who serves which device, sorted by device."""
+        return dict(sorted(self.state().champions.items()))
+
+    def state(self) -> State:
+        """What `champions.json` says. Where there is none, each device has the newest version with its head.
+
+        Raises:
+            RegistryError: The file is damaged, or a newer version wrote it.
+        """
+        path = self.folder / CHAMPIONS
+        mark = _mark(path)
+        is_there = mark is not None
+        if mark is None:
+            mark = _mark(self.folder)
+        seen = self._seen
+        if seen is None or seen[0] != mark:
+            seen = self._seen = mark, self._read(path) if is_there else self._adopted()
+        return seen[1]
+
+    def _read(self, path: Path) -> State:
+        try:
+            return parse_state(path.read_text())
+        except ValueError as error:
+            raise RegistryError(
+                f"{path}: {error}; restore it, or delete it to let the newest version with a device's head "
+                "serve it"
+            ) from error
+
+    def _adopted(self) -> State:
+        """Champions of a folder whose versions are older than champions are."""
+        champions: dict[DeviceId, Champion] = {}
+        for version in self.versions():
+            manifest = self.manifest(version)
+            for head in manifest.get("trained_heads", manifest["heads"]):
+                champions[DeviceId(head)] = Champion(
+                    device_id=DeviceId(head),
+                    version=version,
+                    sha256=self.sha256(version),
+                    since=float(manifest.get("created_at", 0.0)),
+                    reason="the newest version with its head",
+                )
+        return State(champions=champions)
+
+    def manifest(self, version: str) -> dict[str, Any]:
+        """What a version says of itself.
+
+        Raises:
+            RegistryError: There is no such version, or its manifest is damaged.
+        """
+        return self._manifest(version)[0]
+
+    def sha256(self, version: str) -> str:
+        """Hash of a version's manifest, which holds that of its tensors."""
+        return self._manifest(version)[1]
+
+    def _manifest(self, version: str) -> tuple[dict[str, Any], str]:
+        path = self.folder / version / MANIFEST
+        try:
+            # A name that is no version's must not lead out of the folder.
+            version_number(version)
+            raw = path.read_bytes()
+        except (OSError, ValueError) as error:
+            known = ", ".join(self.versions()[-5:]) or "none"
+            raise RegistryError(
+                f"no model version {version!r} in {self.folder}; the last: {known}"
+            ) from error
+        try:
+            manifest = json.loads(raw)
+            if not isinstance(manifest["heads"], list) or not isinstance(manifest["tensors_sha256"], str):
+                raise TypeError("heads or hash of another type")
+        except (ValueError, KeyError, TypeError) as error:
+            raise RegistryError(
+                f"{path}: no manifest ({error!r}); restore the version or roll back"
+            ) from error
+        return manifest, hashlib.sha256(raw).hexdigest()
+
+    def path(self, version: str) -> Path:
+        """Folder of a version.
+
+        Raises:
+            RegistryError: There is no such version.
+        """
+        self._manifest(version)
+        return self.folder / version
+
+    def newest_serving(self) -> Path:
+        """Folder of the newest version that serves a device: what a new device starts from.
+
+        Raises:
+            FleetError: There is none.
+        """
+        serving = sorted({one.version for one in self.state().champions.values()})
+        return self.path(serving[-1]) if serving else latest(self.folder)
+
+    def load(self, ref: ModelRef) -> tuple[MultiTaskTLP, dict[str, Any]]:
+        """Read the model of a champion and check that it is the one that was published.
+
+        Raises:
+            RegistryError: The manifest is not the one that was published.
+            CheckpointError: A file is missing or damaged, or it was made for other features.
+        """
+        from transfer import checkpoint
+        from transfer.features import DEFAULT_SPEC
+
+        if self.sha256(ref.version) != ref.sha256:
+            raise RegistryError(
+                f"{self.folder / ref.version / MANIFEST} was changed since the version was published; "
+                f"restore it, or roll back: fleet models rollback {ref.device_id}"
+            )
+        return checkpoint.load(self.folder / ref.version, DEFAULT_SPEC)
+
+    def history(self, after: int = 0) -> list[Change]:
+        """Changes of champions with a serial above `after`, oldest first."""
+        state = self.state()
+        if state.serial <= after:
+            return []
+        found = read_history(self.folder / HISTORY)
+        last = found[-1].serial if found else 0
+        found += [change for change in state.changes if change.serial > last]
+        return [change for change in found if change.serial > after]
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    """Changes whenever a file is replaced or a folder gets another entry; None where there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, and asked for all the time
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def as_json(champion: Champion) -> dict[str, Any]:
+    """A champion as plain values."""
+    found = json.loads(canonical_json(asdict(champion)))
+    assert isinstance(found, dict)
+    return found
+
+
+__all__ = ["MANIFEST", "TENSORS", "RegistryError", "RegistryReader", "as_json"]

@@ -1,0 +1,99 @@
+"""What a dataset takes of a store, read as columns: of each candidate the record that counts.
+
+Called by `fleet.models.learning`. A device is read twice: a few short columns tell which rows count, then
+traces and seconds of those are read. Environments and protocols never are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from agents.records import DeviceId, WorkloadId
+from fleet.store.noise_columns import SETTLING_COLUMNS, outcome_of, settled_rows
+from fleet.store.reader import StoreReader
+
+if TYPE_CHECKING:
+    from transfer.joining import Measured
+
+#: Columns of `transfer.joining.Measured` that the store has, in its order but for the device.
+_COLUMNS = ("record_id", "workload_id", "candidate_id", "dialect", "trace", "outcome", "run_secs")
+
+
+def counting_rows(
+    reader: StoreReader, device_id: DeviceId, version: int, workload_ids: Collection[WorkloadId] = ()
+) -> Iterator[Measured]:
+    """Yield what a dataset takes of the records that count (`fleet.store.noise.settled`) of one device.
+
+    Args:
+        reader: The store.
+        device_id: A device.
+        version: Version of the table.
+        workload_ids: Only of these workloads; of all if empty.
+
+    Yields:
+        One row a candidate and environment, in the order of the store.
+
+    Raises:
+        StoreError: The store is damaged, or a newer version wrote it.
+    """
+    names = (*SETTLING_COLUMNS, "workload_id")
+    counts = settled_rows(_batches(reader, device_id, version, names, workload_ids))
+    yield from rows_at(reader, device_id, version, counts, workload_ids)
+
+
+def rows_at(
+    reader: StoreReader,
+    device_id: DeviceId,
+    version: int,
+    chosen: NDArray[np.bool_],
+    workload_ids: Collection[WorkloadId] = (),
+) -> Iterator[Measured]:
+    """Yield what a dataset takes of some rows of one device.
+
+    Args:
+        reader: The store.
+        device_id: A device.
+        version: Version of the table.
+        chosen: (n,) which of the device's rows, in the order of the store.
+        workload_ids: The rows are counted among these workloads only; among all if empty.
+
+    Yields:
+        One value a chosen row.
+
+    Raises:
+        StoreError: The store is damaged, or a newer version wrote it.
+    """
+    from transfer.joining import Measured
+
+    start = 0
+    for batch in _batches(reader, device_id, version, _COLUMNS, workload_ids):
+        rows = batch.filter(pa.array(chosen[start : start + batch.num_rows]))
+        start += batch.num_rows
+        columns = {name: rows.column(name).to_pylist() for name in _COLUMNS}
+        columns["outcome"] = [outcome_of(text) for text in columns["outcome"]]
+        columns["run_secs"] = [tuple(secs) for secs in columns["run_secs"]]
+        for record_id, *rest in zip(*columns.values(), strict=True):
+            yield Measured(record_id, device_id, *rest)
+
+
+def _batches(
+    reader: StoreReader,
+    device_id: DeviceId,
+    version: int,
+    names: Sequence[str],
+    workload_ids: Collection[WorkloadId],
+) -> Iterator[pa.RecordBatch]:
+    for _, batch in reader.columns(names, device_ids=[device_id], version=version):
+        if workload_ids:
+            wanted = pa.array(list(workload_ids), pa.string())
+            batch = batch.filter(pc.is_in(batch.column("workload_id"), wanted))
+        yield batch
+
+
+__all__ = ["counting_rows", "rows_at"]

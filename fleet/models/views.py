@@ -1,0 +1,155 @@
+"""What `fleet models` shows of a registry, as plain values: the versions, one of them, how two differ.
+
+Called by `fleet.cli.models`. Reads files only; loads no model, but the tensors' bytes to tell how far
+weights went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fleet.models.registry_reader import TENSORS, RegistryReader, as_json
+
+#: Keys of a manifest that two versions are compared by.
+_COMPARED = (
+    "table_version",
+    "candidates",
+    "workloads",
+    "parameters",
+    "spec_hash",
+    "seed",
+    "train",
+    "train_secs",
+    "epochs_done",
+    "warm_start",
+    "holdout",
+)
+
+
+def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
+    """Every version, oldest first: when and from what it was made, and the devices that it serves."""
+    champions = registry.champions()
+    found = []
+    for version in registry.versions():
+        manifest = registry.manifest(version)
+        found.append(
+            {
+                "version": version,
+                "created_at": manifest.get("created_at"),
+                "heads": manifest["heads"],
+                "serves": [str(one) for one, champion in champions.items() if champion.version == version],
+                "table_version": manifest.get("table_version"),
+                "candidates": manifest.get("candidates"),
+                "warm_start": manifest.get("warm_start"),
+                "reasons": manifest.get("reasons", []),
+            }
+        )
+    return found
+
+
+def show_version(registry: RegistryReader, version: str) -> dict[str, Any]:
+    """All that is known of one version: its manifest, whom it serves and why, and every change that names it.
+
+    Raises:
+        RegistryError: There is no such version.
+    """
+    manifest = registry.manifest(version)
+    champions = {
+        str(device_id): as_json(one)
+        for device_id, one in registry.champions().items()
+        if one.version == version
+    }
+    changes = [
+        {
+            "at": change.at_secs,
+            "kind": change.kind,
+            "device": change.device_id,
+            "from": change.previous,
+            "to": change.version,
+            "reason": change.reason,
+        }
+        for change in registry.history()
+        if version in (change.version, change.previous)
+    ]
+    return {
+        "version": version,
+        "sha256": registry.sha256(version),
+        "serves": champions,
+        "changes": changes,
+        "manifest": manifest,
+    }
+
+
+def diff_versions(registry: RegistryReader, one: str, other: str) -> dict[str, Any]:
+    """What differs between two versions.
+
+    Returns:
+        `manifest`: [first, second] of each value that differs; `heads`; `weights`: relative distance of the
+        backbone and of each head that both have; `judged`: what was found of the heads of each version when
+        it was judged, by device. Figures of two days are not comparable: each stands beside its own
+        champion's.
+
+    Raises:
+        RegistryError: One of them is not there.
+    """
+    first, second = registry.manifest(one), registry.manifest(other)
+    heads = [set(manifest["heads"]) for manifest in (first, second)]
+    return {
+        "versions": [one, other],
+        "manifest": {
+            key: [first.get(key), second.get(key)] for key in _COMPARED if first.get(key) != second.get(key)
+        },
+        "heads": {
+            "added": sorted(heads[1] - heads[0]),
+            "removed": sorted(heads[0] - heads[1]),
+            "records": {
+                name: [first.get("records", {}).get(name), second.get("records", {}).get(name)]
+                for name in sorted(heads[0] | heads[1])
+            },
+        },
+        "workloads": _workloads(first, second),
+        "weights": _distances(registry, one, other),
+        "judged": {
+            version: manifest.get("verdicts", {}) for version, manifest in ((one, first), (other, second))
+        },
+    }
+
+
+def _workloads(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, int] | None:
+    """Workloads that only one of two versions has learnt from; None where one does not say."""
+    if "trained_workloads" not in first or "trained_workloads" not in second:
+        return None
+    before, after = set(first["trained_workloads"]), set(second["trained_workloads"])
+    return {"both": len(before & after), "added": len(after - before), "removed": len(before - after)}
+
+
+def _distances(registry: RegistryReader, one: str, other: str) -> dict[str, float | None]:
+    """Norm of the difference over the norm of the first, by part of the model; None where sizes differ."""
+    from safetensors.numpy import load_file
+
+    first, second = (load_file(registry.path(version) / TENSORS) for version in (one, other))
+    parts: dict[str, list[str]] = {}
+    for name in sorted(first.keys() & second.keys()):
+        part = _head_name(name) if name.startswith("heads.") else "backbone"
+        parts.setdefault(part, []).append(name)
+    found: dict[str, float | None] = {}
+    for part, names in parts.items():
+        if any(first[name].shape != second[name].shape for name in names):
+            found[part] = None
+            continue
+        moved = sum(float(((second[name] - first[name]).astype(np.float64) ** 2).sum()) for name in names)
+        size = sum(float((first[name].astype(np.float64) ** 2).sum()) for name in names)
+        found[part] = float(np.sqrt(moved / size)) if size else 0.0
+    return found
+
+
+def _head_name(tensor: str) -> str:
+    """Device of a head's tensor, as `transfer.model` names it."""
+    key = tensor.removeprefix("heads.head:").split(".", 1)[0]
+    return key.replace("%2E", ".").replace("%25", "%")
+
+
+__all__ = ["diff_versions", "list_versions", "show_version"]

@@ -1,0 +1,1 @@
+"""A head for new hardware from a few measured candidates."""

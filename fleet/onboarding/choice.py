@@ -1,0 +1,126 @@
+"""Whom a new device learns from, and which candidates it measures.
+
+Called by `fleet.onboarding.onboarding`; measures nothing. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection as CollectionOf
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agents.records import Candidate, CandidateId, DeviceId, Family, WorkloadId
+from fleet.collection.collect import known_candidates
+from fleet.errors import FleetError
+from fleet.models.holdout import held_out
+from fleet.models.learning import Snapshot
+from fleet.onboarding.adapting import Onboarding
+from fleet.store.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fleet.config.settings import FleetConfig
+    from transfer.model import MultiTaskTLP
+
+#: Candidates of each workload that are chosen among, at least; traces take some 20 KB each.
+_LEAST_POOL = 32
+#: Candidates that are chosen among, over those asked for.
+_POOL_SHARE = 4
+
+
+def siblings_of(
+    store: Store, target: DeviceId, family: Family, heads: tuple[str, ...], version: str
+) -> list[DeviceId]:
+    """Devices of the target's family with records and a head in the model."""
+    entries = store.devices()
+    found = [
+        DeviceId(head)
+        for head in heads
+        if head != target and head in entries and entries[DeviceId(head)].spec.family is family
+    ]
+    if not found:
+        raise FleetError(
+            f"model {version} has heads for {', '.join(heads)}, none of them a sibling of {target} (family "
+            f"{family}) with records in {store.path}; run `fleet collect` and `fleet train` on devices of "
+            "that family first"
+        )
+    return found
+
+
+def pools_of(
+    store: Store, siblings: CollectionOf[DeviceId], samples: int
+) -> tuple[dict[WorkloadId, list[Candidate]], bool]:
+    """Candidates to choose among by workload, and whether held-out workloads are kept out of them.
+
+    Raises:
+        FleetError: Siblings have measured fewer candidates than samples asked for.
+    """
+    known = store.workloads()
+    limit = max(_LEAST_POOL, math.ceil(_POOL_SHARE * samples / max(1, len(known))))
+    pools = known_candidates(store, siblings, limit)
+    if sum(map(len, pools.values())) < samples:
+        pools = known_candidates(store, siblings, samples)
+    kept_out = held_out(known[workload_id] for workload_id in pools)
+    open_pools = {one: pool for one, pool in pools.items() if one not in kept_out}
+    # What is held out teaches nothing: samples of it would be spent in vain.
+    if sum(map(len, open_pools.values())) >= samples:
+        return open_pools, True
+    there = sum(map(len, pools.values()))
+    if there < samples:
+        raise FleetError(
+            f"{samples} samples are asked for, but the siblings {', '.join(siblings)} have measured {there} "
+            "candidates; ask for at most that many, or run `fleet collect` first"
+        )
+    return pools, False
+
+
+def choose(
+    snapshot: Snapshot,
+    target: DeviceId,
+    pools: Mapping[WorkloadId, list[Candidate]],
+    measured: CollectionOf[CandidateId],
+    settings: FleetConfig,
+    source: MultiTaskTLP,
+) -> dict[WorkloadId, list[Candidate]]:
+    """The candidates to measure, those of earlier onboardings first: they need no measurement."""
+    import numpy as np
+
+    from transfer.adapt.select import Choice, selector_named
+
+    dataset, samples = snapshot.dataset, settings.onboarding.samples
+    by_id = {one.candidate_id: one for pool in pools.values() for one in pool}
+    pool = np.flatnonzero([one in by_id for one in dataset.candidate_ids])
+    taken = pool[[dataset.candidate_ids[row] in measured for row in pool.tolist()]]
+    selector = selector_named(settings.onboarding.selector)
+    choice = Choice(
+        dataset=dataset,
+        target=target,
+        pool=pool,
+        source_model=lambda: source,
+        seed=settings.training.seed,
+        taken=taken,
+    )
+    if len(taken) > samples:
+        rows = selector.choose(replace(choice, pool=taken, taken=taken[:0]), samples)
+    else:
+        rows = np.concatenate([taken, selector.choose(choice, samples - len(taken))])
+    few: dict[WorkloadId, list[Candidate]] = {}
+    for row in rows.tolist():
+        one = by_id[dataset.candidate_ids[row]]
+        few.setdefault(one.workload_id, []).append(one)
+    return few
+
+
+def unmeasured(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> np.ndarray:
+    """Rows that the head will rank: siblings measured them, the device did not."""
+    import numpy as np
+
+    known = {candidate.candidate_id for pool in pools.values() for candidate in pool}
+    rows = np.flatnonzero([candidate_id in known for candidate_id in one.dataset.candidate_ids])
+    return np.setdiff1d(rows, one.support)
+
+
+__all__ = ["choose", "pools_of", "siblings_of", "unmeasured"]

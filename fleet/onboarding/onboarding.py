@@ -1,0 +1,279 @@
+"""`fleet onboard`: a head for a new device from a few measured candidates, and what to expect of it.
+
+Probe, fingerprint, choose, measure, adapt, report. Candidates are chosen among those that sibling devices
+have measured, so that the new device's labels line up with theirs. Asked again for more samples, it goes on
+from what it has. With recorded devices: `fleet.onboarding.replay`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection as CollectionOf
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.records import (
+    CandidateId,
+    Descriptor,
+    DeviceId,
+    DeviceSpec,
+    Outcome,
+)
+from fleet.collection import replaying
+from fleet.collection.clock import Clock
+from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.jobs import SPOOL
+from fleet.collection.progress import Display
+from fleet.config.settings import select_devices, unknown_device
+from fleet.errors import FleetError
+from fleet.models.holdout import held_out
+from fleet.models.learning import Snapshot, adapt_version, load_snapshot, train_config
+from fleet.models.registry import Registry
+from fleet.onboarding.adapting import STANDINGS, Onboarding, history, remember, strategy_for, told
+from fleet.onboarding.choice import choose, pools_of, siblings_of, unmeasured
+from fleet.onboarding.fingerprinting import known_fingerprints, measure_fingerprint
+from fleet.ray_session import RaySession
+from fleet.store.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fleet.config.settings import FleetConfig
+    from transfer.adapt.base import Adapted, Strategy
+    from transfer.adapt.fingerprint import Fingerprint
+    from transfer.dataset import Dataset
+    from transfer.model import MultiTaskTLP
+    from transfer.train import TrainConfig
+
+#: Where the curve so far of each device is kept, beside the models.
+CURVES = "onboarding"
+
+
+def onboard_device(settings: FleetConfig, device: str, models: Path, display: Display) -> dict[str, Any]:
+    """Probe, fingerprint, choose, measure, adapt, report; keep the head as a version.
+
+    Returns:
+        What `fleet onboard --json` prints: samples, strategy asked for and taken, version of the model,
+        likeness to siblings by fingerprint, what to expect with intervals (or why nothing can be told), the
+        curve so far, what more samples would buy, seconds by part.
+
+    Raises:
+        FleetError: The device is unknown or refused, it has no siblings, more samples are asked for than
+            siblings have measured, or none of them ran.
+        TransferError: No head can be made.
+    """
+    from transfer import checkpoint
+    from transfer.features import DEFAULT_SPEC
+    from transfer.onboarding_cases import Regime
+
+    specs = select_devices(settings)
+    target = DeviceId(device)
+    if target not in specs:
+        raise unknown_device(device, specs, Path(settings.devices.folder))
+    path, seed, samples = Path(settings.store.path), settings.training.seed, settings.onboarding.samples
+    spec = replaying.ready({target: specs[target]}, path.parent / replaying.REPLAY)[target]
+    source, manifest = checkpoint.load(Registry(models).newest_serving(), DEFAULT_SPEC)
+    source = _without_head(source, target)
+    clock, config = Clock(), train_config(settings.training.epochs)
+    with Store.open(path, create=False) as store, display.live():
+        siblings = siblings_of(store, target, spec.family, source.device_ids, str(manifest["version"]))
+        with clock.part("choose"):
+            pools, holds_out = pools_of(store, siblings, samples)
+        with clock.part("probe"):
+            session = RaySession([spec], path.parent / SPOOL)
+        with session:
+            how = CollectSettings(samples=max(1, samples), protocol=settings.timing_protocol(), seed=seed)
+            collection = Collection(session, store, {target: spec}, how, display)
+            with clock.part("probe"):
+                collection.register()
+                descriptor: Descriptor = session.call(target, "descriptor")
+            with clock.part("fingerprint"):
+                mine = measure_fingerprint(session, collection, store, spec)
+                near = _likeness(mine, known_fingerprints(store, siblings))
+            with clock.part("choose"):
+                before = load_snapshot(store, device_ids=siblings)
+                measured = {row.candidate_id for row in store.records(device_id=target)}
+                few = choose(before, target, pools, measured, settings, source)
+            support = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
+            with clock.part("measure"):
+                known = store.workloads()
+                collection.measure({spec.family: few}, [known[workload_id] for workload_id in few])
+        outcomes = _outcomes(store, target, support)
+        snapshot = _with_target(store, siblings, spec, descriptor)
+    strategy = _Kept(
+        strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, models.parent / STANDINGS, near)
+    )
+    one = _onboarding(snapshot, target, support, source, config, seed, holds_out=holds_out)
+    with clock.part("standings"):
+        standings = strategy.prepare(one)
+    with clock.part("adapt"):
+        _, version = adapt_version(
+            snapshot, models, source, target, support, strategy, config, seed, hold_out=holds_out
+        )
+    adapted = strategy.adapted
+    taken = str(adapted.notes.get("strategy", strategy.name))
+    result: dict[str, Any] = {
+        "device": target,
+        "samples": len(support),
+        "outcomes": outcomes,
+        "strategy": strategy.name,
+        "taken": taken,
+        "notes": dict(adapted.notes),
+        "version": version,
+        "path": str(models / version),
+        "siblings": list(siblings),
+        "fingerprint": {"programs": mine.tried, "ran": len(mine.latency_secs), "distance": near},
+    }
+    with clock.part("report"):
+        result |= told(one, adapted, taken, unmeasured(one, pools), standings, sum(map(len, pools.values())))
+        result["curve"] = history(models.parent / CURVES, device)
+        if result["expected"] is not None:
+            point = {"samples": len(support), "taken": taken, **result["expected"]}
+            remember(models.parent / CURVES, device, point)
+    result["seconds"] = clock.parts
+    return result
+
+
+class _Kept:
+    """A strategy that keeps what it gave: versions hold a model, the report asks for more."""
+
+    def __init__(self, inner: Strategy) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.least_samples = inner.least_samples
+        self._adapted: Adapted | None = None
+
+    def prepare(self, one: Onboarding) -> Any:
+        """What the inner one does ahead, if anything."""
+        from transfer.onboarding_curve import Prepared
+
+        if not isinstance(self.inner, Prepared):
+            return None
+        return self.inner.prepare(one.dataset, one.target, source_rows=one.source_rows, config=one.config)
+
+    def adapt(
+        self,
+        source: MultiTaskTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        support_rows: np.ndarray,
+        *,
+        source_rows: np.ndarray,
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        """See `Strategy.adapt`."""
+        self._adapted = self.inner.adapt(
+            source,
+            dataset,
+            target_device,
+            support_rows,
+            source_rows=source_rows,
+            config=config,
+            seed=seed,
+        )
+        return self._adapted
+
+    @property
+    def adapted(self) -> Adapted:
+        """What `adapt` gave last."""
+        assert self._adapted is not None
+        return self._adapted
+
+
+def _onboarding(
+    snapshot: Snapshot,
+    target: DeviceId,
+    support: CollectionOf[CandidateId],
+    source: MultiTaskTLP,
+    config: TrainConfig,
+    seed: int,
+    *,
+    holds_out: bool,
+) -> Onboarding:
+    """What the head is made from; rows as `adapt_version` chooses them."""
+    import numpy as np
+
+    from transfer.onboarding_cases import Regime
+
+    dataset = snapshot.dataset
+    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids) if holds_out else frozenset()
+    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
+    chosen = np.array([one in support for one in dataset.candidate_ids], dtype=np.bool_)
+    return Onboarding(
+        dataset=dataset,
+        target=target,
+        support=np.flatnonzero(is_open & chosen),
+        source=source,
+        source_rows=np.flatnonzero(is_open),
+        regime=Regime.DEVICE_NEW,
+        config=config,
+        seed=seed,
+    )
+
+
+def _likeness(mine: Fingerprint, others: list[Fingerprint]) -> dict[str, float]:
+    from transfer.adapt.fingerprint import distances
+
+    return {name: round(value, 4) for name, value in distances(mine, others).items()}
+
+
+def _outcomes(store: Store, target: DeviceId, support: CollectionOf[CandidateId]) -> dict[str, int]:
+    """How the samples ended.
+
+    Raises:
+        FleetError: None of them ran.
+    """
+    found = {
+        record.candidate_id: (record.outcome, record.error)
+        for record in store.records(device_id=target)
+        if record.candidate_id in support
+    }
+    counts = Counter(str(outcome) for outcome, _ in found.values())
+    if support and not counts[Outcome.OK]:
+        error = next((error for _, error in found.values() if error), "no error text")
+        said = ", ".join(f"{outcome} {count}" for outcome, count in counts.items()) or "no record"
+        raise FleetError(
+            f"none of the {len(support)} samples ran on {target} ({said}); no head can be made of failures. "
+            f"One of them says: {error.strip().splitlines()[-1][:200] if error.strip() else 'nothing'}. Run "
+            f"`fleet doctor`, mend the device, and onboard it again"
+        )
+    return dict(counts)
+
+
+def _with_target(
+    store: Store, siblings: list[DeviceId], spec: DeviceSpec, descriptor: Descriptor
+) -> Snapshot:
+    """The records of the siblings and the target; an empty column where it has none (k = 0)."""
+    import numpy as np
+
+    from transfer.features import hardware_vector
+
+    has_any = next(iter(store.records(device_id=spec.device_id)), None) is not None
+    snapshot = load_snapshot(store, device_ids=[*siblings, *([spec.device_id] if has_any else [])])
+    dataset = snapshot.dataset
+    if spec.device_id in dataset.device_ids:
+        return snapshot
+    count = len(dataset)
+    grown = replace(
+        dataset,
+        device_ids=(*dataset.device_ids, spec.device_id),
+        latency_secs=np.concatenate([dataset.latency_secs, np.full((count, 1), np.nan)], axis=1),
+        failed=np.concatenate([dataset.failed, np.zeros((count, 1), dtype=np.bool_)], axis=1),
+        hardware=np.concatenate([dataset.hardware, hardware_vector(spec, descriptor)[None, :]]),
+    )
+    return replace(snapshot, dataset=grown, devices={**snapshot.devices, spec.device_id: (spec, descriptor)})
+
+
+def _without_head(source: MultiTaskTLP, target: DeviceId) -> MultiTaskTLP:
+    """The model without the head of an earlier onboarding: it saw the samples that check the new one."""
+    if target not in source.device_ids:
+        return source
+    from transfer.model import MultiTaskTLP
+
+    kept = [one for one in source.device_ids if one != target]
+    model = MultiTaskTLP(source.config, kept)
+    states = source.state_dict()
+    model.load_state_dict({name: states[name] for name in model.state_dict()})
+    return model.eval()

@@ -1,0 +1,71 @@
+"""The result of an onboarding in sentences, for people at a terminal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
+    """What `fleet onboard` prints of what `--json` gives.
+
+    Args:
+        result: Of `fleet.onboarding.onboarding.onboard_device` or `fleet.onboarding.replay.onboard_recorded`.
+    """
+    yield f"{result['device']}: {result['samples']} samples{_ended(result)}"
+    taken = result["taken"]
+    said = "" if taken == result["strategy"] else f", chosen by {result['strategy']}"
+    yield f"strategy: {taken}{said}; siblings: {', '.join(result['siblings'])}"
+    yield from _near(result)
+    check = result.get("notes", {}).get("check")
+    if check:
+        yield f"check: {check if isinstance(check, str) else check['says']}"
+    expected = result.get("expected")
+    if expected is None:
+        yield f"expected: not told ({result.get('reason', 'no samples')})"
+    else:
+        made_of = f"90 %, from {expected['samples']} samples"
+        yield f"expected: {_of(expected, 'top1')}; {_of(expected, 'top5')} ({made_of})"
+    truth = result.get("truth")
+    if truth:
+        yield (
+            f"true: top-1 {truth['top1']:.3f}, top-5 {truth['top5']:.3f} (a random choice: "
+            f"{truth['random_top1']:.3f}, {truth['random_top5']:.3f})"
+        )
+    for point in result.get("curve", ()):
+        yield f"before, with {point['samples']} samples: top-1 {point['top1']:.3f}"
+    for point in result.get("more", ()):
+        yield f"with {point['samples']} samples: top-1 {point['top1']:.3f}, as on the known devices"
+    if "path" in result:
+        yield f"model: {result['path']}"
+    yield "seconds: " + ", ".join(f"{part} {value:.1f}" for part, value in result["seconds"].items())
+
+
+def _ended(result: Mapping[str, Any]) -> str:
+    outcomes: Mapping[str, int] = result.get("outcomes", {})
+    failed = {name: count for name, count in outcomes.items() if name != "ok"}
+    return "".join(f", {count} {name}" for name, count in failed.items())
+
+
+def _near(result: Mapping[str, Any]) -> Iterator[str]:
+    fingerprint = result.get("fingerprint")
+    if fingerprint is None:
+        return
+    if not fingerprint["ran"]:
+        yield (
+            f"fingerprint: none of {fingerprint['programs']} reference programs ran; likeness is told by the "
+            "description of the hardware alone"
+        )
+    elif not fingerprint["distance"]:
+        yield f"fingerprint: {fingerprint['ran']} programs; no sibling has one to compare it with"
+    else:
+        apart: Sequence[str] = [f"{name} {value:.2f}" for name, value in fingerprint["distance"].items()]
+        yield f"fingerprint: {fingerprint['ran']} programs; distance to {', '.join(apart)}"
+
+
+def _of(expected: Mapping[str, Any], name: str) -> str:
+    low, high = expected[f"{name}_interval"]
+    return f"top-{name[3:]} {expected[name]:.3f} ({low:.3f} to {high:.3f})"
+
+
+__all__ = ["lines_of"]

@@ -1,0 +1,221 @@
+"""What a refresh reads of a store: a bounded part of each device's records, and when and why each was made.
+
+Called by `fleet.refresh.run` and `fleet.daemon.watch_run`. A refresh should take as long when the store has
+ten times the records: of each workload and device at most `MOST_OF_WORKLOAD` candidates are read, the new
+ones first, the old ones (the replay) by the order of their ids, which is random and the same on all devices,
+so that labels still line up.
+
+Legend: n rows of one device, N candidates of the dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from agents.records import DeviceId, Family, Outcome, WorkloadId
+from fleet.models.freshness import UNGUIDED
+from fleet.models.learning import Snapshot
+from fleet.models.training_rows import rows_at
+from fleet.store.noise import noise_floor
+from fleet.store.noise_columns import READING_COLUMNS, readings, settled_rows
+from fleet.store.reader import StoreReader
+
+if TYPE_CHECKING:
+    from transfer.joining import Measured
+
+#: Candidates of a workload on a device that a refresh reads; an epoch looks at 64 of them.
+MOST_OF_WORKLOAD = 1024
+#: Pairs of measurements of one program that tell a noise floor at least.
+LEAST_PAIRS = 8
+#: These tell of the device, not of the candidate.
+_SAYS_NOTHING = (str(Outcome.LOST), str(Outcome.REJECTED))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RefreshData:
+    """A snapshot to learn from and to judge on, with what a dataset does not keep of its records."""
+
+    snapshot: Snapshot
+    #: (N, D) Unix seconds of the measurement that counts; NaN where there is none.
+    measured_at: NDArray[np.float64]
+    #: (N, D) whether no model chose it and it is a first measurement.
+    unguided: NDArray[np.bool_]
+    #: Noise floor by device; those without one have too few second measurements.
+    floors: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chosen:
+    """Rows of one device that a refresh reads."""
+
+    #: (n,) mask over all rows of the device, in the order of the store.
+    mask: NDArray[np.bool_]
+    #: Of the chosen rows.
+    candidate_ids: list[str]
+    measured_at: NDArray[np.float64]
+    unguided: NDArray[np.bool_]
+    floor: float | None
+
+
+def family_devices(reader: StoreReader, family: Family) -> list[DeviceId]:
+    """Devices of a family that were probed, so that they can be described to a model."""
+    return [
+        device_id
+        for device_id, entry in reader.devices().items()
+        if entry.spec.family is family and entry.descriptor is not None
+    ]
+
+
+def read_refresh_data(
+    reader: StoreReader,
+    device_ids: Collection[DeviceId],
+    *,
+    version: int | None = None,
+    new_since: float = 0.0,
+    only_new: bool = False,
+    most: int = MOST_OF_WORKLOAD,
+) -> RefreshData:
+    """Read what a refresh, or a look at fresh records, needs.
+
+    Where a candidate was measured in several environments, only its newest environment counts: a model
+    should follow the driver and compiler of today, and learn from older ones what nobody measured again.
+
+    Args:
+        reader: The store.
+        device_ids: Devices of one family.
+        version: Version of the table; the reader's own where None.
+        new_since: Unix seconds; records measured later are new.
+        only_new: Leave out the others.
+        most: Candidates of a workload on a device.
+
+    Raises:
+        TransferError: There is no ok record.
+        StoreError: The version does not exist any more, or a file is damaged.
+    """
+    from transfer.dataset import build_dataset
+
+    table = reader.version if version is None else version
+    entries = reader.devices()
+    devices = {
+        one: (entries[one].spec, descriptor)
+        for one in device_ids
+        if (descriptor := entries[one].descriptor) is not None
+    }
+    chosen = {
+        one: _choose(reader, one, table, new_since if only_new else None, new_since, most)
+        for one in sorted(devices)
+    }
+
+    def records() -> Iterator[Measured]:
+        for device_id, rows in chosen.items():
+            yield from rows_at(reader, device_id, table, rows.mask)
+
+    workloads = reader.workloads()
+    dataset = build_dataset(records(), workloads, devices)
+    place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
+    measured_at = np.full(dataset.latency_secs.shape, np.nan)
+    unguided = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+    for device_id, rows in chosen.items():
+        if device_id not in dataset.device_ids:
+            continue
+        column = dataset.column(device_id)
+        # Rows of candidates that only lost ones tell of are not in the dataset.
+        at = np.array([place.get(one, -1) for one in rows.candidate_ids], dtype=np.int64)  # type: ignore[call-overload]
+        there = at >= 0
+        measured_at[at[there], column] = rows.measured_at[there]
+        unguided[at[there], column] = rows.unguided[there]
+    return RefreshData(
+        snapshot=Snapshot(dataset=dataset, workloads=workloads, devices=devices, table_version=table),
+        measured_at=measured_at,
+        unguided=unguided,
+        floors={one: rows.floor for one, rows in chosen.items() if rows.floor is not None},
+    )
+
+
+def held_workloads(data: RefreshData) -> frozenset[WorkloadId]:
+    """Held-out workloads among those that the dataset has records of."""
+    from fleet.models.holdout import held_out
+
+    snapshot = data.snapshot
+    return held_out(snapshot.workloads[one] for one in snapshot.dataset.workload_ids)
+
+
+def _choose(
+    reader: StoreReader, device_id: DeviceId, version: int, after: float | None, new_since: float, most: int
+) -> _Chosen:
+    names = (*READING_COLUMNS, "workload_id")
+    batches = [batch for _, batch in reader.columns(names, device_ids=[device_id], version=version)]
+    if not batches:
+        nothing = np.zeros(0)
+        return _Chosen(nothing.astype(bool), [], nothing, nothing.astype(bool), None)
+    floor = noise_floor(one for batch in batches for one in readings(device_id, batch))
+    table = pa.Table.from_batches(batches)
+    measured_at = table.column("measured_at").to_numpy()
+    mask = settled_rows(batches)
+    mask &= ~np.isin(_texts(table, "outcome"), _SAYS_NOTHING)
+    candidate = _codes(table, "candidate_id")
+    mask &= _newest_environment(mask, candidate, _codes(table, "environment_id"), measured_at)
+    if after is not None:
+        mask &= measured_at > after
+    mask = _bounded(mask, _codes(table, "workload_id"), candidate, measured_at > new_since, most)
+    kept = np.flatnonzero(mask)
+    return _Chosen(
+        mask=mask,
+        candidate_ids=table.column("candidate_id").take(pa.array(kept)).to_pylist(),
+        measured_at=measured_at[kept],
+        unguided=np.isin(_texts(table, "origin")[kept], sorted(UNGUIDED)),
+        floor=floor.median_change if floor is not None and floor.pairs >= LEAST_PAIRS else None,
+    )
+
+
+def _newest_environment(
+    mask: NDArray[np.bool_],
+    candidate: NDArray[np.int64],
+    environment: NDArray[np.int64],
+    measured_at: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Of the marked rows of each candidate the one of the environment that was last measured in."""
+    last = np.full(environment.max() + 1, -np.inf)
+    np.maximum.at(last, environment, measured_at)
+    rows = np.flatnonzero(mask)
+    order = rows[np.lexsort((-last[environment[rows]], candidate[rows]))]
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = np.diff(candidate[order]) != 0
+    chosen = np.zeros(len(mask), dtype=np.bool_)
+    chosen[order[first]] = True
+    return chosen
+
+
+def _bounded(
+    mask: NDArray[np.bool_],
+    workload: NDArray[np.int64],
+    candidate: NDArray[np.int64],
+    is_new: NDArray[np.bool_],
+    most: int,
+) -> NDArray[np.bool_]:
+    """At most so many rows of each workload: new ones first, then by the order of the candidates' ids."""
+    rows = np.flatnonzero(mask)
+    order = rows[np.lexsort((candidate[rows], ~is_new[rows], workload[rows]))]
+    starts = np.flatnonzero(np.diff(workload[order], prepend=-1))
+    rank = np.arange(len(order)) - np.repeat(starts, np.diff([*starts.tolist(), len(order)]))
+    chosen = np.zeros(len(mask), dtype=np.bool_)
+    chosen[order[rank < most]] = True
+    return chosen
+
+
+def _codes(table: pa.Table, name: str) -> NDArray[np.int64]:
+    """The place of each text among the sorted distinct ones."""
+    return np.unique(_texts(table, name), return_inverse=True)[1].astype(np.int64)
+
+
+def _texts(table: pa.Table, name: str) -> NDArray[np.str_]:
+    return np.asarray(table.column(name).to_numpy(), dtype=np.str_)
+
+
+__all__ = ["MOST_OF_WORKLOAD", "RefreshData", "family_devices", "held_workloads", "read_refresh_data"]

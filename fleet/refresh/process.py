@@ -1,0 +1,109 @@
+"""`python -m fleet.refresh.process REQUEST.json`: one refresh in a process of its own.
+
+Started by `fleet.refresh.refresher`. A training takes memory, libraries and a core for minutes, and may be
+killed: none of it belongs into the coordinator. This process makes itself nice, stays on the cores that it
+was given, ends in order on SIGTERM and with whoever started it, and prints one line of JSON. Errors go to
+standard error, the clearest line last. Killed at any moment, the same request goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+#: Exit codes: done; failed, with the reason on standard error; stopped by SIGTERM, to go on later.
+DONE, FAILED, STOPPED = 0, 1, 143
+#: Variable that names the process which started this one.
+PARENT = "FLEET_REFRESH_PARENT"
+_PR_SET_PDEATHSIG = 1
+
+
+class Stopped(BaseException):  # no error: somebody asked for it
+    """SIGTERM arrived: what is kept is kept, the rest is for the next process."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what a request file asks for and return the exit code."""
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    if len(arguments) != 1:
+        print("usage: python -m fleet.refresh.process REQUEST.json", file=sys.stderr)
+        return 2
+    path = Path(arguments[0])
+    try:
+        _end_with_parent()
+        return _answer(path)
+    except Stopped:
+        _not_to_blame(path.parent)
+        print("stopped; the same request goes on from what is kept", file=sys.stderr)
+        return STOPPED
+
+
+def _answer(path: Path) -> int:
+    from agents.errors import AgentError
+    from fleet.errors import FleetError
+    from fleet.refresh.request import request_from_json
+    from transfer.errors import TransferError
+
+    try:
+        request = request_from_json(path.read_text())
+        os.nice(request.nice)
+        if request.cores:
+            os.sched_setaffinity(0, request.cores)
+        if request.kind == "watch":
+            from fleet.daemon.watch_run import run_watch
+
+            found = run_watch(request)
+        else:
+            from fleet.refresh.run import run_refresh
+
+            found = run_refresh(request)
+    except (FleetError, AgentError, TransferError, OSError, MemoryError) as error:
+        traceback.print_exc()
+        print(str(error) or type(error).__name__, file=sys.stderr)
+        return FAILED
+    print(json.dumps(found, allow_nan=False), flush=True)
+    return DONE
+
+
+def _not_to_blame(folder: Path) -> None:
+    """Somebody asked for the end, so it is no sign of anything wrong with the request."""
+    from fleet.refresh.request import TRIED, count_tried
+
+    if (folder / TRIED).exists():
+        with suppress(OSError):
+            count_tried(folder, -1)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    # A second signal ends the process at once, should anything hang.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise Stopped
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send SIGTERM when whoever started this process ends, however it ends."""
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if sys.platform == "linux":
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    told = os.environ.get(PARENT)
+    if told and int(told) != parent:
+        # It had ended before the kernel was asked.
+        raise Stopped
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+
+
+__all__ = ["DONE", "FAILED", "PARENT", "STOPPED", "Stopped", "main"]

@@ -1,0 +1,280 @@
+"""Starts the process of a refresh, watches it, and tells the coordinator what came of it.
+
+The coordinator calls `start` when its state asks for a training, `records_stored` when the store took some
+in, and `poll` once a turn; none of them waits for anything. It must not know how a model is trained or
+judged: it hands over a request and reads one line of JSON. Who serves which device it learns from the
+registry itself, so that a rollback by hand is told like any other.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agents.records import DeviceId
+from fleet.core.events import (
+    DriftAlarm,
+    Event,
+    ModelPublished,
+    ModelRolledBack,
+    TrainingFailed,
+    TrainingFinished,
+    TrainingReason,
+    TrainingStarted,
+)
+from fleet.models.freshness import Freshness
+from fleet.models.registry import KEEP, Registry
+from fleet.refresh.child import RefreshChild, refresh_cores, unfinished
+from fleet.refresh.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshSettings:
+    """How refreshes run."""
+
+    epochs: int = 24
+    seed: int = 0
+    #: Logical CPUs that a refresh stays on (`refresh_cores`); all where empty.
+    cores: tuple[int, ...] = ()
+    nice: int = 10
+    #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
+    compute: str = "cpu"
+    #: Newest model versions to keep, besides those that serve or may be gone back to.
+    keep: int = KEEP
+    #: New records of a device before its champion is looked at again, and least seconds between two looks.
+    watch_records: int = 256
+    watch_secs: float = 120.0
+    #: A refresh that takes longer is ended.
+    most_secs: float = 6 * 3600.0
+
+
+@dataclass(slots=True)
+class _Watching:
+    """What asks for the next look at fresh records."""
+
+    families: dict[DeviceId, str] = field(default_factory=dict)
+    new: dict[DeviceId, int] = field(default_factory=dict)
+    next_at: float = 0.0
+    #: Version that the alarm of a device was about.
+    alarmed: dict[str, str] = field(default_factory=dict)
+
+
+class Refresher:
+    """One refresh at a time, in a process of its own.
+
+    Call it from one thread, which must live as long as its processes: they end with it.
+
+    Args:
+        registry: Where versions are kept.
+        store: Folder of the store.
+        folder: Folder of its own, for requests and what killed ones leave.
+        settings: How refreshes run.
+        clock: Gives Unix seconds.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: Path,
+        folder: Path,
+        settings: RefreshSettings | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._registry = registry
+        self._store = store
+        self._folder = folder
+        self._settings = settings or RefreshSettings()
+        self._clock = clock
+        self._child: RefreshChild | None = None
+        self._since = 0.0
+        self._watching = _Watching()
+        self._events: list[Event] = []
+        #: Serial of the last change of champions that was told; None before any was.
+        self._told: int | None = None
+        self._last: dict[str, Any] = {}
+        self._last_look: dict[str, Any] = {}
+
+    def start(self, family: str, reasons: Sequence[TrainingReason | str]) -> None:
+        """Train the model of a family; goes on where an unfinished training of the family was left.
+
+        A look at fresh records that is under way is given up for it. `TrainingStarted` and then one of
+        `TrainingFinished` and `TrainingFailed` come out of `poll`. Does nothing while a training runs.
+        """
+        if self._child is not None:
+            if self._child.request.kind == "refresh":
+                return
+            self.close(1.0)
+        texts = [one if isinstance(one, str) else one.text or str(one.kind) for one in reasons]
+        left = unfinished(self._folder / family)
+        fresh = self._request("refresh", family, self._folder / family)
+        if left is not None and (left.kind, left.store, left.models) == (
+            "refresh",
+            fresh.store,
+            fresh.models,
+        ):
+            # What it makes follows from the old request; where and how gently from the settings of today.
+            fresh = replace(left, folder=fresh.folder, cores=fresh.cores, nice=fresh.nice)
+        reasons_of_both = tuple(dict.fromkeys((*fresh.reasons, *texts)))
+        try:
+            self._launch(replace(fresh, reasons=reasons_of_both))
+        except OSError as error:
+            text = f"the training could not be started in {fresh.folder}: {error}"
+            self._events.append(TrainingFailed(at_secs=self._clock(), family=family, reason=text))
+            return
+        self._events.append(TrainingStarted(at_secs=self._clock(), family=family))
+
+    def records_stored(self, device_id: DeviceId, family: str, count: int) -> None:
+        """Count new records of a device: enough of them ask for a look at its champion."""
+        self._watching.families[device_id] = family
+        self._watching.new[device_id] = self._watching.new.get(device_id, 0) + count
+
+    def poll(self) -> list[Event]:
+        """What happened since the last call. Cheap: a look at one process and at one file's date.
+
+        The first call tells all champions that there are, the later ones what changed.
+        """
+        child = self._child
+        if child is not None and child.poll() is not None:
+            self._child = None
+            self._ended(child)
+        elif child is not None and self._clock() - self._since > self._settings.most_secs:
+            child.kill()
+        elif child is None and self._clock() >= self._watching.next_at:
+            self._look()
+        self._tell_changes()
+        told, self._events = self._events, []
+        return told
+
+    def close(self, timeout_secs: float = 10.0) -> None:
+        """End the process in order; a later `start` of its family goes on where it was."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop(timeout_secs)
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """What is going on, JSON-ready."""
+        request = None if self._child is None else self._child.request
+        names = {None: "idle", "refresh": "training", "watch": "looking"}
+        return {
+            "state": names[None if request is None else request.kind],
+            "family": "" if request is None else request.family,
+            "since": None if request is None else self._since,
+            "reasons": [] if request is None else list(request.reasons),
+            "last": self._last,
+            "last_look": self._last_look,
+        }
+
+    # ---- the process ----
+
+    def _request(self, kind: str, family: str, folder: Path) -> Request:
+        settings = self._settings
+        return Request(
+            kind=kind,
+            family=family,
+            store=str(self._store),
+            models=str(self._registry.folder),
+            folder=str(folder),
+            request_id=uuid.uuid4().hex,
+            epochs=settings.epochs,
+            seed=settings.seed,
+            cores=settings.cores,
+            nice=settings.nice,
+            compute=settings.compute,
+            keep=settings.keep,
+        )
+
+    def _launch(self, request: Request) -> None:
+        self._child = RefreshChild(request)
+        self._since = self._clock()
+
+    def _ended(self, child: RefreshChild) -> None:
+        now, answer, family = self._clock(), child.answer(), child.request.family
+        if child.request.kind == "watch":
+            self._looked(answer, child)
+        elif answer is not None:
+            self._last = {"at": now, "ok": True, **answer}
+            # What was published comes before the end of the training that published it.
+            self._tell_changes()
+            version, text = str(answer.get("version", "")), str(answer.get("text", ""))
+            self._events.append(TrainingFinished(at_secs=now, family=family, version=version, text=text))
+            child.forget()
+        else:
+            reason = child.failure()
+            self._last = {"at": now, "ok": False, "family": family, "text": reason}
+            self._events.append(TrainingFailed(at_secs=now, family=family, reason=reason))
+            child.forget_if_hopeless()
+        self._watching.next_at = now + self._settings.watch_secs
+
+    # ---- fresh records ----
+
+    def _look(self) -> None:
+        """Start a look at the devices with enough new records, one family at a time."""
+        watching = self._watching
+        due = [one for one, count in watching.new.items() if count >= self._settings.watch_records]
+        served = [one for one in due if self._registry.champion(one) is not None]
+        family = watching.families[served[0]] if served else ""
+        chosen = [one for one in served if watching.families[one] == family]
+        for one in {*chosen, *(set(due) - set(served))}:
+            watching.new[one] = 0
+        if not chosen:
+            return
+        request = self._request("watch", family, self._folder / "watch")
+        try:
+            self._launch(replace(request, device_ids=tuple(map(str, chosen))))
+        except OSError as error:
+            self._last_look = {"at": self._clock(), "error": str(error)}
+            watching.next_at = self._clock() + self._settings.watch_secs
+
+    def _looked(self, answer: dict[str, Any] | None, child: RefreshChild) -> None:
+        now = self._clock()
+        if answer is None:
+            self._last_look = {"at": now, "error": child.failure()}
+            return
+        self._last_look = {"at": now, **answer}
+        alarmed = self._watching.alarmed
+        for device_id, one in answer["looks"].items():
+            if one["freshness"] != Freshness.STALE:
+                alarmed.pop(device_id, None)
+            elif alarmed.get(device_id) != one["version"]:
+                alarmed[device_id] = one["version"]
+                text = f"{one['version']}: {one['text']}"
+                self._events.append(DriftAlarm(at_secs=now, device_id=DeviceId(device_id), text=text))
+
+    # ---- champions ----
+
+    def _tell_changes(self) -> None:
+        """Turn what changed in the registry into events; the first time, all that holds."""
+        state = self._registry.state()
+        if self._told is None:
+            self._publish((one.version, one.device_id) for one in state.champions.values())
+        elif state.serial > self._told:
+            for change in self._registry.history(self._told):
+                if change.kind == "published":
+                    self._publish([(change.version, change.device_id)])
+                    continue
+                self._events.append(
+                    ModelRolledBack(
+                        at_secs=self._clock(),
+                        device_id=change.device_id,
+                        version=change.version,
+                        reason=change.reason,
+                    )
+                )
+        self._told = state.serial
+
+    def _publish(self, pairs: Iterable[tuple[str, DeviceId]]) -> None:
+        for version, device_id in sorted(pairs):
+            last = self._events[-1] if self._events else None
+            if isinstance(last, ModelPublished) and last.version == version:
+                self._events[-1] = replace(last, device_ids=(*last.device_ids, device_id))
+            else:
+                now = self._clock()
+                self._events.append(ModelPublished(at_secs=now, version=version, device_ids=(device_id,)))
+
+
+__all__ = ["RefreshSettings", "Refresher", "refresh_cores"]

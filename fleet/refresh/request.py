@@ -1,0 +1,88 @@
+"""What a refresh process is asked for, and how often it was tried.
+
+Written by `fleet.refresh.child`, read by `fleet.refresh.process`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agents.records import Family
+from fleet.durable import write_durably
+from fleet.errors import FleetError
+from fleet.models.registry import KEEP
+
+#: Names in the folder of a request.
+REQUEST, TRIED = "request.json", "tried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a refresh process is asked for."""
+
+    #: `refresh`, or `watch`: one look at fresh records.
+    kind: str
+    #: A value of `Family`.
+    family: str
+    store: str
+    models: str
+    #: Folder of its own, for what a killed one leaves.
+    folder: str
+    #: Tells this request from others.
+    request_id: str
+    reasons: tuple[str, ...] = ()
+    #: Devices to train or to look at; all of the family where empty.
+    device_ids: tuple[str, ...] = ()
+    epochs: int = 24
+    seed: int = 0
+    #: Logical CPUs to stay on; all where empty.
+    cores: tuple[int, ...] = ()
+    nice: int = 10
+    #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
+    compute: str = "cpu"
+    #: Newest versions to keep.
+    keep: int = KEEP
+
+
+def request_from_json(text: str) -> Request:
+    """Read a request.
+
+    Raises:
+        FleetError: It is none.
+    """
+    try:
+        value = json.loads(text)
+        for name in ("reasons", "device_ids", "cores"):
+            value[name] = tuple(value[name])
+        found = Request(**value)
+        Family(found.family)
+        if found.kind not in ("refresh", "watch"):
+            raise ValueError(f"kind {found.kind!r}")
+        return found
+    except (ValueError, TypeError, KeyError) as error:
+        raise FleetError(
+            f"not a request for a refresh: {error!r}; see fleet.refresh_request.Request"
+        ) from error
+
+
+def request_text(request: Request) -> str:
+    """Inverse of `request_from_json`."""
+    return json.dumps(asdict(request), indent=1, sort_keys=True) + "\n"
+
+
+def tried(folder: Path) -> int:
+    """Times that the request of a folder was begun and not stopped in order."""
+    try:
+        return int((folder / TRIED).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def count_tried(folder: Path, more: int) -> None:
+    """Add to the times that a request was begun, or take one back."""
+    write_durably(folder / TRIED, str(max(0, tried(folder) + more)).encode())
+
+
+__all__ = ["REQUEST", "TRIED", "Request", "count_tried", "request_from_json", "request_text", "tried"]

@@ -1,0 +1,1 @@
+"""The main job and its report."""

@@ -1,0 +1,273 @@
+"""The main job in one command: measure, learn, onboard a new device, report honestly.
+
+`fleet demo` calls `run_demo`. It reads top to bottom as the story that the project exists for; each step
+is done by the module that owns it. After any interruption the same call goes on: what was measured is in
+the store, and what was learned is learned again from it, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection as Ids
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents import isa
+from agents.networks import NETWORKS
+from agents.probe import differences, probe
+from agents.records import (
+    CandidateId,
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Family,
+    Protocol,
+    Workload,
+    WorkloadId,
+)
+from fleet.collection.clock import Clock
+from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.progress import Display
+from fleet.collection.selection import choose_workloads, few_of_each
+from fleet.errors import FleetError
+from fleet.models.learning import (
+    Snapshot,
+    adapt_version,
+    hold_out_target,
+    load_snapshot,
+    strategy_named,
+    train_config,
+)
+from fleet.ray_session import RaySession
+from fleet.store.store import Store
+
+if TYPE_CHECKING:
+    from transfer.evaluate import CrossValidation, Progress
+    from transfer.model import MultiTaskTLP
+    from transfer.train import TrainConfig
+
+#: Devices of one run: three to learn from and a new one; more would not fit into ten minutes on two cores.
+_DEVICES = 4
+#: Smaller programs are timed mostly by their call; of larger ones a bad schedule takes seconds to run, and
+#: an unrolled one seconds to compile.
+_MIN_FLOPS, _MAX_FLOPS = 2e5, 2.5e7
+#: A schedule that compiles for longer is seldom a fast one, and the demo has ten minutes.
+_PROTOCOL = Protocol(build_timeout_sec=10.0)
+_STORE, _SPOOL, _MODELS = "store", "spool", "models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSettings:
+    """How large the demo is. The defaults fit ten minutes on two cores."""
+
+    workloads: int = 32
+    #: Candidates of each workload, measured on every device.
+    samples: int = 12
+    #: Candidates that the new device shows before it gets its head (k).
+    support: int = 32
+    #: Parts of the workloads; each is held out once to judge the heads.
+    folds: int = 4
+    #: Times that the judging is repeated with other samples and initial weights.
+    repeats: int = 4
+    epochs: int = 24
+    #: Candidates measured a second time on each device.
+    remeasure: int = 30
+    seed: int = 0
+    protocol: Protocol = _PROTOCOL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DemoRun:
+    """Everything that the report is made of."""
+
+    settings: DemoSettings
+    sources: tuple[DeviceSpec, ...]
+    target: DeviceSpec
+    workloads: tuple[Workload, ...]
+    #: Some of the new device's samples were measured by an earlier, interrupted run: this one did not see
+    #: their time.
+    resumed: bool
+    snapshot: Snapshot
+    held_out: CrossValidation
+    model: MultiTaskTLP
+    model_version: str
+    #: Wall seconds by part; those of the onboarding begin with `onboard`.
+    parts: Mapping[str, float]
+    wall_secs: float
+    store: Path
+
+
+def choose_devices(specs: Sequence[DeviceSpec]) -> tuple[tuple[DeviceSpec, ...], DeviceSpec]:
+    """Pick the demo's devices of this host: the most capable profile is new, those below it are known.
+
+    Raises:
+        FleetError: The host can be fewer than two of the devices.
+    """
+    descriptor = probe()
+    order = [level.name for level in isa.runnable_levels(descriptor.arch, descriptor.isa_flags)]
+
+    def rank(spec: DeviceSpec) -> tuple[int, str]:
+        return (order.index(spec.device_id) if spec.device_id in order else len(order), spec.device_id)
+
+    local = [spec for spec in specs if spec.kind is DeviceKind.LOCAL and spec.family is Family.CPU]
+    fitting = sorted((spec for spec in local if not differences(spec, descriptor)), key=rank)
+    if len(fitting) < 2:
+        names = ", ".join(spec.device_id for spec in fitting) or "none"
+        raise FleetError(
+            f"the demo needs two local CPU devices that this host can be, found {len(fitting)} ({names}); "
+            "run `fleet init` to write the host's profiles, `fleet doctor` to see what is refused"
+        )
+    chosen = fitting[-_DEVICES:]
+    return tuple(chosen[:-1]), chosen[-1]
+
+
+def run_demo(specs: Sequence[DeviceSpec], folder: Path, settings: DemoSettings, display: Display) -> DemoRun:
+    """Run the whole job in `folder`.
+
+    Raises:
+        FleetError, AgentError, TransferError: A step failed; what was measured stays in the store.
+    """
+    clock = Clock()
+    sources, target = choose_devices(specs)
+    display.say(f"Known devices: {', '.join(spec.device_id for spec in sources)}. New: {target.device_id}.")
+    collect = CollectSettings(
+        samples=settings.samples, protocol=settings.protocol, seed=settings.seed, remeasure=settings.remeasure
+    )
+    config = train_config(settings.epochs)
+    with Store.open(folder / _STORE) as store, display.live():
+        with clock.part("start"):
+            session = RaySession([*sources, target], folder / _SPOOL)
+        with session:
+            known = Collection(session, store, {spec.device_id: spec for spec in sources}, collect, display)
+            with clock.part("start"):
+                known.register()
+            with clock.part("propose"):
+                listed = session.call(sources[0].device_id, "network_workloads", list(NETWORKS))
+                workloads = choose_workloads(
+                    listed, count=settings.workloads, min_flops=_MIN_FLOPS, max_flops=_MAX_FLOPS
+                )
+                pools = known.propose(workloads)[Family.CPU]
+            with clock.part("measure"):
+                known.measure({Family.CPU: pools}, workloads)
+
+            display.say(f"Training on {len(sources)} devices.")
+            source_ids = [spec.device_id for spec in sources]
+            all_ids = [*source_ids, target.device_id]
+            chosen_ids = {workload.workload_id for workload in workloads}
+            with clock.part("train"):
+                source_model = _train_sources(store, source_ids, chosen_ids, config, settings.seed)
+
+            new = Collection(session, store, {target.device_id: target}, collect, display)
+            with clock.part("onboard: probe"):
+                new.register()
+            few = few_of_each(pools, settings.support, seed=settings.seed)
+            support = frozenset(candidate.candidate_id for chosen in few.values() for candidate in chosen)
+            resumed = any(candidate_id in support for candidate_id, _ in store.measured(target.device_id))
+            with clock.part("onboard: measure"):
+                new.measure({Family.CPU: few}, workloads)
+            if resumed:
+                clock.parts["onboard: measure"] = _work_secs(store, target.device_id, support)
+            with clock.part("onboard: adapt"):
+                seen = load_snapshot(store, device_ids=all_ids, workload_ids=chosen_ids)
+                model, version = adapt_version(
+                    seen,
+                    folder / _MODELS,
+                    source_model,
+                    target.device_id,
+                    support,
+                    strategy_named("multitask"),
+                    config,
+                    settings.seed,
+                )
+            display.say(f"Model {version} has a head for {target.device_id}. Measuring the rest to check it.")
+            with clock.part("measure"):
+                new.measure({Family.CPU: pools}, workloads)
+            with clock.part("remeasure"):
+                known.remeasure(workloads)
+                new.remeasure(workloads)
+        with clock.part("judge"):
+            snapshot = load_snapshot(store, device_ids=all_ids, workload_ids=chosen_ids)
+            held_out = _judge(snapshot, target.device_id, settings, display)
+        display.finish()
+    return DemoRun(
+        settings=settings,
+        sources=sources,
+        target=target,
+        workloads=tuple(workloads),
+        resumed=resumed,
+        snapshot=snapshot,
+        held_out=held_out,
+        model=model,
+        model_version=version,
+        parts=clock.parts,
+        wall_secs=clock.wall_secs,
+        store=folder / _STORE,
+    )
+
+
+def start_over(folder: Path) -> None:
+    """Delete what an earlier demo left in `folder`; other files there stay.
+
+    Raises:
+        FleetError: Something cannot be deleted.
+    """
+    for name in (_STORE, _SPOOL, _MODELS, "report.json", "report.html"):
+        path = folder / name
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FleetError(f"cannot delete {path}: {error.strerror}; delete it by hand") from error
+
+
+def _work_secs(store: Store, device_id: DeviceId, candidates: Ids[CandidateId]) -> float:
+    """Seconds spent on building and timing some candidates, one after the other."""
+    return sum(
+        record.build_secs + record.timing_secs
+        for record in store.records(device_id=device_id)
+        if record.attempt == 0 and record.candidate_id in candidates
+    )
+
+
+def _train_sources(
+    store: Store,
+    source_ids: Sequence[DeviceId],
+    workload_ids: Ids[WorkloadId],
+    config: TrainConfig,
+    seed: int,
+) -> MultiTaskTLP:
+    """Train on the known devices alone."""
+    import numpy as np
+
+    from transfer.train import train
+
+    dataset = load_snapshot(store, device_ids=source_ids, workload_ids=workload_ids).dataset
+    rows = np.arange(len(dataset.candidate_ids))
+    return train(dataset, rows, config=config, seed=seed).model
+
+
+def _judge(snapshot: Snapshot, target: DeviceId, settings: DemoSettings, display: Display) -> CrossValidation:
+    """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
+    parts = 4 * settings.folds * settings.repeats
+    display.phase("learn", parts)
+
+    def tell(progress: Progress) -> None:
+        display.step(1, f"{progress.fold}: {progress.part}")
+
+    return hold_out_target(
+        snapshot,
+        target,
+        samples=settings.support,
+        folds=settings.folds,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        workers=len(os.sched_getaffinity(0)),
+        strategy=strategy_named("multitask"),
+        repeats=settings.repeats,
+        on_progress=tell,
+    )

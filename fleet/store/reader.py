@@ -1,0 +1,230 @@
+"""Read the store: no lock, a frozen snapshot, bounded memory.
+
+Called by training, export, reports and status; `fleet.store.store` builds the writer on it. It never writes.
+Who needs whole records reads `records`; who counts or filters reads `columns`, some fifty times faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
+from fleet.durable import disk_errors
+from fleet.errors import StoreError
+from fleet.store.catalog import DeviceEntry, check_name, read_device, read_devices, read_workloads
+from fleet.store.log import Snapshot, delta_errors, load_snapshot
+from fleet.store.schema import (
+    BATCH_ROWS,
+    FILE_SCHEMA,
+    RECORD_COLUMNS,
+    batch_to_records,
+    check_layout,
+    read_batches,
+)
+
+#: Folders of a store.
+RECORDS, WORKLOADS, DEVICES = "records", "workloads", "devices"
+
+#: Rows that are decoded at once where only short columns are read.
+_SHORT_ROWS = 65_536
+
+#: Column that tells which version of the project wrote a row.
+_LAYOUT = "schema"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCounts:
+    """How much is known of one device."""
+
+    records: int
+    ok: int
+    #: Records with another outcome than `ok`, by outcome; outcomes that never occurred are left out.
+    failed: Mapping[Outcome, int]
+    #: Unix seconds of the first and last measurement.
+    first_at: float
+    last_at: float
+
+
+class StoreReader:
+    """The dataset as it was at one version.
+
+    Promises: a reader needs no lock and is never in a writer's way; what it returns does not change while
+    others append; upkeep leaves the files of its version in place for `fleet.store.log.RETENTION_HOURS`.
+    A reader may be shared by threads.
+    """
+
+    def __init__(self, path: Path, snapshot: Snapshot) -> None:
+        self._path = path
+        self._snapshot = snapshot
+
+    @property
+    def path(self) -> Path:
+        """Folder of the store."""
+        return self._path
+
+    @property
+    def version(self) -> int:
+        """Version of the records table that this reader shows; keep it to read the same again."""
+        return self._snapshot.version
+
+    def records(
+        self,
+        device_id: str | None = None,
+        workload_id: str | None = None,
+        outcomes: Collection[Outcome] | None = None,
+        version: int | None = None,
+    ) -> Iterator[Record]:
+        """Yield records, device by device in the order of the ids, always in the same order for one version.
+
+        Args:
+            device_id: Only of this device.
+            workload_id: Only of this workload.
+            outcomes: Only with these outcomes.
+            version: The table as it was at this version; this reader's own if None.
+
+        Raises:
+            StoreError: The version does not exist any more, a file is damaged, or a newer version wrote it.
+        """
+        for device, batch in self._batches(RECORD_COLUMNS, _only(device_id), version):
+            chosen = batch
+            if workload_id is not None:
+                chosen = chosen.filter(pc.equal(chosen.column("workload_id"), workload_id))
+            if outcomes is not None:
+                wanted = pa.array([str(outcome) for outcome in outcomes], pa.string())
+                chosen = chosen.filter(pc.is_in(chosen.column("outcome"), wanted))
+            yield from batch_to_records(device, chosen)
+
+    def columns(
+        self,
+        names: Sequence[str],
+        *,
+        device_ids: Collection[str] | None = None,
+        version: int | None = None,
+    ) -> Iterator[tuple[DeviceId, pa.RecordBatch]]:
+        """Yield some columns of the records, in the order of `records`, without making a `Record` of any row.
+
+        Nothing but these columns is read and decoded. A later scan of the same version gives the same rows in
+        the same order, so that a row may be known by its number.
+
+        Args:
+            names: Columns of `fleet.store.schema.FILE_SCHEMA`.
+            device_ids: Only of these devices; of all if None.
+            version: The table as it was at this version; this reader's own if None.
+
+        Yields:
+            A device, and 1 to `fleet.store.schema.BATCH_ROWS` of its rows with exactly these columns in this
+            order. As in a `Record`, a quality that is not there is `{}`.
+
+        Raises:
+            StoreError: There is no such column, the version does not exist any more, a file is damaged, or a
+                newer version wrote it.
+        """
+        unknown = sorted(set(names) - set(FILE_SCHEMA.names))
+        if unknown:
+            raise StoreError(f"records have no column {unknown[0]!r}; known: {', '.join(FILE_SCHEMA.names)}")
+        for device, batch in self._batches(tuple({*names, _LAYOUT}), device_ids, version):
+            for layout in pc.unique(batch.column(_LAYOUT)).to_pylist():
+                check_layout(device, layout)
+            columns = [
+                pc.fill_null(batch.column(name), "{}") if name == "quality" else batch.column(name)
+                for name in names
+            ]
+            yield DeviceId(device), pa.RecordBatch.from_arrays(columns, names=list(names))
+
+    def workloads(self) -> dict[WorkloadId, Workload]:
+        """All workloads by id."""
+        with disk_errors("reading the workloads", self._path):
+            return read_workloads(self._path / WORKLOADS)
+
+    def devices(self) -> dict[DeviceId, DeviceEntry]:
+        """The last thing known of each device, by device."""
+        with disk_errors("reading the devices", self._path):
+            return read_devices(self._path / DEVICES)
+
+    def device_history(self, device_id: str) -> list[DeviceEntry]:
+        """All that was ever stored about one device, oldest first; empty for an unknown device."""
+        path = self._path / DEVICES / f"{check_name('device', device_id)}.jsonl"
+        with disk_errors("reading the devices", self._path):
+            return read_device(path) if path.exists() else []
+
+    def counts(self) -> dict[DeviceId, DeviceCounts]:
+        """Count the records of each device that has any, sorted by device."""
+        found: dict[DeviceId, DeviceCounts] = {}
+        for device, batches in groupby(
+            self._batches(("outcome", "measured_at"), rows=_SHORT_ROWS), key=lambda pair: pair[0]
+        ):
+            by_outcome: dict[str, int] = {}
+            first, last = float("inf"), float("-inf")
+            for _, batch in batches:
+                for entry in pc.value_counts(batch.column("outcome")).to_pylist():
+                    by_outcome[entry["values"]] = by_outcome.get(entry["values"], 0) + entry["counts"]
+                times = pc.min_max(batch.column("measured_at")).as_py()
+                first, last = min(first, times["min"]), max(last, times["max"])
+            found[DeviceId(device)] = _counts(by_outcome, first, last)
+        return found
+
+    def measured(self, device_id: str) -> set[tuple[CandidateId, str]]:
+        """Pairs (candidate_id, environment_id) with any record of this device, whatever its outcome."""
+        pairs: set[tuple[CandidateId, str]] = set()
+        for _, batch in self._batches(("candidate_id", "environment_id"), [device_id], rows=_SHORT_ROWS):
+            candidates = batch.column("candidate_id").to_pylist()
+            environments = batch.column("environment_id").to_pylist()
+            pairs.update(zip(candidates, environments, strict=True))
+        return pairs
+
+    def known_ids(self, device_id: str | None = None) -> set[str]:
+        """Ids of all records, or of those of one device."""
+        known: set[str] = set()
+        for _, batch in self._batches(("record_id",), _only(device_id), rows=_SHORT_ROWS):
+            known.update(batch.column("record_id").to_pylist())
+        return known
+
+    def data_files(self) -> list[Path]:
+        """The Parquet files of this version: for DuckDB, pandas, polars, or a copy."""
+        return [self._path / RECORDS / file.path for file in self._snapshot.files]
+
+    def _batches(
+        self,
+        columns: Sequence[str],
+        device_ids: Collection[str] | None = None,
+        version: int | None = None,
+        rows: int = BATCH_ROWS,
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield (device, up to so many rows) with some columns, a few MB at a time."""
+        snapshot = self._snapshot
+        if version is not None and version != snapshot.version:
+            snapshot = load_snapshot(self._path / RECORDS, version)
+        doing = f"reading version {snapshot.version}"
+        for file in sorted(snapshot.files, key=lambda file: (file.device_id, file.path)):
+            if device_ids is not None and file.device_id not in device_ids:
+                continue
+            path = self._path / RECORDS / file.path
+            batches = read_batches(path, columns, rows)
+            while True:
+                # Not around the `yield`: the caller's own errors must pass untouched.
+                with delta_errors(doing, path), disk_errors(doing, path):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                if batch.num_rows:
+                    yield file.device_id, batch
+
+
+def _only(device_id: str | None) -> list[str] | None:
+    return None if device_id is None else [device_id]
+
+
+def _counts(by_outcome: Mapping[str, int], first: float, last: float) -> DeviceCounts:
+    ok = by_outcome.get(Outcome.OK, 0)
+    failed = {outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome}
+    failed.pop(Outcome.OK, None)
+    return DeviceCounts(records=sum(by_outcome.values()), ok=ok, failed=failed, first_at=first, last_at=last)
+
+
+__all__ = ["DEVICES", "RECORDS", "WORKLOADS", "DeviceCounts", "StoreReader"]

@@ -1,0 +1,350 @@
+"""The dataset: a Delta Lake table of records, partitioned by device, with workloads and devices beside it.
+
+The coordinator is the one writer; everything else reads without a lock through `Store.read`. Layout, columns
+and guarantees: `docs/store.md`. It knows nothing of Ray, TVM, leases or models.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import filelock
+import pyarrow as pa
+
+from agents.records import Descriptor, DeviceSpec, Record, Workload
+from agents.spool_frames import make_folder
+from fleet.durable import disk_errors
+from fleet.errors import StoreError
+from fleet.store.catalog import check_name, put_device, put_workloads
+from fleet.store.columns import check_columns, check_schema
+from fleet.store.files import delete_unused, worth_merging
+from fleet.store.index import IdIndex
+from fleet.store.leftovers import take_up_intake, take_up_lost_rows
+from fleet.store.lock import acquire, check_folder, release
+from fleet.store.log import (
+    RETENTION_HOURS,
+    Snapshot,
+    create_table,
+    delta_errors,
+    is_table,
+    load_snapshot,
+    repair,
+    settle,
+)
+from fleet.store.migration import migrated, with_options
+from fleet.store.reader import DEVICES, RECORDS, WORKLOADS, DeviceCounts, StoreReader
+from fleet.store.results import AppendResult, UpkeepResult
+from fleet.store.schema import read_batches, records_to_table
+from fleet.store.writer import TableWriter
+
+_LOG = logging.getLogger(__name__)
+
+#: Commits between two checkpoints. Opening reads the last checkpoint and the commits after it, 0.2 ms each.
+CHECKPOINT_EVERY = 100
+
+#: A device's small files are merged when there are this many: each costs some 0.6 ms whenever all are read.
+MERGE_FILES = 128
+#: Where there are many devices, sooner: so many small files in the whole table, but for `LEAST_MERGED` each.
+MOST_SMALL_FILES = 16_384
+LEAST_MERGED = 16
+#: Devices whose small files are merged after one append at most, so that no append takes long.
+MERGED_AT_ONCE = 8
+#: Ids that are read from the data files at once.
+_ID_ROWS = 65_536
+#: Upkeep merges all files smaller than this, up to about twice this size.
+TARGET_BYTES = 64 << 20
+
+
+class Store(TableWriter):
+    """The one writer of a store; reads show every record appended so far.
+
+    Promises: when `append` returns, the records survive a kill and a power cut; each `record_id` is kept
+    once, and the first version of it stays. Not to be shared by threads. Close it, or leave its `with`
+    block, to let another process write; the lock ends with the process in any case.
+
+    Attributes:
+        repairs: What had to be mended when the store was opened, one line each; mostly empty.
+    """
+
+    def __init__(self, path: Path, snapshot: Snapshot, lock: filelock.BaseFileLock) -> None:
+        super().__init__(path, snapshot)
+        self._lock = lock
+        self._index = IdIndex(path, path / RECORDS)
+        self._closed = False
+        self._merge_files = MERGE_FILES
+        self.repairs: tuple[str, ...] = ()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, create: bool = True) -> Store:
+        """Open a store for writing, mending what a crash has left; an older layout is brought to this one.
+
+        Args:
+            path: Folder of the store.
+            create: Make a new store if the folder is missing or empty.
+
+        Raises:
+            StoreLocked: Another writer has it; the message names its process.
+            StoreFull: No room to make it.
+            StoreError: The folder is something else, belongs to a newer version, or cannot be written.
+        """
+        folder = Path(path)
+        with disk_errors("opening the store for writing", folder):
+            check_folder(folder, create=create)
+            make_folder(folder)
+            lock = acquire(folder)
+            try:
+                return cls._opened(folder, lock)
+            except BaseException:
+                release(folder, lock)
+                raise
+
+    @classmethod
+    def _opened(cls, folder: Path, lock: filelock.BaseFileLock) -> Store:
+        table = folder / RECORDS
+        for part in (table, folder / WORKLOADS, folder / DEVICES):
+            part.mkdir(exist_ok=True)
+        notes = repair(table) if is_table(table) else []
+        if not is_table(table):
+            create_table(table)
+        settle(table)
+        store = cls(folder, migrated(table, load_snapshot(table)), lock)
+        store._index = IdIndex.open(folder, table, store._snapshot, store._read_ids)
+        if any(".json" in note for note in notes):
+            notes.append(take_up_lost_rows(table, store._snapshot.files, store._append_checked))
+        take_up_intake(folder, store.append_tables, notes)
+        store.repairs = tuple(notes)
+        for note in notes:
+            _LOG.warning("%s", note)
+        return store
+
+    @staticmethod
+    def read(path: str | os.PathLike[str], version: int | None = None) -> StoreReader:
+        """Open a store for reading, beside any writer.
+
+        Args:
+            path: Folder of the store.
+            version: The table as it was at this version; the newest if None.
+
+        Raises:
+            StoreError: There is no store, or it is damaged, or of a newer layout, or lacks this version.
+        """
+        folder = Path(path)
+        with disk_errors("opening the store for reading", folder):
+            check_folder(folder, create=False)
+            return StoreReader(folder, load_snapshot(folder / RECORDS, version))
+
+    def append(self, records: Sequence[Record]) -> AppendResult:
+        """Keep records; when this returns, all of them are on the disk.
+
+        The batch is kept whole or not at all. Known records, by `record_id`, are left as they are.
+
+        Raises:
+            StoreFull: No room. Nothing was kept; the store is whole, and can go on once there is room.
+            StoreError: A record cannot be stored, or the disk failed.
+        """
+        self._check_usable()
+        by_id: dict[str, Record] = {}
+        for record in records:
+            by_id.setdefault(record.record_id, record)
+        known = self._index.ids.known(list(by_id))
+        fresh = [one for one, is_known in zip(by_id, known, strict=True) if not is_known]
+        by_name: dict[str, list[str]] = {}
+        for one in fresh:
+            by_name.setdefault(check_name("device", by_id[one].device_id), []).append(one)
+        rows = {name: records_to_table([by_id[one] for one in ids], ids) for name, ids in by_name.items()}
+        self._keep(rows, fresh)
+        return AppendResult(
+            appended=len(fresh), duplicates=len(records) - len(fresh), table_version=self.version
+        )
+
+    def append_table(self, device_id: str, table: pa.Table) -> AppendResult:
+        """Keep many records of one device that are columns already: as `append`, some ten times faster.
+
+        Args:
+            device_id: Device of all rows.
+            table: Rows of `fleet.store.schema.FILE_SCHEMA`; ids hashed as `agents.records.Record` says.
+
+        Raises:
+            StoreFull: No room. Nothing was kept; the store is whole, and can go on once there is room.
+            StoreError: A row is no record, or the disk failed.
+        """
+        return self.append_tables({device_id: table})
+
+    def append_tables(self, tables: Mapping[str, pa.Table]) -> AppendResult:
+        """Keep records of several devices that are columns already, in one commit: see `append_table`."""
+        self._check_usable()
+        wanted = {check_name("device", name): table for name, table in tables.items() if table.num_rows}
+        if not wanted:
+            return AppendResult(appended=0, duplicates=0, table_version=self.version)
+        for table in wanted.values():
+            check_schema(table)
+        check_columns(pa.concat_tables(wanted.values()))
+        return self._append_checked(wanted)
+
+    def _append_checked(self, tables: Mapping[str, pa.Table]) -> AppendResult:
+        """Keep rows that can be read back for sure."""
+        seen: set[str] = set()
+        fresh: dict[str, pa.Table] = {}
+        for name, table in tables.items():
+            ids: list[str] = table.column("record_id").to_pylist()
+            rows = []
+            for row, (one, is_known) in enumerate(zip(ids, self._index.ids.known(ids), strict=True)):
+                if not is_known and one not in seen:
+                    seen.add(one)
+                    rows.append(row)
+            if rows:
+                fresh[name] = table if len(rows) == len(ids) else table.take(rows)
+        self._keep(fresh, seen)
+        given = sum(table.num_rows for table in tables.values())
+        return AppendResult(appended=len(seen), duplicates=given - len(seen), table_version=self.version)
+
+    def known(self, record_ids: Sequence[str]) -> list[bool]:
+        """Say of each id whether the table has a record with it.
+
+        Raises:
+            StoreError: The store was closed, or must be opened again.
+        """
+        self._check_usable()
+        return self._index.ids.known(record_ids)
+
+    def put_workloads(self, workloads: Iterable[Workload]) -> int:
+        """Keep workloads; of one known before, the networks are joined and the module stays.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            StoreFull: No room; some may be kept, each whole.
+            StoreError: An id is no file name, or the disk failed.
+        """
+        self._check_usable()
+        with disk_errors("storing workloads", self._path):
+            return put_workloads(self._path / WORKLOADS, workloads)
+
+    def put_device(self, spec: DeviceSpec, descriptor: Descriptor | None = None) -> bool:
+        """Keep what a device is. The last one wins; the earlier ones stay as its history.
+
+        Returns:
+            Whether it differed from the last one.
+
+        Raises:
+            StoreFull: No room; the last one stays.
+            StoreError: The id is no file name, or the disk failed.
+        """
+        self._check_usable()
+        with disk_errors("storing a device", self._path):
+            return put_device(self._path / DEVICES, spec, descriptor)
+
+    def upkeep(
+        self, *, retention_hours: float = RETENTION_HOURS, target_bytes: int = TARGET_BYTES
+    ) -> UpkeepResult:
+        """Merge small files, write a checkpoint, delete files that no version in use needs.
+
+        Args:
+            retention_hours: Age of dead files to delete. Readers opened earlier, and versions older than
+                this, may miss files afterwards.
+            target_bytes: Files smaller than this are merged, unless one holds more than all others.
+
+        Raises:
+            StoreFull: No room to merge; the table is as before.
+            StoreError: The disk failed.
+        """
+        steps = self.upkeep_steps(retention_hours=retention_hours, target_bytes=target_bytes)
+        return list(steps)[-1]
+
+    def upkeep_steps(
+        self, *, retention_hours: float = RETENTION_HOURS, target_bytes: int = TARGET_BYTES
+    ) -> Iterator[UpkeepResult]:
+        """Do the same a step with each `next`: the files of one device, or one of the rest.
+
+        Records may be appended between two steps, and a round may be left unfinished. Yields what was done so
+        far; errors as of `upkeep`.
+        """
+        self._check_usable()
+        with disk_errors("setting the table's options", self._path):
+            self._snapshot = with_options(self._path / RECORDS, self._snapshot)
+        merged = 0
+        for name in sorted({file.device_id for file in self._snapshot.files}):
+            self._check_usable()
+            files = worth_merging(
+                [one for one in self._snapshot.files if one.device_id == name], target_bytes
+            )
+            if files:
+                merged += self._merge(files, target_bytes)
+                yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
+        self._check_usable()
+        self._checkpoint()
+        self._save_ids()
+        yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
+        deleted = delete_unused(self._path / RECORDS, retention_hours)
+        yield UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
+
+    def close(self) -> None:
+        """Let another process write. Closing twice does no harm."""
+        if not self._closed and not self._failed:
+            try:
+                self._save_ids()
+            except StoreError as error:
+                _LOG.warning("the records are kept, but the index of their ids was not written: %s", error)
+        self._closed = True
+        release(self._path, self._lock)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self._path}: this store was closed; open it again to write")
+        if self._failed:
+            raise StoreError(
+                f"{self._path}: an earlier commit ended in an unknown state; open the store again to go on"
+            )
+
+    def _keep(self, tables: Mapping[str, pa.Table], ids: Collection[str]) -> None:
+        """Make one commit of rows that are new, and tidy up."""
+        if not tables:
+            return
+        self._append_tables(tables)
+        self._index.ids.add(ids)
+        self._tidy(tables)
+
+    def _tidy(self, devices: Iterable[str]) -> None:
+        """Keep files and commits few; the records are durable already, so a failure is only a warning."""
+        most = min(self._merge_files, max(LEAST_MERGED, MOST_SMALL_FILES // max(1, len(self._small))))
+        try:
+            due = [device for device in devices if len(self._small.get(device, ())) >= most]
+            # Those with the most files first: the others keep their place for the next time.
+            due.sort(key=lambda device: -len(self._small[device]))
+            groups = [sorted(self._small[one].values(), key=lambda file: file.path) for one in due]
+            if groups:
+                self._merge_groups(groups[:MERGED_AT_ONCE])
+            if self.version - self._checkpointed >= CHECKPOINT_EVERY:
+                self._checkpoint()
+            if self._index.is_due(self.version):
+                self._save_ids(due=True)
+        except StoreError as error:
+            # Not at every append again: a merge that fails for lack of room costs as much as one that works.
+            self._merge_files += MERGE_FILES
+            _LOG.warning("the records are kept, but tidying up failed: %s", error)
+
+    def _save_ids(self, *, due: bool = False) -> None:
+        """Write the index of the ids where that pays: it is a cache, so small stores have none."""
+        if due or self._index.is_worth_it(self.version):
+            with disk_errors("writing the index of the ids", self._path):
+                self._index.save(self._snapshot)
+
+    def _read_ids(self, paths: Iterable[str]) -> Iterator[pa.Array]:
+        for path in paths:
+            absolute = self._path / RECORDS / path
+            with delta_errors("reading the ids", absolute), disk_errors("reading the ids", absolute):
+                for batch in read_batches(absolute, ("record_id",), rows=_ID_ROWS):
+                    yield batch.column("record_id")
+
+
+__all__ = ["AppendResult", "DeviceCounts", "Store", "StoreReader", "UpkeepResult"]
