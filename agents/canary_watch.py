@@ -16,12 +16,13 @@ from types import MappingProxyType
 
 from agents.canaries import Canary
 from agents.errors import AgentError
-from agents.pool import Job, Result
+from agents.job import Job, Result
 from agents.quality import Drift, DriftMonitor
 from agents.records import (
     REMEASURE,
     REPEATS,
     Candidate,
+    CandidateId,
     Outcome,
     Protocol,
     Record,
@@ -102,14 +103,13 @@ def leaders(
     ]
 
 
-def unmeasured(again: Sequence[Again], records: Sequence[Record]) -> list[Again]:
+def unmeasured(again: Sequence[Again], known: set[tuple[CandidateId, int]]) -> list[Again]:
     """Leave out what would be the same measurement twice: an id names one (candidate, attempt) of a device.
 
     Args:
         again: Second measurements, most important first.
-        records: What the batch has measured already.
+        known: Measurements that are made or planned, as (candidate, attempt); what is left is added.
     """
-    known = {(record.candidate_id, record.attempt) for record in records}
     left = []
     for one in again:
         measurement = (one.candidate.candidate_id, one.attempt)

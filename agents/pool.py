@@ -11,14 +11,15 @@ import contextlib
 import selectors
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agents.child import ChildSettings, Stage
-from agents.errors import AgentError
+from agents.errors import AgentError, WorkerStartError
+from agents.job import Job, Result
 from agents.process import START_TIMEOUT_SEC, STDERR_TAIL_BYTES, WorkerProcess, Zygote, limit_of, refuse_start
-from agents.records import Candidate, Outcome, Protocol, Workload, as_json_dict
+from agents.records import Outcome, Workload, as_json_dict
 
 #: Design spaces and workload lists; they never depend on a candidate.
 _PREPARE_TIMEOUT_SEC = 120.0
@@ -33,54 +34,30 @@ MAX_STRIKES = 3
 _AT_WORK = frozenset({Stage.BUILDING, Stage.TIMING, Stage.CHECKING})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One candidate to build and time."""
-
-    candidate: Candidate
-    workload: Workload
-    protocol: Protocol
-    #: Compare its output with that of the unscheduled program.
-    check: bool = False
-    #: It will be asked for again: keep the compiled program.
-    keep: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """How one job ended: the measured part of a record."""
-
-    #: Position of the job in the batch.
-    job: int
-    outcome: Outcome
-    run_secs: tuple[float, ...] = ()
-    warmup_secs: tuple[float, ...] = ()
-    number: int = 0
-    build_secs: float = 0.0
-    wait_secs: float = 0.0
-    timing_secs: float = 0.0
-    error: str = ""
-    #: Unix seconds when it ended.
-    ended_at: float = field(default_factory=time.time)
-    environment: dict[str, Any] = field(default_factory=dict)
-    #: See `docs/measuring.md`.
-    quality: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass(slots=True)
 class _Run:
-    """One batch under way."""
+    """Jobs under way."""
 
-    jobs: Sequence[Job]
+    #: What is still to come; read when a process is about to be free, so it may depend on what ended.
+    source: Iterator[Job]
     #: Best latency known by workload; the caller adds to it while the batch runs.
     best_secs: Mapping[str, float]
-    todo: deque[int]
+    #: Jobs read so far.
+    jobs: list[Job] = field(default_factory=list)
+    #: Numbers of those that wait for a process.
+    todo: deque[int] = field(default_factory=deque)
     #: Worker processes that each job has killed.
     strikes: dict[int, int] = field(default_factory=dict)
     #: Jobs whose unscheduled program cannot be run in time.
     unchecked: set[int] = field(default_factory=set)
     #: Why the device is out of reach; empty while it is not.
     device_lost: str = ""
+
+    def look_ahead(self, count: int) -> None:
+        """Read jobs until `count` of them wait, or there are no more."""
+        while len(self.todo) < count and (job := next(self.source, None)) is not None:
+            self.todo.append(len(self.jobs))
+            self.jobs.append(job)
 
 
 class WorkerPool:
@@ -153,24 +130,27 @@ class WorkerPool:
                 break
         raise AgentError(f"a worker process {fate} at {message['op']!r}: {tail or 'no output'}")
 
-    def run(self, jobs: Sequence[Job], best_secs: Mapping[str, float] | None = None) -> Iterator[Result]:
+    def run(self, jobs: Iterable[Job], best_secs: Mapping[str, float] | None = None) -> Iterator[Result]:
         """Measure candidates; yields one result for each job, in the order in which they end.
 
         Args:
-            jobs: What to measure; a result's `job` is the index here.
+            jobs: What to measure; a result's `job` is the place here. Read as processes become free, so an
+                iterator may decide late, by the results that it has seen, what comes next.
             best_secs: Best latency known on this device by workload id, for early stop. Read when a job is
                 handed over, so what the caller adds between two results counts at once.
         """
         for process in [process for process in self._processes if process.job is not None]:
             self._discard(process)  # its batch was abandoned: a late result must not count for this one
-        batch = _Run(jobs, best_secs or {}, deque(range(len(jobs))))
-        while batch.todo or any(process.job is not None for process in self._processes):
-            if batch.device_lost:
-                while batch.todo:
-                    yield Result(job=batch.todo.popleft(), outcome=Outcome.LOST, error=batch.device_lost)
-                if not any(process.job is not None for process in self._processes):
-                    return
-            while batch.todo and len(self._processes) < min(len(self._settings), len(jobs)):
+        batch = _Run(iter(jobs), best_secs or {})
+        while True:
+            busy = sum(process.job is not None for process in self._processes)
+            batch.look_ahead(len(self._settings) - busy)
+            while batch.device_lost and batch.todo:
+                yield Result(job=batch.todo.popleft(), outcome=Outcome.LOST, error=batch.device_lost)
+                batch.look_ahead(1)
+            if not batch.todo and not busy:
+                return
+            while batch.todo and len(self._processes) < min(len(self._settings), len(batch.jobs)):
                 self._start()
             for process in list(self._processes):
                 if batch.todo and process.stage is Stage.IDLE:
@@ -300,7 +280,7 @@ class WorkerPool:
     def _overdue(self, process: WorkerProcess, batch: _Run) -> Iterator[Result]:
         if process.stage is Stage.STARTING:
             self._discard(process)
-            raise AgentError(
+            raise WorkerStartError(
                 "a worker process was not ready in time (importing TVM takes about 3 s on an idle core); "
                 "free the host or raise its share of CPU"
             )
@@ -343,10 +323,11 @@ class WorkerPool:
         batch.todo.appendleft(number)
 
     def _strike(self, number: int, batch: _Run) -> bool:
-        """Count a death against a job; true if it is to be tried again, after the others."""
+        """Count a death against a job; true if it is to be tried again, after some others."""
         batch.strikes[number] = batch.strikes.get(number, 0) + 1
         if batch.strikes[number] >= MAX_STRIKES:
             return False
+        batch.look_ahead(len(batch.todo) + len(self._settings))
         batch.todo.append(number)
         return True
 

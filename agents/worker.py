@@ -6,23 +6,26 @@ candidate may harm happens in the processes of `pool.py`.
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.batch import Batch, Part, in_parts
+from agents.batch import PART_SECS, Batch, Part
 from agents.canaries import Canary
 from agents.canary_watch import Again, CanaryWatch, leaders, unmeasured
 from agents.check import is_checkable
 from agents.child import Stage
 from agents.device_cores import quiet_cores, remote_environment, worker_settings
 from agents.errors import AgentError
+from agents.job import Job, Result
 from agents.lease import LeaseTag
 from agents.measure import pin_process
 from agents.messages import Busy, TaggedRecord
-from agents.pool import Job, Result, WorkerPool
+from agents.pool import WorkerPool
 from agents.probe import core_groups, differences, environment, environment_id, probe, remote_descriptor
 from agents.quality import Drift, is_rejected, relative_interval
 from agents.record_json import workload_from_json
@@ -40,6 +43,7 @@ from agents.records import (
     canonical_json,
 )
 from agents.spool import Spool
+from agents.windows import Planned, in_windows
 
 #: Stages in which a program runs on the device.
 _ON_DEVICE = frozenset({Stage.REFERENCE, Stage.TIMING, Stage.CHECKING})
@@ -162,44 +166,66 @@ class DeviceWorker:
         question = {"op": "evolve", "parents": list(parents)}
         return self._ask_space(question, "evolved", workload, count, seed, exclude)
 
-    def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
-        """Measure a batch in parts of some seconds, each as `measure` does.
+    def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
+        """Measure a batch in one window; the records are on disk in the spool before they are returned.
+
+        Every candidate gives a record, whatever becomes of it. The leading candidates of the batch come
+        with a second one, and so do those of earlier batches that were measured while the device drifted.
 
         Args:
             batch: What to measure, and how.
             tag: The lease that the spool notes beside the records.
         """
-        return in_parts(batch, lambda part: self.measure(part, tag))
+        parts = self.measure_parts(batch, tag, window_secs=math.inf)
+        return [record for part in parts for record in part.records]
 
-    def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
-        """Measure a batch; the records are on disk in the spool before they are returned.
+    def measure_parts(
+        self, batch: Batch, tag: LeaseTag | None = None, *, window_secs: float = PART_SECS
+    ) -> Iterator[Part]:
+        """Measure a batch as `measure` does, in parts of some seconds.
 
-        Every candidate gives a record, whatever becomes of it. The leading candidates of the batch come
-        with a second one, and so do those of earlier batches that were measured while the device drifted.
+        Each part is a window between two readings of the canaries; the next one is being compiled while its
+        last candidates are timed.
         """
         lasting = self.environment_id(batch.protocol)
-        watch = self._watch(lasting)
-        jobs = [
-            self._job(candidate, batch.workloads[candidate.workload_id], batch.protocol)
-            for candidate in batch.candidates
-        ]
-        records, drift = self._measured(batch, jobs, [batch.attempt] * len(jobs), watch, lasting)
-        again: list[Again] = []
-        if drift.suspect:
-            watch.remember(records, batch.workloads)
-        else:
-            again = watch.take_again()
-            if batch.confirm_within:
-                best = self._best_secs[lasting]
-                again += leaders(
-                    records, batch.workloads, within=batch.confirm_within, origin=CONFIRM, best_secs=best
-                )
-        again = unmeasured(again, records)
-        if again:
-            jobs = [self._job(one.candidate, one.workload, batch.protocol) for one in again]
-            records += self._measured(batch, jobs, [one.attempt for one in again], watch, lasting)[0]
-        self._spool.put(records, tag)
-        return records
+        watch, best = self._watch(lasting), self._best_secs.setdefault(lasting, {})
+        left, wanted = deque(batch.candidates), deque[Again]()
+        measured = {(candidate.candidate_id, batch.attempt) for candidate in left}
+
+        def stream() -> Iterator[Planned]:
+            while wanted or left:
+                if wanted:
+                    one = wanted.popleft()
+                    yield Planned(self._job(one.candidate, one.workload, batch.protocol), one.attempt)
+                else:
+                    candidate = left.popleft()
+                    workload = batch.workloads[candidate.workload_id]
+                    yield Planned(self._job(candidate, workload, batch.protocol), batch.attempt)
+
+        def count() -> None:
+            self.finished += 1
+
+        began, is_last = time.monotonic(), False
+        while not is_last:
+            for window in in_windows(stream(), self.pool, watch, best, count, window_secs=window_secs):
+                records = [
+                    self._record(batch, planned, result, window.drift, lasting)
+                    for planned, result in window.results
+                ]
+                if window.drift.suspect:
+                    watch.remember(records, batch.workloads)
+                else:
+                    again = watch.take_again()
+                    if within := batch.confirm_within:
+                        again += leaders(
+                            records, batch.workloads, within=within, origin=CONFIRM, best_secs=best
+                        )
+                    wanted.extend(unmeasured(again, measured))
+                self._spool.put(records, tag)
+                is_last = window.is_last and not wanted
+                ended = time.monotonic()
+                yield Part(records=records, device_secs=ended - began, is_last=is_last)
+                began = ended
 
     def environment_id(self, protocol: Protocol) -> str:
         """Hash of what must be equal for two records of this device to be compared."""
@@ -219,39 +245,6 @@ class DeviceWorker:
     def acknowledge(self, record_ids: Collection[str]) -> None:
         """Forget records that the store holds for good."""
         self._spool.acknowledge(record_ids)
-
-    def _measured(
-        self, batch: Batch, jobs: Sequence[Job], attempts: Sequence[int], watch: CanaryWatch, lasting: str
-    ) -> tuple[list[Record], Drift]:
-        """One window and its records; `attempts` are those of the jobs."""
-        results, drift = self._window(jobs, watch, lasting)
-        records = [
-            self._record(batch, jobs[result.job], result, drift, lasting, attempts[result.job])
-            for result in results
-        ]
-        return records, drift
-
-    def _window(self, jobs: Sequence[Job], watch: CanaryWatch, lasting: str) -> tuple[list[Result], Drift]:
-        """Measure jobs between two readings of the canaries, and judge the time between them."""
-        ahead = watch.jobs() if watch.is_due() else []
-        behind = watch.jobs()
-        best = self._best_secs.setdefault(lasting, {})
-        results: list[Result] = []
-        canaries: dict[int, Result] = {}
-        first, last = len(ahead), len(ahead) + len(jobs)
-        for result in self.pool.run([*ahead, *jobs, *behind], best):
-            if first <= result.job < last:
-                place = result.job - first
-                self.finished += 1
-                results.append(replace(result, job=place))
-                if result.outcome is Outcome.OK:
-                    workload_id = jobs[place].workload.workload_id
-                    best[workload_id] = min(best.get(workload_id, float("inf")), *result.run_secs)
-            else:
-                canaries[result.job] = result
-        if ahead:
-            watch.read([canaries[number] for number in range(first)])
-        return results, watch.read([canaries[last + number] for number in range(len(behind))])
 
     def _watch(self, lasting: str) -> CanaryWatch:
         if not self._canaries:
@@ -296,9 +289,8 @@ class DeviceWorker:
             check=place < protocol.check_share and is_checkable(workload.flops),
         )
 
-    def _record(
-        self, batch: Batch, job: Job, result: Result, drift: Drift, lasting: str, attempt: int
-    ) -> Record:
+    def _record(self, batch: Batch, planned: Planned, result: Result, drift: Drift, lasting: str) -> Record:
+        candidate = planned.job.candidate
         outcome, error = result.outcome, result.error
         if outcome is Outcome.OK and is_rejected(result.run_secs, batch.protocol):
             outcome = Outcome.REJECTED
@@ -313,11 +305,11 @@ class DeviceWorker:
             quality["suspect"] = True
         return Record(
             device_id=self.spec.device_id,
-            workload_id=job.candidate.workload_id,
-            candidate_id=job.candidate.candidate_id,
-            dialect=job.candidate.dialect,
-            trace=job.candidate.trace,
-            origin=job.candidate.origin,
+            workload_id=candidate.workload_id,
+            candidate_id=candidate.candidate_id,
+            dialect=candidate.dialect,
+            trace=candidate.trace,
+            origin=candidate.origin,
             outcome=outcome,
             run_secs=result.run_secs,
             warmup_secs=result.warmup_secs,
@@ -329,7 +321,7 @@ class DeviceWorker:
             protocol=batch.protocol,
             environment=canonical_json(result.environment),
             environment_id=lasting,
-            attempt=attempt,
+            attempt=planned.attempt,
             measured_at=result.ended_at,
             model_version=batch.model_version,
             quality=canonical_json(quality),

@@ -11,7 +11,7 @@ from record_fixtures import make_record, make_workload
 
 from agents.canaries import Canary
 from agents.canary_watch import CanaryWatch, leaders, unmeasured
-from agents.pool import Result
+from agents.job import Result
 from agents.records import Candidate, Outcome, Record, WorkloadId
 
 NAMES = ("compute", "memory", "latency")
@@ -101,12 +101,11 @@ def test_a_second_measurement_is_asked_for_once_though_two_reasons_want_it(watch
     found = records(4)
     watch.remember(found, known)
     again = [*watch.take_again(), *leaders(found, known, within=10.0, origin="confirm")]
-    left = unmeasured(again, [])
+    known_ids = {(record.candidate_id, 0) for record in found}
+    left = unmeasured(again, known_ids)
     assert len(again) == 6
     assert [one.candidate.trace for one in left] == [record.trace for record in found[:3]]
-    # What the batch itself has measured under that number is no news either.
-    assert unmeasured(again, records(2, attempt=1)) == left[2:]
-    assert unmeasured(again, found) == left
+    assert unmeasured(again, known_ids) == []
 
 
 def test_failures_and_second_measurements_are_not_measured_again(watch: CanaryWatch) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.pool import Job, WorkerPool
+from agents.job import Job
+from agents.pool import WorkerPool
 from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
 from fleet.interchange.export_meta_schedule import RECORDS, WORKLOADS
 from fleet.interchange.export_store import export

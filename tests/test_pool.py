@@ -11,7 +11,8 @@ import pytest
 from conftest import child_settings
 
 from agents.errors import AgentError
-from agents.pool import MAX_STRIKES, Job, Result, WorkerPool
+from agents.job import Job, Result
+from agents.pool import MAX_STRIKES, WorkerPool
 from agents.records import Candidate, Outcome, Protocol, Workload
 from benchmarks.bad_programs import calling
 

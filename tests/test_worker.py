@@ -12,7 +12,7 @@ import pytest
 
 import agents.worker
 from agents.canary_watch import CanaryWatch
-from agents.pool import Result
+from agents.job import Result
 from agents.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
 from agents.worker import Batch, DeviceRefusedError, DeviceWorker
