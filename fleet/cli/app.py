@@ -24,6 +24,7 @@ from fleet.cli import interchange as cli_interchange
 from fleet.cli import jobs as cli_jobs
 from fleet.cli import learning as cli_learning
 from fleet.cli import models as cli_models
+from fleet.cli import tuning as cli_tuning
 from fleet.errors import FleetError
 
 app = typer.Typer(
@@ -85,6 +86,7 @@ cli_jobs.register(app)
 cli_daemon.register(app)
 cli_interchange.register(app)
 cli_learning.register(app)
+cli_tuning.register(app)
 cli_models.register(app)
 
 

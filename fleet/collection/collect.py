@@ -121,15 +121,27 @@ class Collection:
         return self._proposer.begin(workloads, targets or {one.workload_id: samples for one in workloads})
 
     def measure(
-        self, pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]], workloads: Sequence[Workload]
+        self,
+        pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]],
+        workloads: Sequence[Workload],
+        model_version: str = "",
     ) -> None:
         """Measure every candidate of the pools once on every device of its family.
 
         Candidates that are lost (a device out of reach) are tried again once.
+
+        Args:
+            pools: The candidates.
+            workloads: What they schedule.
+            model_version: The model that chose them, if one did; kept in their records.
         """
-        self._run("measure", self._plan(pools, workloads))
-        if again := self._plan(pools, workloads):
-            self._run("again", again)
+        for phase in ("measure", "again"):
+            jobs = [
+                replace(job, batch=replace(job.batch, model_version=model_version))
+                for job in self._plan(pools, workloads)
+            ]
+            if jobs or phase == "measure":
+                self._run(phase, jobs)
 
     def remeasure(self, workloads: Sequence[Workload]) -> None:
         """Measure some candidates of every device a second time, to show how far numbers repeat."""

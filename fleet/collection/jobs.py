@@ -73,10 +73,10 @@ def collect_records(
         Where the time of each device went.
     """
     specs = fitting_devices(settings)
-    samples = settings.workloads.samples
+    samples, minimum = settings.workloads.samples, settings.workloads.minimum
     how = CollectSettings(
         samples=samples,
-        minimum=max(_LEAST_RANDOM, samples // 2),
+        minimum=max(_LEAST_RANDOM, samples // 2) if minimum is None else minimum,
         exploration=settings.workloads.exploration,
         protocol=settings.timing_protocol(),
         seed=settings.training.seed,

@@ -33,6 +33,7 @@ _PHASES = {
     "again": "Trying lost ones again",
     "remeasure": "Measuring a sample again",
     "noise": "Measuring the same twice",
+    "tune": "Searching",
     "learn": "Training and holding out",
 }
 

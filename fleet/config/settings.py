@@ -85,6 +85,9 @@ class WorkloadsSection(_Section):
     max_flops: float = Field(default=1e9, gt=0)
     #: Candidates measured of each workload on each device.
     samples: int = Field(default=64, ge=1, le=1_000_000)
+    #: Candidates that every workload gets, all random; the others go where the most network time can be won.
+    #: None is half of `samples`.
+    minimum: int | None = Field(default=None, ge=1, le=1_000_000)
     #: Share of each workload's later candidates that is random; the rest is evolved from its best ones.
     exploration: float = Field(default=0.5, ge=0, le=1)
     #: Candidates that the daily A/A run measures twice on each device; 0 switches it off.

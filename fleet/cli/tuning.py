@@ -1,0 +1,72 @@
+"""The verb `fleet tune`: search fast programs on one device. Loads nothing heavy before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, SeedOption, StoreOption, load_settings
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb of this module to a command-line app."""
+    app.command("tune")(tune)
+
+
+def tune(
+    device: Annotated[str, typer.Argument(help="Id of the device to tune for.")],
+    network: Annotated[
+        list[str] | None, typer.Option("--network", help="May be given again (workloads.networks).")
+    ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option("--workload", help="Only this one of the networks' workloads; may be given again."),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Candidates to measure.")] = 256,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the database (runs/tuned/DEVICE).")
+    ] = None,
+    store: StoreOption = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    seed: SeedOption = None,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search fast programs for a network's workloads on one device, and write a database that TVM applies.
+
+    The device's champion ranks drawn candidates, so that only promising ones are measured. What is measured
+    goes into the store. Run again, the search goes on from the best that is known.
+
+    Example: fleet tune x86-64-v4 --network bert-tiny --trials 200
+    """
+    from rich.console import Console
+
+    from fleet.collection.progress import Display
+    from fleet.tuning.text import print_tuning
+    from fleet.tuning.tuning import TuneOptions, tune_device
+
+    settings = load_settings(
+        config,
+        {
+            "workloads.networks": tuple(network) if network else None,
+            "store.path": str(store) if store else None,
+            "training.seed": seed,
+        },
+        changes,
+    )
+    options = TuneOptions(
+        device=device,
+        trials=trials,
+        workloads=tuple(workload or ()),
+        models=models,
+        out=out or Path("runs/tuned") / device,
+    )
+    found = tune_device(settings, options, Display(Console(stderr=as_json)))
+    if as_json:
+        print_json(found)
+    else:
+        print_tuning(found)

@@ -1,0 +1,1 @@
+"""Searches fast programs on one device: heads choose, agents measure."""

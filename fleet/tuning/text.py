@@ -1,0 +1,48 @@
+"""The result of a search for people at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from fleet.cli.output import print_rows
+
+_COLUMNS = ("workload", "uses", "tried", "failed", "before", "best", "faster", "GFLOP/s")
+
+
+def print_tuning(found: Mapping[str, Any]) -> None:
+    """Print what `fleet.tuning.tuning.tune_device` returns: a line a workload, then the networks."""
+    console = Console()
+    print_rows(_COLUMNS, [_cells(one) for one in found["workloads"]])
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    for network, secs in found["networks"].items():
+        before = secs.get("before_secs")
+        was = f", {_millis(before)} before ({before / secs['best_secs']:.2f} times)" if before else ""
+        say(f"{network}: {_millis(secs['best_secs'])} for its tuned workloads{was}")
+    who = f"ranked by {found['model']}" if found["model"] else f"not ranked: {found['why_no_model']}"
+    parts = ", ".join(f"{name} {secs:.0f} s" for name, secs in found["seconds"].items() if secs >= 0.5)
+    say(f"{found['trials']} candidates measured, {found['failed']} failed; {who}; {parts}")
+    say(f"database for TVM: {found['database']}")
+
+
+def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
+    before, best = one["before_secs"], one["best_secs"]
+    return (
+        one["name"],
+        str(one["weight"]),
+        str(one["trials"]),
+        str(one["failed"]),
+        _millis(before),
+        _millis(best),
+        f"{before / best:.2f}x" if before and best else "-",
+        f"{one['gflops_per_s']:.1f}" if best else "-",
+    )
+
+
+def _millis(secs: float | None) -> str:
+    return "-" if secs is None else f"{secs * 1e3:.3f} ms"

@@ -1,0 +1,295 @@
+"""`fleet tune`: fast programs for the workloads of a network on one device.
+
+Each round draws candidates of one workload, random ones and mutants of the best, lets the device's champion
+rank them from their traces, and measures the first few. All of it goes into the store like any measurement,
+so a search is never lost, goes on where it was, and feeds the next training. The best of each workload ends
+in a MetaSchedule database that TVM applies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.records import Candidate, DeviceId, Record, Workload, WorkloadId
+from fleet.collection import replaying
+from fleet.collection.clock import Clock
+from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.jobs import SPOOL
+from fleet.collection.progress import Display
+from fleet.collection.selection import best_traces
+from fleet.config.settings import select_devices, unknown_device
+from fleet.daemon.guide import Guide
+from fleet.errors import FleetError
+from fleet.interchange.export_store import export
+from fleet.models.registry_reader import RegistryReader
+from fleet.ray_session import RaySession
+from fleet.store.store import Store
+from fleet.tuning.search import PARENTS, Search, choose, next_search
+
+if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig
+
+#: Mutants and random candidates that a round draws and ranks. Drawing takes a tenth of the time of measuring.
+_MUTANTS, _RANDOM = 64, 32
+#: Candidates that a round measures.
+_ROUND = 16
+#: Share of a round that is drawn at random from what the model did not put first.
+_EXPLORATION = 0.125
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """What a search is told besides the settings."""
+
+    device: str
+    #: Candidates to measure.
+    trials: int
+    #: Names of workloads, as `fleet tune` prints them; empty means all of the networks.
+    workloads: tuple[str, ...] = ()
+    #: Folder of the model versions.
+    models: Path
+    #: Folder that the device's database is written into; an earlier one is replaced.
+    out: Path
+
+
+@dataclass(slots=True)
+class _Round:
+    """A watcher that keeps the records of a round and lets a display show the whole search."""
+
+    display: Display
+    records: list[Record] = field(default_factory=list)
+
+    def phase(self, name: str, total: int) -> None:
+        """The search has one phase."""
+
+    def proposed(self, workload: Workload, candidates: int) -> None:
+        """Drawing is a part of the round."""
+
+    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
+        """Records are durable."""
+        self.records += records
+        self.display.stored(device_id, records)
+
+
+def tune_device(settings: FleetConfig, options: TuneOptions, display: Display) -> dict[str, Any]:
+    """Search fast programs and write the database.
+
+    Args:
+        settings: Store, networks, bounds of FLOPs, protocol, seed.
+        options: The device, and how much to measure.
+        display: Shows progress.
+
+    Returns:
+        What `fleet tune --json` prints: `device`, `model` (version that ranked; None without one), `trials`,
+        `failed`, `networks` (seconds of each network's tuned workloads before and after, where all of them
+        ran), `workloads` (each with `before_secs`, `best_secs`, `trials`, `curve`), `seconds` by part,
+        `database`.
+
+    Raises:
+        FleetError: An unknown device or workload, no workload within the bounds, or nothing ran.
+    """
+    specs = select_devices(settings)
+    target = DeviceId(options.device)
+    if target not in specs:
+        raise unknown_device(options.device, specs, Path(settings.devices.folder))
+    path = Path(settings.store.path)
+    spec = replaying.ready({target: specs[target]}, path.parent / replaying.REPLAY)[target]
+    watcher, clock = _Round(display), Clock()
+    with Store.open(path) as store, display.live(), RaySession([spec], path.parent / SPOOL) as session:
+        how = CollectSettings(
+            samples=_ROUND, protocol=settings.timing_protocol(), seed=settings.training.seed
+        )
+        collection = Collection(session, store, {target: spec}, how, watcher)
+        with clock.part("probe"):
+            collection.register()
+            listed = session.call(target, "network_workloads", list(settings.workloads.networks))
+            workloads = _chosen(listed, options.workloads, settings)
+            store.put_workloads(workloads)
+        rounds = _Rounds(session, store, target, workloads, Guide(RegistryReader(options.models)), clock)
+        with clock.part("read"):
+            rounds.read(session.call(target, "environment_id", spec.protocol(settings.timing_protocol())))
+        display.phase("tune", options.trials)
+        left = options.trials
+        while left and rounds.open:
+            one, candidates, version = rounds.draw(min(_ROUND, left), settings.training.seed)
+            if not candidates:
+                continue
+            left -= len(candidates)
+            watcher.records.clear()
+            with clock.part("measure"):
+                pool = {spec.family: {one.workload.workload_id: candidates}}
+                collection.measure(pool, [one.workload], version)
+            one.learn(candidates, [r for r in watcher.records if r.workload_id == one.workload.workload_id])
+        display.finish()
+    searches = rounds.searches
+    if not any(math.isfinite(one.best_secs) for one in searches):
+        failed = sum(one.failed for one in searches)
+        raise FleetError(
+            f"device {target}: none of {failed} candidates of {len(searches)} workloads ran; "
+            f"`fleet status --store {path}` shows their outcomes"
+        )
+    with clock.part("export"):
+        export(Store.read(path), options.out, "meta_schedule", [target], replace=True)
+    return {
+        "device": target,
+        "model": rounds.version or None,
+        "why_no_model": rounds.why_no_model,
+        "trials": sum(one.tried for one in searches),
+        "failed": sum(one.failed for one in searches),
+        "networks": network_seconds(searches, settings.workloads.networks),
+        "workloads": [_told(one) for one in searches],
+        "seconds": clock.parts,
+        "database": str(options.out / target),
+    }
+
+
+class _Rounds:
+    """Draws what the search measures next."""
+
+    def __init__(
+        self,
+        session: RaySession,
+        store: Store,
+        device_id: DeviceId,
+        workloads: Sequence[Workload],
+        guide: Guide,
+        clock: Clock,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._device_id = device_id
+        self._guide = guide
+        self._clock = clock
+        self._exhausted: set[WorkloadId] = set()
+        self._foreign: Mapping[WorkloadId, list[str]] = {}
+        #: In the order of the workloads.
+        self.searches = [Search(workload) for workload in workloads]
+        #: Version of the model that ranks; empty until one did.
+        self.version = ""
+
+    @property
+    def open(self) -> list[Search]:
+        """Searches whose space still gives new candidates."""
+        return [one for one in self.searches if one.workload.workload_id not in self._exhausted]
+
+    @property
+    def why_no_model(self) -> str:
+        """Why candidates were taken as drawn; empty where a model ranked them."""
+        if self.version:
+            return ""
+        return self._guide.why_not(self._device_id) or f"no model serves {self._device_id} yet"
+
+    def read(self, environment_id: str) -> None:
+        """Take in what the store knows: of the device in its present environment, and of its siblings."""
+        by_id = {one.workload.workload_id: one for one in self.searches}
+        mine: dict[WorkloadId, list[Record]] = {}
+        for record in self._store.records(device_id=self._device_id):
+            if record.environment_id == environment_id and record.workload_id in by_id:
+                mine.setdefault(record.workload_id, []).append(record)
+        for workload_id, records in mine.items():
+            by_id[workload_id].know(records)
+        devices = self._store.devices()
+        family = devices[self._device_id].spec.family
+        siblings = [
+            one for one, entry in devices.items() if entry.spec.family is family and one != self._device_id
+        ]
+        found: dict[WorkloadId, list[str]] = {}
+        for sibling in siblings:
+            best = best_traces(self._store.records(device_id=sibling), by_id.keys(), PARENTS // 2)
+            for workload_id, traces in best.items():
+                found.setdefault(workload_id, []).extend(traces)
+        self._foreign = found
+
+    def draw(self, count: int, seed: int) -> tuple[Search, list[Candidate], str]:
+        """Choose a workload and candidates of it; none where its space gives no more.
+
+        Returns:
+            The search of the workload, the candidates, the version of the model that ranked them.
+        """
+        one = next_search(self.open)
+        workload = one.workload
+        foreign = self._foreign.get(workload.workload_id, [])
+        # What is fast on a sibling is seldom slow here.
+        paired = [Candidate(workload_id=workload.workload_id, trace=t, origin="paired") for t in foreign]
+        drawn = [candidate for candidate in paired if candidate.candidate_id not in one.known]
+        with self._clock.part("draw"):
+            parents = one.parents or foreign
+            exclude = sorted(one.known | {candidate.candidate_id for candidate in drawn})
+            place = seed + len(exclude)
+            if parents:
+                drawn += self._ask("evolve", workload, parents, _MUTANTS, place, exclude)
+                exclude = sorted(one.known | {candidate.candidate_id for candidate in drawn})
+            drawn += self._ask("propose", workload, _RANDOM if parents else _MUTANTS, place, exclude)
+        if not drawn:
+            self._exhausted.add(workload.workload_id)
+            return one, [], ""
+        with self._clock.part("rank"):
+            ranking = self._guide.rank(workload, self._device_id, drawn)
+        if ranking is None:
+            # Without a model the draw's own order would put all mutants first.
+            return one, choose(drawn, count, 1.0, f"{seed}/{one.tried}"), ""
+        self.version = ranking.model.version
+        ranked = [replace(each, origin="model") for each in ranking.first(drawn, len(drawn))]
+        return one, choose(ranked, count, _EXPLORATION, f"{seed}/{one.tried}"), self.version
+
+    def _ask(self, method: str, *question: Any) -> list[Candidate]:
+        answer: list[Candidate] = self._session.call(self._device_id, method, *question)
+        return answer
+
+
+def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Seconds that the tuned workloads of each network take in one run of it, before and after.
+
+    A network of which a workload never ran is left out, and `before_secs` where one had no record.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for network in networks:
+        uses = [(one, count) for one in searches for name, count in one.workload.networks if name == network]
+        best = sum(one.best_secs * count for one, count in uses)
+        before = sum(one.before_secs * count for one, count in uses)
+        if uses and math.isfinite(best):
+            found[network] = {"best_secs": best}
+            if math.isfinite(before):
+                found[network]["before_secs"] = before
+    return found
+
+
+def _chosen(listed: Sequence[Workload], names: Sequence[str], settings: FleetConfig) -> list[Workload]:
+    """The workloads to search, heaviest first."""
+    known = {workload.name: workload for workload in listed}
+    networks = ", ".join(settings.workloads.networks)
+    if names:
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise FleetError(f"no workload {missing[0]!r} in {networks}; known: {', '.join(sorted(known))}")
+        return [known[name] for name in dict.fromkeys(names)]
+    least, most = settings.workloads.min_flops, settings.workloads.max_flops
+    chosen = [workload for workload in listed if least <= workload.flops <= most]
+    if not chosen:
+        raise FleetError(
+            f"none of the {len(listed)} workloads of {networks} has between {least:g} and {most:g} FLOPs; "
+            "widen workloads.min_flops and workloads.max_flops"
+        )
+    return chosen
+
+
+def _told(one: Search) -> dict[str, Any]:
+    ran = math.isfinite(one.best_secs)
+    return {
+        "name": one.workload.name,
+        "weight": one.workload.weight,
+        "flops": one.workload.flops,
+        "before_secs": one.before_secs if math.isfinite(one.before_secs) else None,
+        "best_secs": one.best_secs if ran else None,
+        "gflops_per_s": one.workload.flops / one.best_secs / 1e9 if ran else None,
+        "trials": one.tried,
+        "failed": one.failed,
+        "curve": [[tried, best if math.isfinite(best) else None] for tried, best in one.curve],
+    }
+
+
+__all__ = ["TuneOptions", "network_seconds", "tune_device"]
