@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from agents.agent_host import AgentHost
-from agents.keeper import ProcessName, end_process, keep_stderr, stderr_tail
+from agents.keeper import ProcessName, end_process, keep_stderr, oom_kills, stderr_tail
 from agents.messages import Message
 from agents.opening import ReplayShelf, open_device
 from agents.records import (
@@ -154,3 +154,7 @@ class KeeperActor:
     def stderr_tail(self, path: str) -> str:
         """See `agents.keeper.stderr_tail`."""
         return stderr_tail(Path(path).expanduser())
+
+    def oom_kills(self) -> int | None:
+        """See `agents.keeper.oom_kills`."""
+        return oom_kills()

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Protocol as Duck
 
 from agents.batch import Batch, Part
-from agents.errors import AgentError
+from agents.errors import AgentError, SpoolError, WorkerStartError
 from agents.lease import LeaseTag
 from agents.messages import (
     AgentRefused,
@@ -124,6 +124,8 @@ class Agent:
         try:
             worker = self._open_worker(self._start)
             pending = worker.pending_tagged()
+            some = tuple(islice(pending, _PENDING_PART))
+            has_more = len(some) == _PENDING_PART
             up = AgentUp(
                 device_id=name[0],
                 incarnation=name[1],
@@ -131,12 +133,16 @@ class Agent:
                 environment_id=worker.environment_id(self._start.protocol),
                 pid=os.getpid(),
                 host=self._host,
-                pending=tuple(islice(pending, _PENDING_PART)),
+                pending=some,
+                has_more=has_more,
             )
             self._post(self, up)
             self._worker = worker  # from now on it beats
-            while more := tuple(islice(pending, _PENDING_PART)):
-                self._post(self, MorePending(device_id=name[0], incarnation=name[1], pending=more))
+            while has_more:
+                some = tuple(islice(pending, _PENDING_PART))
+                has_more = len(some) == _PENDING_PART
+                more = MorePending(device_id=name[0], incarnation=name[1], pending=some, is_last=not has_more)
+                self._post(self, more)
         except Exception as error:
             self._worker = None
             if worker is not None:
@@ -171,16 +177,18 @@ class Agent:
                 error=_one_line(error),
                 lease=lease,
                 request_id=request_id,
+                is_blameless=isinstance(error, WorkerStartError | SpoolError),
             )
             self._post(self, failed)
         finally:
             self._base = None
 
-    def beat(self, now: float) -> Beat:
+    def beat(self, now: float, is_host_idle: bool | None = None) -> Beat:
         """Say what it is doing; called by another thread than the others.
 
         Args:
             now: Of the monotonic clock.
+            is_host_idle: Whether nobody else uses its host.
         """
         worker, base = self._worker, self._base
         busy, finished = Busy.IDLE, 0
@@ -198,6 +206,7 @@ class Agent:
             done=0 if base is None else finished - base,
             busy=busy,
             quiet_secs=now - self._seen_at,
+            is_host_idle=is_host_idle if self._start.fleet_pids is not None else None,
         )
 
     def close(self) -> None:

@@ -8,12 +8,14 @@ It decides nothing: what is late, and who is started again, is the coordinator's
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from agents.agent import Agent, Worker
+from agents.host_load import HostLoad
 from agents.messages import AgentGone, AgentRefused, AgentUp, Failed, Message, MorePending, Results
 from agents.records import DeviceId
 from agents.requests import Measure, Request, Start, Stop
@@ -52,6 +54,8 @@ class AgentHost:
         self._waiting = 0
         self._next_beat = time.monotonic() + beat_secs
         self._taken: tuple[int, list[Message]] = (0, [])
+        #: Looked at where a device asks for it.
+        self._load: HostLoad | None = None
         self._is_closed = False
 
     def ask(self, requests: list[Request]) -> None:
@@ -61,6 +65,8 @@ class AgentHost:
                 key = (request.device_id, request.incarnation)
                 if isinstance(request, Start):
                     self._agents[key] = Agent(request, self._open_worker, self._host, self._post)
+                    if request.fleet_pids is not None and self._load is None:
+                        self._load = HostLoad((os.getppid(), *request.fleet_pids))
                 if (agent := self._agents.get(key)) is None:
                     continue
                 if isinstance(request, Measure):
@@ -95,7 +101,8 @@ class AgentHost:
             now = time.monotonic()
             if now >= self._next_beat:
                 self._next_beat = now + self._beat_secs
-                messages += [agent.beat(now) for agent in self._agents.values() if agent.is_up]
+                is_idle = self._load.is_idle if self._load is not None else None
+                messages += [agent.beat(now, is_idle) for agent in self._agents.values() if agent.is_up]
             self._taken = (number + 1, messages)
             self._changed.notify_all()
             return self._taken

@@ -10,6 +10,10 @@ class AgentError(RuntimeError):
     """
 
 
+class WorkerStartError(AgentError):
+    """A worker process did not get as far as its first job: the host's doing, no candidate's."""
+
+
 class SpoolError(AgentError):
     """The spool is damaged or in use; the message names file and offset."""
 

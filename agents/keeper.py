@@ -6,11 +6,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 _TAIL_BYTES = 2000
+#: What is printed at the end of a process that goes down by itself: by Ray's handler of fatal signals, by
+#: Python's, by the C++ library.
+_FAULT = re.compile(r"\*\*\* SIG(SEGV|ILL|FPE|ABRT|BUS|TRAP)|Fatal Python error|terminate called|MemoryError")
+_VMSTAT = Path("/proc/vmstat")
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,20 @@ def stderr_tail(path: Path) -> str:
         return ""
 
 
+def shows_fault(tail: str) -> bool:
+    """Whether the last words of a process tell of a fault of its own; SIGKILL leaves no time for any."""
+    return _FAULT.search(tail) is not None
+
+
+def oom_kills() -> int | None:
+    """How many processes this host's kernel has killed for want of memory; None where it does not say."""
+    try:
+        found = _OOM_KILLS.search(_VMSTAT.read_text())
+    except OSError:
+        return None
+    return int(found[1]) if found is not None else None
+
+
 def _stat(pid: int) -> tuple[str, int]:
     """State and start of a process."""
     # After the name in brackets, which may hold anything, state is field 3 and the start field 22.
@@ -87,4 +107,12 @@ def _stat(pid: int) -> tuple[str, int]:
     return fields[0], int(fields[19])
 
 
-__all__ = ["ProcessName", "end_process", "is_alive", "keep_stderr", "stderr_tail"]
+__all__ = [
+    "ProcessName",
+    "end_process",
+    "is_alive",
+    "keep_stderr",
+    "oom_kills",
+    "shows_fault",
+    "stderr_tail",
+]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from agents.records import DeviceId
+from agents.records import DeviceId, Portable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTag:
+class LeaseTag(Portable):
     """Under which lease a record was made."""
 
     job_id: str
@@ -26,7 +26,7 @@ class LeaseTag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Lease(Portable):
     """The right to measure one job on one device until a deadline."""
 
     device_id: DeviceId

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agents.lease import LeaseTag
-from agents.records import Candidate, CandidateId, Descriptor, DeviceId, Record, Workload
+from agents.records import Candidate, CandidateId, Descriptor, DeviceId, Portable, Record, Workload
 
 #: A record and the lease that it was made under; None where an earlier version made it.
 TaggedRecord = tuple[LeaseTag | None, Record]
@@ -40,7 +40,7 @@ class Asked(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposeRequest:
+class ProposeRequest(Portable):
     """A wish for candidates of one workload."""
 
     #: Chosen by who asks; comes back in `Proposed` or `Failed`.
@@ -56,7 +56,7 @@ class ProposeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(Portable):
     """What all messages have."""
 
     device_id: DeviceId
@@ -76,6 +76,8 @@ class AgentUp(Message):
     host: str = ""
     #: Records of earlier lives that nobody acknowledged, the first of them; `MorePending` brings the others.
     pending: tuple[TaggedRecord, ...] = ()
+    #: Whether `MorePending` follows.
+    has_more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,8 @@ class MorePending(Message):
     """More records of earlier lives: a long spool comes in several messages, ahead of any results."""
 
     pending: tuple[TaggedRecord, ...]
+    #: Nothing more is left of earlier lives.
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,9 @@ class AgentGone(Message):
     stderr_tail: str = ""
     #: Whether `stop` asked for it.
     was_asked: bool = False
+    #: Whether its end is known to have come from outside, and not of what it was doing: its host is gone, Ray
+    #: broke down, or somebody killed it.
+    is_blameless: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +121,8 @@ class Beat(Message):
     busy: Busy = Busy.IDLE
     #: Seconds since a candidate was finished or the device went from one stage to the next.
     quiet_secs: float = 0.0
+    #: Whether nobody else uses the agent's host; None where nobody asked for it, or it is not known yet.
+    is_host_idle: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +164,9 @@ class Failed(Message):
     lease: LeaseTag | None = None
     #: Of the `ProposeRequest`, where that failed.
     request_id: str = field(default="")
+    #: Whether it failed for want of a working host, whatever was asked: worker processes do not start, the
+    #: spool has no room.
+    is_blameless: bool = False
 
 
 __all__ = [

@@ -18,7 +18,7 @@ from typing import IO
 
 from agents.child import ChildSettings, Stage
 from agents.cuda import worker_environment
-from agents.errors import AgentError
+from agents.errors import WorkerStartError
 from agents.records import Protocol, Workload, as_json_dict
 from agents.wire import Channel
 
@@ -279,10 +279,10 @@ def limit_of(stage: Stage, protocol: Protocol) -> float:
     return limits.get(stage, LOCK_TIMEOUT_SEC)
 
 
-def refuse_start(fate: str, words: str) -> AgentError:
+def refuse_start(fate: str, words: str) -> WorkerStartError:
     """Make the error of a process that ended before its first job."""
     # Of a traceback, the last line says what is wrong.
     what = words.splitlines()[-1] if words else "no output"
-    return AgentError(
+    return WorkerStartError(
         f"a worker process {fate} before its first job: {what}; `fleet doctor` names what is missing"
     )

@@ -274,7 +274,7 @@ class ReplayWorker:
             ),
         }
         protocol = batch.protocol
-        environment: dict[str, Any] = {}
+        environment: Mapping[str, Any] = {}
         source: dict[str, Any] = {
             "device": replay.device,
             "environment_id": self._records.environment_id,
@@ -285,10 +285,8 @@ class ReplayWorker:
         if rows:
             row = self._pick(candidate_id, rows, batch.attempt)
             protocol = _protocol(row["protocol"], row["schema"])
-            environment = _object(row["environment"])
+            environment = _environment(row["environment"])
             source |= {"attempt": row["attempt"], "measured_at": row["measured_at"]}
-        quality = _object(row["quality"])
-        quality.pop("canary", None)  # it tells of the moment, not of the candidate
         return Record(
             device_id=self.spec.device_id,
             workload_id=candidate.workload_id,
@@ -305,12 +303,12 @@ class ReplayWorker:
             timing_secs=row["timing_secs"],
             error=row["error"],
             protocol=protocol,
-            environment=canonical_json(environment | {"replay": source}),
+            environment=canonical_json({**environment, "replay": source}),
             environment_id=lasting,
             attempt=batch.attempt,
             measured_at=time.time(),
             model_version=batch.model_version,
-            quality=canonical_json(quality),
+            quality=_lasting_quality(row["quality"]),
         )
 
     def _pick(
@@ -366,6 +364,19 @@ def _difference(words: Sequence[str], others: Sequence[str]) -> int:
 @functools.lru_cache(maxsize=64)
 def _protocol(text: str, schema: int) -> Protocol:
     return protocol_from_json(_object(text), schema)
+
+
+@functools.lru_cache(maxsize=1024)
+def _environment(text: str) -> Mapping[str, Any]:
+    return _object(text)
+
+
+@functools.lru_cache(maxsize=8192)
+def _lasting_quality(text: str) -> str:
+    """The quality without what tells of the moment, not of the candidate."""
+    quality = _object(text)
+    quality.pop("canary", None)
+    return canonical_json(quality)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -41,6 +41,8 @@ _COLUMNS = (
 )
 #: Row groups whose traces are kept decoded, some 30 MB each.
 _GROUPS_KEPT = 4
+#: Candidates whose measurements are kept decoded, some kilobytes each.
+_ANSWERS_KEPT = 8192
 #: A row's place: the row group above these bits, the row in it below.
 _ROW_BITS = 32
 
@@ -80,6 +82,8 @@ class ReplayRecords:
             raise
         self._traces: dict[int, Any] = {}
         self._rows: dict[CandidateId, list[int]] = {}
+        #: Measurements of the candidates that were asked for last.
+        self._answers: dict[CandidateId, list[dict[str, Any]]] = {}
         #: Candidates of each workload, sorted; and whether the record that counts of each has a latency.
         self._candidates: dict[WorkloadId, dict[CandidateId, bool]] = {}
         self._index()
@@ -110,13 +114,24 @@ class ReplayRecords:
         return [one for one, is_ok in found.items() if is_ok or failed]
 
     def measurements(self, candidate_ids: Iterable[CandidateId]) -> dict[CandidateId, list[dict[str, Any]]]:
-        """Give the measurements of some candidates, by attempt; candidates that have none are left out."""
+        """Give the measurements of some candidates, by attempt; candidates that have none are left out.
+
+        What is given may be given again: it must not be changed.
+        """
         wanted = [one for one in dict.fromkeys(candidate_ids) if one in self._rows]
-        rows = self._take([row for one in wanted for row in self._rows[one]]).to_pylist()
-        found: dict[CandidateId, list[dict[str, Any]]] = {}
-        for row in rows:
-            found.setdefault(CandidateId(row["candidate_id"]), []).append(row)
-        return {one: sorted(group, key=lambda row: row["attempt"]) for one, group in found.items()}
+        missing = [one for one in wanted if one not in self._answers]
+        groups: dict[CandidateId, list[dict[str, Any]]] = {one: [] for one in missing}
+        rows = self._take([row for one in missing for row in self._rows[one]]) if missing else None
+        for row in rows.to_pylist() if rows is not None else ():
+            groups[row["candidate_id"]].append(row)
+        for group in groups.values():
+            group.sort(key=lambda row: row["attempt"])
+        found = {one: groups[one] if one in groups else self._answers[one] for one in wanted}
+        # Devices that share the records are asked for the same ones at about the same time.
+        self._answers |= groups
+        while len(self._answers) > _ANSWERS_KEPT:
+            del self._answers[next(iter(self._answers))]
+        return found
 
     def schedules(self, candidate_ids: Sequence[CandidateId]) -> list[tuple[str, str]]:
         """Give (dialect, trace) of recorded candidates.

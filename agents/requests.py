@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from agents.batch import Batch
 from agents.lease import Lease
 from agents.messages import ProposeRequest
-from agents.records import DeviceId, DeviceSpec, Protocol
+from agents.records import DeviceId, DeviceSpec, Portable, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Portable):
     """What all requests have; one to a life that is over is dropped."""
 
     device_id: DeviceId
@@ -31,6 +31,9 @@ class Start(Request):
     usable_cores: tuple[int, ...] | None = None
     #: All devices of its host, itself included: whose timing cores it must keep off.
     neighbours: tuple[DeviceSpec, ...] = ()
+    #: Processes of the fleet on the agent's host, besides its parent and all below that: what these do is no
+    #: load of others, which its beats tell. None: they need not.
+    fleet_pids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

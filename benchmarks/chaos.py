@@ -25,11 +25,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from agents.isa import runnable_levels
-from agents.probe import probe
 from benchmarks.chaos_children import ChildError, Children
-from benchmarks.chaos_real import ROOT, RealFleet, wreck
+from benchmarks.chaos_real import RealFleet
 from benchmarks.chaos_run import BATCHES, DEAD, Run, Tally
+from benchmarks.chaos_wreck import local_profiles, wreck
 
 #: Kills of one history, the first at the step whose turn it is, the others at random steps.
 KILLS_IN_A_ROW = 4
@@ -203,7 +202,7 @@ class Bench:
         measured: dict[str, Any] = {}
 
         def body(run: Run) -> None:
-            fleet = RealFleet(run.root, recorded, _local_profiles())
+            fleet = RealFleet(run.root, recorded, local_profiles())
 
             def look(disk: Path) -> None:
                 arguments = run.arguments() | {"disk": str(disk)}
@@ -307,13 +306,6 @@ def measure(*, kills: int, real: int, seed: int, folder: Path | None) -> dict[st
     if not bench.tally.failures:
         shutil.rmtree(base)
     return bench.tally.to_json(time.monotonic() - started) | measured
-
-
-def _local_profiles() -> dict[str, Path]:
-    """The device file of the least profile of this host: every host can be that."""
-    here = probe()
-    level = runnable_levels(here.arch, here.isa_flags)[0]
-    return {level.name: ROOT / "configs" / "hardware" / f"{level.name}.yaml"}
 
 
 def _fast_folder() -> Path | None:

@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import Any
 
 from agents.zygote import die_with_parent
+from benchmarks.patience import patience
 
-#: How long a child may take in all, and the first answer, which waits for the imports.
+#: How long a child may take in all, and the first answer, which waits for the imports; longer on a full host.
 TIMEOUT_SECS = 300.0
 _START_SECS = 300.0
 
@@ -61,7 +62,7 @@ class Children:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "RUST_BACKTRACE": "0"},
             )
         try:
-            self._read(_START_SECS)
+            self._read(patience(_START_SECS))
         except BaseException:
             self.close()
             raise
@@ -70,12 +71,13 @@ class Children:
         """Fork a child that runs a load; returns its process id."""
         return int(self._ask({"op": "fork", "load": load, "arguments": dict(arguments)})["pid"])
 
-    def wait(self, pid: int, timeout_secs: float = TIMEOUT_SECS) -> int:
+    def wait(self, pid: int, timeout_secs: float | None = None) -> int:
         """Wait for the end of a child: its exit code, or minus the signal.
 
         Raises:
             ChildError: It does not end in time; it is killed then.
         """
+        timeout_secs = patience(TIMEOUT_SECS) if timeout_secs is None else timeout_secs
         descriptor = os.pidfd_open(pid)
         try:
             is_over = bool(select.select([descriptor], [], [], timeout_secs)[0])
@@ -156,7 +158,7 @@ class Children:
             self._process.stdin.flush()
         except OSError:
             raise self._gone() from None
-        return self._read(TIMEOUT_SECS)
+        return self._read(patience(TIMEOUT_SECS))
 
     def _read(self, timeout_secs: float) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -216,7 +216,8 @@ class _Hurt:
         name = (device_id, incarnation)
         dice = self._rng.random()
         if dice < 0.02 and name not in self._frozen:
-            self._links.crash(*name, is_done=self._rng.random() < 0.5)
+            is_done, is_blameless = self._rng.random() < 0.5, self._rng.random() < 0.5
+            self._links.crash(*name, is_done=is_done, is_blameless=is_blameless)
         elif dice < 0.06 and name not in self._frozen:
             self._links.freeze(*name)
             self._frozen.add(name)

@@ -16,6 +16,7 @@ from agents.record_json import record_from_json, record_to_json
 from agents.spool import Spool
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import SEGMENT_BYTES, Load, ids_of, stored_in
+from benchmarks.patience import patience
 from fleet.store.store import Store
 
 _RECONNECT_SECS = 30.0
@@ -90,7 +91,7 @@ def _fetch(
 
 
 def _connected(name: str) -> socket.socket:
-    deadline = time.monotonic() + _RECONNECT_SECS
+    deadline = time.monotonic() + patience(_RECONNECT_SECS)
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -1,8 +1,9 @@
-"""What the learning core is worth on held-out networks: `python -m benchmarks.learning --json`.
+"""What the learning core is worth on held-out workloads: `python -m benchmarks.learning --json`.
 
-Trains the model of this project and its baselines on the same rows of one store, whole networks held out, and
-judges them on the same candidates. The store is one that is given, else the AutoTVM logs beside the checkout
-are imported. `--table FILE` writes the table that `docs/results/` keeps.
+Trains the model of this project and other people's rankers on the same rows of one store, whole networks (or
+workloads) held out, and judges them on the same candidates. The store is one that is given, else the AutoTVM
+logs beside the checkout are imported. `--table FILE` writes what `docs/results/` keeps: rankers by device,
+the curve of training on less (`--shares`), and joint heads against single ones.
 """
 
 from __future__ import annotations
@@ -14,28 +15,39 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agents.records import DeviceId
+from benchmarks.learning_failures import FailuresTold, failures_table, judge_failures
+from benchmarks.learning_parts import (
+    OURS,
+    SMALL_BATCHES,
+    THINNED,
+    TVM_RANKERS,
+    few_of_each,
+    make_rankers,
+    sampled,
+    thinned_name,
+)
+from benchmarks.learning_tables import document, judged
 from benchmarks.training import LOGS, import_devices
-from fleet.models.evaluation import BASELINES, make_baseline
-from fleet.models.learning import Snapshot, load_snapshot, train_config
-from fleet.store.store import Store, StoreReader
-from transfer.baselines.base import Ranker
+from fleet.models.evaluation import BASELINES
+from fleet.models.learning import load_snapshot, train_config
+from fleet.store.store import Store
 from transfer.compare import Finished, compare
 from transfer.comparison import Comparison
-from transfer.intervals import Estimate
-from transfer.rankers import ModelRanker, SingleRanker
+from transfer.dataset import Dataset
 from transfer.splits import Split, SplitKind, make_splits
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
 DEVICES = ("arm-cortex-a72", "x86-amd3700x", "x86-inteli7-3770")
-RANKERS = ("model", "model-single", "xgboost", "xgboost-pooled", "lightgbm", "lightgbm-pooled", "mlp")
-_MEASURES = ("top1", "top5", "weighted_top1", "pairwise", "tau")
+RANKERS = (*OURS, "xgboost", "lightgbm", "lightgbm-pooled", "mlp")
+#: Rankers that take minutes for a thousand rows, and so may run with fewer seeds.
+_SLOW = ("tlp", "mtl-tlp", "tlp-lstm", "tlp-mse", SMALL_BATCHES)
+#: Options that say where something lies, and change no figure.
+_PLACES = ("--store", "--table", "--keep")
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], Comparison]:
@@ -49,22 +61,33 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     if options.store is None:
         import_devices(store)
     reader = Store.read(store)
-    devices = [DeviceId(device_id) for device_id in options.device or DEVICES]
-    snapshot = _sampled(load_snapshot(reader, device_ids=devices), options.judge, options.seed)
-    kind = SplitKind(options.split)
+    chosen = options.device or (DEVICES if options.store is None else ())
+    snapshot = load_snapshot(reader, device_ids=[DeviceId(device_id) for device_id in chosen])
+    whole = snapshot
+    snapshot = sampled(snapshot, options.judge, options.seed)
+    dataset = snapshot.dataset
+
+    # The same workloads are held out by every seed: intervals are over workloads and seeds.
+    def held_out(of: Dataset) -> list[Split]:
+        kind = SplitKind(options.split)
+        made = make_splits(kind, of, snapshot.workloads, folds=options.folds, seed=options.seed)
+        return [one for one in made if not options.held or one.name in options.held]
+
+    wanted = held_out(dataset)
 
     def splits_of(seed: int) -> list[Split]:
-        found = make_splits(kind, snapshot.dataset, snapshot.workloads, folds=options.folds, seed=seed)
-        wanted = [one for one in found if not options.held or one.name in options.held]
-        return [replace(one, train=_few_of_each(snapshot, one.train, options.each, seed)) for one in wanted]
+        return [replace(one, train=few_of_each(dataset, one.train, options.each, seed)) for one in wanted]
 
+    thinned = [thinned_name(by, share) for share in options.shares for by in THINNED]
     started = time.perf_counter()
     comparison = compare(
-        [_ranker(name, reader, snapshot, options.epochs) for name in options.rankers],
-        snapshot.dataset,
+        make_rankers(options.rankers, options.shares, reader, snapshot, train_config(options.epochs)),
+        dataset,
         splits_of,
         range(options.seed, options.seed + options.seeds),
         workers=options.workers,
+        keep=options.keep,
+        seeds_of=dict.fromkeys((*_SLOW, *thinned), options.slow_seeds),
         on_progress=_tell,
     )
     result = {
@@ -72,38 +95,46 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         "split": options.split,
         "train_candidates_each": options.each,
         "judged_candidates_each": options.judge,
-        "candidates": len(snapshot.dataset),
-        "workloads": len(snapshot.dataset.workload_ids),
+        "candidates": len(dataset),
+        "workloads": len(dataset.workload_ids),
         "epochs": options.epochs,
+        "shares": options.shares,
+        "slow_seeds": options.slow_seeds,
         "secs": round(time.perf_counter() - started, 1),
         **comparison.as_json(),
     }
+    if options.failures:
+        told = judge_failures(
+            whole.dataset,
+            held_out(whole.dataset),
+            train_config(options.epochs),
+            seed=options.seed,
+            each=options.each,
+        )
+        result["failures"] = [asdict(one) for one in told]
     return result, comparison
 
 
-def _sampled(snapshot: Snapshot, most: int, seed: int) -> Snapshot:
-    """At most so many measured candidates of each workload."""
-    measured = np.flatnonzero(np.isfinite(snapshot.dataset.latency_secs).any(axis=1))
-    return replace(snapshot, dataset=snapshot.dataset.take(_few_of_each(snapshot, measured, most, seed)))
-
-
-def _few_of_each(snapshot: Snapshot, rows: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """A random choice of at most `most` rows of each workload, in ascending order."""
-    random = np.random.default_rng(seed)
-    group = snapshot.dataset.group[rows]
-    shuffled = random.permutation(len(rows))
-    order = shuffled[np.argsort(group[shuffled], kind="stable")]
-    ordered = group[order]
-    starts = np.searchsorted(ordered, ordered)
-    return np.sort(rows[order[np.arange(len(order)) - starts < most]])
-
-
-def _ranker(name: str, reader: StoreReader, snapshot: Snapshot, epochs: int) -> Ranker:
-    if name == "model":
-        return ModelRanker(config=train_config(epochs))
-    if name == "model-single":
-        return SingleRanker(config=train_config(epochs))
-    return make_baseline(name, reader, snapshot)
+def table(comparison: Comparison, result: dict[str, Any], title: str, command: str) -> str:
+    """Everything as Markdown, the command that made it on top."""
+    head = [
+        f"# {title}",
+        "",
+        f"`{command}`",
+        "",
+        f"{result['candidates']} candidates of {result['workloads']} workloads; trained on at most "
+        f"{result['train_candidates_each']} of each workload, {result['epochs']} epochs of the model. "
+        f"Held out in turn: {', '.join(comparison.splits)}. Seeds {', '.join(map(str, comparison.seeds))}. "
+        f"Workloads (candidates) judged: {judged(comparison)}. In brackets: 90 % intervals (bootstrap over "
+        f"workloads and seeds; TLP as published and the curve ran with {result['slow_seeds']}); differences "
+        "are paired. `nearest-device`, where it stands, is told what other devices measured of the very "
+        "candidates that are judged: it is no cost model, and not among the baselines.",
+    ]
+    text = document(comparison, result["shares"], head)
+    told = [FailuresTold(**one) for one in result.get("failures", [])]
+    if told:
+        text += "\n".join(["", "## Candidates that fail", "", *failures_table(told), ""])
+    return text
 
 
 def _tell(done: Finished) -> None:
@@ -114,52 +145,22 @@ def _tell(done: Finished) -> None:
     )
 
 
-def table(comparison: Comparison, result: dict[str, Any], command: str) -> str:
-    """The comparison as Markdown, the command that made it on top."""
-    lines = [
-        f"`{command}`",
-        "",
-        f"{result['candidates']} candidates of {result['workloads']} workloads; trained on at most "
-        f"{result['train_candidates_each']} of each workload, judged on at most "
-        f"{result['judged_candidates_each']}; held out in turn: {', '.join(comparison.splits)}; seeds "
-        f"{', '.join(map(str, comparison.seeds))}. In brackets: 90 % intervals (bootstrap over workloads and "
-        "seeds); the last columns are paired differences of the first ranker to this one.",
-        "",
-    ]
-    first = comparison.rankers[0]
-    for device_id in comparison.device_ids:
-        judged = comparison.metrics[first, device_id][0]
-        lines += [
-            f"## {device_id}",
-            "",
-            f"{len(judged.groups)} workloads, {int(np.sum(judged.counts))} candidates; a random choice has "
-            f"top-1 {judged.random_top1:.3f} and top-5 {judged.random_top5:.3f}.",
-            "",
-            "| ranker | top-1 | top-5 | network top-1 | pairwise | tau | top-1 less | top-5 less |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for ranker in comparison.rankers:
-            cells = [_spanned(comparison.estimate(ranker, device_id, name)) for name in _MEASURES[:2]]
-            cells += [f"{comparison.estimate(ranker, device_id, name).value:.3f}" for name in _MEASURES[2:]]
-            cells += [
-                ""
-                if ranker == first
-                else _spanned(comparison.difference(first, ranker, device_id, name), "+")
-                for name in _MEASURES[:2]
-            ]
-            lines.append(f"| {ranker} | {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _spanned(estimate: Estimate, sign: str = "") -> str:
-    return f"{estimate.value:{sign}.3f} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+def _shown(arguments: Sequence[str]) -> str:
+    """The command line without the names of this host's folders."""
+    shown: list[str] = []
+    for part in arguments:
+        if shown and shown[-1] in _PLACES:
+            shown.append(Path(part).name if shown[-1] == "--table" else shown[-1].strip("-").upper())
+        elif part != "--json":
+            shown.append(part)
+    return shlex.join(shown)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--table", type=Path, default=None, help="write the table to this file")
+    parser.add_argument("--table", type=Path, default=None, help="write the tables to this file")
+    parser.add_argument("--title", default="Learning", help="title of the tables")
     parser.add_argument("--store", type=Path, default=None, help="store to learn from")
     parser.add_argument("--device", action="append", default=None, help="device id; may be given again")
     parser.add_argument("--split", choices=[kind.value for kind in SplitKind], default="by-network")
@@ -171,26 +172,40 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--epochs", type=int, default=40, help="epochs of the model of this project")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--slow-seeds", type=int, default=1, help="seeds of published TLP and of the curve")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=1, help="processes that fit side by side")
-    known = ("model", "model-single", *BASELINES)
+    parser.add_argument(
+        "--keep", type=Path, default=None, help="folder of finished fits, so that a stopped run goes on"
+    )
+    parser.add_argument(
+        "--shares",
+        type=float,
+        nargs="*",
+        default=[],
+        help="shares of the rows for the curve of training on less",
+    )
+    parser.add_argument("--failures", action="store_true", help="judge the validity output too")
+    known = (*OURS, SMALL_BATCHES, *TVM_RANKERS, *BASELINES)
     parser.add_argument("--rankers", nargs="+", choices=known, default=list(RANKERS))
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
     if options.store is None and not LOGS.is_dir():
         print(json.dumps({"benchmark": "learning", "skipped": f"no logs at {LOGS.name} and no --store"}))
         return
+    if options.shares and OURS[0] not in options.rankers:
+        raise SystemExit(f"--shares compares with {OURS[0]}: name it in --rankers")
     with tempfile.TemporaryDirectory() as made:
         result, comparison = measure(options, Path(made))
     if options.table is not None:
-        given = [part for part in (arguments or sys.argv[1:]) if part != "--json"]
-        command = f"python -m benchmarks.learning {shlex.join(given)}"
+        command = f"python -m benchmarks.learning {_shown(given)}"
         options.table.parent.mkdir(parents=True, exist_ok=True)
-        options.table.write_text(table(comparison, result, command))
+        options.table.write_text(table(comparison, result, options.title, command))
     print(json.dumps(result, indent=None if options.json else 2))
 
 

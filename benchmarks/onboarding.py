@@ -16,19 +16,21 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed, markdown
+from benchmarks.onboarding_extras import How, across, breadth, coverage, selectors, tell
+from benchmarks.onboarding_page import page
+from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed
 from fleet.errors import FleetError
 from transfer.adapt.auto import Auto
 from transfer.adapt.base import Strategy
 from transfer.adapt.registry import CHOICES, NAMES, strategies
 from transfer.adapt.select import SELECTORS, selector_named
 from transfer.baselines.few_shot import FewShot, baselines
-from transfer.onboarding_cases import Case, CasePlan, Regime
+from transfer.onboarding_cases import CasePlan, Regime
 from transfer.onboarding_curve import SAMPLES, Adapting, CurvePlan, run_curve
 from transfer.onboarding_table import CurveTable
 from transfer.train import TrainConfig
@@ -38,8 +40,12 @@ _QUICK_SAMPLES = (0, 64, 256)
 _QUICK_SECS = 420.0
 #: Families of networks held out of imported logs: the others have too few workloads to be judged by.
 _LOGGED_HELD = ("inception", "mobilenet", "vgg")
-#: Workloads to learn from in the curve over breadth.
-_BREADTH = (12, 25, 50, 80)
+#: What stands beside the curve: all of it, and in a quick run.
+_PARTS = ("selectors", "coverage", "breadth", "across")
+_QUICK_PARTS = ("selectors", "coverage")
+#: Most candidates of a workload that the target may measure and siblings did, of imported logs: they have
+#: hundreds of workloads.
+_LOGGED_POOL = 8
 #: The strategy that users get.
 _DEFAULT = "auto"
 
@@ -63,15 +69,20 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     sets = device_sets(options.store, options.device, folder, options.most, options.seed)
     until = started + (options.seconds or (_QUICK_SECS if options.quick else float("inf")))
     runs = [_run(one, options, folder, until) for one in sets]
-    result: dict[str, Any] = {"benchmark": "onboarding", "quick": options.quick, **figures(runs)}
+    parts = _parts(sets, options)
+    result: dict[str, Any] = {
+        "benchmark": "onboarding",
+        "quick": options.quick,
+        **figures(runs),
+        **part_figures(parts),
+        "parts": parts,
+    }
     result["used"] = [one.name for one in sets]
     if not sets:
         result["skipped"] = "no store: run `make run` first, or give --store"
     result["default"] = _DEFAULT
     result["secs"] = round(time.monotonic() - started, 1)
     result["tables"] = [as_json(run.devices, run.table) for run in runs]
-    if options.breadth:
-        result["breadth"] = [_breadth(one, options) for one in sets if one.is_own]
     return result, runs
 
 
@@ -93,14 +104,16 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
                 targets=targets,
                 seeds=tuple(range(options.seed, options.seed + options.seeds)),
                 held=held,
-                most_pool=8 if options.quick and not one.is_own else options.pool,
+                most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
                 most_judged=64 if options.quick else options.judge,
-                most_splits=1 if options.quick else 0,
+                most_splits=options.splits or (1 if options.quick else 0),
             ),
             contenders=_contenders(options, regime, folder),
             selector=selector_named(options.selector),
             config=TrainConfig(epochs=options.epochs, device="cpu"),
             samples=tuple(options.samples or (_QUICK_SAMPLES if options.quick else SAMPLES)),
+            # What a device of the logs has in all is thousands of candidates.
+            with_all=one.is_own or not options.quick,
         )
         # Each regime gets its share of what is left.
         now = time.monotonic()
@@ -110,7 +123,8 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
             plan,
             workers=options.workers,
             until=now + (until - now) / (len(wanted) - place),
-            on_case=_tell,
+            on_case=tell,
+            kept=options.keep,
         )
     names = tuple(one.name for one in _strategies(options, Regime.DEVICE_NEW, folder))
     chosen = tuple(f"{_DEFAULT} by {name}" for name in options.selectors)
@@ -178,43 +192,55 @@ def figures(runs: Sequence[_Run]) -> dict[str, Any]:
     return found
 
 
-def _breadth(one: DeviceSet, options: argparse.Namespace) -> dict[str, Any]:
-    """Top-1 of the best source-only head against the number of workloads learnt from, both new."""
-    found: dict[str, Any] = {"set": one.name, "k": options.breadth_samples, "workloads": {}}
-    targets = tuple(str(device_id) for device_id in one.dataset.device_ids)
-    names, known = options.strategies or ["multitask"], strategies()
-    for count in _BREADTH:
-        contenders: tuple[Adapting | FewShot, ...] = tuple(
-            Adapting(known[name], selector_named(options.selector), name) for name in names
+def _parts(sets: Sequence[DeviceSet], options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """What stands beside the curve, by name: an entry for each set that it applies to."""
+    wanted = options.parts
+    if wanted is None:
+        wanted = _QUICK_PARTS if options.quick else _PARTS
+    names = [name for name in _PARTS if name in wanted or (name == "breadth" and options.breadth)]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for one in sets:
+        how = How(
+            seeds=tuple(range(options.seed, options.seed + options.part_seeds)),
+            epochs=options.epochs,
+            workers=options.workers,
+            keep=options.keep,
+            selector=options.selector,
+            held=tuple(options.held) or (() if one.is_own else _LOGGED_HELD),
+            most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
+            most_judged=min(64, options.judge) if options.quick else options.judge,
+            most_splits=options.splits or (1 if options.quick or not one.is_own else 0),
         )
-        plan = CurvePlan(
-            cases=CasePlan(
-                regimes=(Regime.BOTH_NEW,),
-                targets=targets,
-                seeds=tuple(range(options.seed, options.seed + options.seeds)),
-                most_workloads=count,
-            ),
-            contenders=contenders,
-            selector=selector_named(options.selector),
-            config=TrainConfig(epochs=options.epochs, device="cpu"),
-            samples=tuple(options.breadth_samples),
-            with_all=False,
-        )
-        points = run_curve(one.dataset, one.workloads, plan, workers=options.workers, on_case=_tell)
-        table = CurveTable(points=points, strategies=tuple(names), default=names[0])
-        found["workloads"][str(count)] = {
-            name: {str(k): listed(table.estimate(Regime.BOTH_NEW, name, k)) for k in options.breadth_samples}
-            for name in names
-        }
+        for name in names:
+            if name == "selectors" and one.is_own:
+                found[name].append(selectors(one, how))
+            elif name == "coverage":
+                regimes = [Regime.DEVICE_NEW, Regime.BOTH_NEW] if one.is_own else [Regime.BOTH_NEW]
+                found[name] += [
+                    coverage(one, how, regime)
+                    for regime in regimes
+                    if regime is Regime.DEVICE_NEW or not options.quick
+                ]
+            elif name == "breadth" and one.is_own:
+                found[name].append(breadth(one, how, options.breadth_samples))
+            elif name == "across" and not one.is_own and (told := across(one, how)) is not None:
+                found[name].append(told)
     return found
 
 
-def _tell(done: int, total: int, case: Case, seconds: float) -> None:
-    print(
-        f"{done}/{total} {case.regime} {case.target}, {case.split}, seed {case.seed}: {seconds:.0f} s",
-        file=sys.stderr,
-        flush=True,
+def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Figures of what stands beside the curve; None where it was not run."""
+    found: dict[str, Any] = dict.fromkeys(
+        ("interval_coverage", "interval_coverage_runs", "best_selector", "chosen_samples_share")
     )
+    stated = [part["by_k"]["all of these"] for part in parts.get("coverage", ()) if part["by_k"]]
+    runs = sum(one["runs"] for one in stated)
+    if runs:
+        covered = sum(one["runs"] * one["top1_covered"] for one in stated)
+        found["interval_coverage"], found["interval_coverage_runs"] = round(covered / runs, 4), runs
+    for part in parts.get("selectors", ()):
+        found["best_selector"], found["chosen_samples_share"] = part["best"], part["share"]
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -222,6 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--quick", action="store_true", help="the same keys in about ten minutes")
     parser.add_argument("--table", type=Path, default=None, help="write the page to this file")
+    parser.add_argument("--keep", type=Path, default=None, help="folder of finished cases, not run again")
     parser.add_argument("--store", type=Path, action="append", default=[], help="may be given again")
     parser.add_argument("--device", action="append", default=[], help="device id; may be given again")
     parser.add_argument("--target", action="append", default=[], help="leave out only this device")
@@ -239,10 +266,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-baselines", action="store_true", help="strategies alone")
     parser.add_argument("--samples", nargs="*", type=int, default=[], help="numbers of samples (k)")
     parser.add_argument("--held", action="append", default=[], help="only this network; may be given again")
+    parser.add_argument("--splits", type=int, default=0, help="most networks held out in turn; 0 for all")
     parser.add_argument("--pool", type=int, default=64, help="most candidates of a workload learnt from")
     parser.add_argument("--judge", type=int, default=256, help="most candidates of a workload judged")
     parser.add_argument("--most", type=int, default=320, help="most candidates of a workload kept")
-    parser.add_argument("--breadth", action="store_true", help="top-1 against the number of workloads too")
+    parser.add_argument("--parts", nargs="*", default=None, choices=_PARTS, help="beside the curve")
+    parser.add_argument("--part-seeds", type=int, default=3, help="seeds of what stands beside the curve")
+    parser.add_argument("--breadth", action="store_true", help="the same as among --parts")
     parser.add_argument("--breadth-samples", nargs="*", type=int, default=[0, 64])
     parser.add_argument("--epochs", type=int, default=24, help="epochs of source models")
     parser.add_argument("--seeds", type=int, default=5)
@@ -250,6 +280,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no further seed after these")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     return parser
+
+
+def _shown(part: str) -> str:
+    """An argument of the command line; of a path the last folders."""
+    return str(Path(*Path(part).parts[-3:])) if part.startswith(os.sep) else part
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -260,13 +295,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table is not None:
         given = [part for part in (arguments or sys.argv[1:]) if part != "--json"]
         # Where things lie on this host is nobody's business.
-        shown_arguments = [Path(part).name if os.sep in part else part for part in given]
+        shown_arguments = [_shown(part) for part in given]
         command = f"python -m benchmarks.onboarding {shlex.join(shown_arguments)}"
         shown = {
-            name: value for name, value in result.items() if name not in {"tables", "breadth", "benchmark"}
+            name: value for name, value in result.items() if name not in {"tables", "parts", "benchmark"}
         }
         options.table.parent.mkdir(parents=True, exist_ok=True)
-        options.table.write_text(markdown([(run.devices, run.table) for run in runs], shown, command))
+        options.table.write_text(
+            page([(run.devices, run.table) for run in runs], shown, result["parts"], command)
+        )
     print(json.dumps(result, indent=None if options.json else 2))
 
 

@@ -52,7 +52,7 @@ def device_sets(
     Args:
         stores: Stores to read; where empty, that of `make run` and the logs beside the checkout, as far as
             they are there.
-        device_ids: Only these devices; all where empty.
+        device_ids: Only these devices; all of a store that holds none of them.
         folder: For a store of imported logs.
         most: Candidates of each workload to keep at most.
         seed: Draws them.
@@ -60,28 +60,42 @@ def device_sets(
     found: list[DeviceSet] = []
     if stores:
         for path in stores:
-            found += _sets_of(Store.read(path), path.parent.name, device_ids, most, seed)
-        return found
+            found += _sets_of(Store.read(path), device_ids, most, seed)
+        return _told_apart(found)
     if DEMO_STORE.is_dir():
-        found += _sets_of(Store.read(DEMO_STORE), "the demo's ISA profiles", device_ids, most, seed)
+        found += _sets_of(Store.read(DEMO_STORE), device_ids, most, seed)
     if LOGS.is_dir():
         with Store.open(folder / "store") as store:
             for name in LOGGED:
                 device_id = name.lower().replace("_", "-")
                 import_logs(store, ImportRequest(paths=(LOGS / name,), device_id=device_id))
-        found += _sets_of(Store.read(folder / "store"), "AutoTVM logs", device_ids, most, seed)
-    return found
+        found += _sets_of(Store.read(folder / "store"), device_ids, most, seed)
+    return _told_apart(found)
 
 
-def _sets_of(
-    reader: StoreReader, name: str, device_ids: Sequence[str], most: int, seed: int
-) -> list[DeviceSet]:
+def _told_apart(sets: list[DeviceSet]) -> list[DeviceSet]:
+    """The sets under names of their own."""
+    names = [one.name for one in sets]
+    return [
+        one if names.count(one.name) == 1 else replace(one, name=f"{one.name} ({place})")
+        for place, one in enumerate(sets, start=1)
+    ]
+
+
+def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int, seed: int) -> list[DeviceSet]:
     """One set for each family with at least two devices."""
     by_family: dict[Family, list[DeviceId]] = defaultdict(list)
-    for device_id, entry in reader.devices().items():
-        wanted = not device_ids or device_id in device_ids
-        if wanted and entry.descriptor is not None and entry.spec.kind is not DeviceKind.REPLAY:
+    known = reader.devices()
+    named = {one for one in device_ids if one in known}
+    for device_id, entry in known.items():
+        wanted = not named or device_id in named
+        if wanted and entry.descriptor is not None:
             by_family[entry.spec.family].append(device_id)
+    for family, members in by_family.items():
+        # A board that answers from a file beside devices that measured is one of them again; in a store of
+        # imported logs all are of that kind.
+        measuring = [one for one in members if known[one].spec.kind is not DeviceKind.REPLAY]
+        by_family[family] = measuring if len(measuring) > 1 else members
     found = []
     for family, members in sorted(by_family.items()):
         if len(members) < 2:
@@ -93,10 +107,10 @@ def _sets_of(
         measured = np.flatnonzero(np.isfinite(whole.latency_secs).any(axis=1) | whole.failed.any(axis=1))
         dataset = whole.take(few_of_each(whole, measured, most, seed))
         is_own = any(row.dialect == "meta_schedule" for row in _few_rows(reader, members[0]))
-        label = name if len(by_family) == 1 else f"{name}, {family}"
+        name = "ISA profiles of one host" if is_own else "Devices of imported logs"
         found.append(
             DeviceSet(
-                name=label,
+                name=name if len(by_family) == 1 else f"{name}, {family}",
                 is_own=is_own,
                 dataset=dataset,
                 workloads={one: snapshot.workloads[one] for one in whole.workload_ids},
@@ -144,7 +158,7 @@ def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
                 }
             ks["all" if k is None else str(k)] = {
                 "best_baseline": table.best_baseline(regime, k),
-                "measured": _measured(table, regime, k),
+                "measured": measured_mean(table, regime, k),
                 "contenders": rows,
             }
         regimes[regime.value] = ks
@@ -159,7 +173,7 @@ def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
     }
 
 
-def _measured(table: CurveTable, regime: Regime, k: int | None) -> float:
+def measured_mean(table: CurveTable, regime: Regime, k: int | None) -> float:
     """Mean number of samples that k came to."""
     found = [
         point.measured
@@ -174,109 +188,6 @@ def listed(estimate: Estimate | None) -> list[float] | None:
     return (
         None if estimate is None else [round(one, 4) for one in (estimate.value, estimate.low, estimate.high)]
     )
-
-
-def markdown(sets: Sequence[tuple[DeviceSet, CurveTable]], figures: Mapping[str, Any], command: str) -> str:
-    """The curve as a page."""
-    lines = ["# Onboarding: results", "", f"`{command}`", ""]
-    lines += [
-        "Made by that command; do not edit. top-1 is the speed of the candidate put first over the best "
-        "there is among those judged, mean over workloads, seeds and devices, each device left out in turn. "
-        "In brackets: 90 % intervals, bootstrap over workloads. **Bold**: above the best baseline of the "
-        "column by paired bootstrap over workloads. A random choice stands beside every figure, and a "
-        "ceiling where candidates were measured twice: one record of a candidate ranking another.",
-        "",
-        "| figure | value |",
-        "|---|---|",
-        *(f"| `{name}` | {_text(value)} |" for name, value in figures.items()),
-        "",
-    ]
-    for one, table in sets:
-        lines += [
-            f"## {one.name}",
-            "",
-            f"Devices {', '.join(table.targets)}; {len(one.dataset)} candidates of "
-            f"{len(np.unique(one.dataset.group))} workloads.",
-            "",
-        ]
-        for device_id, ceiling in one.ceilings.items():
-            lines.append(
-                f"- ceiling on {device_id}: top-1 {ceiling['top1']:.3f}, top-5 {ceiling['top5']:.3f}, tau "
-                f"{ceiling['tau']:.3f} ({ceiling['candidates']:.0f} candidates of {ceiling['workloads']:.0f} "
-                f"workloads, measured twice); on as many as are judged, top-1 "
-                f"{ceiling.get('judged_top1', float('nan')):.3f}, tau "
-                f"{ceiling.get('judged_tau', float('nan')):.3f}"
-            )
-        lines.append("")
-        for regime in table.regimes:
-            lines += _regime_lines(table, regime)
-    return "\n".join(lines)
-
-
-def _regime_lines(table: CurveTable, regime: Regime) -> list[str]:
-    ks = table.samples(regime)
-    seeds = len({point.seed for point in table.points if point.regime is regime})
-    titles = [f"all ({_measured(table, regime, k):.0f})" if k is None else str(k) for k in ks]
-    lines = [f"### {regime.value}, {seeds} seeds", ""]
-    for measure in MEASURES:
-        random = table.estimate(regime, RANDOM, 0, measure)
-        beside = "" if random is None or measure == "tau" else f" (random {random.value:.3f})"
-        lines += [
-            f"| {measure}{beside} | " + " | ".join(titles) + " |",
-            "|---" * (len(ks) + 1) + "|",
-        ]
-        for name in table.contenders(regime):
-            if name == RANDOM:
-                continue
-            cells = [_cell(table, regime, name, k, measure) for k in ks]
-            if any(cells):
-                lines.append(f"| {name} | {' | '.join(cells)} |")
-        lines.append("")
-    gains = []
-    for k, title in zip(ks, titles, strict=True):
-        gain = table.gain(regime, k)
-        if gain is not None:
-            gains.append(f"k = {title}: {spanned(gain)} over {table.best_baseline(regime, k)}")
-    if gains:
-        lines += [f"{table.default} less the best baseline, top-1: {'; '.join(gains)}.", ""]
-    for target in table.targets:
-        cells = [
-            f"{title}: {mine.value:.3f} (best baseline {best.value:.3f})"
-            for k, title in zip(ks, titles, strict=True)
-            if (mine := table.estimate(regime, table.default, k, "top1", (target,))) is not None
-            and (named := table.best_baseline(regime, k, (target,))) is not None
-            and (best := table.estimate(regime, named, k, "top1", (target,))) is not None
-        ]
-        if cells:
-            lines.append(f"- {table.default} on {target}: {'; '.join(cells)}")
-    return [*lines, ""]
-
-
-def _cell(table: CurveTable, regime: Regime, name: str, k: int | None, measure: str) -> str:
-    found = table.estimate(regime, name, k, measure)
-    if found is None:
-        return ""
-    if measure != "top1":
-        return f"{found.value:.3f}"
-    text = f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
-    best = table.best_baseline(regime, k)
-    if name not in table.strategies or best is None:
-        return text
-    gain = table.difference(regime, name, best, k)
-    return f"**{text}**" if gain is not None and gain.is_above_zero else text
-
-
-def spanned(estimate: Estimate) -> str:
-    """A difference with its interval."""
-    return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    if isinstance(value, list):
-        return ", ".join(_text(one) for one in value)
-    return str(value)
 
 
 def narrowed(one: DeviceSet, device_ids: Sequence[str]) -> DeviceSet:
@@ -302,7 +213,6 @@ __all__ = [
     "as_json",
     "device_sets",
     "listed",
-    "markdown",
+    "measured_mean",
     "narrowed",
-    "spanned",
 ]

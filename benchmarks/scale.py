@@ -33,6 +33,7 @@ from agents.records import Record
 from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_parts import RecordMaker, in_child, made_up_rows, memory_mb
 from benchmarks.scale_scheduling import measure_scheduling
+from fleet.daemon.collector import seldom_collected
 from fleet.daemon.intake import Intake
 from fleet.store.store import Store
 
@@ -232,13 +233,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         todo = parts(options, Path(made))
         if options.part:
-            return todo[options.part]()
+            with seldom_collected():  # as `fleet up` does
+                return todo[options.part]()
         found = {name: _in_process(name, options) for name in todo}
     return {
         "benchmark": "scale",
         "devices": options.devices,
         "records_per_s": found["intake"]["records_per_s"],
+        "fleet_records_per_s": found["fleet"]["records_per_s"],
         "scheduling_decision_ms": found["scheduling"]["decision_ms_median"],
+        "scheduling_decision_ms_p99": found["scheduling"]["decision_ms_p99"],
         "memory_growth_mb": found["intake"]["memory_growth_mb"],
         "open_10m_secs": found["open"]["for_writing"]["secs"],
         "open_10m_records": found["open"]["records"],

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ RECORDED_WORKLOADS, RECORDED_CANDIDATES = 20, 256
 
 #: Processes of the devices.
 _PROCESSES = 2
+#: Parts of the time that are told apart.
+WINDOWS = 12
 
 _TARGET = '{"kind":"llvm","num-cores":1}'
 
@@ -99,25 +102,32 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
     links = ProcessLinks(protocol=Protocol(), processes=_PROCESSES)
     turns: list[float] = []
     memory: list[float] = []
+    plans: list[float] = []
+    windows: list[dict[str, float]] = []
     with Store.open(folder / "store") as store:
         began, cpu = time.perf_counter(), time.process_time()
         coordinator = Coordinator(folder / "root", store, links, specs, settings, Notices(None))
         while not _all_up(coordinator, devices) and time.perf_counter() - began < secs:
             coordinator.turn(0.05)
         up_secs, up_cpu = time.perf_counter() - began, time.process_time() - cpu
-        before = _records(coordinator.view())
+        counts = coordinator._parts.storing.counts
+        before = sum(one.records for one in counts.values())
         links.waited_secs, agents_cpu = 0.0, sum(links.agents_cpu_secs)
+        _time_plans(coordinator, plans)
         began, cpu = time.perf_counter(), time.process_time()
+        window = _Window(began, cpu, before)
         while time.perf_counter() - began < secs:
             started, waited = time.perf_counter(), links.waited_secs
             coordinator.turn(0.05)
             turns.append(time.perf_counter() - started - (links.waited_secs - waited))
-            if len(turns) % 20 == 1:
-                memory.append(memory_mb()["own"])
+            if time.perf_counter() - window.began >= secs / WINDOWS:
+                window, told = window.end(sum(one.records for one in counts.values()))
+                windows.append(told | memory_mb())
+                memory.append(windows[-1]["own"])
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
         agents_cpu = sum(links.agents_cpu_secs) - agents_cpu
         waited = links.waited_secs
-        records = sum(one.records for one in coordinator._parts.storing.counts.values()) - before
+        records = sum(one.records for one in counts.values()) - before
         view = coordinator.view()
         shutdown = time.perf_counter()
         coordinator.close()
@@ -133,8 +143,12 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
         "in_the_table": kept,
         "jobs": view["jobs"],
         "records_per_s": round(records / took, 1),
+        # Without the time in which it waited for agents: what it would take in if others gave it enough.
+        "records_per_busy_s": round(records / max(took - waited, 1e-9), 1),
         # Of this process alone; the devices' processes took `agents_cpu_secs`.
         "records_per_cpu_s": round(records / cpu, 1),
+        # The first ones have all devices begin at once.
+        "windows": windows,
         "cpu_secs": round(cpu, 1),
         "up_cpu_secs": round(up_cpu, 1),
         "agents_cpu_secs": round(agents_cpu, 1),
@@ -144,12 +158,44 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
         "ms_per_turn_median": round(1e3 * statistics.median(turns), 2),
         "ms_per_turn_p99": round(1e3 * statistics.quantiles(turns, n=100)[-1], 2) if turns[1:] else None,
         "ms_per_turn_max": round(1e3 * max(turns), 2),
-        "memory_mb": [round(one, 1) for one in memory[:: max(1, len(memory) // 10)]],
+        # From a device that asks to its jobs, wishes to agents included.
+        "plan_ms_median": round(1e3 * statistics.median(plans), 3) if plans else None,
+        "plan_ms_p99": round(1e3 * statistics.quantiles(plans, n=100)[-1], 3) if plans[1:] else None,
+        "memory_mb": [round(one, 1) for one in memory],
     }
 
 
-def _records(view: dict[str, Any]) -> int:
-    return sum(int(one["records"]) for one in view["devices"].values())
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A part of the time, to see what the beginning costs and what later."""
+
+    began: float
+    cpu: float
+    records: int
+
+    def end(self, records: int) -> tuple[_Window, dict[str, float]]:
+        """The next one, and what became of this one."""
+        now, cpu = time.perf_counter(), time.process_time()
+        count = records - self.records
+        told = {
+            "secs": round(now - self.began, 2),
+            "records_per_s": round(count / (now - self.began), 1),
+            "records_per_cpu_s": round(count / (cpu - self.cpu), 1),
+        }
+        return _Window(now, cpu, records), told
+
+
+def _time_plans(coordinator: Coordinator, plans: list[float]) -> None:
+    """Note how long each device's plan takes."""
+    feeder = coordinator._parts.feeder
+    want = feeder.want
+
+    def timed(room: Mapping[DeviceId, int]) -> None:
+        started = time.perf_counter()
+        want(room)
+        plans.extend([(time.perf_counter() - started) / len(room)] * len(room))
+
+    feeder.want = timed  # type: ignore[method-assign]
 
 
 def _states(view: dict[str, Any]) -> dict[str, int]:

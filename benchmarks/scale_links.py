@@ -7,10 +7,12 @@ work is not the coordinator's, but what it costs to send requests and to receive
 from __future__ import annotations
 
 import multiprocessing
+import pickle
+import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from multiprocessing import connection
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -57,7 +59,7 @@ def _serve(pipe: Connection) -> None:
         pipe.send((messages, time.process_time()))
     threads[1].join()
     shelf.close()
-    pipe.send(None)
+    pipe.close()
 
 
 class ProcessLinks:
@@ -85,6 +87,12 @@ class ProcessLinks:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        self._arrived: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(number,), daemon=True) for number in range(processes)
+        ]
+        for reader in self._readers:
+            reader.start()
         self._places: dict[DeviceId, int] = {}
         self._requests: list[list[Request]] = [[] for _ in range(processes)]
         self.agents_cpu_secs = [0.0] * processes
@@ -130,25 +138,37 @@ class ProcessLinks:
                 self._pipes[number].send(requests)
                 self._requests[number] = []
         began = time.perf_counter()
-        ready = connection.wait(self._pipes, timeout_secs)
-        self.waited_secs += time.perf_counter() - began
         found: list[Message] = []
-        for number, pipe in enumerate(self._pipes):
-            if pipe in ready:
-                messages, self.agents_cpu_secs[number] = pipe.recv()
-                found += messages
-                pipe.send([])
+        arrived = self._next(timeout_secs)
+        self.waited_secs += time.perf_counter() - began
+        while arrived is not None:
+            number, data = arrived
+            messages, self.agents_cpu_secs[number] = pickle.loads(data)
+            found += messages
+            self._pipes[number].send([])
+            arrived = self._next(0.0)
         return found
+
+    def _next(self, timeout_secs: float) -> tuple[int, bytes] | None:
+        try:
+            return self._arrived.get(timeout=timeout_secs)
+        except queue.Empty:
+            return None
 
     def close(self, timeout_secs: float = 5.0) -> None:
         """End every agent."""
         for pipe in self._pipes:
             pipe.send(None)
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
-            while pipe.recv() is not None:
-                pass
-            process.join(timeout_secs)
+        for one in (*self._readers, *self._processes):
+            one.join(timeout_secs)
+        for pipe in self._pipes:
             pipe.close()
+
+    def _read(self, number: int) -> None:
+        """Take in what a process sends while the coordinator is at other work, as Ray does."""
+        with suppress(EOFError):
+            while True:
+                self._arrived.put((number, self._pipes[number].recv_bytes()))
 
     def _ask(self, request: Request) -> None:
         self._requests[self._places[request.device_id]].append(request)

@@ -9,16 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agents.agent import Worker
 from agents.agent_host import AgentHost
-from agents.batch import Batch, Part, in_parts
+from agents.batch import Batch, Part
+from agents.errors import AgentError, SpoolFull, WorkerStartError
 from agents.lease import LeaseTag
-from agents.messages import AgentGone, AgentRefused, AgentUp, Beat, Busy, Message, MorePending, Results
+from agents.messages import (
+    AgentGone,
+    AgentRefused,
+    AgentUp,
+    Beat,
+    Busy,
+    Failed,
+    Message,
+    MorePending,
+    Results,
+)
 from agents.opening import ReplayShelf
-from agents.records import DeviceId, Record
+from agents.records import DeviceId
 from agents.replay import ReplayWorker
 from agents.requests import Acknowledge, Measure, Request, Start, Stop
 from agents.spool import Spool
@@ -186,6 +195,8 @@ def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path,
     pending = [pair for one in (up, *more) for pair in one.pending]  # type: ignore[attr-defined]
     assert pending == [(tag, record) for record in old]
     assert max(len(one.pending) for one in (up, *more)) < 600  # type: ignore[attr-defined]
+    assert up.has_more
+    assert [one.is_last for one in more] == [False] * (len(more) - 1) + [True]  # type: ignore[attr-defined]
     ids = tuple(record.record_id for record in [*old, *results.records])
     host.ask([Acknowledge(device_id=AGAIN, incarnation=1, record_ids=ids)] * 2)
     while host.work():
@@ -222,23 +233,43 @@ def test_an_error_of_ours_refuses_the_device_too(recorded: Path, capfd: pytest.C
     assert "in broken" in capfd.readouterr().err
 
 
-@given(count=st.integers(0, 80), rate=st.floats(1e-4, 100))
-def test_parts_hold_every_candidate_once_and_in_order(count: int, rate: float) -> None:
-    now = 0.0
-    batch = batch_of(recorded_candidates(0, count))
-    measured: list[str] = []
+@pytest.mark.parametrize(
+    ("error", "is_blameless"),
+    [
+        (WorkerStartError("a worker process ended before its first job"), True),
+        (SpoolFull("no room"), True),
+        (AgentError("it broke"), False),
+        (ZeroDivisionError("no again"), False),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
+    recorded: Path, error: Exception, is_blameless: bool
+) -> None:
+    class Broken(ReplayWorker):
+        def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
+            raise error
 
-    def measure(part: Batch) -> list[Record]:
-        nonlocal now
-        now += rate * len(part.candidates)
-        measured.extend(one.candidate_id for one in part.candidates)
-        return []
+    host = AgentHost(lambda start: Broken(start.spec, Path("unused")), beat_secs=100)
+    host.ask([start_of(recorded), measure_of(1, 0, 1)])
+    while host.work():
+        pass
+    _, failed = host.take(0, 0)[1]
+    assert isinstance(failed, Failed)
+    assert (failed.is_blameless, failed.lease) == (is_blameless, LeaseTag(job_id="job-1", epoch=1))
+    host.close_workers()
 
-    parts = list(in_parts(batch, measure, lambda: now))
-    assert measured == [one.candidate_id for one in batch.candidates]
-    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
-    assert sum(part.device_secs for part in parts) == pytest.approx(rate * count)
-    # Fast candidates come in few messages, slow ones in parts of some seconds.
-    assert all(part.device_secs <= max(30.0, rate * 12) for part in parts[1:])
-    if rate * count < 1:
-        assert len(parts) <= 2
+
+def test_only_a_device_that_asks_for_it_tells_of_its_host(recorded: Path) -> None:
+    for fleet_pids, told in ((None, {None}), ((), {None, True, False})):
+        host = AgentHost(ReplayShelf().open, beat_secs=0.0)
+        host.ask([dataclasses.replace(start_of(recorded), fleet_pids=fleet_pids)])
+        assert host.work()
+        assert (host._load is None) == (fleet_pids is None)
+        beats = [one for one in host.take(0, 0)[1] if isinstance(one, Beat)]
+        assert {one.is_host_idle for one in beats} <= told
+        if host._load is not None:
+            host._load._is_idle = True
+            [beat] = [one for one in host.take(1, 0)[1] if isinstance(one, Beat)]
+            assert beat.is_host_idle is True
+        host.close_workers()

@@ -92,6 +92,11 @@ def test_the_known_devices_tell_which_strategy(source: MultiTaskTLP, tmp_path: P
     adapted = run(auto, source, measured(60))
     assert adapted.notes["strategy"] != "backwards"
     assert adapted.notes["standings"]["backwards"] < adapted.notes["standings"]["nearest"]
+    standings = auto.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
+    assert standings is not None
+    expected = standings.expected("nearest", 0)
+    assert expected is not None
+    assert expected[0].low <= standings.at(0)["nearest"] <= expected[0].high
 
 
 def test_with_no_samples_it_takes_what_needs_none(source: MultiTaskTLP) -> None:
@@ -183,6 +188,25 @@ def test_between_numbers_of_samples_the_logarithm_counts() -> None:
     assert STANDINGS.difference("b", "unknown", 256) == 0
 
 
+def test_known_devices_tell_what_to_expect_of_one_more() -> None:
+    told = replace(
+        STANDINGS,
+        top5={"a": (0.9, 0.95, 0.99)},
+        spread={"a": ((0.01, 0.02, 0.02), (0.1, 0.1, 0.1))},
+    )
+    found = told.expected("a", 0)
+    assert found is not None
+    top1, top5 = found
+    # Student's t of one degree of freedom, and the doubt about the mean of two.
+    assert top1.high - top1.value == pytest.approx(6.314 * 0.01 * 1.5**0.5, rel=1e-3)
+    assert top1.value == pytest.approx(0.7)
+    assert top5.high == 1
+    assert 0 < top5.low < 0.9
+    assert told.expected("b", 0) is None
+    assert STANDINGS.expected("a", 0) is None
+    assert replace(told, devices=("x",)).expected("a", 0) is None
+
+
 def test_equal_strategies_leave_the_first() -> None:
     equal = replace(STANDINGS, top1={"a": (0.8, 0.8, 0.8), "b": (0.801, 0.801, 0.801)})
     assert equal.best((Named("a"), Named("b")), 32).name == "a"
@@ -196,6 +220,17 @@ def test_a_check_of_few_workloads_does_not_outweigh_what_is_known() -> None:
     told = judge({"b": np.full(60, 0.6), "a": np.full(60, 0.9)}, "b", STANDINGS, 256)
     assert told["taken"] == "a"
     assert "does not beat a" in told["says"]
+
+
+def test_luck_on_a_few_workloads_gives_no_choice_up() -> None:
+    pairs = np.array([0.0, 1, 1, 1, 0, 1, 1, 1])
+    told = judge({"b": pairs, "a": np.ones(8)}, "b", None, 64)
+    assert (told["taken"], told["beaten_by"]) == ("b", ["a"])
+    assert "too few to be sure" in told["says"]
+    # The same share of pairs on more workloads is no luck, nor is a loss on each of them.
+    assert judge({"b": np.tile(pairs, 4), "a": np.ones(32)}, "b", None, 64)["taken"] == "a"
+    assert judge({"b": np.full(8, 0.7), "a": np.ones(8)}, "b", None, 64)["taken"] == "a"
+    assert judge({"b": np.full(3, 0.7), "a": np.ones(3)}, "b", None, 64)["taken"] == "b"
 
 
 @pytest.mark.parametrize("regime", list(Regime))

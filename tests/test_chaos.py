@@ -7,7 +7,9 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from benchmarks.chaos import Bench
 from benchmarks.chaos_children import ChildError, Children
 from benchmarks.chaos_faults import mark_durable, power_cut
 from benchmarks.chaos_history import Event, HistoryLog, Verdict, check, event_from_json, read_history
+from benchmarks.chaos_real import RealFleet
 from benchmarks.chaos_run import Run, Tally
+from benchmarks.patience import patience
 
 # ---- the checker ----
 
@@ -257,3 +261,49 @@ def test_nothing_is_lost_whatever_dies_and_whenever(bench: Bench) -> None:
     assert {"agent", "coordinator", "intake", "journal", "spool", "store"} <= set(found["by_target"])
     assert {"full", "kill", "moment", "power_cut", "torn"} <= set(found["by_fault"])
     assert found["kills"] > 40
+
+
+# ---- a real fleet ----
+
+
+@pytest.mark.parametrize(("load", "secs"), [(0.0, 60.0), (1.0, 60.0), (3.0, 180.0), (50.0, 600.0)])
+def test_a_crowded_host_is_waited_for_longer_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, load: float, secs: float
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load * cores, 0.0, 0.0))
+    assert patience(60.0) == pytest.approx(secs)
+
+
+def test_a_coordinator_that_ends_is_not_waited_for(tmp_path: Path) -> None:
+    fleet = RealFleet(tmp_path, tmp_path / "none.parquet", {})
+    (tmp_path / "fleet.yaml").write_text("schema: 1\nstore: {path: 7}\n")
+    with pytest.raises(ChildError, match="the coordinator ended at its start"):
+        fleet.begin()
+    assert fleet.slow_starts == 0
+    fleet.close()
+
+
+def test_a_start_that_ray_was_too_slow_for_is_given_again_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = RealFleet(tmp_path, tmp_path / "none.parquet", {})
+    lives = iter(["Ray does not start: timed out during startup", "fleet is up: 3 devices"])
+
+    def launch() -> Callable[[], str]:
+        said = next(lives)
+        is_slow = "timed out" in said
+        code = "raise SystemExit(1)" if is_slow else "import time; time.sleep(600)"
+        fleet._process = subprocess.Popen([sys.executable, "-c", code])
+        if is_slow:
+            fleet._process.wait()
+        return lambda: said
+
+    monkeypatch.setattr(fleet, "_launch", launch)
+    try:
+        fleet.begin()
+    finally:
+        assert fleet._process is not None
+        fleet._process.kill()
+        fleet._process.wait()
+    assert fleet.slow_starts == 1

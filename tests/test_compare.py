@@ -239,3 +239,61 @@ def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
             one.metrics["model", device_id][0].tau_by_workload,
             two.metrics["model", device_id][0].tau_by_workload,
         )
+
+
+def test_finished_fits_are_kept_and_not_made_again(tmp_path) -> None:
+    whole = compare([Noisy(0.3)], DATASET, folds(), [0, 1])
+    first = compare([Noisy(0.3)], DATASET, folds(), [0], keep=tmp_path)
+    kept = sorted(tmp_path.glob("noisy-*.npz"))
+    assert len(kept) == len(list(tmp_path.iterdir())) == 3
+    told: list[Finished] = []
+    untouched = Peeker(name="noisy")
+    again = compare([untouched], DATASET, folds(), [0], keep=tmp_path, on_progress=told.append)
+    assert not untouched.shown
+    assert [one.done for one in told] == [1, 2, 3]
+    longer = compare([Noisy(0.3)], DATASET, folds(), [0, 1], keep=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 6
+    for found, expected, seeds in ((first, whole, 1), (again, whole, 1), (longer, whole, 2)):
+        for key, runs in found.metrics.items():
+            assert len(runs) == seeds
+            for run, other in zip(runs, expected.metrics[key], strict=False):
+                np.testing.assert_array_equal(run.tau_by_workload, other.tau_by_workload)
+
+
+def test_other_data_rows_or_settings_are_fitted_afresh(tmp_path) -> None:
+    ranker = ModelRanker(config=replace(CONFIG, epochs=1))
+    compare([ranker], DATASET, folds()[:1], [0], keep=tmp_path)
+    before = set(tmp_path.iterdir())
+    slower = DATASET.latency_secs * np.where(GROUP == 8, 2.0, 1.0)[:, None]
+    fewer = [replace(folds()[0], train=folds()[0].train[:-1])]
+    for number, (other, dataset, splits) in enumerate(
+        (
+            (ModelRanker(config=replace(CONFIG, epochs=2)), DATASET, folds()[:1]),
+            (ranker, replace(DATASET, latency_secs=slower), folds()[:1]),
+            (ranker, DATASET, fewer),
+        ),
+        start=1,
+    ):
+        compare([other], dataset, splits, [0], keep=tmp_path)
+        assert len(set(tmp_path.iterdir()) - before) == number
+
+
+def test_damaged_kept_scores_are_named(tmp_path) -> None:
+    compare([Noisy(0.3)], DATASET, folds()[:1], [0], keep=tmp_path)
+    [path] = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(TransferError, match=r"noisy-.*kept scores are damaged .* delete the file"):
+        compare([Noisy(0.3)], DATASET, folds()[:1], [0], keep=tmp_path)
+
+
+def test_a_slow_ranker_may_run_with_fewer_seeds() -> None:
+    rankers = [Noisy(0.1, "good"), Noisy(0.5, "slow")]
+    found = compare(rankers, DATASET, folds(), [4, 5, 6], seeds_of={"slow": 1})
+    alone = compare(rankers, DATASET, folds(), [4])
+    assert [len(found.metrics[name, "cpu.a"]) for name in found.rankers] == [3, 1]
+    for measure in ("tau", "weighted_top1"):
+        assert found.estimate("slow", "cpu.a", measure) == alone.estimate("slow", "cpu.a", measure)
+        both = found.difference("good", "slow", "cpu.a", measure)
+        assert both == alone.difference("good", "slow", "cpu.a", measure)
+        assert both.value == pytest.approx(-found.difference("slow", "good", "cpu.a", measure).value)
+    json.dumps(found.as_json(), allow_nan=False)

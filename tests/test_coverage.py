@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
 from fleet.daemon.candidate_index import MERGE_AT, CandidateIndex, as_raw
 from fleet.daemon.coverage import MAX_LOSSES, Coverage
+from fleet.daemon.coverage_rows import places_of, set_bits, set_few
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec
 
@@ -18,6 +20,12 @@ A, B = DeviceId("dev-a"), DeviceId("dev-b")
 W = WorkloadId("a1b2")
 FAMILIES = {A: "cpu", B: "cpu"}
 ENVIRONMENT = "e" * 32
+
+
+def counts(coverage: Coverage, device: DeviceId) -> tuple[int, int]:
+    """Measured candidates and gaps."""
+    ((_, measured, gaps, _),) = coverage.counts(device, [W])
+    return measured, gaps
 
 
 def told(records: list[Record]) -> Coverage:
@@ -52,15 +60,14 @@ def test_gaps_are_what_siblings_know(make) -> None:  # type: ignore[no-untyped-d
     records = [make_record(number, device="dev-a") for number in range(1, 7)]
     coverage = make([*records, make_record(2, device="dev-b")])
     wanted = [one.candidate_id for one in records]
-    assert coverage.measured(A, W) == 6
-    assert coverage.measured(B, W) == 1
-    assert coverage.unmeasured(B, W) == 5
+    assert counts(coverage, A)[0] == 6
+    assert counts(coverage, B)[0] == 1
+    assert counts(coverage, B)[1] == 5
     assert coverage.gaps(A, W, 10) == []
     assert coverage.gaps(B, W, 10) == [one for one in wanted if one != wanted[1]]
     assert coverage.gaps(B, W, 2, {wanted[0]}) == wanted[2:4]
-    assert coverage.is_measured(B, W, wanted[1])
-    assert not coverage.is_measured(B, W, wanted[0])
-    assert coverage.is_stored("cpu", W, wanted[0])
+    assert coverage.measured_among(B, W, wanted[:2]) == {wanted[1]}
+    assert coverage.stored_among("cpu", W, wanted[:1]) == {wanted[0]}
     assert set(coverage.latest("cpu", W, 1000)) == set(wanted)
 
 
@@ -68,9 +75,9 @@ def test_another_environment_has_measured_nothing(make) -> None:  # type: ignore
     records = [make_record(number) for number in (1, 2)]
     coverage = make(records)
     coverage.set_environment(A, "f" * 32)
-    assert (coverage.measured(A, W), coverage.records(A)) == (0, 0)
+    assert (counts(coverage, A)[0], coverage.records(A)) == (0, 0)
     assert len(coverage.gaps(A, W, 9)) == 2
-    assert coverage.is_stored("cpu", W, records[0].candidate_id)
+    assert coverage.stored_among("cpu", W, [records[0].candidate_id])
     assert coverage.best(A, W, 4) == []
 
 
@@ -79,11 +86,11 @@ def test_proposed_candidates_are_gaps_of_every_device(make) -> None:  # type: ig
     new = CandidateId(content_hash("new"))
     coverage.propose("cpu", W, [new])
     assert coverage.gaps(A, W, 9) == [new]
-    assert not coverage.is_stored("cpu", W, new)
+    assert not coverage.stored_among("cpu", W, [new])
     assert coverage.workload_of("cpu", [WorkloadId("x"), W], new) == W
     coverage.block("cpu", W, [new])
     assert coverage.gaps(A, W, 9) == []
-    assert coverage.unmeasured(A, W) == 0
+    assert counts(coverage, A)[1] == 0
 
 
 def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make) -> None:  # type: ignore[no-untyped-def]
@@ -93,19 +100,19 @@ def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make) -> None:  #
     ]
     coverage = make(lost[:1])
     one = lost[0].candidate_id
-    assert coverage.next_attempt(A, one) == 1
+    assert coverage.next_attempts(A).get(one, 0) == 1
     assert coverage.gaps(A, W, 9) == [one]
     for record in lost[1:]:
         coverage.add([record])
     # The first loss was under another agent.
     coverage.add([make_record(1, outcome=Outcome.LOST, run_secs=(), attempt=MAX_LOSSES, quality="{}")])
     assert coverage.gaps(A, W, 9) == []
-    assert coverage.unmeasured(A, W) == 0
+    assert counts(coverage, A)[1] == 0
     coverage.set_environment(A, ENVIRONMENT)
     assert coverage.gaps(A, W, 9) == [one]
     coverage.add([make_record(1, attempt=MAX_LOSSES + 1)])
     assert coverage.gaps(A, W, 9) == []
-    assert coverage.next_attempt(A, one) == 0
+    assert coverage.next_attempts(A).get(one, 0) == 0
 
 
 def test_a_quarantined_candidate_is_no_gap_of_siblings(make) -> None:  # type: ignore[no-untyped-def]
@@ -141,23 +148,35 @@ def test_records_of_other_workloads_and_devices_are_passed_over(make) -> None:  
     assert coverage.records(A) == 0
 
 
-@given(st.lists(st.lists(st.integers(0, 3 * MERGE_AT), max_size=2 * MERGE_AT), max_size=6))
+BATCH = st.lists(st.integers(0, 3 * MERGE_AT), max_size=2 * MERGE_AT)
+
+
+@given(st.lists(st.tuples(st.booleans(), BATCH), max_size=6))
 @settings(max_examples=40, deadline=None)
-def test_an_index_numbers_candidates_in_order(batches: list[list[int]]) -> None:
+def test_an_index_numbers_candidates_in_order(batches: list[tuple[bool, list[int]]]) -> None:
     index, model = CandidateIndex(), {}
-    for batch in batches:
+    for is_many, batch in batches:
         # Ids that end in zeros are ids too.
         names = [CandidateId(content_hash(str(one))[:28] + "0000") for one in batch]
         if not names:
             continue
-        places = index.add(as_raw(names))
+        places = index.add(as_raw(names)).tolist() if is_many else index.place(names)
         for name in names:
             model.setdefault(name, len(model))
-        assert places.tolist() == [model[name] for name in names]
+        assert places == [model[name] for name in names]
     assert len(index) == len(model)
     assert index.latest(len(model)) == list(model)
     assert index.latest(3) == list(model)[-3:]
-    for name, place in model.items():
-        assert index.find(name) == place
-        assert index.id_at(place) == name
-    assert index.find(CandidateId(content_hash("never"))) is None
+    assert index.find(model) == list(model.values())
+    assert [index.id_at(place) for place in model.values()] == list(model)
+    assert index.find([CandidateId(content_hash("never"))]) == [-1]
+
+
+@given(st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=9), max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_bits_are_set_alike_one_by_one_and_as_arrays(batches: list[list[int]]) -> None:
+    few, many = bytearray(), bytearray()
+    for batch in batches:
+        assert set_few(few, batch) == set_bits(many, np.unique(batch))
+        assert few == many
+    assert places_of(few).tolist() == sorted({place for batch in batches for place in batch})

@@ -217,7 +217,8 @@ def test_a_cluster_needs_names(settings: Path, tmp_path: Path) -> None:
 
 def test_policies_become_those_of_the_devices(settings: Path) -> None:
     policies = {"two": {"secs_per_hour": 900.0, "idle_only": True, "windows": ["22:00-06:30"]}}
-    config = load_fleet(settings, {"daemon.policies": policies, "daemon.training_records": 7}).config
+    changes = {"daemon.policies": policies, "daemon.training_records": 7, "workloads.exploration": 0.3}
+    config = load_fleet(settings, changes).config
     told = _told(config, UpOptions(models=Path("m")), {DeviceId("one"): None, DeviceId("two"): None})  # type: ignore[dict-item]
     assert isinstance(told, CoordinatorSettings)
     window = TimeWindow(begin_secs=22 * 3600.0, end_secs=6.5 * 3600.0)
@@ -226,6 +227,7 @@ def test_policies_become_those_of_the_devices(settings: Path) -> None:
         "two": DevicePolicy(secs_per_hour=900.0, idle_only=True, windows=(window,)),
     }
     assert told.limits.training_records == 7
+    assert told.exploration == 0.3
     assert _policy(PolicySection(secs_per_day=60.0)) == DevicePolicy(secs_per_day=60.0)
 
 

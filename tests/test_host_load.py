@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
-from fleet.daemon.host_load import HostLoad
+from agents.host_load import HostLoad, cpu_secs
 
 
 class Host:
@@ -10,7 +13,7 @@ class Host:
 
     def __init__(self) -> None:
         self.now, self.busy, self.own = 100.0, 50.0, 20.0
-        self.load = HostLoad(lambda: self.now, lambda: (self.busy, self.own))
+        self.load = HostLoad(clock=lambda: self.now, times=lambda: (self.busy, self.own))
 
     def go(self, secs: float, *, own: float, others: float) -> bool | None:
         self.now += secs
@@ -28,13 +31,35 @@ def test_own_work_is_no_load_and_that_of_others_is() -> None:
     assert host.go(9.0, own=9.0, others=0.0) is True
 
 
-def test_the_real_times_grow_with_own_work() -> None:
-    from fleet.daemon.host_load import _cpu_secs
-
-    busy, own = _cpu_secs()
-    until = time.process_time() + 0.3
+def work(secs: float) -> None:
+    until = time.process_time() + secs
     while time.process_time() < until:
         pass
-    busy_after, own_after = _cpu_secs()
+
+
+def test_the_real_times_grow_with_own_work() -> None:
+    busy, own = cpu_secs([os.getpid()])
+    work(0.3)
+    busy_after, own_after = cpu_secs([os.getpid(), os.getpid()])
     assert own_after - own >= 0.2
     assert busy_after - busy >= 0.1
+
+
+def test_what_children_do_is_own_work_and_what_is_not_below_is_not() -> None:
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint('', flush=True)\ninput()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        mine, its = cpu_secs([os.getpid()])[1], cpu_secs([child.pid])[1]
+        assert its >= 0.25
+        assert mine >= its
+        assert cpu_secs([])[1] == 0.0
+        assert cpu_secs([2**22 + 1])[1] == 0.0, "no process has this number"
+    finally:
+        child.communicate()

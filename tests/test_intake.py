@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +214,48 @@ def test_an_error_of_the_disk_refuses_the_batch_and_goes_on_after_it(
         with Store.open(folder) as again:
             assert again.repairs == ()
             assert Counter(again.records()) == Counter(mixed(0, 5))
+
+
+def test_commits_leave_time_for_other_work(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(tmp_path / "s") as store:
+        intake = Intake(store, IntakeSettings(devices_per_commit=1, pause=6.0), clock=clock)
+        intake.append([*make_batch(0, 1), *make_batch(0, 1, device="dev-b")])
+        commit = Store.append_tables
+
+        def slowly(*arguments: Any) -> Any:
+            clock.now += 2.0
+            return commit(*arguments)
+
+        monkeypatch.setattr(Store, "append_tables", slowly)
+        clock.now += 3.0
+        intake.append([])
+        assert intake.waiting == 1
+        clock.now += 11.0
+        intake.append([])
+        assert intake.waiting == 1
+        clock.now += 1.5
+        intake.append([])
+        assert intake.waiting == 0
+        intake.close()
+
+
+def test_only_what_somebody_is_about_to_read_is_handed_on(tmp_path: Path, clock: Clock) -> None:
+    with Store.open(tmp_path / "s") as store:
+        intake = Intake(store, IntakeSettings(devices_per_commit=1), clock=clock)
+        kept = intake.append([*make_batch(0, 3), *make_batch(0, 1), *make_batch(5, 2, device="dev-b")])
+        assert kept.fresh == [*make_batch(0, 3), *make_batch(5, 2, device="dev-b")]
+        assert intake.append(make_batch(0, 4)).fresh == make_batch(3, 1)
+        intake.flush(device_id="dev-c")
+        intake.flush(candidate_ids={make_record(50).candidate_id})
+        assert intake.waiting == 6
+        intake.flush(device_id="dev-b")
+        assert in_table(tmp_path / "s") == Counter(make_batch(5, 2, device="dev-b"))
+        intake.flush(candidate_ids=[make_record(3).candidate_id])
+        assert in_table(tmp_path / "s") == Counter([*make_batch(0, 4), *make_batch(5, 2, device="dev-b")])
+        assert intake.waiting == 0
+        intake.close()
 
 
 def test_a_table_without_room_keeps_records_waiting_until_they_are_too_many(
@@ -524,3 +568,24 @@ def test_every_record_is_there_once_in_any_order(tmp_path: Path) -> None:
     run_state_machine_as_test(
         AnyOrder, settings=settings(max_examples=10, stateful_step_count=12, deadline=None)
     )
+
+
+def test_rows_in_the_log_that_no_table_can_have_stop_no_start(tmp_path: Path) -> None:
+    """An earlier version may have taken in what is refused now; it must not keep the store shut for ever."""
+    good = mixed(0, 5)
+    bad = replace(make_record(9), run_secs=(math.nan, 1e-3))
+    devices = pa.array([one.device_id for one in [*good, bad]], pa.string())
+    with Store.open(tmp_path) as store:
+        table = records_to_table([*good, bad])
+        log = IntakeLog(store.path / INTAKE)
+        log.append([pack(table.add_column(0, TABLE_SCHEMA.field("device_id"), devices))])
+    with Store.open(tmp_path) as store:
+        [note] = store.repairs
+        assert "1 rows that were taken in cannot be stored" in note
+        assert "not the fastest" in note
+        assert Counter(store.records()) == Counter(good)
+    [kept] = (tmp_path / INTAKE).glob("refused-*.arrow")
+    assert unpack(kept.read_bytes()).column("candidate_id").to_pylist() == [bad.candidate_id]
+    assert not segments(tmp_path)
+    with Store.open(tmp_path) as store:
+        assert store.repairs == ()

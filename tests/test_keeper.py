@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.keeper import ProcessName, end_process, is_alive, stderr_tail
+from agents.keeper import ProcessName, end_process, is_alive, oom_kills, shows_fault, stderr_tail
 
 
 @pytest.fixture
@@ -63,3 +63,52 @@ def test_the_last_words_of_a_process_are_kept_and_those_of_the_one_before_droppe
         assert len(tail) <= 2000
         assert tail.endswith(words[-2000:])
     assert "x" not in tail
+
+
+FAULTS = {
+    "segmentation fault": "import ctypes; ctypes.string_at(0)",
+    "abort": "import os; os.abort()",
+    "no memory": "raise MemoryError",
+}
+
+
+@pytest.mark.parametrize("code", FAULTS.values(), ids=FAULTS)
+def test_a_fault_of_its_own_is_told_by_a_process(code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode
+    assert shows_fault(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("*** SIGSEGV received at time=1700000000 on cpu 1 ***\nPC: @ 0x7f", True),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", True),
+        ("*** SIGTERM received at time=1700000000 ***", False),
+        ("Traceback (most recent call last):\n  ...\nValueError: a candidate that failed", False),
+        ("", False),
+    ],
+)
+def test_what_else_is_printed_is_no_fault(words: str, expected: bool) -> None:
+    assert shows_fault(words) is expected
+
+
+def test_one_that_was_killed_leaves_no_words(child: subprocess.Popen[bytes]) -> None:
+    before = oom_kills()
+    child.kill()
+    child.wait()
+    assert oom_kills() == before
+
+
+def test_what_the_kernel_killed_for_want_of_memory_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "vmstat"
+    monkeypatch.setattr("agents.keeper._VMSTAT", path)
+    assert oom_kills() is None
+    path.write_text("pgfault 12\noom_kill 7\nnr_free 3\n")
+    assert oom_kills() == 7
+    path.write_text("pgfault 12\n")
+    assert oom_kills() is None

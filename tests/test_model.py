@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.model_fixtures import SIZES, SPEC, make_block
+from transfer.encoder import Ramps
 from transfer.errors import TransferError
 from transfer.features import FeatureBlock
 from transfer.model import ModelConfig, ModelSizes, MultiTaskTLP, block_tensors, model_config, scoped_seed
@@ -220,3 +221,30 @@ def test_config_is_a_value():
     assert model_config(SPEC, SIZES) == model_config(SPEC, SIZES)
     assert isinstance(hash(model_config(SPEC, SIZES)), int)
     assert isinstance(model_config(SPEC), ModelConfig)
+
+
+def test_ramps_lie_between_quantiles_of_the_training_rows():
+    ramps = Ramps(2, 4)
+    values = np.stack([np.arange(101.0), np.repeat([0.0, 1.0], [80, 21])], axis=1)
+    ramps.fit(values.astype(np.float32))
+    found = (
+        ramps(torch.tensor([[-5.0, 0.0], [25.0, 1.0], [37.5, 2.0], [999.0, 0.5]])).numpy().reshape(4, 2, 4)
+    )
+    expected = np.array([[0, 0, 0, 0], [1, 0, 0, 0], [1, 0.5, 0, 0], [1, 1, 1, 1]]) - 0.5
+    np.testing.assert_allclose(found[:, 0], expected, atol=1e-6)
+    # Of a slot with two values the ramp between them is what counts; nothing is infinite.
+    assert np.isfinite(found).all()
+    assert (found[1, 1] != found[0, 1]).any()
+
+
+def test_ramps_widen_the_join_and_older_models_have_none(model):
+    sizes = replace(SIZES, summary_ramps=4)
+    with scoped_seed(1):
+        other = MultiTaskTLP(model_config(SPEC, sizes), ("cpu.a",))
+    other.fit_scaler(make_block(50, 7))
+    assert other.join.in_features == model.join.in_features + 4
+    assert "ramps.edges" in other.state_dict()
+    assert "ramps.edges" not in model.state_dict()
+    block = make_block(300)
+    together = other.score(block, "cpu.a")
+    assert np.array_equal(other.score(block.take(np.arange(7)), "cpu.a"), together[:7])

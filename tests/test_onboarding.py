@@ -88,6 +88,16 @@ def test_auto_keeps_its_standings_for_the_next_time(recorded: Path, tmp_path: Pa
     assert all({"samples", "top1"} == set(point) for point in result["more"])
 
 
+def test_without_samples_the_known_devices_tell_what_to_expect(recorded: Path, tmp_path: Path) -> None:
+    settings = settings_of(recorded, samples=0, strategy="auto")
+    result = onboard_recorded(settings, NEW, tmp_path / "runs" / "models")
+    expected = result["expected"]
+    assert (expected["samples"], expected["devices"]) == (0, len(SIBLINGS))
+    low, high = expected["top1_interval"]
+    assert 0 <= low <= expected["top1"] <= high <= 1
+    assert any("from what 3 known devices came to" in line for line in lines_of(result))
+
+
 def test_more_samples_than_were_recorded_is_one_clear_error(recorded: Path, tmp_path: Path) -> None:
     half = len(WORKLOADS) * len(TILES) // 2
     with pytest.raises(FleetError, match=f"{half} recorded candidates to choose from"):

@@ -117,6 +117,7 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
         died = poll_until(links, lambda messages: first(messages, AgentGone) is not None)
         [gone] = [one for one in died if isinstance(one, AgentGone)]
         assert (gone.device_id, gone.incarnation, gone.was_asked) == (THERE, 2, False)
+        assert gone.is_blameless
         assert not psutil.wait_procs([agent], 10)[1]
         poll_until(links, lambda messages: first(messages, Beat, HERE) is not None)
         links.start(specs[THERE], 3)

@@ -101,6 +101,11 @@ def wait_for(is_true: Callable[[], bool], timeout_secs: float = 30.0) -> None:
         time.sleep(0.05)
 
 
+def has_last(messages: list[Message]) -> bool:
+    """Whether the last results of a lease are among some messages."""
+    return any(isinstance(one, Results) and one.is_last for one in messages)
+
+
 def family_of(pid: int) -> list[psutil.Process]:
     """A process and everything below it."""
     process = psutil.Process(pid)
@@ -130,15 +135,16 @@ def test_a_device_measures_and_beats_meanwhile(
     assert isinstance(proposed, Proposed)
     assert list(proposed.candidates) == matmul_candidates
     lease = lives.measure(1, matmul, matmul_candidates)
-    found = poll_until(lives.links, lambda messages: first(messages, Results) is not None, 90.0)
-    [results] = [one for one in found if isinstance(one, Results)]
-    assert results.lease == lease.tag
-    assert {one.candidate_id for one in results.records} == {one.candidate_id for one in matmul_candidates}
+    found = poll_until(lives.links, has_last, 90.0)
+    results = [one for one in found if isinstance(one, Results)]
+    records = [record for one in results for record in one.records]
+    assert {one.lease for one in results} == {lease.tag}
+    assert {one.candidate_id for one in records} == {one.candidate_id for one in matmul_candidates}
     beats = [one for one in found if isinstance(one, Beat) and one.held]
     assert beats
     assert {one.held for one in beats} == {(lease.tag,)}
     assert Busy.BUILDING in {one.busy for one in beats}
-    ids = [record.record_id for record in results.records]
+    ids = [record.record_id for record in records]
     lives.links.acknowledge(GENERIC, lives.incarnation, ids)
     lives.links.stop(GENERIC, lives.incarnation, kill=False)
     assert lives.death().was_asked
@@ -151,16 +157,18 @@ def test_what_a_killed_agent_measured_comes_with_its_lease_in_the_next_life(
 ) -> None:
     up = lives.begin()
     lease = lives.measure(2, matmul, matmul_candidates[:2])
-    [results] = [one for one in lives.until(Results) if isinstance(one, Results)]
+    found = poll_until(lives.links, has_last, 90.0)
+    records = [record for one in found if isinstance(one, Results) for record in one.records]
     family = family_of(up.pid)
     assert len(family) >= 2
     os.kill(up.pid, signal.SIGKILL)
     gone = lives.death()
     assert not gone.was_asked
+    assert gone.is_blameless, "SIGKILL came from outside"
     assert "died" in gone.reason
     wait_for(lambda: all_gone(family))
     again = lives.begin()
-    assert list(again.pending) == [(lease.tag, record) for record in results.records]
+    assert list(again.pending) == [(lease.tag, record) for record in records]
     lives.links.acknowledge(GENERIC, lives.incarnation, [record.record_id for _, record in again.pending])
     lives.links.stop(GENERIC, lives.incarnation, kill=False)
     lives.death()
@@ -200,7 +208,28 @@ def test_an_agent_that_prints_before_it_dies_is_quoted(lives: Lives, tmp_path: P
     lives.until(Beat)
     # Ray's own handler prints the stack of a process that is ended by this signal.
     os.kill(up.pid, signal.SIGABRT)
-    assert "Abort" in lives.death().stderr_tail
+    gone = lives.death()
+    assert "Abort" in gone.stderr_tail
+    assert not gone.is_blameless
+
+
+@pytest.mark.tvm
+@pytest.mark.slow
+def test_a_device_that_wants_an_idle_host_is_told_of_others(lives: Lives) -> None:
+    lives.begin()
+    assert {one.is_host_idle for one in lives.until(Beat) if isinstance(one, Beat)} == {None}
+    lives.end()
+    lives.links._idle_only = frozenset([GENERIC])
+    try:
+        lives.begin()
+        found = poll_until(
+            lives.links,
+            lambda ms: any(isinstance(one, Beat) and one.is_host_idle is not None for one in ms),
+            30.0,
+        )
+    finally:
+        lives.links._idle_only = frozenset()
+    assert {one.is_host_idle for one in found if isinstance(one, Beat)} <= {None, True, False}
 
 
 def test_one_hanging_process_of_replay_devices_costs_only_its_own(
@@ -240,6 +269,7 @@ def test_a_ray_that_broke_is_started_again(
     assert isinstance(gone, AgentGone)
     assert gone.incarnation == 1
     assert not gone.was_asked
+    assert gone.is_blameless
     links.start(spec, 2)
     poll_until(links, lambda found: first(found, AgentUp) is not None)
     assert not alive(agent)

@@ -27,6 +27,7 @@ from fleet.core.events import (
     TrainingReason,
     TrainingStarted,
 )
+from fleet.daemon.doubts import Doubts
 from fleet.daemon.watch_run import run_watch
 from fleet.errors import FleetError
 from fleet.models.learning import save_version
@@ -99,6 +100,17 @@ def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Reques
         assert champion.before == ("v000001",)
         assert champion.judged is not None
         assert champion.judged["workloads"] == len(HELD)
+        # And how unsure it is of each, for who plans what to measure next.
+        by_workload = champion.judged["by_workload"]
+        assert set(by_workload) == {one.workload_id for one in HELD}
+        for one in HELD:
+            found = by_workload[one.workload_id]
+            assert found["operator"] == one.operator
+            assert 0 <= found["pairs"] <= 1
+            assert 0 <= found["width"] <= 1
+            assert found["candidates"] >= 4
+        doubts = Doubts(registry).of(DeviceId(device), {one.workload_id: one for one in HELD})
+        assert doubts == {one: found["width"] for one, found in by_workload.items()}
 
 
 def test_a_challenger_that_loses_everywhere_is_not_kept(request_: Request) -> None:

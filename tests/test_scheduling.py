@@ -154,7 +154,17 @@ def test_a_new_device_measures_mostly_what_its_siblings_know() -> None:
 def test_the_rest_is_what_is_believed_to_be_fast(head: bool, origin: Origin) -> None:
     view = fleet(device("d", head=head, large=Cell(measured=20), small=Cell(measured=20)))
     got = given_by(plan(view, room(view, 100), seed=0), "origin")
-    assert got == {origin: 75, Origin.RANDOM: 25}
+    assert got == {origin: 50, Origin.RANDOM: 50}
+
+
+@pytest.mark.parametrize(("exploration", "random"), [(0.0, 0), (0.25, 19), (0.5, 38), (1.0, 75)])
+def test_what_closes_no_gap_is_explored_as_told(exploration: float, random: int) -> None:
+    cells = {"large": Cell(measured=20, unpaired=900), "small": Cell(measured=20, unpaired=900)}
+    view = fleet(device("d", head=True, **cells))
+    got = given_by(plan(view, room(view, 100), 0, exploration), "origin")
+    assert got[Origin.PAIRED] == 25
+    assert abs(got[Origin.RANDOM] - random) <= 1
+    assert got[Origin.MODEL] == 75 - got[Origin.RANDOM]
 
 
 def test_a_workload_begins_with_random_candidates() -> None:
@@ -167,7 +177,7 @@ def test_small_rooms_explore_as_often_as_large_ones() -> None:
     counts: Counter[str] = Counter()
     for seed in range(400):
         counts += given_by(plan(view, {DeviceId("d"): 2}, seed), "origin")
-    assert 0.2 < counts[Origin.RANDOM] / 800 < 0.3
+    assert 0.44 < counts[Origin.RANDOM] / 800 < 0.56
 
 
 def test_exhausted_workloads_are_left_out_but_their_gaps_are_closed() -> None:

@@ -582,10 +582,10 @@ def test_jobs_are_asked_for_again_but_not_all_the_time() -> None:
     made = fleet.submit("j1", "j2", "j3")
     assert only(ev.WantJobs, made) == []  # they were asked for a moment ago
     assert only(ev.WantJobs, fleet.finish("j1", 1)) == [ev.WantJobs(device_id=A, room=96)]
-    fleet.submit("j4", "j5")
+    fleet.submit("j4")
     assert fleet.wait(29.0) == []
-    assert fleet.wait(1.0) == [ev.WantJobs(device_id=A, room=32)]
-    fleet.submit("j6")
+    assert fleet.wait(1.0) == [ev.WantJobs(device_id=A, room=64)]
+    fleet.submit("j5")  # more than half of them wait
     assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 29.0)) is False
 
 

@@ -329,6 +329,21 @@ def test_upkeep_keeps_the_files_of_readers_until_they_are_old(tmp_path: Path) ->
             list(reader.records())
 
 
+def test_upkeep_goes_device_by_device_while_records_come(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        for device in ("dev-a", "dev-b"):
+            store.append(make_batch(0, 5, device=device))
+            store.append(make_batch(5, 5, device=device))
+        steps = store.upkeep_steps(retention_hours=0)
+        done = []
+        for start, step in enumerate(steps, 2):
+            done.append((step.merged_files, step.deleted_files))
+            store.append(make_batch(5 * start, 5))
+        assert done == [(2, 0), (4, 0), (4, 0), (4, 0), (4, 2), (4, 4)]
+        assert data_files(tmp_path) == set(store.data_files())
+        assert len(list(store.records())) == 20 + 5 * len(done)
+
+
 def test_small_files_and_commits_stay_few_by_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,6 +503,36 @@ def test_an_error_of_the_disk_at_any_fsync_keeps_the_table_whole(
     with Store.open(tmp_path) as store:
         store.append(make_batch(0, 5))
         assert list(store.records()) == make_batch(0, 5)
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_disk_that_was_full_at_the_last_fsync_of_a_commit_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """Whether the commit is durable nobody knows; once there is room the same writer makes it so."""
+    real, calls = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if 5 <= calls <= 5 + more:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    with Store.open(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            for _ in range(1 + more):
+                with pytest.raises(StoreFull):
+                    store.append(make_batch(0, 5))
+            ids = [record.record_id for record in make_batch(0, 6)]
+            assert store.known(ids) == [True] * 5 + [False]
+        result = store.append([*make_batch(0, 5), *make_batch(5, 2)])
+        assert (result.appended, result.duplicates) == (2, 5)
+        assert list(store.records()) == make_batch(0, 7)
+    with Store.open(tmp_path) as store:
+        assert store.repairs == ()
+        assert list(store.records()) == make_batch(0, 7)
 
 
 def test_a_failure_of_tidying_up_does_not_refuse_the_records(

@@ -2,89 +2,134 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
+import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from agents.records import Record
 from agents.spool import Spool
 from fleet.errors import StoreLocked
+from fleet.store import store as store_module
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch
 
-# Many processes are started one after the other, and each waits for the disk.
+# Many processes are started one after the other.
 pytestmark = pytest.mark.timeout(600)
 
-#: Appends batch after batch and says which are acknowledged. Frequent merges and checkpoints, so that kills
-#: fall into them too.
-WRITER = """
-import sys
-import fleet.store.store as module
-from tests.record_fixtures import make_batch
-module.MERGE_FILES, module.CHECKPOINT_EVERY = 4, 5
-store = module.Store.open(sys.argv[1])
-first, size = int(sys.argv[2]), int(sys.argv[3])
-print("ready", flush=True)
-for batch in range(first, first + 10_000):
-    store.append(make_batch(batch * size, size) + make_batch(batch * size, 1, device="dev-b"))
-    print(batch, flush=True)
-    if batch % 7 == 6:
-        store.upkeep(retention_hours=0)
-"""
+#: Forked from one process that has imported what they need: starting each takes milliseconds, not seconds.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["pytest", "agents.spool", "fleet.store.store", "tests.record_fixtures"])
+Body = Callable[[Path, int, int, Callable[[str], None]], None]
 
-SPOOLER = """
-import sys
-from pathlib import Path
-from agents.spool import Spool
-from tests.record_fixtures import make_batch
-spool = Spool(Path(sys.argv[1]), segment_bytes=4000)
-first, size = int(sys.argv[2]), int(sys.argv[3])
-print("ready", flush=True)
-for batch in range(first, first + 100_000):
-    records = make_batch(batch * size, size)
-    spool.put(records)
-    print(batch, flush=True)
-    if batch % 3 == 2:
-        print(-batch, flush=True)
-        spool.acknowledge(record.record_id for record in records)
-"""
+
+def write_store(path: Path, first: int, size: int, say: Callable[[str], None]) -> None:
+    """Append batch after batch and say which are acknowledged.
+
+    Merges and checkpoints are frequent, so that kills fall into them too.
+    """
+    store_module.MERGE_FILES, store_module.CHECKPOINT_EVERY = 4, 5
+    store = Store.open(path)
+    say("ready")
+    for batch in range(first, first + 10_000):
+        store.append(make_batch(batch * size, size) + make_batch(batch * size, 1, device="dev-b"))
+        say(str(batch))
+        if batch % 7 == 6:
+            store.upkeep(retention_hours=0)
+
+
+def write_spool(path: Path, first: int, size: int, say: Callable[[str], None]) -> None:
+    """Put batch after batch, and let go of some; say both."""
+    spool = Spool(path, segment_bytes=4000)
+    say("ready")
+    for batch in range(first, first + 100_000):
+        records = make_batch(batch * size, size)
+        spool.put(records)
+        say(str(batch))
+        if batch % 3 == 2:
+            say(str(-batch))
+            spool.acknowledge(record.record_id for record in records)
+
+
+def _live(body: Body, path: Path, first: int, size: int, pipe: Connection) -> None:
+    body(path, first, size, lambda line: _write_whole(pipe.fileno(), f"{line}\n".encode()))
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
 
 SIZE = 6
 
 
-def run_and_kill(program: str, folder: Path, first: int, after_secs: float) -> list[int]:
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a kill takes nothing from a file system, whichever it is.
+
+    The thousand waits for the disk of these tests take more than a minute on a slow one.
+    """
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 64 << 20:
+        with tempfile.TemporaryDirectory(prefix="store-kill-", dir=memory) as name:
+            yield Path(name)
+    else:
+        yield tmp_path
+
+
+@contextlib.contextmanager
+def begun(body: Body, path: Path, first: int, size: int) -> Iterator[tuple[Any, IO[str]]]:
+    """A process that is ready, and what it says; it is killed in the end."""
+    ours, theirs = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=_live, args=(body, path, first, size, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    with os.fdopen(os.dup(ours.fileno())) as said:
+        ours.close()
+        try:
+            assert said.readline() == "ready\n"
+            yield child, said
+        finally:
+            child.kill()
+            child.join()
+
+
+def run_and_kill(body: Body, path: Path, first: int, after_secs: float) -> list[int]:
     """Start a writer, kill it some time after it is ready, and return the batches that it acknowledged."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, str(folder), str(first), str(SIZE)], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    time.sleep(after_secs)
-    child.send_signal(signal.SIGKILL)
-    lines = child.stdout.read().splitlines(keepends=True)
-    child.stdout.close()
-    assert child.wait() == -signal.SIGKILL
+    with begun(body, path, first, SIZE) as (child, said):
+        # Read meanwhile: a full pipe would hold it up.
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.extend(said))
+        reader.start()
+        time.sleep(after_secs)
+        child.kill()
+        child.join()
+        reader.join()
+        assert child.exitcode == -signal.SIGKILL
     # A line cut by the kill says nothing: its batch counts as not acknowledged.
     return [int(line) for line in lines if line.endswith("\n")]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_acknowledged_records_survive_kills_exactly_once(tmp_path: Path, seed: int) -> None:
+def test_acknowledged_records_survive_kills_exactly_once(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     acknowledged: list[int] = []
     first = 0
     for _ in range(4):
-        acknowledged += run_and_kill(WRITER, tmp_path / "s", first, rng.uniform(0.0, 0.4))
-        seen = Counter(record.record_id for record in Store.read(tmp_path / "s").records())
+        acknowledged += run_and_kill(write_store, folder / "s", first, rng.uniform(0.0, 0.4))
+        seen = Counter(record.record_id for record in Store.read(folder / "s").records())
         assert set(seen.values()) <= {1}
         for batch in acknowledged:
             expected = [*make_batch(batch * SIZE, SIZE), *make_batch(batch * SIZE, 1, device="dev-b")]
@@ -93,7 +138,7 @@ def test_acknowledged_records_survive_kills_exactly_once(tmp_path: Path, seed: i
         # One batch may be there without an acknowledgement; it is there as a whole or not at all.
         unacknowledged = len(seen) - (SIZE + 1) * len(acknowledged)
         assert unacknowledged in (0, SIZE + 1)
-        with Store.open(tmp_path / "s") as store:
+        with Store.open(folder / "s") as store:
             assert store.repairs == ()
             again = [*make_batch(first * SIZE, SIZE), *make_batch(first * SIZE, 1, device="dev-b")]
             result = store.append(again)
@@ -104,15 +149,15 @@ def test_acknowledged_records_survive_kills_exactly_once(tmp_path: Path, seed: i
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_spooled_records_survive_kills(tmp_path: Path, seed: int) -> None:
+def test_spooled_records_survive_kills(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     put: set[int] = set()
     forgotten: set[int] = set()
     for _ in range(4):
-        lines = run_and_kill(SPOOLER, tmp_path / "s", max(put, default=-1) + 2, rng.uniform(0.0, 0.2))
+        lines = run_and_kill(write_spool, folder / "s", max(put, default=-1) + 2, rng.uniform(0.0, 0.2))
         put |= {batch for batch in lines if batch >= 0}
         forgotten |= {-batch for batch in lines if batch < 0}
-        with Spool(tmp_path / "s", segment_bytes=4000) as spool:
+        with Spool(folder / "s", segment_bytes=4000) as spool:
             pending = Counter(record.record_id for record in spool.pending())
         assert set(pending.values()) <= {1}
         for batch in put - forgotten:
@@ -121,10 +166,10 @@ def test_spooled_records_survive_kills(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_kill_before_any_step_on_the_disk_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy of the folder before each step is what a kill at that moment leaves behind."""
-    folder = tmp_path / "s"
+    """A copy of the store before each step is what a kill at that moment leaves behind."""
+    path = folder / "s"
     acknowledged: list[Record] = []
     left_behind: list[tuple[Path, int]] = []
     copying = False
@@ -135,15 +180,15 @@ def test_a_kill_before_any_step_on_the_disk_loses_nothing(
             # Copying sets times itself, which is no step of the store.
             if not copying:
                 copying = True
-                copy = tmp_path / f"copy-{len(left_behind)}"
-                shutil.copytree(folder, copy)
+                copy = folder / f"copy-{len(left_behind)}"
+                shutil.copytree(path, copy)
                 left_behind.append((copy, len(acknowledged)))
                 copying = False
             return call(*args, **kwargs)
 
         return step
 
-    with Store.open(folder) as store, monkeypatch.context() as patch:
+    with Store.open(path) as store, monkeypatch.context() as patch:
         for name in ("fsync", "link", "unlink", "replace", "utime"):
             patch.setattr(os, name, watched(getattr(os, name)))
         for start in range(0, 15, 5):
@@ -166,18 +211,9 @@ def test_a_kill_before_any_step_on_the_disk_loses_nothing(
         shutil.rmtree(copy)
 
 
-def test_the_lock_ends_with_its_process_and_names_it_before(tmp_path: Path) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path / "s"), "0", "1"], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    try:
-        assert child.stdout.readline() == "ready\n"
+def test_the_lock_ends_with_its_process_and_names_it_before(folder: Path) -> None:
+    with begun(write_store, folder / "s", 0, 1) as (child, _):
         with pytest.raises(StoreLocked, match=f"is being written by process {child.pid};"):
-            Store.open(tmp_path / "s")
-        assert list(Store.read(tmp_path / "s").records()) is not None
-    finally:
-        child.kill()
-        child.wait()
-        child.stdout.close()
-    Store.open(tmp_path / "s").close()
+            Store.open(folder / "s")
+        assert list(Store.read(folder / "s").records()) is not None
+    Store.open(folder / "s").close()

@@ -34,7 +34,10 @@ FORMAT_VERSION = 1
 TENSORS_NAME = "model.safetensors"
 MANIFEST_NAME = "manifest.json"
 
-#: Keys of the manifest that belong to this module.
+#: Key of the manifest with the hashes of further files, by name; absent where there are none.
+BESIDE_KEY = "beside"
+
+#: Keys of the manifest that belong to this module, and are in every one.
 _OWN_KEYS = frozenset({"format_version", "model", "spec_hash", "heads", "parameters", "tensors_sha256"})
 
 
@@ -42,18 +45,25 @@ class CheckpointError(TransferError):
     """A checkpoint is missing, damaged, too new, or made for other features."""
 
 
-def save(directory: Path, model: MultiTaskTLP, manifest: Mapping[str, Any]) -> None:
+def save(
+    directory: Path,
+    model: MultiTaskTLP,
+    manifest: Mapping[str, Any],
+    *,
+    beside: Mapping[str, bytes] | None = None,
+) -> None:
     """Write a checkpoint that appears under its name only when it is whole and on disk.
 
     Args:
         directory: Folder to make; its parent is made as needed.
         model: Model to keep; its input scaling is part of its tensors.
         manifest: More to remember, as JSON: table version, metrics, seed, vocabulary hash...
+        beside: Further files of the folder by name, read back by `read_beside`.
 
     Raises:
         CheckpointError: The folder exists, or `manifest` is not JSON or uses a key of this module.
     """
-    taken = sorted(_OWN_KEYS & manifest.keys())
+    taken = sorted((_OWN_KEYS | {BESIDE_KEY}) & manifest.keys())
     if taken:
         raise CheckpointError(f"manifest must not set the key(s) {', '.join(taken)}: save() fills them")
     if directory.exists():
@@ -69,11 +79,14 @@ def save(directory: Path, model: MultiTaskTLP, manifest: Mapping[str, Any]) -> N
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
     }
+    further = dict(beside or {})
+    if further:
+        own[BESIDE_KEY] = {name: hashlib.sha256(raw).hexdigest() for name, raw in further.items()}
     try:
         text = json.dumps({**manifest, **own}, indent=2, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"manifest for {directory} is not plain JSON: {error}") from error
-    put_folder(directory, {TENSORS_NAME: tensors, MANIFEST_NAME: text.encode()})
+    put_folder(directory, {TENSORS_NAME: tensors, **further, MANIFEST_NAME: text.encode()})
 
 
 def put_folder(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -140,6 +153,23 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[MultiTaskTLP
             f"{directory}: manifest and tensors do not fit together: {str(error).splitlines()[0]}; restore it"
         ) from error
     return model.eval(), manifest
+
+
+def read_beside(directory: Path, manifest: Mapping[str, Any], name: str) -> bytes | None:
+    """Content of a further file of a checkpoint; None where it was saved without one of that name.
+
+    Raises:
+        CheckpointError: It is missing, torn or changed.
+    """
+    expected = manifest.get(BESIDE_KEY, {}).get(name)
+    if expected is None:
+        return None
+    raw = read_file(directory, name)
+    if hashlib.sha256(raw).hexdigest() != expected:
+        raise CheckpointError(
+            f"{directory / name}: torn or changed since it was saved; restore it or roll back"
+        )
+    return raw
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from scipy.stats import rankdata
 from transfer.comparison import Comparison
 from transfer.dataset import Dataset
 from transfer.errors import DatasetError, TransferError
+from transfer.kept_scores import KeptScores
 from transfer.metrics import Metrics, evaluate_ranking, merge
 from transfer.splits import Split
 from transfer.train import torch_threads, trainable_devices
@@ -58,6 +60,11 @@ class _Job:
     #: Place of the split among those of its seed.
     place: int
 
+    @property
+    def fit_seed(self) -> int:
+        """Unlike for every seed and split, and inside what every library takes."""
+        return int(np.random.SeedSequence([self.seed, self.place]).generate_state(1)[0] >> 1)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scores:
@@ -75,6 +82,8 @@ def compare(
     *,
     noise_floors: Mapping[str, float] | None = None,
     workers: int = 1,
+    keep: Path | None = None,
+    seeds_of: Mapping[str, int] | None = None,
     on_progress: Callable[[Finished], None] | None = None,
 ) -> Comparison:
     """Fit every ranker on every split with every seed, and judge it on the rows held out.
@@ -89,6 +98,8 @@ def compare(
         seeds: One run each; intervals need several to say something of initial weights.
         noise_floors: Relative difference of two measurements of one program, by device.
         workers: Processes that fit. The result does not depend on it: each fit runs on one thread.
+        keep: Folder for the scores of each fit (`transfer.kept_scores`); what is there is not fitted again.
+        seeds_of: For rankers that are slow to fit, how many of the seeds they get: the first ones.
         on_progress: Told of each fit that ended.
 
     Raises:
@@ -104,6 +115,7 @@ def compare(
         for seed, several in splits_of.items()
         for place, split in enumerate(several)
         for ranker in rankers
+        if seed in seeds[: (seeds_of or {}).get(ranker.name, len(seeds))]
     ]
     if not jobs:
         raise DatasetError("there is no split to judge anything by")
@@ -111,7 +123,7 @@ def compare(
     runs: dict[tuple[str, str], dict[int, list[Metrics]]] = defaultdict(lambda: defaultdict(list))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     judged_in: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for done, (job, scores) in enumerate(_run(jobs, dataset, workers), start=1):
+    for done, (job, scores) in enumerate(_each(jobs, dataset, workers, keep), start=1):
         seconds[job.ranker.name].append(scores.seconds)
         for device_id, values in scores.by_device.items():
             metrics = _judge(dataset, device_id, job.split.test, values, floors.get(device_id, 0.0))
@@ -204,6 +216,26 @@ def _judge(
     return evaluate_ranking(scores, latency, group, dataset.weight, noise_floor=floor, least=LEAST_CANDIDATES)
 
 
+def _each(
+    jobs: Sequence[_Job], dataset: Dataset, workers: int, keep: Path | None
+) -> Iterator[tuple[_Job, _Scores]]:
+    """Every job with its result: what is kept is read, the rest is done and kept."""
+    if keep is None:
+        yield from _run(jobs, dataset, workers)
+        return
+    kept = KeptScores(keep, dataset)
+    paths = [kept.path(job.ranker, job.split, job.fit_seed) for job in jobs]
+    found = [kept.load(path) for path in paths]
+    made = _run([job for job, one in zip(jobs, found, strict=True) if one is None], dataset, workers)
+    for job, path, one in zip(jobs, paths, found, strict=True):
+        if one is not None:
+            yield job, _Scores(*one)
+            continue
+        _, scores = next(made)
+        kept.save(path, scores.by_device, scores.seconds)
+        yield job, scores
+
+
 def _run(jobs: Sequence[_Job], dataset: Dataset, workers: int) -> Iterator[tuple[_Job, _Scores]]:
     """Do every job, here or in processes, and give each with its result in the order of the jobs."""
     if workers <= 1 or len(jobs) == 1:
@@ -231,11 +263,9 @@ def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:
     seen = split.visible(whole)
     shown = _only(whole, seen)
     learnt = trainable_devices(shown, split.train)
-    # Unlike for every seed and split, and inside what every library takes.
-    fit_seed = int(np.random.SeedSequence([job.seed, job.place]).generate_state(1)[0] >> 1)
     scores = {}
     with torch_threads(1):
-        ranker.fit(shown, split.train, learnt, fit_seed)
+        ranker.fit(shown, split.train, learnt, job.fit_seed)
         for device_id in map(str, whole.device_ids) if split.targets is None else split.targets:
             column = whole.column(device_id)
             # A ranker may look at what sibling devices say of a held-out candidate, not at the device itself.

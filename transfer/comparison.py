@@ -31,7 +31,8 @@ class Comparison:
     splits: tuple[str, ...]
     #: Workloads that the metrics' groups point at.
     workload_ids: tuple[WorkloadId, ...]
-    #: Metrics of each seed by (ranker, device): the same workloads in the same order for all of a device.
+    #: Metrics of each seed by (ranker, device): the same workloads in the same order for all of a device. A
+    #: ranker may have run with the first few seeds only.
     metrics: Mapping[tuple[str, str], tuple[Metrics, ...]]
     #: Why a device was not judged, by device.
     left_out: Mapping[str, str]
@@ -40,7 +41,9 @@ class Comparison:
     #: Noise floor used in `noise_regret`, by device; those not listed had none.
     noise_floors: Mapping[str, float] = field(default_factory=dict)
 
-    def resampled(self, ranker: str, device_id: str, measure: str, seed: int = 0) -> Resampled:
+    def resampled(
+        self, ranker: str, device_id: str, measure: str, seed: int = 0, runs: int | None = None
+    ) -> Resampled:
         """One measure with its resamples over workloads and seeds.
 
         Args:
@@ -48,6 +51,7 @@ class Comparison:
             device_id: One of `device_ids`.
             measure: One of `transfer.metrics.MEASURES`.
             seed: Of the resampling.
+            runs: How many of the ranker's runs count, the first ones; all where None.
 
         Raises:
             DatasetError: One of them is unknown.
@@ -57,7 +61,7 @@ class Comparison:
                 f"no {measure!r} of {ranker!r} on {device_id!r}; compared were {', '.join(self.rankers)} on "
                 f"{', '.join(self.device_ids)} by {', '.join(MEASURES)}"
             )
-        parts = [one.parts(measure) for one in self.metrics[ranker, device_id]]
+        parts = [one.parts(measure) for one in self.metrics[ranker, device_id][:runs]]
         above, below = (np.stack(side) for side in zip(*parts, strict=True))
         found = resample_ratio(above, below, seed)
         return found.root() if measure == "rmse" else found
@@ -69,8 +73,12 @@ class Comparison:
     def difference(
         self, ranker: str, other: str, device_id: str, measure: str, level: float = LEVEL
     ) -> Estimate:
-        """`ranker` less `other`, with the interval of a paired bootstrap; arguments as for `resampled`."""
-        mine, theirs = (self.resampled(one, device_id, measure) for one in (ranker, other))
+        """`ranker` less `other`, with the interval of a paired bootstrap; arguments as for `resampled`.
+
+        Over the seeds that both ran with.
+        """
+        runs = min(len(self.metrics.get((one, device_id), ())) for one in (ranker, other)) or None
+        mine, theirs = (self.resampled(one, device_id, measure, runs=runs) for one in (ranker, other))
         return mine.minus(theirs).estimate(level)
 
     def as_json(self, level: float = LEVEL) -> dict[str, Any]:

@@ -14,18 +14,19 @@ E step width, T trunk width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transfer.encoder import ModelConfig, ModelSizes, Residual, Standardise, StepEncoder
+from transfer.encoder import ModelConfig, ModelSizes, Ramps, Residual, Standardise, StepEncoder
 from transfer.errors import TransferError
 from transfer.features import FeatureBlock, FeatureSpec
+from transfer.model_inputs import block_tensors, used_lengths
 
 #: Candidates and steps of every forward pass of `score`, filled up where there are fewer. Libraries of linear
 #: algebra sum in another order for other sizes, so with passes of one size a candidate's score is the same
@@ -50,12 +51,16 @@ class MultiTaskTLP(nn.Module):
         self.encoder = StepEncoder(config)
         self.workload = Standardise(config.workload_size)
         self.summary = Standardise(config.summary_size)
-        joined = 2 * sizes.step_width + config.summary_size + config.workload_size * sizes.use_workload
+        self.ramps = Ramps(config.summary_size, sizes.summary_ramps)
+        joined = 2 * sizes.step_width + config.summary_size * (1 + sizes.summary_ramps)
+        joined += config.workload_size * sizes.use_workload
         self.join = nn.Linear(joined, sizes.trunk_width)
         self.trunk = Residual(sizes.trunk_width, sizes.dropout)
         self.dropout = nn.Dropout(sizes.dropout)
         self.norm = nn.LayerNorm(sizes.trunk_width)
         self.heads = nn.ModuleDict()
+        #: Outputs of `validity`, for the devices that failures are known of (`transfer.validity`).
+        self.validity_outputs = nn.ModuleDict()
         for device_id in device_ids:
             self.add_head(device_id)
 
@@ -100,6 +105,10 @@ class MultiTaskTLP(nn.Module):
             states = [self.head(name).state_dict() for name in names]
             head.load_state_dict({k: torch.stack([s[k] for s in states]).mean(dim=0) for k in states[0]})
         self.heads[key] = head.to(self.join.weight.device)
+        told = [self.validity_outputs[_head_key(name)] for name in names if self.tells_validity(name)]
+        if told:
+            flat = [torch.cat([p.detach().flatten() for p in one.parameters()]) for one in told]
+            self.set_validity(device_id, torch.stack(flat).mean(dim=0))
 
     def drop_head(self, device_id: str) -> None:
         """Take a head away: one that is not trained any more while the backbone changes would only mislead.
@@ -109,6 +118,31 @@ class MultiTaskTLP(nn.Module):
         """
         self.head(device_id)
         del self.heads[_head_key(device_id)]
+        if self.tells_validity(device_id):
+            del self.validity_outputs[_head_key(device_id)]
+
+    def tells_validity(self, device_id: str) -> bool:
+        """Whether anything was learnt about failures on a device."""
+        return _head_key(device_id) in self.validity_outputs
+
+    def set_validity(self, device_id: str, values: Tensor) -> None:
+        """Set what `validity` computes for a device: (T + 1,) weights and, last, bias of the logit."""
+        width = self.config.sizes.trunk_width
+        output = nn.utils.skip_init(nn.Linear, width, 1)  # type: ignore[no-untyped-call]  # torch has none
+        with torch.no_grad():
+            output.weight.copy_(values[None, :-1])
+            output.bias.copy_(values[-1:])
+        self.validity_outputs[_head_key(device_id)] = output.to(self.join.weight.device)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As of any module; outputs of `validity` come and go with the tensors."""
+        self.validity_outputs.clear()
+        for name in state_dict:
+            module, _, rest = name.partition(".")
+            if module == "validity_outputs" and rest.endswith(".weight"):
+                device_id = _device_id(rest.removesuffix(".weight"))
+                self.set_validity(device_id, torch.zeros(self.config.sizes.trunk_width + 1))
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def copy(self) -> MultiTaskTLP:
         """An equal model that shares no tensor with this one."""
@@ -121,6 +155,7 @@ class MultiTaskTLP(nn.Module):
             block.workload_vectors, np.bincount(block.workload_rows, minlength=len(block.workload_vectors))
         )
         self.summary.fit(block.summary)
+        self.ramps.fit(block.summary)
 
     def backbone(
         self, categories: Tensor, numbers: Tensor, mask: Tensor, workload: Tensor, summary: Tensor
@@ -138,7 +173,7 @@ class MultiTaskTLP(nn.Module):
             (N, T).
         """
         steps = self.encoder(categories, numbers, mask)
-        parts = [steps, self.summary(summary)]
+        parts = [steps, self.summary(summary), self.ramps(summary)]
         if self.config.sizes.use_workload:
             parts.append(self.workload(workload))
         joined = torch.cat(parts, dim=1)
@@ -165,13 +200,37 @@ class MultiTaskTLP(nn.Module):
             TransferError: No head for the device, or the block has other sizes than the model.
         """
         self.head(device_id)
+        # In float64: in float32 all logits above 17 would tie at 1.
+        return self._each(block, lambda x: torch.sigmoid(self.logits(x, device_id).double()))
+
+    def validity(self, block: FeatureBlock, device_id: str) -> np.ndarray:
+        """Probability that a candidate builds and runs on a device.
+
+        Args:
+            block: N candidates, of any workloads.
+            device_id: Device with a head.
+
+        Returns:
+            (N,) float64 in (0, 1]; 1 where there were no failures to learn from.
+
+        Raises:
+            TransferError: As of `score`.
+        """
+        self.head(device_id)
+        if not self.tells_validity(device_id):
+            self.check_block(block)
+            return np.ones(len(block))
+        output = self.validity_outputs[_head_key(device_id)]
+        return self._each(block, lambda x: torch.sigmoid(output(x).squeeze(-1).double()))
+
+    def _each(self, block: FeatureBlock, output: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """(N,) what an output says of representations, each in a pass of one size."""
         self.check_block(block)
         was_training, threads = self.training, torch.get_num_threads()
         self.eval()
-        # For passes of this size one thread is the fastest, and where other processes hold the cores, threads
-        # that wait for each other took forty times as long.
+        # One thread: where other processes hold the cores, several that wait took forty times as long.
         torch.set_num_threads(1)
-        scores = np.zeros(len(block))
+        values = np.zeros(len(block))
         steps = np.minimum(-(-used_lengths(block) // _SCORE_STEPS) * _SCORE_STEPS, self.config.max_steps)
         try:
             with torch.no_grad():
@@ -180,13 +239,11 @@ class MultiTaskTLP(nn.Module):
                     for start in range(0, len(of_length), _SCORE_BATCH):
                         rows = of_length[start : start + _SCORE_BATCH]
                         x = self.backbone(*block_tensors(block, np.resize(rows, _SCORE_BATCH), length))
-                        # In float64: in float32 all logits above 17 would tie at 1.
-                        found = torch.sigmoid(self.logits(x, device_id).double())
-                        scores[rows] = found[: len(rows)].numpy()
+                        values[rows] = output(x)[: len(rows)].numpy()
         finally:
             self.train(was_training)
             torch.set_num_threads(threads)
-        return scores
+        return values
 
     def check_block(self, block: FeatureBlock) -> None:
         """Refuse features of another shape.
@@ -243,37 +300,6 @@ def scoped_seed(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-def used_lengths(block: FeatureBlock) -> np.ndarray:
-    """(N,) steps of each candidate up to its last real one, at least 1."""
-    real = block.steps > 0
-    last = real.shape[1] - np.argmax(real[:, ::-1], axis=1)
-    return np.where(real.any(axis=1), last, 1)
-
-
-def block_tensors(
-    block: FeatureBlock, rows: np.ndarray, steps: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Arguments of `MultiTaskTLP.backbone` for some rows: the only place where dense arrays are made.
-
-    Args:
-        block: Candidates.
-        rows: Row numbers.
-        steps: Steps L of the result; those up to the last real one of these rows where None.
-    """
-    ids = block.steps[rows]
-    if steps is None:
-        columns = np.flatnonzero((ids > 0).any(axis=0))
-        steps = int(columns[-1]) + 1 if len(columns) else 1
-    ids = np.pad(ids[:, :steps], ((0, 0), (0, max(0, steps - ids.shape[1]))))
-    return (
-        torch.from_numpy(block.step_categories[ids].astype(np.int64)),
-        torch.from_numpy(np.asarray(block.step_numbers[ids], dtype=np.float32)),
-        torch.from_numpy(ids > 0),
-        torch.from_numpy(np.asarray(block.workload_vectors[block.workload_rows[rows]], dtype=np.float32)),
-        torch.from_numpy(np.asarray(block.summary[rows], dtype=np.float32)),
-    )
 
 
 def _head_key(device_id: str) -> str:

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,6 +32,7 @@ from transfer.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import MultiTaskTLP
 from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
+from transfer.onboarding_points import KeptPoints, Point
 from transfer.ranking import kendall_tau, random_top_k, top_k
 from transfer.train import TrainConfig, torch_threads, train, trainable_devices
 
@@ -39,28 +41,6 @@ SAMPLES = (0, 8, 32, 64, 256, 1024, 4096)
 #: Up to here every seed is run; beyond, the first ones only, for draws differ less and cost more.
 ALL_SEEDS_UP_TO = 1024
 _SEEDS_BEYOND = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Point:
-    """How one contender did with k samples on the test rows of one case; arrays are (G,)."""
-
-    contender: str
-    regime: Regime
-    target: str
-    split: str
-    seed: int
-    #: Samples asked for; None for all there were.
-    k: int | None
-    #: Samples that were measured.
-    measured: int
-    groups: NDArray[np.int32]
-    top1: NDArray[np.float64]
-    top5: NDArray[np.float64]
-    tau: NDArray[np.float64]
-    #: Wall seconds of adapting, without the model of the sources and without scoring.
-    seconds: float
-    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -107,6 +87,7 @@ def run_curve(
     workers: int = 1,
     until: float = math.inf,
     on_case: Callable[[int, int, Case, float], None] | None = None,
+    kept: Path | None = None,
 ) -> list[Point]:
     """Run every contender at every k on every case.
 
@@ -118,6 +99,7 @@ def run_curve(
         until: No case of a later seed is begun after this value of `time.monotonic`, and no points of seeds
             that did not run on every case are given. The first seed runs in any way.
         on_case: Told of each finished case: how many are done, of how many, which, its seconds.
+        kept: Folder of the points of cases that finished before: those are not run again.
 
     Raises:
         DatasetError: There is nothing to judge.
@@ -132,7 +114,7 @@ def run_curve(
         mine = [case for case in cases if case.seed == seed]
         found_of: list[Point] = []
         ran = 0
-        for case, found, seconds in _run(mine, dataset, plan, workers):
+        for case, found, seconds in _run(mine, dataset, plan, workers, kept):
             found_of += found
             ran, done = ran + 1, done + 1
             if on_case is not None:
@@ -282,7 +264,7 @@ def _judged(
         top5=top5,
         tau=tau,
         seconds=seconds,
-        notes=notes or {},
+        notes=dict(notes or {}),
     )
 
 
@@ -293,6 +275,37 @@ def _timed(dataset: Dataset, case: Case, plan: CurvePlan) -> tuple[list[Point], 
 
 
 def _run(
+    cases: Sequence[Case], dataset: Dataset, plan: CurvePlan, workers: int, kept: Path | None
+) -> Iterator[tuple[Case, list[Point], float]]:
+    todo = []
+    for case in cases:
+        found = None if kept is None else KeptPoints(kept, _about(plan, case)).get(dataset, case)
+        if found is None:
+            todo.append(case)
+        else:
+            yield case, found, 0.0
+    for case, found, seconds in _run_anew(todo, dataset, plan, workers):
+        if kept is not None:
+            KeptPoints(kept, _about(plan, case)).put(dataset, case, found)
+        yield case, found, seconds
+
+
+def _about(plan: CurvePlan, case: Case) -> list[Any]:
+    """What the points of a case follow from beside the records."""
+    return [
+        [
+            [one.name, repr(one.strategy), one.selector.name] if isinstance(one, Adapting) else one.name
+            for one in plan.contenders
+        ],
+        plan.selector.name,
+        repr(plan.config),
+        list(plan.samples),
+        plan.with_all,
+        case.seed in plan.cases.seeds[:_SEEDS_BEYOND],
+    ]
+
+
+def _run_anew(
     cases: Sequence[Case], dataset: Dataset, plan: CurvePlan, workers: int
 ) -> Iterator[tuple[Case, list[Point], float]]:
     if workers <= 1 or len(cases) == 1:

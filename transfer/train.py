@@ -32,6 +32,7 @@ from transfer.training_loop import Progress, run_epochs
 from transfer.training_peers import ALONE, Peers
 from transfer.training_state import digest, load_state, remove_states, save_state
 from transfer.training_step import Stepper
+from transfer.validity import teach_validity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,7 @@ def train(
                 on_epoch(report)
 
         run_epochs(stepper, training, validation, config, seed, peers, progress, after_epoch)
+        teach_validity(model.to("cpu"), dataset, rows, device_ids)
         # Nobody may remove what another worker has yet to read.
         peers.check_equal(len(progress.history), "epochs done")
     if run_folder is not None and peers.is_first:
@@ -184,6 +186,8 @@ def _start(
             f"{dataset.spec.hash}; train from nothing instead"
         )
     model.check_block(dataset.features)
+    # They belong to the backbone as it was; `teach_validity` makes them anew.
+    model.validity_outputs.clear()
     for device_id in device_ids:
         if device_id not in model.device_ids:
             model.add_head(device_id)

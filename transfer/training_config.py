@@ -41,7 +41,7 @@ class TrainConfig:
     #: Largest norm of the gradient.
     gradient_clip: float = 1.0
     loss: LossWeights = field(default_factory=LossWeights)
-    sizes: ModelSizes = field(default_factory=ModelSizes)
+    sizes: ModelSizes = field(default_factory=lambda: ModelSizes(summary_ramps=8))
     #: Epochs without a better validation loss before stopping; used only with validation rows.
     patience: int = 10
     #: Threads of torch. One is the fastest for a model of this size, and sums in another order would give

@@ -4,11 +4,12 @@
     scorer = load_scorer(Path("runs/models/v000003"), "x86-64-v3", workloads)
     ms.tune_tir(module, target, work_dir, max_trials_global=64, cost_model=cost_model(scorer))
 
-The scores are those of `MultiTaskTLP.score` for the same traces, bit for bit. MetaSchedule's evolutionary
-search draws parents in proportion to max(score, 0): scores are relative speeds above 0, so a candidate that
-is thought twice as fast has twice as many children, and there is always one to draw (all scores 0 would make
-the chances 0 / 0). TLP's own plug-in hands out the sums of a ranking loss, whose zero is anywhere. Imports
-TVM when `cost_model` is called; knows nothing of stores.
+The scores are those of `Adapted.score_unseen` for the same traces, bit for bit; of a head with nothing beside
+it, those of `MultiTaskTLP.score`. MetaSchedule's evolutionary search draws parents in proportion to
+max(score, 0): scores are relative speeds above 0, so a candidate that is thought twice as fast has twice as
+many children, and there is always one to draw (all scores 0 would make the chances 0 / 0). TLP's own plug-in
+hands out the sums of a ranking loss, whose zero is anywhere. Imports TVM when `cost_model` is called; knows
+nothing of stores.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId, canonical_json
 from transfer import checkpoint
+from transfer.adapt.base import Adapted, Correction
+from transfer.adapt.kept import files_of, load_adapted
 from transfer.errors import TraceError, TransferError
 from transfer.features import DEFAULT_SPEC, Extractor, FeatureSpec
 from transfer.model import MultiTaskTLP
@@ -59,6 +62,7 @@ class Scorer:
         on_measured: Told of what TVM measured after each round. The model itself learns nothing from it: keep
             the records, and train or adapt afterwards.
         spec: Features that the model reads.
+        correction: What belongs to the head (`transfer.adapt.kept`).
 
     Raises:
         TransferError: The model has no such head, or reads other features.
@@ -73,6 +77,7 @@ class Scorer:
         describe: Callable[[Any], Workload] | None = None,
         on_measured: Callable[[Sequence[Measured]], None] | None = None,
         spec: FeatureSpec = DEFAULT_SPEC,
+        correction: Correction | None = None,
     ) -> None:
         self.device_id = device_id
         self.on_measured = on_measured
@@ -80,12 +85,12 @@ class Scorer:
         self._describe = describe
         self._workloads = {workload.workload_id: workload for workload in workloads}
         self._extractor = Extractor(spec)
-        self._model = self._checked(model)
+        self._head = self._checked(Adapted(device_id=device_id, model=model, correction=correction))
 
     @property
     def model(self) -> MultiTaskTLP:
         """The model whose head is served."""
-        return self._model
+        return self._head.model
 
     def load(self, folder: Path) -> None:
         """Serve the same head of another checkpoint.
@@ -94,7 +99,7 @@ class Scorer:
             CheckpointError: The checkpoint is missing, damaged, or reads other features.
             TransferError: It has no head for the device.
         """
-        self._model = self._checked(checkpoint.load(folder, self._spec)[0])
+        self._head = self._checked(load_adapted(folder, self.device_id, self._spec))
 
     def save(self, folder: Path) -> None:
         """Keep the model as a checkpoint in a new folder.
@@ -102,7 +107,9 @@ class Scorer:
         Raises:
             CheckpointError: The folder exists.
         """
-        checkpoint.save(folder, self._model, {"served_head": self.device_id})
+        checkpoint.save(
+            folder, self._head.model, {"served_head": self.device_id}, beside=files_of(self._head)
+        )
 
     def workload_of(self, module: Any) -> Workload:
         """The workload of a `tvm.IRModule`, found by its structural hash.
@@ -147,7 +154,7 @@ class Scorer:
         if len(readable):
             # One thread, as in evaluation: more would add up in another order.
             with torch_threads(1):
-                scores[readable] = self._model.score(block, self.device_id)
+                scores[readable] = self._head.score_unseen(block)
         result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
         return result
 
@@ -158,14 +165,14 @@ class Scorer:
             return False
         return True
 
-    def _checked(self, model: MultiTaskTLP) -> MultiTaskTLP:
-        model.head(self.device_id)
-        if model.config.spec_hash != self._spec.hash:
+    def _checked(self, head: Adapted) -> Adapted:
+        head.model.head(self.device_id)
+        found = head.model.config.spec_hash
+        if found != self._spec.hash:
             raise TransferError(
-                f"the model reads features {model.config.spec_hash}, this program makes {self._spec.hash}; "
-                "train it again"
+                f"the model reads features {found}, this program makes {self._spec.hash}; train it again"
             )
-        return model
+        return head
 
 
 def load_scorer(
@@ -182,8 +189,15 @@ def load_scorer(
         CheckpointError: The checkpoint is missing, damaged, or reads other features.
         TransferError: It has no head for the device.
     """
-    model, _ = checkpoint.load(folder, DEFAULT_SPEC)
-    return Scorer(model, device_id, workloads, describe=describe, on_measured=on_measured)
+    head = load_adapted(folder, device_id, DEFAULT_SPEC)
+    return Scorer(
+        head.model,
+        device_id,
+        workloads,
+        describe=describe,
+        on_measured=on_measured,
+        correction=head.correction,
+    )
 
 
 def cost_model(scorer: Scorer) -> Any:

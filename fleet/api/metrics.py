@@ -77,6 +77,11 @@ class _Collector:
             "Records that are durable but not in the table yet.",
             value=store.get("waiting", 0),
         )
+        yield GaugeMetricFamily(
+            "fleet_refused_records",
+            "Records that the store would not have; they are set aside.",
+            value=store.get("refused", 0),
+        )
         yield GaugeMetricFamily("fleet_alarms", "Alarms that are remembered.", value=len(view["alarms"]))
 
 

@@ -132,6 +132,11 @@ class Tallies:
             if record.is_quarantined:
                 tally.strikes.add(record.candidate_id)
 
+    def set_aside(self, job_id: JobId, candidate_ids: Iterable[CandidateId]) -> None:
+        """Count candidates whose records the store refused: nothing more is to be had of them."""
+        tally = self._jobs.setdefault(job_id, _Tally())
+        tally.finished.update(candidate_ids)
+
     def left(self, job: Job) -> list[CandidateId]:
         """Candidates of a job that have no counted record yet, as far as this knows."""
         tally = self._jobs.get(job.job_id)

@@ -188,6 +188,8 @@ class Device:
 
     def closed(self, now: float) -> Closed | None:
         """Why its policy allows no lease now; None where it does."""
+        if not self.policy.is_limiting:
+            return None
         estimates = [one.expected_secs for one in self.leases]
         outstanding = 0.0 if estimates and min(estimates) <= 0 else sum(estimates)
         return closed_because(

@@ -103,6 +103,12 @@ class DevicePolicy:
     #: Leases are granted only inside of these; empty means at any time.
     windows: tuple[TimeWindow, ...] = ()
 
+    @property
+    def is_limiting(self) -> bool:
+        """Whether there may be a time at which it allows no lease."""
+        has_budget = self.secs_per_hour is not None or self.secs_per_day is not None
+        return has_budget or self.idle_only or bool(self.windows)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:

@@ -126,7 +126,7 @@ class Leasing:
             waiting = self.jobs.queued(device.device_id)
             asked = device.wanted_at is not None and self.now < device.wanted_at + self.limits.want_secs
             is_usable = bool(device.leases) or device.closed(self.now) is None
-            if waiting < self.limits.queued_jobs and is_usable and not asked:
+            if self._is_low(device) and is_usable and not asked:
                 room = (self.limits.queued_jobs - waiting) * self.limits.job_candidates
                 device.wanted_at = self.now
                 made.append(WantJobs(device_id=device.device_id, room=room))
@@ -238,6 +238,10 @@ class Leasing:
                 self.jobs.requeue(entry, first=True)
         return made + self.fail(device, reason)
 
+    def _is_low(self, device: Device) -> bool:
+        """Whether to ask for jobs: with half of them gone, for one plan costs as much as another."""
+        return 2 * self.jobs.queued(device.device_id) <= self.limits.queued_jobs
+
     def _kill(self, device: Device) -> StopAgent:
         return StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=True)
 
@@ -253,8 +257,8 @@ class Leasing:
             closed = device.closed(self.now)
             if closed and len(device.leases) < self.limits.leases:
                 times.append(closed.until_secs)
-            is_low = self.jobs.queued(device.device_id) < self.limits.queued_jobs
-            if is_low and device.wanted_at is not None and (device.leases or not closed):
+            is_usable = bool(device.leases) or not closed
+            if self._is_low(device) and device.wanted_at is not None and is_usable:
                 times.append(device.wanted_at + self.limits.want_secs)
         return min(times)
 

@@ -26,7 +26,8 @@ class Limits:
     quarantine_secs: float = 600.0
     #: Crashes that quarantine a job.
     job_crashes: int = 3
-    #: Jobs that a device should have waiting, and candidates of one job: what `WantJobs` asks for.
+    #: Jobs that a device should have waiting, and candidates of one job: what `WantJobs` asks for, once half
+    #: of them are gone.
     queued_jobs: int = 3
     job_candidates: int = 32
     #: Jobs are asked for again if none came.

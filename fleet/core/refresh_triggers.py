@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -17,6 +17,9 @@ from agents.records import DeviceId
 from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import ReasonKind, StartTraining, TrainingReason
 from fleet.core.limits import Limits
+
+#: Device and kind of a reason.
+_Key = tuple[str, ReasonKind]
 
 
 class Phase(StrEnum):
@@ -44,8 +47,9 @@ class FamilyTriggers:
     #: Records when the last training began, and when the one before it did (for a training that fails).
     base: int = 0
     base_before: int = 0
-    pending: list[Pending] = field(default_factory=list)
-    due: list[TrainingReason] = field(default_factory=list)
+    #: By device and kind: with a thousand new devices nothing may look through all of them.
+    pending: dict[_Key, Pending] = field(default_factory=dict)
+    due: dict[_Key, TrainingReason] = field(default_factory=dict)
     #: Failed trainings in a row, and Unix seconds before which none is asked for.
     failures: int = 0
     not_before: float = 0.0
@@ -53,6 +57,13 @@ class FamilyTriggers:
     def enough(self, limits: Limits) -> int:
         """New records that ask for a training by themselves."""
         return max(limits.training_records, int(limits.training_share * self.base))
+
+    def ripen(self, pending: Pending) -> None:
+        """Let a reason ask for a training, if its device has enough records now."""
+        if pending.missing <= 0:
+            key = _key(pending.reason)
+            del self.pending[key]
+            self.due[key] = pending.reason
 
     def wants(self, limits: Limits) -> bool:
         """Whether anything asks for a training."""
@@ -75,10 +86,10 @@ class Triggers:
         """Count new records of a device."""
         one = self._of(family)
         one.records += count
-        for pending in one.pending:
-            if pending.reason.device_id == device_id:
+        for kind in ReasonKind:
+            if (pending := one.pending.get((device_id, kind))) is not None:
                 pending.missing -= count
-        self._ripen(one)
+                one.ripen(pending)
 
     def set_records(self, records: Mapping[str, int]) -> None:
         """Set the records of each family to what the store has."""
@@ -91,16 +102,17 @@ class Triggers:
     def expect(self, family: str, reason: TrainingReason, missing: int) -> None:
         """Train for a reason as soon as its device has so many more records; a repeat changes nothing."""
         one = self._of(family)
-        known = [pending.reason for pending in one.pending] + one.due
-        if all((other.kind, other.device_id) != (reason.kind, reason.device_id) for other in known):
-            one.pending.append(Pending(reason, missing))
-            self._ripen(one)
+        key = _key(reason)
+        if key not in one.pending and key not in one.due:
+            one.pending[key] = Pending(reason, missing)
+            one.ripen(one.pending[key])
 
     def drop(self, device_id: DeviceId, kinds: frozenset[ReasonKind] = frozenset(ReasonKind)) -> None:
         """Forget reasons of a device."""
         for one in self._families.values():
-            one.pending = [p for p in one.pending if not _is_of(p.reason, device_id, kinds)]
-            one.due = [reason for reason in one.due if not _is_of(reason, device_id, kinds)]
+            for kind in kinds:
+                one.pending.pop((device_id, kind), None)
+                one.due.pop((device_id, kind), None)
 
     def ask(self, now: float, limits: Limits) -> list[StartTraining]:
         """Ask for a training if there is a reason and none is under way."""
@@ -112,11 +124,11 @@ class Triggers:
         # The family that has waited longest, so that one with many records does not starve the other.
         one = min(ready, key=lambda family: (family.not_before, family.family))
         new = one.records - one.base
-        reasons = list(one.due)
+        reasons = list(one.due.values())
         if new >= one.enough(limits):
             text = f"{new} new records after the {one.base} of the last training"
             reasons.append(TrainingReason(kind=ReasonKind.NEW_RECORDS, text=text))
-        one.due = []
+        one.due = {}
         self.phase, self.family, self.reasons, self.since = Phase.ASKED, one.family, tuple(reasons), now
         return [StartTraining(family=one.family, reasons=self.reasons)]
 
@@ -152,9 +164,8 @@ class Triggers:
         wait = limits.training_retry_secs * 2.0 ** min(one.failures, 30)
         one.failures += 1
         one.not_before = now + min(limits.training_retry_most_secs, wait)
-        there = {(other.kind, other.device_id) for other in one.due}
-        back = [r for r in self.reasons if r.kind is not ReasonKind.NEW_RECORDS]
-        one.due = [reason for reason in back if (reason.kind, reason.device_id) not in there] + one.due
+        back = {_key(reason): reason for reason in self.reasons if reason.kind is not ReasonKind.NEW_RECORDS}
+        one.due = {key: reason for key, reason in back.items() if key not in one.due} | one.due
         self._end(now, f"failed: {reason}")
 
     def next_secs(self, limits: Limits) -> float:
@@ -177,7 +188,7 @@ class Triggers:
     def to_json(self) -> dict[str, Any]:
         """All of it; JSON-ready."""
         return {
-            "families": [value_to_json(one) for one in self._families.values()],
+            "families": [_family_to_json(one) for one in self._families.values()],
             "phase": self.phase.value,
             "family": self.family,
             "reasons": [value_to_json(reason) for reason in self.reasons],
@@ -189,7 +200,7 @@ class Triggers:
     def from_json(cls, value: Mapping[str, Any]) -> Triggers:
         """Make what `to_json` wrote."""
         made = cls()
-        families = [value_from_json(FamilyTriggers, one) for one in value["families"]]
+        families = [_family_from_json(one) for one in value["families"]]
         made._families = {one.family: one for one in families}
         made.phase, made.family = Phase(value["phase"]), value["family"]
         made.reasons = tuple(value_from_json(TrainingReason, one) for one in value["reasons"])
@@ -202,16 +213,25 @@ class Triggers:
     def _end(self, now: float, text: str) -> None:
         self.phase, self.family, self.reasons, self.since, self.last = Phase.IDLE, "", (), now, text
 
-    @staticmethod
-    def _ripen(one: FamilyTriggers) -> None:
-        ripe = [pending.reason for pending in one.pending if pending.missing <= 0]
-        if ripe:
-            one.due += ripe
-            one.pending = [pending for pending in one.pending if pending.missing > 0]
+
+def _key(reason: TrainingReason) -> _Key:
+    return reason.device_id, reason.kind
 
 
-def _is_of(reason: TrainingReason, device_id: DeviceId, kinds: frozenset[ReasonKind]) -> bool:
-    return reason.device_id == device_id and reason.kind in kinds
+def _family_to_json(one: FamilyTriggers) -> dict[str, Any]:
+    values: dict[str, Any] = value_to_json(replace(one, pending={}, due={}))
+    values["pending"] = [value_to_json(pending) for pending in one.pending.values()]
+    values["due"] = [value_to_json(reason) for reason in one.due.values()]
+    return values
+
+
+def _family_from_json(value: Mapping[str, Any]) -> FamilyTriggers:
+    pending = [value_from_json(Pending, one) for one in value["pending"]]
+    due = [value_from_json(TrainingReason, one) for one in value["due"]]
+    made = value_from_json(FamilyTriggers, {**value, "pending": {}, "due": {}})
+    made.pending = {_key(one.reason): one for one in pending}
+    made.due = {_key(one): one for one in due}
+    return made
 
 
 __all__ = ["Phase", "Triggers"]

@@ -22,7 +22,8 @@ NEW_RECORDS = 256
 #: there to be used: most of the room goes to what is believed to be fast, because that is where it must rank.
 _PAIRED_SHARE = 0.25
 _PAIRED_SHARE_NEW = 0.6
-_RANDOM_SHARE = 0.25
+#: Share of the candidates that close no gap that is random, unless told otherwise.
+EXPLORATION = 0.5
 #: Of the random share, the part that goes to any workload with equal chance, so that none is starved.
 _ANYWHERE_SHARE = 0.25
 #: Candidates of a workload below which there is nothing to evolve from, and a head knows little.
@@ -54,8 +55,8 @@ class Cell:
     queued: int = 0
     #: Candidates that sibling devices of the family measured and this one neither measured nor has queued.
     unpaired: int = 0
-    #: Width of the 90 % interval of the head's score on this workload (top-1, so 0 to 1); None while no head
-    #: was judged on it.
+    #: How unsure the device's head is of it: width of the 90 % interval of the share of pairs that it puts
+    #: right, 0 to 1. None where nobody knows.
     interval: float | None = None
     #: No new candidate of the workload is found any more.
     is_exhausted: bool = False
@@ -97,7 +98,9 @@ class Ask:
     origin: Origin
 
 
-def plan(view: FleetView, room: Mapping[DeviceId, int], seed: int) -> list[Ask]:
+def plan(
+    view: FleetView, room: Mapping[DeviceId, int], seed: int, exploration: float = EXPLORATION
+) -> list[Ask]:
     """Choose what devices with room measure next.
 
     A device's room is split by purpose: *paired* candidates close gaps of the (candidate, device) matrix,
@@ -110,6 +113,7 @@ def plan(view: FleetView, room: Mapping[DeviceId, int], seed: int) -> list[Ask]:
         room: Candidates that each device can take (`WantJobs.room`). Devices whose policy is closed or whose
             budget is spent are not in here: the state asks for none.
         seed: Of the draws; another one each time, so that exploration moves on.
+        exploration: Share of what closes no gap that is random, 0 to 1.
 
     Returns:
         Devices with the fewest records first; of each, the most wanted workload first. At most one ask for a
@@ -128,7 +132,7 @@ def plan(view: FleetView, room: Mapping[DeviceId, int], seed: int) -> list[Ask]:
         ask
         for device in order
         if is_new(device) or device.host not in taken
-        for ask in _plan_device(device, view.workloads, room[device.device_id], seed)
+        for ask in _plan_device(device, view.workloads, room[device.device_id], seed, exploration)
     ]
 
 
@@ -154,14 +158,18 @@ class _Choice:
 
 
 def _plan_device(
-    device: DeviceView, workloads: Mapping[WorkloadId, WorkloadView], room: int, seed: int
+    device: DeviceView,
+    workloads: Mapping[WorkloadId, WorkloadView],
+    room: int,
+    seed: int,
+    exploration: float,
 ) -> list[Ask]:
     choices = _choices(device, workloads)
     open_ones = [one for one in choices if not one.cell.is_exhausted]
     draws = random.Random(f"{seed}/{device.device_id}")
     share = _PAIRED_SHARE_NEW if is_new(device) else _PAIRED_SHARE
     left = room - _deal_paired(choices, min(room, _round(room * share, draws)))
-    explored = min(left, _round(room * _RANDOM_SHARE, draws))
+    explored = _round(left * exploration, draws)
     anywhere = _round(explored * _ANYWHERE_SHARE, draws)
     left -= _scatter(open_ones, anywhere, draws)
     left -= _deal(open_ones, explored - anywhere, lambda one: Origin.RANDOM)
@@ -222,9 +230,9 @@ def _believed(choice: _Choice, device: DeviceView) -> Origin:
 
 def _deal_paired(choices: Sequence[_Choice], room: int) -> int:
     """Give out candidates that siblings know, more where there are more of them."""
-    total = max(1, sum(one.cell.unpaired for one in choices))
+    total = sum(one.cell.unpaired for one in choices)
     return _deal(
-        choices,
+        [one for one in choices if one.cell.unpaired],
         room,
         lambda one: Origin.PAIRED,
         weight=lambda one: one.worth * one.cell.unpaired / total,
@@ -248,6 +256,8 @@ def _deal(
     Returns:
         How many were given.
     """
+    if room <= 0:
+        return 0
     ranked = [(-weight(one) / (one.has + 1), place, one) for place, one in enumerate(choices) if most(one)]
     heap = heapq.nsmallest(room, ranked)  # each step gives at least one, so no more can take part
     left = room
@@ -281,6 +291,7 @@ def _round(value: float, draws: random.Random) -> int:
 
 
 __all__ = [
+    "EXPLORATION",
     "NEW_RECORDS",
     "Ask",
     "Cell",

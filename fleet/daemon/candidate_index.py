@@ -5,6 +5,8 @@ Only `fleet.daemon.coverage` calls it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,34 +42,33 @@ class CandidateIndex:
     def __len__(self) -> int:
         return len(self._ids) + len(self._new)
 
-    def add(self, raw: Raw) -> NDArray[np.int64]:
-        """Give candidates places, those without one the next; returns the place of each."""
-        places = self._sorted_places(raw)
-        unknown = np.flatnonzero(places < 0)
-        if len(unknown) > MERGE_AT:
-            return self._add_many(raw)
-        for number in unknown.tolist():
-            # Not `raw[number]`: numpy drops zeros at the end of such values.
-            one = raw[number : number + 1].tobytes()
-            place = self._new.get(one)
-            if place is None:
-                place = self._new[one] = len(self._ids) + len(self._new_ids)
-                self._new_ids.append(one)
-            places[number] = place
+    def place(self, candidate_ids: Iterable[CandidateId]) -> list[int]:
+        """Give a few candidates places, those without one the next; returns the place of each."""
+        keys = [bytes.fromhex(one) for one in candidate_ids]
+        places = self._places(keys)
+        for number, place in enumerate(places):
+            if place < 0:
+                key, following = keys[number], len(self)
+                # One that comes twice has got its place a moment ago.
+                places[number] = self._new.setdefault(key, following)
+                if places[number] == following:
+                    self._new_ids.append(key)
         if len(self._new) >= max(MERGE_AT, len(self._ids) * MERGE_SHARE):
-            self._merge(np.frombuffer(b"".join(self._new_ids), dtype=f"S{_WIDTH}"))
+            self._merge_new()
         return places
 
-    def find(self, candidate_id: CandidateId) -> int | None:
-        """Place of a candidate, or None."""
-        one = bytes.fromhex(candidate_id)
-        place = self._new.get(one)
-        if place is None and len(self._ids):
-            at = int(self._ids.searchsorted(np.frombuffer(one, self._ids.dtype), sorter=self._order)[0])
-            if at < len(self._ids):
-                there = int(self._order[at])
-                place = there if self._ids[there : there + 1].tobytes() == one else None
-        return place
+    def add(self, raw: Raw) -> NDArray[np.int64]:
+        """Do the same by arrays alone: for the start, when a whole store comes in."""
+        self._merge_new()
+        unknown = raw[self._sorted_places(raw) < 0]
+        if len(unknown):
+            _, first = np.unique(unknown, return_index=True)
+            self._merge(unknown[np.sort(first)])
+        return self._sorted_places(raw)
+
+    def find(self, candidate_ids: Iterable[CandidateId]) -> list[int]:
+        """Place of each candidate, -1 for one that has none."""
+        return self._places([bytes.fromhex(one) for one in candidate_ids])
 
     def id_at(self, place: int) -> CandidateId:
         """The candidate at a place."""
@@ -90,17 +91,19 @@ class CandidateIndex:
         places = self._order[at].astype(np.int64)
         return np.where(self._ids[places] == raw, places, -1)
 
-    def _add_many(self, raw: Raw) -> NDArray[np.int64]:
-        """As `add`, by arrays alone: for the start, when a whole store comes in."""
+    def _places(self, keys: Sequence[bytes]) -> list[int]:
+        places = [self._new.get(key, -1) for key in keys]
+        if len(self._ids) and -1 in places:
+            old = self._sorted_places(np.frombuffer(b"".join(keys), dtype=self._ids.dtype)).tolist()
+            places = [place if place >= 0 else there for place, there in zip(places, old, strict=True)]
+        return places
+
+    def _merge_new(self) -> None:
         if self._new:
-            self._merge(np.frombuffer(b"".join(self._new_ids), dtype=f"S{_WIDTH}"))
-        unknown = raw[self._sorted_places(raw) < 0]
-        _, first = np.unique(unknown, return_index=True)
-        self._merge(unknown[np.sort(first)])
-        return self._sorted_places(raw)
+            self._merge(np.frombuffer(b"".join(self._new_ids), dtype=self._ids.dtype))
 
     def _merge(self, new: Raw) -> None:
-        """Add candidates at the end; the dictionary of new ones is among them, or empty."""
+        """Add candidates at the end: those of the dictionary of new ones, or others while it is empty."""
         order = np.argsort(new, kind="stable")
         at = np.searchsorted(self._ids, new[order], sorter=self._order)
         self._order = np.insert(self._order, at, (order + len(self._ids)).astype(np.int32))

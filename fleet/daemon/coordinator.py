@@ -24,6 +24,7 @@ from fleet.core.events import DeviceState
 from fleet.daemon.coordinator_settings import CoordinatorSettings
 from fleet.daemon.disk_watch import RETRY_SECS
 from fleet.daemon.doing import Doing
+from fleet.daemon.doubts import Doubts
 from fleet.daemon.guide import Guide
 from fleet.daemon.notices import Notices
 from fleet.daemon.parts import assemble
@@ -59,6 +60,7 @@ class Coordinator:
         notices: Told what people should know.
         trainer: Trains when the state asks for it; without one, trainings end at once and make nothing.
         guide: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
+        doubts: Knows how unsure the champions are of workloads; without it, none is preferred for that.
         clock: Gives Unix seconds.
 
     Raises:
@@ -76,10 +78,20 @@ class Coordinator:
         *,
         trainer: Trainer | None = None,
         guide: Guide | None = None,
+        doubts: Doubts | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._parts = assemble(
-            root, store, links, specs, settings, notices, trainer=trainer, guide=guide, clock=clock
+            root,
+            store,
+            links,
+            specs,
+            settings,
+            notices,
+            trainer=trainer,
+            guide=guide,
+            doubts=doubts,
+            clock=clock,
         )
         self._receiving, self._doing = Receiving(self._parts), Doing(self._parts)
         self._rates = Rates()
@@ -219,12 +231,14 @@ class Coordinator:
                 return
             self._chores_at = now + _CHORES_SECS
             parts.chronicle.compact(parts.feeder.queues.jobs())
+            self._receiving.end_silent()
+            for device_id, incarnation in parts.agents.up.items():
+                parts.listing.agent_up(parts.specs[device_id], incarnation)
+                is_over = self._is_stopping or parts.settings.once
+                if not is_over and parts.noise.is_due(device_id, now):
+                    parts.noise.begin(device_id, parts.state.describe(device_id)["environment_id"], now)
         except StoreFull as error:
             parts.disk.full(error)
-        for device_id, incarnation in parts.agents.up.items():
-            parts.listing.agent_up(parts.specs[device_id], incarnation)
-            if not self._is_stopping and not parts.settings.once:
-                parts.noise.look(device_id, parts.state.describe(device_id)["environment_id"], now)
 
     def _do_upkeep(self, now: float) -> None:
         """Do a step of the store's upkeep, or begin a round: all at once it takes seconds."""
@@ -257,6 +271,7 @@ class Coordinator:
             store=str(parts.store.path),
             table_version=parts.store.version,
             waiting=parts.intake.waiting,
+            refused=parts.storing.refused.count,
             alarms=tuple(parts.notices.alarms),
             trainer=parts.trainer.view if parts.trainer is not None else {},
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from agents.records import DeviceId, Protocol
 from fleet.core.events import DevicePolicy
 from fleet.core.limits import Limits
+from fleet.core.scheduling import EXPLORATION
 from fleet.daemon.workload_choice import WorkloadChoice
 
 
@@ -23,6 +24,8 @@ class CoordinatorSettings:
     limits: Limits = field(default_factory=Limits)
     #: Candidates of the daily A/A run of a device; 0 for none.
     noise: int = 0
+    #: Share of the candidates that close no gap that is random.
+    exploration: float = EXPLORATION
     seed: int = 0
     #: Plan for every device once, and no more.
     once: bool = False

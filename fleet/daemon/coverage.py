@@ -12,8 +12,7 @@ new to the family, and one bit where it is not.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,50 +20,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId
-from fleet.daemon.candidate_index import CandidateIndex, Raw, as_raw
-from fleet.daemon.coverage_rows import COLUMNS, Rows, keep_best, places_of, set_bits
+from fleet.daemon.coverage_rows import COLUMNS, Rows, keep_best, places_of, set_bits, set_few
+from fleet.daemon.matrix import MAX_LOSSES, Row, Space
 from fleet.store.reader import StoreReader
 
 #: Fastest candidates of a workload that are remembered on each device: others evolve from them.
 BEST = 4
-#: A candidate that was lost this often is left alone until the device's agent is started again.
-MAX_LOSSES = 2
-
 #: Rows that are taken in at once while the store is read.
 _ROWS_AT_ONCE = 65_536
 
 _Key = tuple[str, WorkloadId]
-_Row = tuple[DeviceId, str]
-
-
-@dataclass(slots=True)
-class _Space:
-    """Candidates of one (family, workload)."""
-
-    index: CandidateIndex = field(default_factory=CandidateIndex)
-    #: One bit a place: whether the store holds a measurement of the candidate.
-    stored: bytearray = field(default_factory=bytearray)
-    #: Devices with a fastest candidate, in any environment.
-    leaders: dict[DeviceId, None] = field(default_factory=dict)
-    #: Candidates that are not to be planned.
-    blocked: set[CandidateId] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Device:
-    """What one device has in one environment."""
-
-    #: One bit a place of the workload's index.
-    rows: dict[WorkloadId, bytearray] = field(default_factory=dict)
-    measured: dict[WorkloadId, int] = field(default_factory=dict)
-    records: int = 0
-    best: dict[WorkloadId, list[tuple[float, CandidateId]]] = field(default_factory=dict)
-    #: Candidates whose every measurement was lost: the attempt that comes next, and the losses of this agent.
-    lost: dict[CandidateId, int] = field(default_factory=dict)
-    losses: dict[CandidateId, int] = field(default_factory=dict)
-    given_up: dict[WorkloadId, int] = field(default_factory=dict)
-    #: Unix seconds of the last record of a whole A/A run.
-    noise_at: float = 0.0
+_Name = tuple[DeviceId, str]
 
 
 class Coverage:
@@ -78,8 +44,8 @@ class Coverage:
     def __init__(self, families: Mapping[DeviceId, str], workload_ids: Iterable[WorkloadId]) -> None:
         self._families = dict(families)
         self._wanted = set(workload_ids)
-        self._spaces: dict[_Key, _Space] = {}
-        self._devices: dict[_Row, _Device] = {}
+        self._spaces: dict[_Key, Space] = {}
+        self._devices: dict[_Name, Row] = {}
         self._environments: dict[DeviceId, str] = {}
         self._exhausted: set[_Key] = set()
 
@@ -117,33 +83,42 @@ class Coverage:
 
     def add(self, records: Iterable[Record]) -> None:
         """Take in records that the store has kept now."""
-        done: dict[tuple[_Row, WorkloadId], list[Record]] = {}
+        groups: dict[tuple[DeviceId, str, WorkloadId], list[Record]] = {}
         for record in records:
-            if record.device_id not in self._families or record.workload_id not in self._wanted:
-                continue
-            key = self._families[record.device_id], record.workload_id
-            name = record.device_id, record.environment_id
-            row = self._row(name)
-            row.records += 1
+            name = record.device_id, record.environment_id, record.workload_id
+            groups.setdefault(name, []).append(record)
+        for (device_id, environment_id, workload_id), some in groups.items():
+            if device_id in self._families and workload_id in self._wanted:
+                self._add((device_id, environment_id), workload_id, some)
+
+    def _add(self, name: _Name, workload_id: WorkloadId, records: Sequence[Record]) -> None:
+        row, space = self._row(name), self._space((self._families[name[0]], workload_id))
+        row.records += len(records)
+        done: list[Record] = []
+        for record in records:
             if record.is_quarantined:
-                self.block(*key, [record.candidate_id])
+                space.blocked.add(record.candidate_id)
             if record.origin == NOISE and record.attempt % 2 == 0:
                 row.noise_at = max(row.noise_at, record.measured_at)
             if record.outcome is Outcome.LOST:
-                self._lose(row, key, record.candidate_id, record.attempt)
+                row.lose(workload_id, space, record.candidate_id, record.attempt)
             else:
-                done.setdefault((name, record.workload_id), []).append(record)
-        for (name, workload_id), some in done.items():
-            row, key = self._row(name), (self._families[name[0]], workload_id)
-            self._mark(row, key, as_raw([one.candidate_id for one in some]))
-            for one in some:
-                if one.outcome is Outcome.OK and not one.is_suspect:
-                    self._space(key).leaders[name[0]] = None
-                    keep_best(row.best.setdefault(workload_id, []), one.latency_secs, one.candidate_id, BEST)
+                done.append(record)
+        if not done:
+            return
+        ids = [one.candidate_id for one in done]
+        row.mark(workload_id, space, space.index.place(ids), set_few)
+        for one_id in ids if row.lost else ():
+            row.lost.pop(one_id, None)
+        best = row.best.setdefault(workload_id, [])
+        for one in done:
+            if one.outcome is Outcome.OK and not one.is_suspect:
+                space.leaders[name[0]] = None
+                keep_best(best, one.latency_secs, one.candidate_id, BEST)
 
     def propose(self, family: str, workload_id: WorkloadId, candidate_ids: Sequence[CandidateId]) -> None:
         """Make new candidates known: each is a gap of every device of the family now."""
-        self._space((family, workload_id)).index.add(as_raw(list(candidate_ids)))
+        self._space((family, workload_id)).index.place(candidate_ids)
 
     def block(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
         """Plan candidates of a family no more: they kill what measures them, or their traces are gone."""
@@ -153,23 +128,28 @@ class Coverage:
         """Note that no new candidate of a workload is found any more."""
         self._exhausted.add((family, workload_id))
 
-    def is_exhausted(self, family: str, workload_id: WorkloadId) -> bool:
-        """Whether no new candidate of a workload is found any more."""
-        return (family, workload_id) in self._exhausted
-
-    def is_blocked(self, family: str, workload_id: WorkloadId, candidate_id: CandidateId) -> bool:
-        """Whether a candidate is not to be planned."""
+    def blocked_among(
+        self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]
+    ) -> set[CandidateId]:
+        """Those of some candidates that are not to be planned."""
         space = self._spaces.get((family, workload_id))
-        return space is not None and candidate_id in space.blocked
+        return space.blocked.intersection(candidate_ids) if space is not None else set()
 
-    def unmeasured(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
-        """How many gaps a device has in a workload; too few where it has measured a blocked candidate."""
-        space = self._spaces.get((self._families[device_id], workload_id))
-        if space is None:
-            return 0
-        row = self._of(device_id)
-        lost = row.given_up.get(workload_id, 0)
-        return max(0, len(space.index) - len(space.blocked) - row.measured.get(workload_id, 0) - lost)
+    def counts(
+        self, device_id: DeviceId, workload_ids: Iterable[WorkloadId]
+    ) -> Iterator[tuple[WorkloadId, int, int, bool]]:
+        """Count what a device has of some workloads in its present environment.
+
+        Yields:
+            The workload, how many candidates of it are measured, how many gaps there are (too few where a
+            blocked candidate is measured), and whether no new candidate is found any more.
+        """
+        family, row = self._families[device_id], self._of(device_id)
+        for one in workload_ids:
+            space, measured, gaps = self._spaces.get((family, one)), row.measured.get(one, 0), 0
+            if space is not None:
+                gaps = len(space.index) - len(space.blocked) - measured - row.given_up.get(one, 0)
+            yield one, measured, max(0, gaps), (family, one) in self._exhausted
 
     def known(self, family: str, workload_id: WorkloadId) -> int:
         """How many candidates of a workload the family knows, those included that nobody has measured yet."""
@@ -181,10 +161,6 @@ class Coverage:
         space = self._spaces.get((family, workload_id))
         return space.index.latest(most) if space is not None else []
 
-    def measured(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
-        """Candidates of a workload that a device has measured in its present environment."""
-        return self._of(device_id).measured.get(workload_id, 0)
-
     def records(self, device_id: DeviceId) -> int:
         """Records of a device in its present environment."""
         return self._of(device_id).records
@@ -193,9 +169,9 @@ class Coverage:
         """Unix seconds of the last whole A/A run of a device in its present environment; 0 for never."""
         return self._of(device_id).noise_at
 
-    def next_attempt(self, device_id: DeviceId, candidate_id: CandidateId) -> int:
-        """Attempt of a candidate whose earlier ones were lost; 0 for any other."""
-        return self._of(device_id).lost.get(candidate_id, 0)
+    def next_attempts(self, device_id: DeviceId) -> Mapping[CandidateId, int]:
+        """Attempts of candidates whose earlier ones were lost; 0 for all others."""
+        return self._of(device_id).lost
 
     def gaps(
         self, device_id: DeviceId, workload_id: WorkloadId, limit: int, skipped: Collection[CandidateId] = ()
@@ -237,10 +213,14 @@ class Coverage:
             start += len(places)
         return found
 
-    def is_measured(self, device_id: DeviceId, workload_id: WorkloadId, candidate_id: CandidateId) -> bool:
-        """Whether a device has measured a candidate in its present environment."""
+    def measured_among(
+        self, device_id: DeviceId, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
+    ) -> set[CandidateId]:
+        """Those of some candidates that a device has measured in its present environment."""
         bits = self._of(device_id).rows.get(workload_id)
-        return bits is not None and self._has((self._families[device_id], workload_id), bits, candidate_id)
+        if not bits:
+            return set()
+        return self._spaces[self._families[device_id], workload_id].among(bits, candidate_ids)
 
     def workload_of(
         self, family: str, workload_ids: Iterable[WorkloadId], candidate_id: CandidateId
@@ -248,14 +228,16 @@ class Coverage:
         """Which of some workloads a candidate is of; None where it is not known."""
         for workload_id in workload_ids:
             space = self._spaces.get((family, workload_id))
-            if space is not None and space.index.find(candidate_id) is not None:
+            if space is not None and space.index.find([candidate_id]) != [-1]:
                 return workload_id
         return None
 
-    def is_stored(self, family: str, workload_id: WorkloadId, candidate_id: CandidateId) -> bool:
-        """Whether the store holds a measurement of a candidate, by any device in any environment."""
+    def stored_among(
+        self, family: str, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
+    ) -> set[CandidateId]:
+        """Those of some candidates that the store has, measured by any device in any environment."""
         space = self._spaces.get((family, workload_id))
-        return space is not None and self._has((family, workload_id), space.stored, candidate_id)
+        return space.among(space.stored, candidate_ids) if space is not None else set()
 
     def best(self, device_id: DeviceId, workload_id: WorkloadId, most: int) -> list[list[CandidateId]]:
         """The fastest candidates of a workload on up to `most` devices of the family, its own first.
@@ -273,24 +255,20 @@ class Coverage:
                     found.append([each for _, each in best])
         return found
 
-    def _of(self, device_id: DeviceId) -> _Device:
+    def _of(self, device_id: DeviceId) -> Row:
         return self._row((device_id, self._environments.get(device_id, "")))
 
-    def _row(self, name: _Row) -> _Device:
+    def _row(self, name: _Name) -> Row:
         row = self._devices.get(name)
         if row is None:
-            row = self._devices[name] = _Device()
+            row = self._devices[name] = Row()
         return row
 
-    def _space(self, key: _Key) -> _Space:
+    def _space(self, key: _Key) -> Space:
         space = self._spaces.get(key)
         if space is None:
-            space = self._spaces[key] = _Space()
+            space = self._spaces[key] = Space()
         return space
-
-    def _has(self, key: _Key, bits: bytearray, candidate_id: CandidateId) -> bool:
-        place = self._spaces[key].index.find(candidate_id)
-        return place is not None and place // 8 < len(bits) and bool(bits[place // 8] >> (place % 8) & 1)
 
     def _take(self, device_id: DeviceId | None, batches: Sequence[pa.RecordBatch]) -> None:
         """Take in rows of one device by columns: a `Record` each would take minutes for millions."""
@@ -306,42 +284,25 @@ class Coverage:
             key = self._families[device_id], workload_id
             self._take_rows(key, row, rows, chosen)
             if rows.ok[chosen].any():
-                self._space(key).leaders[device_id] = None
+                self._spaces[key].leaders[device_id] = None
 
-    def _take_rows(self, key: _Key, row: _Device, found: Rows, chosen: NDArray[np.int64]) -> None:
+    def _take_rows(self, key: _Key, row: Row, found: Rows, chosen: NDArray[np.int64]) -> None:
         row.records += len(chosen)
+        space = self._space(key)
         done = chosen[~found.lost[chosen]]
         if len(done):
-            self._mark(row, key, found.candidates[done])
+            row.mark(key[1], space, np.unique(space.index.add(found.candidates[done])), set_bits)
+            for place in done.tolist() if row.lost else ():
+                row.lost.pop(found.id_at(place), None)
         for place in chosen[found.lost[chosen]].tolist():
-            self._lose(row, key, found.id_at(place), int(found.attempts[place]))
-        self.block(*key, map(found.id_at, chosen[found.quarantined[chosen]].tolist()))
+            row.lose(key[1], space, found.id_at(place), int(found.attempts[place]))
+        space.blocked.update(map(found.id_at, chosen[found.quarantined[chosen]].tolist()))
         timed = chosen[found.ok[chosen]]
         for place in timed[np.argsort(found.secs[timed], kind="stable")[:BEST]].tolist():
             best = row.best.setdefault(key[1], [])
             keep_best(best, float(found.secs[place]), found.id_at(place), BEST)
         noise = chosen[found.noise[chosen]]
         row.noise_at = max(row.noise_at, float(found.times[noise].max(initial=0.0)))
-
-    def _mark(self, row: _Device, key: _Key, raw: Raw) -> None:
-        space = self._space(key)
-        places = np.unique(space.index.add(raw))
-        for place in range(len(raw)) if row.lost else ():
-            row.lost.pop(CandidateId(raw[place : place + 1].tobytes().hex()), None)
-        bits = row.rows.setdefault(key[1], bytearray())
-        row.measured[key[1]] = row.measured.get(key[1], 0) + set_bits(bits, places)
-        set_bits(space.stored, places)
-
-    def _lose(self, row: _Device, key: _Key, candidate_id: CandidateId, attempt: int) -> None:
-        """A lost candidate stays a gap, and its next record must differ in the attempt."""
-        self._space(key).index.add(as_raw([candidate_id]))
-        bits = row.rows.get(key[1])
-        if bits is not None and self._has(key, bits, candidate_id):
-            return
-        row.lost[candidate_id] = max(row.lost.get(candidate_id, 0), attempt + 1)
-        row.losses[candidate_id] = row.losses.get(candidate_id, 0) + 1
-        if row.losses[candidate_id] == MAX_LOSSES:
-            row.given_up[key[1]] = row.given_up.get(key[1], 0) + 1
 
 
 __all__ = ["BEST", "MAX_LOSSES", "Coverage"]

@@ -25,8 +25,10 @@ from fleet.config.day_windows import window_secs
 from fleet.config.settings import select_devices
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.core.limits import Limits
+from fleet.daemon.collector import seldom_collected
 from fleet.daemon.coordinator import Coordinator
 from fleet.daemon.coordinator_settings import CoordinatorSettings
+from fleet.daemon.doubts import Doubts
 from fleet.daemon.guide import Guide
 from fleet.daemon.notices import Notices
 from fleet.daemon.workload_choice import WorkloadChoice
@@ -90,7 +92,7 @@ def run_daemon(
         FleetError: Another daemon runs on the same folder, a device cannot be had, or the disk failed.
     """
     root = Path(settings.daemon.root)
-    with _held(root), _stop_signals() as is_stopped:
+    with _held(root), _stop_signals() as is_stopped, seldom_collected():
         specs = _devices(settings, options)
         notices = Notices(console)
         with Store.open(settings.store.path) as store:
@@ -107,6 +109,7 @@ def run_daemon(
                         notices,
                         trainer=trainer,
                         guide=Guide(RegistryReader(options.models)),
+                        doubts=Doubts(RegistryReader(options.models)),
                     )
                     api = serve(coordinator.view, root) if serve is not None else None
                     try:
@@ -181,6 +184,7 @@ def _told(
             training_pause_secs=daemon.training_pause_secs,
         ),
         noise=settings.workloads.noise_samples,
+        exploration=settings.workloads.exploration,
         seed=settings.training.seed,
         once=options.once,
         upkeep_secs=daemon.upkeep_secs,
@@ -202,7 +206,11 @@ def _links(settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, D
 
     # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
     spool = Path(settings.store.path).parent / SPOOL
-    return RayLinks(specs.values(), spool, settings.timing_protocol(), address=options.address)
+    daemon = settings.daemon
+    idle_only = [one for one in specs if daemon.policies.get(one, daemon.policy).idle_only]
+    return RayLinks(
+        specs.values(), spool, settings.timing_protocol(), address=options.address, idle_only=idle_only
+    )
 
 
 def _trainer(settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec]) -> Any:

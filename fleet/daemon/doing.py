@@ -13,6 +13,7 @@ from fleet.daemon.granting import LeaseSearches
 from fleet.daemon.noise_runs import NoisePlan
 from fleet.daemon.parts import Drawn, Parts
 from fleet.daemon.traces import Answer
+from fleet.errors import StoreFull
 
 
 class Doing:
@@ -29,6 +30,8 @@ class Doing:
         self._parts = parts
         #: Devices that asked for jobs, perhaps before it was known what they measure.
         self._wants: dict[DeviceId, int] = {}
+        #: Leases whose traces cannot be looked for until there is room on the disk; none expires before.
+        self._held: list[ev.GrantLease] = []
         self.fed: set[DeviceId] = set()
 
     def do(self, instruction: Instruction) -> None:
@@ -69,6 +72,10 @@ class Doing:
             case ev.DeviceRetired(device_id=device_id):
                 for job in [one for one in parts.feeder.queues.jobs() if one.device_id == device_id]:
                     parts.feeder.queues.closed(job.job_id)
+            case ev.DiskFreed():
+                held, self._held = self._held, []
+                for grant in held:
+                    self._grant_again(grant)
             case ev.ModelPublished(device_ids=device_ids):
                 parts.feeder.heads.update(device_ids)
             case ev.ModelRolledBack(device_id=device_id, version=""):
@@ -99,11 +106,7 @@ class Doing:
             case LeaseSearches() as found:
                 parts.granting.searched(found, answer.value or [])
                 for search in found.searches:
-                    grant = search.grant
-                    verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.epoch)
-                    is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
-                    if verdict is ev.Verdict.COUNTS and is_up:
-                        self._grant(grant, searched=True)
+                    self._grant_again(search.grant, searched=True)
             case NoisePlan() as plan:
                 family = parts.families[plan.device_id]
                 for job in parts.noise.planned(plan, family, answer.value or []):
@@ -118,9 +121,24 @@ class Doing:
     def _grant(self, grant: ev.GrantLease, *, searched: bool = False) -> None:
         parts = self._parts
         job = parts.state.job(grant.job_id)
-        if job is not None:
-            for event in parts.granting.grant(grant, job, parts.clock(), searched=searched):
-                parts.chronicle.tell(event)
+        if job is None:
+            return
+        try:
+            events = parts.granting.grant(grant, job, parts.clock(), searched=searched)
+        except StoreFull as error:
+            self._held.append(grant)
+            parts.disk.full(error)
+            return
+        for event in events:
+            parts.chronicle.tell(event)
+
+    def _grant_again(self, grant: ev.GrantLease, *, searched: bool = False) -> None:
+        """Go on with a lease, if it still is one."""
+        parts = self._parts
+        verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.epoch)
+        is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
+        if verdict is ev.Verdict.COUNTS and is_up:
+            self._grant(grant, searched=searched)
 
 
 __all__ = ["Doing"]

@@ -34,7 +34,8 @@ class Outlet(Protocol):
 class Draft:
     """Jobs of one device in the making."""
 
-    chosen: list[tuple[WorkloadId, CandidateId]] = field(default_factory=list)
+    #: Candidates that were chosen so far, with their workloads.
+    chosen: dict[CandidateId, WorkloadId] = field(default_factory=dict)
     origins: Counter[str] = field(default_factory=Counter)
     #: Requests that have no answer yet.
     waiting: set[str] = field(default_factory=set)

@@ -5,10 +5,11 @@ Only `fleet.daemon.feeding` calls it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from agents.messages import Proposed
-from agents.records import Candidate, CandidateId, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.daemon.coverage import Coverage
 
 #: Candidates that an agent is told, some 150 KB on the way to another process. In a space that has many more
@@ -25,9 +26,22 @@ class Excluded:
     #: How many are known.
     known: int
 
+    @property
+    def is_all(self) -> bool:
+        """Whether these are all that are known."""
+        return len(self.ids) == self.known
+
+    def without(self, drawn: Sequence[Candidate]) -> dict[CandidateId, Candidate]:
+        """What of an answer is not among these."""
+        return {one.candidate_id: one for one in drawn if one.candidate_id not in self.ids}
+
+    def is_end(self, drawn: Sequence[Candidate]) -> bool:
+        """Whether random draws show that there are no other candidates."""
+        return all(one.candidate_id in self.ids for one in drawn) if self.is_all else not drawn
+
 
 class Excluding:
-    """What was told, by request: it does not come back with the answers.
+    """What is known of each workload, as far as agents are told.
 
     Args:
         coverage: Knows all candidates.
@@ -37,38 +51,38 @@ class Excluding:
     def __init__(self, coverage: Coverage, most: int = MOST_EXCLUDED) -> None:
         self._coverage, self._most = coverage, most
         self._latest: dict[tuple[str, WorkloadId], Excluded] = {}
-        self._told: dict[str, Excluded] = {}
 
-    def tell(self, request_id: str, family: str, workload_id: WorkloadId) -> Excluded:
+    def tell(self, family: str, workload_id: WorkloadId) -> Excluded:
         """What a request is to say; the same object while there is nothing new, for many devices ask."""
         known = self._coverage.known(family, workload_id)
         told = self._latest.get((family, workload_id))
         if told is None or told.known != known:
             latest = self._coverage.latest(family, workload_id, self._most)
             told = self._latest[family, workload_id] = Excluded(frozenset(latest), known)
-        self._told[request_id] = told
         return told
 
-    def forget(self, request_id: str) -> None:
-        """Let go of a request that is not answered."""
-        self._told.pop(request_id, None)
+    def fresh(
+        self,
+        told: Excluded,
+        device_id: DeviceId,
+        workload_id: WorkloadId,
+        drawn: Mapping[CandidateId, Candidate],
+        count: int,
+    ) -> dict[CandidateId, Candidate]:
+        """What of an answer is new to a device; what a sibling has drawn meanwhile is as good as new.
 
-    def answered(self, message: Proposed) -> tuple[dict[CandidateId, Candidate], bool]:
-        """The new candidates of an answer, and whether it shows that there are no others.
-
-        One that a sibling has drawn meanwhile is as good as a new one.
+        Args:
+            told: What the agent was told.
+            device_id: The device.
+            workload_id: What the candidates are of.
+            drawn: Of those, what it was not told (`Excluded.without`).
+            count: How many of them are looked at.
         """
-        told = self._told.pop(message.request.request_id, Excluded(frozenset(), 0))
-        is_all = len(told.ids) == told.known
-        device_id, workload_id = message.device_id, message.request.workload.workload_id
-        fresh = {
-            one.candidate_id: one
-            for one in message.candidates
-            if one.candidate_id not in told.ids
-            and (is_all or not self._coverage.is_measured(device_id, workload_id, one.candidate_id))
-        }
-        is_end = not message.request.parents and not (fresh if is_all else message.candidates)
-        return fresh, is_end
+        fresh = dict(islice(drawn.items(), count))
+        if fresh and not told.is_all:
+            for one in self._coverage.measured_among(device_id, workload_id, fresh):
+                del fresh[one]
+        return fresh
 
 
 __all__ = ["MOST_EXCLUDED", "Excluded", "Excluding"]

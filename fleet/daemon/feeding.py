@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from agents.messages import Proposed, ProposeRequest
+from agents.messages import Proposed
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
 from fleet.collection.mixing import mixed
 from fleet.collection.planning import BATCH_SIZE
 from fleet.collection.selection import choose_parents
 from fleet.core.events import Job, JobId, Origin
 from fleet.core.queues import Queues
-from fleet.core.scheduling import Ask, Cell, DeviceView, FleetView, WorkloadView, plan
+from fleet.core.scheduling import EXPLORATION, Ask, plan
 from fleet.daemon.coverage import Coverage
 from fleet.daemon.drafts import Draft, Outlet
 from fleet.daemon.excluding import Excluding
+from fleet.daemon.plan_view import Doubt, PlanViews
 from fleet.daemon.pools import Pools
+from fleet.daemon.sharing import Sharing, Wish
 
 #: Devices whose best candidates others evolve from: its own, and those of some siblings.
 _PARENT_DEVICES = 4
@@ -39,15 +41,19 @@ class Feeder:
         coverage: What is measured and what is known.
         pools: Where new candidates are kept.
         families: Family of every device.
+        spaces: What devices draw from (`fleet.daemon.sharing.space_of`).
         outlet: Carries out what it asks for.
         seed: Of the draws.
         token: Begins every job id, so that ids of different lives of the coordinator differ.
+        exploration: Share of the new candidates that is random.
+        turns: What each device takes turns for with its neighbours (`fleet.daemon.plan_view.turn_of`).
+        is_open: Whether the policy of a device lets it measure now.
+        doubt: How unsure heads are of workloads.
 
     Attributes:
         queues: The jobs that have not ended.
         hosts: Host of each device that is up.
         heads: Devices with a head of the champion.
-        intervals: Widths of the head's interval by device and workload, where they are known.
     """
 
     def __init__(
@@ -55,10 +61,15 @@ class Feeder:
         coverage: Coverage,
         pools: Pools,
         families: Mapping[DeviceId, str],
+        spaces: Mapping[DeviceId, str],
         outlet: Outlet,
         *,
         seed: int,
         token: str,
+        exploration: float = EXPLORATION,
+        turns: Mapping[DeviceId, str] | None = None,
+        is_open: Callable[[DeviceId], bool] = lambda _: True,
+        doubt: Doubt | None = None,
     ) -> None:
         self._coverage = coverage
         self._pools = pools
@@ -66,6 +77,7 @@ class Feeder:
         self._outlet = outlet
         self._seed = seed
         self._token = token
+        self._exploration = exploration
         self._numbers = itertools.count(1)
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._drafts: dict[DeviceId, Draft] = {}
@@ -73,11 +85,10 @@ class Feeder:
         self._asks: dict[str, Ask] = {}
         #: Wishes whose candidates a head is to choose, while they are drawn and ranked.
         self._guided: dict[str, Ask] = {}
-        self._excluding = Excluding(coverage)
+        self._excluding, self._sharing = Excluding(coverage), Sharing(spaces)
         self.queues = Queues()
-        self.hosts: dict[DeviceId, str] = {}
-        self.heads: set[DeviceId] = set()
-        self.intervals: dict[tuple[DeviceId, WorkloadId], float] = {}
+        self._views = PlanViews(coverage, self.queues, turns=turns, is_open=is_open, doubt=doubt)
+        self.hosts, self.heads = self._views.hosts, self._views.heads
 
     @property
     def is_idle(self) -> bool:
@@ -104,27 +115,37 @@ class Feeder:
         for group in groups.values():
             for device_id in group:
                 self._drafts[device_id] = Draft()
-            for ask in plan(self._view(group), group, self._seed + next(self._numbers)):
+            view, seed = self._views.view(group, self._workloads), self._seed + next(self._numbers)
+            for ask in plan(view, group, seed, self._exploration):
                 self._serve(ask)
+            self._send()
             for device_id in group:
                 self._settle(device_id)
 
     def proposed(self, message: Proposed) -> None:
         """Take in candidates that an agent has made."""
-        request, device_id = message.request, message.device_id
-        workload_id = request.workload.workload_id
-        draft = self._answered(device_id, request.request_id)
-        guided = self._guided.pop(request.request_id, None)
-        fresh, is_end = self._excluding.answered(message)
-        if is_end:
-            self._coverage.exhaust(self._families[device_id], workload_id)
-        if draft is not None and guided is not None and len(fresh) > guided.count:
-            request_id = self._request_id()
-            self._guided[request_id] = guided
-            draft.waiting.add(request_id)
-            self._outlet.rank(device_id, request_id, request.workload, list(fresh.values()))
+        wishes = self._sharing.answered(message.request.request_id)
+        if not wishes:
             return
-        self._keep(draft, device_id, workload_id, fresh)
+        asked, family = wishes[0], self._families[message.device_id]
+        workload_id = asked.workload.workload_id
+        if not asked.parents and asked.told.is_end(message.candidates):
+            self._coverage.exhaust(family, workload_id)
+        drawn = asked.told.without(message.candidates)
+        guided = self._guided.pop(asked.request_id, None)
+        if guided is not None and len(drawn) > guided.count:  # such a wish is shared with nobody
+            drawn = self._excluding.fresh(asked.told, asked.device_id, workload_id, drawn, asked.count)
+            if (draft := self._answered(asked.device_id, asked.request_id)) is not None:
+                request_id = self._request_id()
+                self._guided[request_id] = guided
+                draft.waiting.add(request_id)
+                self._outlet.rank(asked.device_id, request_id, asked.workload, list(drawn.values()))
+            return
+        self._know(family, workload_id, drawn)
+        for wish in wishes:
+            if (draft := self._answered(wish.device_id, wish.request_id)) is not None:
+                fresh = self._excluding.fresh(wish.told, wish.device_id, workload_id, drawn, wish.count)
+                self._take(draft, wish.device_id, workload_id, fresh)
 
     def ranked(
         self, device_id: DeviceId, request_id: str, candidates: Sequence[Candidate], version: str
@@ -150,68 +171,43 @@ class Feeder:
         if version:
             chosen = {key: replace(one, origin=Origin.MODEL.value) for key, one in chosen.items()}
             draft.versions.update(dict.fromkeys(chosen, version))
-        self._keep(draft, device_id, ask.workload_id, chosen)
+        self._know(self._families[device_id], ask.workload_id, chosen)
+        self._take(draft, device_id, ask.workload_id, chosen)
 
     def failed(self, device_id: DeviceId, request_id: str) -> None:
         """Note that a request has no result."""
         self._asks.pop(request_id, None)
         self._guided.pop(request_id, None)
-        self._excluding.forget(request_id)
         self._answered(device_id, request_id)
         self._settle(device_id)
+        self._sharing.unanswered([request_id], self._is_open)
+        self._send()
 
     def searched(self, device_id: DeviceId, request_id: str) -> None:
         """Go on with a wish whose parents were looked for; without any, its candidates are random."""
         ask = self._asks.pop(request_id, None)
         if ask is not None and self._answered(device_id, request_id) is not None:
             self._ask_agent(ask, self._parents(ask)[0])
+            self._send()
             self._settle(device_id)
 
     def agent_gone(self, device_id: DeviceId) -> None:
         """Let go of what a device's agent was asked for; what was chosen so far becomes jobs."""
+        self.hosts.pop(device_id, None)
         if (draft := self._drafts.get(device_id)) is not None:
-            for request_id in draft.waiting:
-                self._excluding.forget(request_id)
+            left = list(draft.waiting)
             draft.waiting.clear()
             self._settle(device_id)
-
-    def _view(self, device_ids: Iterable[DeviceId]) -> FleetView:
-        devices: dict[DeviceId, DeviceView] = {}
-        workloads: Mapping[WorkloadId, Workload] = {}
-        for device_id in device_ids:
-            workloads = self._workloads[device_id]
-            devices[device_id] = DeviceView(
-                device_id=device_id,
-                records=self._coverage.records(device_id),
-                has_head=device_id in self.heads,
-                host=self.hosts.get(device_id, ""),
-                cells={one: self._cell(device_id, one) for one in workloads},
-            )
-        views = {
-            one.workload_id: WorkloadView(weight=float(one.weight), flops=one.flops)
-            for one in workloads.values()
-        }
-        return FleetView(devices=devices, workloads=views)
-
-    def _cell(self, device_id: DeviceId, workload_id: WorkloadId) -> Cell:
-        family = self._families[device_id]
-        measured = self._coverage.measured(device_id, workload_id)
-        queued = self.queues.waiting(device_id, workload_id)
-        return Cell(
-            measured=measured,
-            queued=queued,
-            unpaired=max(0, self._coverage.unmeasured(device_id, workload_id) - queued),
-            interval=self.intervals.get((device_id, workload_id)),
-            is_exhausted=self._coverage.is_exhausted(family, workload_id),
-        )
+            self._sharing.unanswered(left, self._is_open)
+            self._send()
 
     def _serve(self, ask: Ask) -> None:
         """Begin one wish of the plan."""
         draft = self._drafts[ask.device_id]
         if ask.origin is Origin.PAIRED:
-            taken = self.queues.taken(ask.device_id) | {one for _, one in draft.chosen}
+            taken = self.queues.taken(ask.device_id) | draft.chosen.keys()
             found = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, taken)
-            draft.chosen += [(ask.workload_id, one) for one in found]
+            draft.chosen |= dict.fromkeys(found, ask.workload_id)
             draft.origins[Origin.PAIRED] += len(found)
         elif ask.origin is Origin.RANDOM:
             self._ask_agent(ask, [])
@@ -235,22 +231,30 @@ class Feeder:
         return traces, [one for one in wanted if one not in at_hand]
 
     def _ask_agent(self, ask: Ask, parents: Sequence[str]) -> None:
-        request_id = self._request_id()
-        told = self._excluding.tell(request_id, self._families[ask.device_id], ask.workload_id)
         is_guided = ask.origin is Origin.MODEL
-        request = ProposeRequest(
-            request_id=request_id,
+        wish = Wish(
+            device_id=ask.device_id,
+            request_id=self._request_id(),
             workload=self._workloads[ask.device_id][ask.workload_id],
             count=ask.count * (_DRAWN_FOR_HEAD if is_guided else 1),
-            # Draws of a seed are the same each time: another one for what comes on top.
-            seed=(self._seed + told.known) % 2**31,
+            told=self._excluding.tell(self._families[ask.device_id], ask.workload_id),
             parents=tuple(parents),
-            exclude=told.ids,
+            is_guided=is_guided,
+            is_idle=not self.queues.taken(ask.device_id),
         )
-        self._drafts[ask.device_id].waiting.add(request.request_id)
+        self._drafts[ask.device_id].waiting.add(wish.request_id)
         if is_guided:
-            self._guided[request.request_id] = ask
-        self._outlet.propose(ask.device_id, request)
+            self._guided[wish.request_id] = ask
+        self._sharing.add(wish)
+
+    def _send(self) -> None:
+        """Ask the agents for what was wished for."""
+        for device_id, request in self._sharing.due(self._seed):
+            self._outlet.propose(device_id, request)
+
+    def _is_open(self, wish: Wish) -> bool:
+        draft = self._drafts.get(wish.device_id)
+        return draft is not None and wish.request_id in draft.waiting
 
     def _request_id(self) -> str:
         return f"{self._token}/r{next(self._numbers)}"
@@ -263,35 +267,32 @@ class Feeder:
         draft.waiting.discard(request_id)
         return draft
 
-    def _keep(
-        self,
-        draft: Draft | None,
-        device_id: DeviceId,
-        workload_id: WorkloadId,
-        fresh: Mapping[CandidateId, Candidate],
-    ) -> None:
-        """Keep new candidates for all devices of the family, and choose them for this one."""
-        family = self._families[device_id]
+    def _know(self, family: str, workload_id: WorkloadId, fresh: Mapping[CandidateId, Candidate]) -> None:
+        """Keep new candidates for all devices of a family."""
         # What a sibling has drawn and measured meanwhile is in the store.
-        kept = [one for key, one in fresh.items() if not self._coverage.is_stored(family, workload_id, key)]
-        self._pools.remember(family, fresh.values())
+        stored = self._coverage.stored_among(family, workload_id, fresh)
+        self._pools.remember(family, (fresh[one] for one in stored))
+        kept = [one for key, one in fresh.items() if key not in stored]
         if kept:
             self._pools.add(family, workload_id, kept)
         if fresh:
             self._coverage.propose(family, workload_id, list(fresh))
-        if draft is not None:
-            self._take(draft, device_id, workload_id, fresh.values())
-        self._settle(device_id)
 
     def _take(
-        self, draft: Draft, device_id: DeviceId, workload_id: WorkloadId, fresh: Iterable[Candidate]
+        self,
+        draft: Draft,
+        device_id: DeviceId,
+        workload_id: WorkloadId,
+        fresh: Mapping[CandidateId, Candidate],
     ) -> None:
+        """Choose new candidates for a device."""
         queued = self.queues.taken(device_id)
-        for one in fresh:
+        for candidate_id, one in fresh.items():
             # A job of an earlier life may wait for one whose file is gone, and that is drawn again now.
-            if one.candidate_id not in queued:
-                draft.chosen.append((workload_id, one.candidate_id))
+            if candidate_id not in queued:
+                draft.chosen.setdefault(candidate_id, workload_id)
                 draft.origins[one.origin] += 1
+        self._settle(device_id)
 
     def _settle(self, device_id: DeviceId) -> None:
         """Make jobs of a draft that waits for nothing, or has enough for one already."""
@@ -300,10 +301,11 @@ class Feeder:
             return
         if not draft.waiting:
             del self._drafts[device_id]
-        chosen, draft.chosen = draft.chosen, []
+        chosen, draft.chosen = draft.chosen, {}
+        attempts = self._coverage.next_attempts(device_id)
         alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
-        for workload_id, one in dict.fromkeys(chosen):
-            key = self._coverage.next_attempt(device_id, one), draft.versions.get(one, "")
+        for one, workload_id in chosen.items():
+            key = attempts.get(one, 0), draft.versions.get(one, "")
             alike.setdefault(key, []).append((workload_id, one))
         for (attempt, version), pairs in sorted(alike.items()):
             origin = str(Origin.MODEL if version else draft.origins.most_common(1)[0][0])

@@ -8,7 +8,6 @@ word, and a job that has none left ends: nothing waits for what cannot come.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +22,6 @@ from fleet.daemon.intake import Intake
 from fleet.daemon.pools import Pools
 from fleet.daemon.storing import Storing
 from fleet.daemon.traces import StoreThread, find_candidates
-from fleet.errors import StoreFull
 from fleet.links.links import Links
 
 #: Candidates that are looked for at once: all of them must stay in memory until their batches are sent.
@@ -51,7 +49,7 @@ class Granting:
     """Sends jobs to agents.
 
     Args:
-        coverage: Knows which candidates are stored.
+        coverage: Knows which workload a candidate is of, and is told of those that are nowhere.
         pools: Has traces.
         feeder: Knows the workloads of devices.
         storing: Knows what of a job is left.
@@ -96,22 +94,26 @@ class Granting:
 
         Returns:
             The end of the job, where nothing of it can be sent.
+
+        Raises:
+            StoreFull: No room to hand on what is to be searched; to be granted again once there is some.
         """
         family = self._families[job.device_id]
-        left = self._storing.left(job)
-        found: dict[CandidateId, Candidate] = {}
-        for workload_id in job.workload_ids:
-            wanted = [CandidateId(one) for _, one in left if one not in found]
-            found |= self._pools.get(family, workload_id, wanted)
-        missing = [CandidateId(one) for _, one in left if one not in found]
+        found = self._pools.at_hand(family, job.candidate_ids)
+        left = self._storing.left(job, found)
+        missing = [one for one in left if one not in found]
+        for workload_id in job.workload_ids if missing else ():
+            found |= self._pools.get(family, workload_id, missing)
+            missing = [one for one in missing if one not in found]
         if missing and not searched:
             self._look_for(family, LeaseSearch(grant=grant, job=job, missing=tuple(missing)))
             return []
         workloads = self._feeder.workloads_of(job.device_id)
         candidates = [
-            self._as_measured(found[CandidateId(one)], job, family)
-            for _, one in left
-            if one in found and found[CandidateId(one)].workload_id in workloads
+            # Otherwise its origin is that of the first measurement, which the pools know.
+            replace(found[one], origin=job.origin) if job.origin in REPEATS else found[one]
+            for one in left
+            if one in found and found[one].workload_id in workloads
         ]
         if missing:
             self._drop(job, family, missing)
@@ -133,9 +135,7 @@ class Granting:
             self._ask(found.family, waiting)
 
     def _look_for(self, family: str, search: LeaseSearch) -> None:
-        if self._intake.holds_any(search.missing):
-            with suppress(StoreFull):  # then they are not found, and left out with a word
-                self._intake.flush()
+        self._intake.flush(candidate_ids=search.missing)
         if family in self._searching:
             self._searching[family].append(search)
         else:
@@ -173,14 +173,6 @@ class Granting:
             deadline_secs=grant.deadline_secs,
         )
         self._links.measure(lease, grant.incarnation, batch)
-
-    def _as_measured(self, candidate: Candidate, job: Job, family: str) -> Candidate:
-        """A candidate with the origin that its record should have."""
-        if job.origin in REPEATS:
-            return replace(candidate, origin=job.origin)
-        if self._coverage.is_stored(family, candidate.workload_id, candidate.candidate_id):
-            return replace(candidate, origin="paired")
-        return candidate
 
     def _drop(self, job: Job, family: str, missing: list[CandidateId]) -> None:
         """Leave candidates alone whose traces are gone; others are proposed in their place."""

@@ -20,11 +20,14 @@ from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 
 if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
     from transfer.features import Extractor
     from transfer.model import MultiTaskTLP
 
 #: Models held in memory: one version serves many devices.
 _MOST_MODELS = 4
+#: Heads with what belongs to them, which is up to 2 MB each.
+_MOST_HEADS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class Guide:
         self._registry = registry
         self._lock = threading.Lock()
         self._models: dict[tuple[str, str], MultiTaskTLP] = {}
+        self._heads: dict[ModelRef, Adapted] = {}
         self._refused: dict[ModelRef, str] = {}
         self._extractor: Extractor | None = None
 
@@ -72,10 +76,10 @@ class Guide:
         if ref is None or ref in self._refused or not candidates:
             return None
         with self._lock:
-            model = self._model(ref)
-            if model is None:
+            head = self._head(ref)
+            if head is None:
                 return None
-            scores = self._scores(model, workload, ref.device_id, candidates)
+            scores = self._scores(head, workload, candidates)
         # Equal scores stay in the order in which they were proposed.
         order = np.argsort(-scores, kind="stable")
         return Ranking(order=tuple(order.tolist()), scores=tuple(scores.tolist()), model=ref)
@@ -86,33 +90,47 @@ class Guide:
             ref = self._registry.champion(device_id)
             if ref is not None:
                 with self._lock:
-                    self._model(ref)
+                    self._head(ref)
 
     def why_not(self, device_id: str) -> str:
         """Why the champion of a device cannot be asked; empty where it can, or where there is none."""
         ref = self._registry.champion(device_id)
         return "" if ref is None else self._refused.get(ref, "")
 
-    def _model(self, ref: ModelRef) -> MultiTaskTLP | None:
+    def _head(self, ref: ModelRef) -> Adapted | None:
+        """A champion with what belongs to its head; None, and why, where it cannot be read."""
+        from transfer.adapt.base import Adapted
+        from transfer.adapt.kept import load_correction
         from transfer.errors import TransferError
 
-        key = ref.version, ref.sha256
-        if key not in self._models:
+        if ref not in self._heads:
             try:
-                model, _ = self._registry.load(ref)
-                model.head(ref.device_id)
+                model = self._model(ref)
+                manifest = self._registry.manifest(ref.version)
+                correction = load_correction(self._registry.path(ref.version), manifest, ref.device_id)
             except (FleetError, TransferError, OSError) as error:
                 # Published versions never change: what cannot be read now will not be later.
                 self._refused[ref] = str(error)
                 return None
+            while len(self._heads) >= _MOST_HEADS:
+                self._heads.pop(next(iter(self._heads)))
+            self._heads[ref] = Adapted(device_id=ref.device_id, model=model, correction=correction)
+        return self._heads[ref]
+
+    def _model(self, ref: ModelRef) -> MultiTaskTLP:
+        """The model of a version; one for all devices that it serves."""
+        key = ref.version, ref.sha256
+        if key not in self._models:
+            model, _ = self._registry.load(ref)
             while len(self._models) >= _MOST_MODELS:
-                self._models.pop(next(iter(self._models)))
+                gone = next(iter(self._models))
+                self._models.pop(gone)
+                self._heads = {one: head for one, head in self._heads.items() if one.version != gone[0]}
             self._models[key] = model
+        self._models[key].head(ref.device_id)
         return self._models[key]
 
-    def _scores(
-        self, model: MultiTaskTLP, workload: Workload, device_id: str, candidates: Sequence[Candidate]
-    ) -> np.ndarray:
+    def _scores(self, head: Adapted, workload: Workload, candidates: Sequence[Candidate]) -> np.ndarray:
         from transfer.errors import TraceError, TransferError
         from transfer.features import Extractor
 
@@ -129,7 +147,7 @@ class Guide:
             if not len(readable):
                 return scores
             block = extractor.extract(workloads, [candidates[place] for place in readable.tolist()])
-        scores[readable] = model.score(block, device_id)
+        scores[readable] = head.score_unseen(block)
         return scores
 
 

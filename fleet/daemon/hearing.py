@@ -8,37 +8,28 @@ from __future__ import annotations
 
 import time
 
-from agents.messages import AgentGone, AgentRefused, AgentUp, Asked, Beat, Failed, Message
+from agents.messages import AgentGone, AgentRefused, AgentUp, Asked, Beat, Failed, Message, MorePending
 from fleet.core import events as ev
 from fleet.core.events import Event, JobId
 from fleet.core.state import FleetState
 
 
-def events_of(
-    message: Message, state: FleetState, now: float, *, is_host_idle: bool | None = None
-) -> list[Event]:
+def events_of(message: Message, state: FleetState, now: float) -> list[Event]:
     """Translate a message.
 
     Args:
         message: Any; many tell the state nothing.
         state: As it was before the message.
         now: Unix seconds.
-        is_host_idle: Whether nobody else uses the device's host, where one can tell.
     """
     device_id, incarnation = message.device_id, message.incarnation
     match message:
-        case AgentUp():
-            return [
-                ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation),
-                ev.ProbePassed(
-                    at_secs=now,
-                    device_id=device_id,
-                    incarnation=incarnation,
-                    environment_id=message.environment_id,
-                    # Of this host: boards in another time zone keep its hours.
-                    utc_offset_secs=float(time.localtime(now).tm_gmtoff),
-                ),
-            ]
+        case AgentUp(has_more=has_more):
+            started = ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation)
+            return [started] if has_more else [started, passed(message, now)]
+        case MorePending(is_last=False):
+            # It needs more time, not another start.
+            return [ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation)]
         case AgentRefused(reason=reason):
             return [ev.ProbeRefused(at_secs=now, device_id=device_id, incarnation=incarnation, reason=reason)]
         case AgentGone(reason=reason):
@@ -53,9 +44,12 @@ def events_of(
                     epoch=message.held[0].epoch if message.held else None,
                     done=message.done,
                     busy=ev.Busy(message.busy.value),
-                    is_host_idle=is_host_idle,
+                    is_host_idle=message.is_host_idle,
                 )
             ]
+        case Failed(what=Asked.MEASURE, error=error, is_blameless=True):
+            # Its agent is no use as things are on its host, and is started again; the job waits for that.
+            return [ev.AgentDied(at_secs=now, device_id=device_id, incarnation=incarnation, reason=error)]
         case Failed(what=Asked.MEASURE, lease=lease, error=error) if lease is not None:
             return [
                 ev.JobCrashed(
@@ -69,11 +63,23 @@ def events_of(
     return []
 
 
+def passed(up: AgentUp, now: float) -> ev.ProbePassed:
+    """That a device may have leases: to be told once all is stored that its spool still held."""
+    return ev.ProbePassed(
+        at_secs=now,
+        device_id=up.device_id,
+        incarnation=up.incarnation,
+        environment_id=up.environment_id,
+        # Of this host: boards in another time zone keep its hours.
+        utc_offset_secs=float(time.localtime(now).tm_gmtoff),
+    )
+
+
 def _blamed(message: AgentGone, state: FleetState, now: float) -> list[Event]:
-    """An agent that ends while it works on a job may have ended because of it."""
+    """An agent that ends while it works on a job may have ended because of it, unless more is known."""
     at_work = state.at_work(message.device_id)
     is_current = state.describe(message.device_id)["incarnation"] == message.incarnation
-    if message.was_asked or at_work is None or not is_current:
+    if message.was_asked or message.is_blameless or at_work is None or not is_current:
         return []
     return [
         ev.JobCrashed(
@@ -86,4 +92,4 @@ def _blamed(message: AgentGone, state: FleetState, now: float) -> list[Event]:
     ]
 
 
-__all__ = ["events_of"]
+__all__ = ["events_of", "passed"]

@@ -37,8 +37,10 @@ class IntakeSettings:
 
     #: Devices that are handed on together, in one commit.
     devices_per_commit: int = 32
-    #: Least time between two commits. With 32 devices each, the rows of 1,000 devices wait 32 s at most.
+    #: Least time between two commits. With 32 devices each, the rows of 1,000 devices wait 32 s.
     commit_every_secs: float = 1.0
+    #: The same, over the time that a commit takes: on a busy host they must not take all there is.
+    pause: float = 6.0
     #: Rows wait at least so long, so that more of the device come with them.
     wait_secs: float = 2.0
     #: Above so many packed bytes, or rows, commits do not wait for their time.
@@ -49,9 +51,17 @@ class IntakeSettings:
         for name in ("devices_per_commit", "most_bytes", "most_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"intake: {name} must be at least 1, got {getattr(self, name)}")
-        for name in ("commit_every_secs", "wait_secs"):
+        for name in ("commit_every_secs", "pause", "wait_secs"):
             if getattr(self, name) < 0:
                 raise ValueError(f"intake: {name} must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(AppendResult):
+    """What became of records."""
+
+    #: Those that were not known before, each once.
+    fresh: list[Record]
 
 
 @dataclass(slots=True)
@@ -78,6 +88,9 @@ class Intake:
         store: The open store; nobody else writes to it meanwhile. It is not closed here.
         settings: When rows go on to the table.
         clock: Seconds that never go back.
+
+    Attributes:
+        no_room: Why rows that were to go on to the table wait in the log; None while they need not.
     """
 
     def __init__(
@@ -100,8 +113,9 @@ class Intake:
         self._left: dict[int, int] = {}
         self._bytes = 0
         self._rows = 0
-        self._committed_at = clock()
+        self._committed_at, self._took_secs = clock(), 0.0
         self._closed = False
+        self.no_room: StoreFull | None = None
 
     @property
     def store(self) -> Store:
@@ -119,7 +133,7 @@ class Intake:
         since = [group.since for group in self._groups if group.packed]
         return max(0.0, self._clock() - min(since)) if since else 0.0
 
-    def append(self, records: Sequence[Record]) -> AppendResult:
+    def append(self, records: Sequence[Record]) -> Kept:
         """Keep records; when this returns, all of them are on the disk.
 
         The batch is kept whole or not at all. Known records, by `record_id`, are left as they are. An empty
@@ -144,8 +158,16 @@ class Intake:
             ids = [one for group in grouped.values() for one in group]
             devices = pa.array([by_id[one].device_id for one in ids], pa.string())
             table = records_to_table([by_id[one] for one in ids], ids)
+            # Now, not when it goes on to the table: by then it is acknowledged.
+            check_columns(table)
             self._take(table.add_column(0, TABLE_SCHEMA.field("device_id"), devices), grouped)
-        return self._end(len(records), len(fresh))
+        done = self._end(len(records), len(fresh))
+        return Kept(
+            appended=done.appended,
+            duplicates=done.duplicates,
+            table_version=done.table_version,
+            fresh=[by_id[one] for one in fresh],
+        )
 
     def append_tables(self, tables: Mapping[str, pa.Table]) -> AppendResult:
         """Keep records that are columns already, by device, with the promises of `append`.
@@ -194,19 +216,24 @@ class Intake:
             return in_table
         return [is_there or one in self._ids for is_there, one in zip(in_table, record_ids, strict=True)]
 
-    def holds_any(self, candidate_ids: Collection[str]) -> bool:
-        """Whether a record of some candidates waits: who reads the table for them must `flush` first."""
-        return any(not group.candidates.isdisjoint(candidate_ids) for group in self._groups)
+    def flush(self, *, device_id: str | None = None, candidate_ids: Collection[str] | None = None) -> None:
+        """Hand all rows on to the table, or those that somebody is about to read there, and their neighbours.
 
-    def flush(self) -> None:
-        """Hand all rows on to the table.
+        Args:
+            device_id: Only rows that go on together with this device's.
+            candidate_ids: Only rows that go on together with one of these candidates'.
 
         Raises:
             StoreFull: No room; what is not in the table yet stays in the log, and in memory.
             StoreError: The disk failed.
         """
         self._check_open()
-        for group in sorted((one for one in self._groups if one.packed), key=lambda one: one.since):
+        groups = self._groups
+        if device_id is not None:
+            groups = [groups[self._group_of[device_id]]] if device_id in self._group_of else []
+        if candidate_ids is not None:
+            groups = [one for one in groups if not one.candidates.isdisjoint(candidate_ids)]
+        for group in sorted((one for one in groups if one.packed), key=lambda one: one.since):
             self._hand_on(group)
 
     def close(self) -> None:
@@ -236,10 +263,13 @@ class Intake:
 
     def _end(self, given: int, kept: int) -> AppendResult:
         now = self._clock()
-        is_time = now - self._committed_at >= self._settings.commit_every_secs
+        least = max(self._settings.commit_every_secs, self._settings.pause * self._took_secs)
+        is_time = now - self._committed_at >= least
         if is_time and self._rows and now - self._oldest().since >= self._settings.wait_secs:
+            self._took_secs = 0.0
             try:
                 self._hand_on(self._oldest())
+                self._took_secs = self._clock() - now
             except StoreFull as error:
                 # They are durable; `_begin` refuses more of them before they are too many.
                 _LOG.warning("%d records wait for room: %s", self._rows, error)
@@ -288,7 +318,12 @@ class Intake:
     def _hand_on(self, group: _Group) -> None:
         """Put the rows of a group into the table, then forget them."""
         rows = pa.concat_tables([unpack(packed) for packed, _ in group.packed])
-        self._store.append_tables(by_device(rows))
+        try:
+            self._store.append_tables(by_device(rows))
+        except StoreFull as error:
+            self.no_room = error
+            raise
+        self.no_room = None
         for packed, segment in group.packed:
             self._bytes -= len(packed)
             self._left[segment] -= 1
@@ -302,4 +337,4 @@ class Intake:
         group.candidates.clear()
 
 
-__all__ = ["Intake", "IntakeSettings"]
+__all__ = ["Intake", "IntakeSettings", "Kept"]

@@ -107,7 +107,7 @@ class Listing:
         self._coverage.load(self._store)
         for (family, workload_id), waiting in self._pools.waiting().items():
             if self._coverage.is_wanted(workload_id):
-                stored = [one for one in waiting if self._coverage.is_stored(family, workload_id, one)]
+                stored = self._coverage.stored_among(family, workload_id, waiting)
                 self._pools.measured(family, workload_id, stored)
                 self._coverage.propose(family, workload_id, waiting)
 

@@ -23,6 +23,8 @@ from fleet.store.reader import StoreReader
 
 #: Measured candidates that the run's are chosen from, over their number: only steady ones will do.
 _SAMPLED = 8
+#: Runs that are planned at once: in a fleet that began together all are due at once.
+_MOST_OPEN = 4
 #: A run that could not be planned, or whose jobs wait, is looked at again after this.
 _RETRY_SECS = 1800.0
 
@@ -66,20 +68,28 @@ class NoiseRuns:
         self._intake = intake
         self._protocols, self._count, self._seed = protocols, count, seed
         self._next_at: dict[DeviceId, float] = {}
+        #: Devices whose runs are being planned.
+        self._open: set[DeviceId] = set()
 
-    def look(self, device_id: DeviceId, environment_id: str, now: float) -> None:
-        """Begin the run of a device that is up, if it is due.
+    def is_due(self, device_id: DeviceId, now: float) -> bool:
+        """Whether a device that is up should have its run now.
 
         A device with few records has none yet: its first run would be all that it measures.
         """
-        if not self._count or now < self._next_at.get(device_id, 0.0):
-            return
+        if not self._count or len(self._open) >= _MOST_OPEN or now < self._next_at.get(device_id, 0.0):
+            return False
         is_new = self._coverage.records(device_id) < _SAMPLED * self._count
-        if is_new or now - self._coverage.noise_at(device_id) < NOISE_EVERY_SECS:
-            return
-        self._next_at[device_id] = now + _RETRY_SECS
+        return not is_new and now - self._coverage.noise_at(device_id) >= NOISE_EVERY_SECS
+
+    def begin(self, device_id: DeviceId, environment_id: str, now: float) -> None:
+        """Have the run of a device planned.
+
+        Raises:
+            StoreFull: No room to hand on what is to be read; it stays due.
+        """
         # What waits in the intake is not in the table that is read.
-        self._intake.flush()
+        self._intake.flush(device_id=device_id)
+        self._next_at[device_id] = now + _RETRY_SECS
         # Other candidates every day.
         seed = self._seed + int(now // NOISE_EVERY_SECS)
         question = partial(
@@ -92,10 +102,12 @@ class NoiseRuns:
             count=self._count,
             seed=seed,
         )
+        self._open.add(device_id)
         self._thread.ask(NoisePlan(device_id=device_id, environment_id=environment_id), question)
 
     def planned(self, plan: NoisePlan, family: str, jobs: list[NoiseJob]) -> list[Job]:
         """Turn what the thread has planned into jobs, in the order in which they must be measured."""
+        self._open.discard(plan.device_id)
         made: list[Job] = []
         for one in jobs:
             candidates: tuple[Candidate, ...] = one.batch.candidates

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from agents.messages import ProposeRequest
-from agents.records import Candidate, CandidateId, Descriptor, DeviceId, DeviceSpec, Workload
+from agents.records import Candidate, CandidateId, Descriptor, DeviceId, DeviceSpec, Protocol, Workload
 from fleet.core import events as ev
 from fleet.core.arrivals import Tallies
 from fleet.core.events import Job
@@ -22,6 +22,7 @@ from fleet.daemon.chronicle import Chronicle
 from fleet.daemon.coordinator_settings import CoordinatorSettings
 from fleet.daemon.coverage import Coverage
 from fleet.daemon.disk_watch import DiskWatch
+from fleet.daemon.doubts import Doubts
 from fleet.daemon.feeding import Feeder
 from fleet.daemon.granting import Granting
 from fleet.daemon.guide import Guide
@@ -29,7 +30,10 @@ from fleet.daemon.intake import Intake
 from fleet.daemon.listing import Listing
 from fleet.daemon.noise_runs import NoiseRuns
 from fleet.daemon.notices import Notices, Steadiness
+from fleet.daemon.plan_view import turn_of
 from fleet.daemon.pools import Pools
+from fleet.daemon.refused import Refused
+from fleet.daemon.sharing import space_of
 from fleet.daemon.storing import Storing
 from fleet.daemon.traces import StoreThread, find_candidates
 from fleet.daemon.trainer import Trainer
@@ -145,6 +149,13 @@ class _Outlet:
         self._chronicle.tell(ev.JobSubmitted(at_secs=self._clock(), job=job))
 
 
+def _protocols(specs: Mapping[DeviceId, DeviceSpec], common: Protocol) -> dict[DeviceId, Protocol]:
+    """How each device is timed; equal ones are one object, which goes over the wire once a message."""
+    known: dict[Protocol, Protocol] = {}
+    found = ((one, spec.protocol(common)) for one, spec in specs.items())
+    return {one: known.setdefault(protocol, protocol) for one, protocol in found}
+
+
 def assemble(
     root: Path,
     store: Store,
@@ -155,6 +166,7 @@ def assemble(
     *,
     trainer: Trainer | None = None,
     guide: Guide | None = None,
+    doubts: Doubts | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Parts:
     """Put a coordinator together; see `fleet.daemon.coordinator.Coordinator`."""
@@ -164,13 +176,27 @@ def assemble(
         notices.alarm("", note)
     families = {one: str(entry.spec.family) for one, entry in store.devices().items()}
     families |= {one: str(spec.family) for one, spec in specs.items()}
-    protocols = {one: spec.protocol(settings.protocol) for one, spec in specs.items()}
+    protocols = _protocols(specs, settings.protocol)
+    spaces = {one: space_of(spec) for one, spec in specs.items()}
     agents, tallies = Agents(), Tallies()
     thread, intake = StoreThread(store.path), Intake(store)
     coverage = Coverage(families, ())
     outlet = _Outlet(links, agents, thread, chronicle, families, guide, clock)
-    feeder = Feeder(coverage, pools, families, outlet, seed=settings.seed, token=os.urandom(4).hex())
-    storing = Storing(intake, store, coverage, pools, tallies, families, root / "late")
+    feeder = Feeder(
+        coverage,
+        pools,
+        families,
+        spaces,
+        outlet,
+        seed=settings.seed,
+        token=os.urandom(4).hex(),
+        exploration=settings.exploration,
+        turns={one: turn_of(spec) for one, spec in specs.items()},
+        is_open=lambda one: not chronicle.state.describe(one)["closed"],
+        doubt=doubts.of if doubts is not None else None,
+    )
+    refused = Refused(root / "refused")
+    storing = Storing(intake, store, coverage, pools, tallies, families, root / "late", refused)
     kept = root / "workloads.json"
     return Parts(
         settings=settings,

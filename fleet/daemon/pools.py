@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from agents.records import Candidate, CandidateId, WorkloadId, canonical_json
 from agents.spool_frames import make_folder
+from fleet.core.events import Origin
 from fleet.durable import disk_errors, fsync, write_all_durably
 from fleet.errors import FleetError
 
@@ -90,25 +92,34 @@ class Pools:
         self._new.clear()
 
     def remember(self, family: str, candidates: Iterable[Candidate]) -> None:
-        """Keep candidates that the store has in memory for a while."""
+        """Keep candidates that the store has in memory for a while; who measures them next is `paired`."""
         for one in candidates:
-            self._remember(family, one)
+            is_paired = one.origin == Origin.PAIRED
+            self._remember(family, one if is_paired else replace(one, origin=Origin.PAIRED.value))
+
+    def at_hand(self, family: str, wanted: Iterable[CandidateId]) -> dict[CandidateId, Candidate]:
+        """Those of some candidates that are in memory."""
+        found: dict[CandidateId, Candidate] = {}
+        for one in wanted:
+            key = family, one
+            if (candidate := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+                found[one] = candidate
+        return found
 
     def get(
         self, family: str, workload_id: WorkloadId, wanted: Collection[CandidateId]
     ) -> dict[CandidateId, Candidate]:
         """Those of some candidates of a workload that are at hand, from memory or the workload's file."""
-        found: dict[CandidateId, Candidate] = {}
-        for one in wanted:
-            if (family, one) in self._cache:
-                self._cache.move_to_end((family, one))
-                found[one] = self._cache[family, one]
+        found = self.at_hand(family, wanted)
         missing = [one for one in wanted if one not in found]
         waiting = self._waiting.get((family, workload_id), {})
         if any(one in waiting for one in missing):
             held = self._held((family, workload_id))
             found |= {one: held[one] for one in missing if one in held}
-            self.remember(family, (held[one] for one in missing if one in held))
+            for one in missing:
+                if one in held:
+                    self._remember(family, held[one])
         return found
 
     def measured(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
@@ -121,7 +132,7 @@ class Pools:
         if not gone:
             return
         # Siblings measure them next: after a restart they are in the file only.
-        self.get(family, workload_id, gone)
+        self.remember(family, self.get(family, workload_id, gone).values())
         waiting = self._waiting[family, workload_id]
         for one in gone:
             waiting.pop(one, None)
@@ -132,10 +143,11 @@ class Pools:
 
     def _remember(self, family: str, candidate: Candidate) -> None:
         key = family, candidate.candidate_id
-        if key in self._cache:
+        known = self._cache.get(key)
+        if known is not None and (candidate.origin != Origin.PAIRED or known.origin == Origin.PAIRED):
             return
         self._cache[key] = candidate
-        self._bytes += len(candidate.trace)
+        self._bytes += len(candidate.trace) if known is None else 0
         while self._bytes > self._cache_bytes and len(self._cache) > 1:
             _, gone = self._cache.popitem(last=False)
             self._bytes -= len(gone.trace)

@@ -15,6 +15,7 @@ from agents.messages import (
     Asked,
     Failed,
     Message,
+    MorePending,
     Proposed,
     WorkloadsListed,
 )
@@ -22,9 +23,9 @@ from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.arrivals import Arrival, arrivals_of
 from fleet.daemon.announcing import announce_message
-from fleet.daemon.hearing import events_of
-from fleet.daemon.host_load import HostLoad
+from fleet.daemon.hearing import events_of, passed
 from fleet.daemon.parts import Parts
+from fleet.daemon.silence import Silence
 from fleet.daemon.storing import Taken
 from fleet.errors import StoreFull
 
@@ -42,7 +43,9 @@ class Receiving:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._load: HostLoad | None = None
+        #: Agents that are up while their spool still comes.
+        self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
+        self._silence = Silence(parts.settings.limits.lease_secs)
         self.held: list[Arrival] = []
         self.acknowledge: list[tuple[DeviceId, int, tuple[str, ...]]] = []
 
@@ -59,8 +62,9 @@ class Receiving:
         self.held += arrivals_of(messages)
         if parts.disk.may_try:
             try:
-                taken = parts.storing.take(self.held, parts.state, parts.clock())
+                # First: what was taken must be told of, whatever comes next.
                 parts.disk.probe()
+                taken = parts.storing.take(self.held, parts.state, parts.clock())
             except StoreFull as error:
                 parts.disk.full(error)
             else:
@@ -71,9 +75,32 @@ class Receiving:
                 self._concern(message)
             except StoreFull as error:
                 parts.disk.full(error)
-            is_idle = self._is_host_idle(message.device_id)
-            for event in events_of(message, parts.state, parts.clock(), is_host_idle=is_idle):
+                # Nobody would ask again for what it had to tell.
+                parts.listing.agent_gone(message.device_id)
+            for event in events_of(message, parts.state, parts.clock()):
                 parts.chronicle.tell(event)
+            self._look_for_last(message)
+            self._silence.heard(message)
+
+    def end_silent(self) -> None:
+        """End agents that say nothing any more and have no lease that could expire; others are started."""
+        parts = self._parts
+        for device_id, incarnation in self._silence.silent(parts.agents.up):
+            if not parts.state.describe(device_id)["leases"]:
+                parts.notices.say(f"{device_id}: its agent says nothing any more", kind="silent", style="red")
+                parts.agent_gone(device_id, incarnation)
+                parts.links.stop(device_id, incarnation, kill=True)
+
+    def _look_for_last(self, message: Message) -> None:
+        """Let a device have leases once the last part of a long spool is in: later ones would be late."""
+        key = message.device_id, message.incarnation
+        match message:
+            case AgentUp(has_more=True):
+                self._coming[key] = message
+            case MorePending(is_last=True) if (up := self._coming.pop(key, None)) is not None:
+                self._parts.chronicle.tell(passed(up, self._parts.clock()))
+            case AgentGone() | AgentRefused():
+                self._coming.pop(key, None)
 
     def _follow(self, taken: Taken) -> None:
         """Tell of what is stored now; that there is room comes after it, because leases follow from that."""
@@ -89,17 +116,14 @@ class Receiving:
                 parts.chronicle.tell(ev.DriftAlarm(at_secs=now, device_id=device_id, text=said))
             elif said:
                 parts.notices.say(f"{device_id}: {said}")
-        parts.disk.freed()
-
-    def _is_host_idle(self, device_id: DeviceId) -> bool | None:
-        """Looked at for devices of this host only, and only where their policy asks for it."""
-        policy = self._parts.settings.policies.get(device_id)
-        if policy is None or not policy.idle_only:
-            return None
-        if self._load is None:
-            self._load = HostLoad()
-        is_here = self._parts.feeder.hosts.get(device_id) == self._load.host
-        return self._load.is_idle if is_here else None
+        for refusal in taken.refusals:
+            count, where = len(refusal.records), parts.storing.refused.folder
+            text = f"the store refuses {count} of its records, which are set aside in {where}"
+            parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}")
+        if parts.intake.no_room is None:
+            parts.disk.freed()
+        else:
+            parts.disk.full(parts.intake.no_room)
 
     def _concern(self, message: Message) -> None:
         """See to what a message says to the shell itself."""

@@ -1,4 +1,4 @@
-"""What becomes of records that arrived: into the store, or apart if they are late, and what to tell of it.
+"""What becomes of records that arrived: into the store, or apart if late or refused; and what to tell of it.
 
 `fleet.daemon.coordinator` calls it once a turn with all that arrived. When it returns, everything is on the
 disk, so the records may be acknowledged as soon as the events are journalled.
@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.records import REPEATS, CandidateId, DeviceId, Outcome, Record, WorkloadId
+from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from fleet.core.arrivals import Arrival, Tallies, sort
-from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLate
+from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLate, Verdict
 from fleet.core.state import FleetState
 from fleet.daemon.coverage import Coverage
 from fleet.daemon.intake import Intake
 from fleet.daemon.late import keep_late
 from fleet.daemon.pools import Pools
+from fleet.daemon.refused import FAULTS, Refusal, Refused, check_flags, record_ids
+from fleet.errors import StoreFull
 from fleet.store.store import Store
 
 
@@ -40,6 +42,8 @@ class Taken:
     fresh: dict[DeviceId, list[Record]] = field(default_factory=dict)
     #: To be told to the agents once the events are journalled.
     acknowledge: list[tuple[DeviceId, int, tuple[str, ...]]] = field(default_factory=list)
+    #: What the store would not have; it is set aside.
+    refusals: list[Refusal] = field(default_factory=list)
 
 
 class Storing:
@@ -53,6 +57,7 @@ class Storing:
         tallies: Counts by job.
         families: Family of every device.
         late: Folder of late results.
+        refused: What the store would not have.
 
     Attributes:
         counts: What the store has, by device.
@@ -67,8 +72,12 @@ class Storing:
         tallies: Tallies,
         families: Mapping[DeviceId, str],
         late: Path,
+        refused: Refused,
     ) -> None:
         self._intake, self._late = intake, late
+        self.refused = refused
+        #: Late results that are kept, and not told yet.
+        self._untold: list[Event] = []
         self._coverage, self._pools, self._tallies = coverage, pools, tallies
         self._families = families
         self.counts = {
@@ -87,23 +96,35 @@ class Storing:
             StoreFull: No room; nothing was counted, so all of it may be given again.
             StoreError: The disk failed.
         """
+        try:
+            return self._take(arrivals, state, now)
+        except StoreFull:
+            raise
+        except FAULTS:
+            good, refusals = self.refused.sift(arrivals)
+            if not refusals:
+                raise
+        # Whoever measured them is done with them: trying again would give the same.
+        for refusal in refusals:
+            self._leave(refusal, state)
+        taken = self._take(good, state, now)
+        taken.refusals = refusals
+        for refusal in refusals:
+            one, names = refusal.arrival, record_ids(refusal.records)
+            taken.acknowledge.append((one.device_id, one.incarnation, names))
+        return taken
+
+    def _take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
         taken = Taken()
         found = sort(arrivals, state.verdict)
         for one in found.late:
-            self._keep_late(one, state, taken, now)
+            self._keep_late(one, state, now)
         stored = [*found.counted, *found.repeated]
         records = [record for one in stored for record in one.records]
-        ids = [record.record_id for record in records]
-        # Those that wait in the intake are known, too: a repeat must not be counted again.
-        known = self._intake.known(ids)
+        check_flags(records)
         # Also without any record: rows that wait go on to the table then.
-        self._intake.append(records)
-        seen: set[str] = set()
-        fresh: list[Record] = []
-        for record, record_id, is_known in zip(records, ids, known, strict=True):
-            if not is_known and record_id not in seen:
-                seen.add(record_id)
-                fresh.append(record)
+        fresh = self._intake.append(records).fresh
+        taken.events, self._untold = self._untold, []
         self._count(fresh, taken)
         for device_id, new in taken.fresh.items():
             ok = sum(record.outcome is Outcome.OK for record in new)
@@ -115,34 +136,42 @@ class Storing:
             taken.acknowledge.append((one.device_id, one.incarnation, record_ids))
         return taken
 
-    def left(self, job: Job) -> list[tuple[str, str]]:
-        """(workload, candidate) pairs of a job that the store lacks; the workload is empty where unknown."""
-        family = self._families[job.device_id]
+    def left(self, job: Job, at_hand: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
+        """Candidates of a job that the store lacks.
+
+        Args:
+            job: The job.
+            at_hand: Some of its candidates, which need not be looked for.
+        """
+        family, left = self._families[job.device_id], self._tallies.left(job)
         may_skip = job.attempt == 0 and job.origin not in REPEATS
-        pairs: list[tuple[str, str]] = []
-        for one in self._tallies.left(job):
-            of = self._coverage.workload_of(family, job.workload_ids, one)
-            if of is None:
-                pairs.append(("", one))
-            elif self._coverage.is_blocked(family, of, one):
-                continue
-            elif not (may_skip and self._coverage.is_measured(job.device_id, of, one)):
-                pairs.append((of, one))
-        return pairs
+        grouped: dict[WorkloadId | None, list[CandidateId]] = {}
+        for one in left:
+            if one in at_hand:
+                of: WorkloadId | None = at_hand[one].workload_id
+            else:
+                of = self._coverage.workload_of(family, job.workload_ids, one)
+            grouped.setdefault(of, []).append(one)
+        skipped: set[CandidateId] = set()
+        for of, some in grouped.items():
+            if of is not None:
+                skipped |= self._coverage.blocked_among(family, of, some)
+                skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
+        return [one for one in left if one not in skipped]
 
     def _count(self, records: Sequence[Record], taken: Taken) -> None:
         self._coverage.add(records)
-        measured: dict[tuple[str, WorkloadId], list[CandidateId]] = {}
         for record in records:
-            family = self._families.get(record.device_id, "")
-            measured.setdefault((family, record.workload_id), []).append(record.candidate_id)
-            counts = self.counts.get(record.device_id)
-            if counts is None:
-                counts = self.counts[record.device_id] = Counts()
-            counts.records += 1
-            counts.ok += record.outcome is Outcome.OK
-            counts.last_at = max(counts.last_at, record.measured_at)
             taken.fresh.setdefault(record.device_id, []).append(record)
+        measured: dict[tuple[str, WorkloadId], dict[CandidateId, None]] = {}
+        for device_id, some in taken.fresh.items():
+            counts = self.counts.setdefault(device_id, Counts())
+            counts.records += len(some)
+            counts.ok += sum(record.outcome is Outcome.OK for record in some)
+            counts.last_at = max(counts.last_at, *(record.measured_at for record in some))
+            family = self._families.get(device_id, "")
+            for record in some:
+                measured.setdefault((family, record.workload_id), {})[record.candidate_id] = None
         for (family, workload_id), ids in measured.items():
             self._pools.measured(family, workload_id, ids)
 
@@ -153,11 +182,24 @@ class Storing:
         self._tallies.add(one)
         job_id, epoch = JobId(one.lease.job_id), one.lease.epoch
         job = state.job(job_id)
-        if job is None or not (one.is_last or (one.is_leftover and not self.left(job))):
+        if job is None or not (one.is_last or (one.is_leftover and not self.left(job, {}))):
             return
         taken.events.append(self._tallies.finish(one.device_id, job_id, epoch, one.incarnation, now))
 
-    def _keep_late(self, one: Arrival, state: FleetState, taken: Taken, now: float) -> None:
+    def _leave(self, refusal: Refusal, state: FleetState) -> None:
+        """Take refused candidates for finished, as far as their job is concerned, and plan them no more."""
+        one = refusal.arrival
+        if one.lease is None:
+            return
+        job_id = JobId(one.lease.job_id)
+        if state.verdict(one.device_id, job_id, one.lease.epoch) is Verdict.COUNTS:
+            self._tallies.set_aside(job_id, [record.candidate_id for record in refusal.records])
+        for record in refusal.records:
+            if self._coverage.is_wanted(record.workload_id):
+                family = self._families[one.device_id]
+                self._coverage.block(family, record.workload_id, [record.candidate_id])
+
+    def _keep_late(self, one: Arrival, state: FleetState, now: float) -> None:
         assert one.lease is not None
         known = self._intake.known([record.record_id for record in one.records])
         late = [record for record, is_known in zip(one.records, known, strict=True) if not is_known]
@@ -165,7 +207,7 @@ class Storing:
             return
         # A lease that the state cannot have granted is one of a journal that was lost.
         if one.lease.epoch <= state.describe(one.device_id)["epoch"]:
-            taken.events.append(
+            self._untold.append(
                 ResultArrivedLate(
                     at_secs=now,
                     device_id=one.device_id,

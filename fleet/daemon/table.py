@@ -36,6 +36,8 @@ def print_daemon(view: Mapping[str, Any]) -> None:
     )
     waiting = f", {store['waiting']} on their way there" if store.get("waiting") else ""
     say(f"store {store['path']}: {store['records']} records{waiting}, table version {store['table_version']}")
+    if store.get("refused"):
+        say(f"{store['refused']} records that the store refuses are set aside", style="yellow")
     training = view["training"]
     last = f"; last: {training['last']}" if training.get("last") else ""
     say(f"training: {training['state']}{last}")

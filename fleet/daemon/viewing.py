@@ -34,6 +34,8 @@ class Around:
     table_version: int
     #: Records that are durable but not in the table yet.
     waiting: int
+    #: Records that the store would not have; they are set aside.
+    refused: int = 0
     alarms: tuple[Mapping[str, Any], ...]
     #: What the trainer says of itself; empty where there is none.
     trainer: Mapping[str, Any]
@@ -97,6 +99,7 @@ def make_view(
             "table_version": around.table_version,
             "records": sum(one.records for one in counts.values()),
             "waiting": around.waiting,
+            "refused": around.refused,
         },
         "training": {**around.trainer, **state.training()},
         "alarms": [dict(one) for one in around.alarms],

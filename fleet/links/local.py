@@ -116,6 +116,7 @@ class LocalLinks:
         *,
         is_done: bool = False,
         reason: str = "killed by SIGKILL",
+        is_blameless: bool = False,
     ) -> None:
         """End an agent as a kill of its process would: what it has not said in a `poll` is lost.
 
@@ -124,6 +125,7 @@ class LocalLinks:
             incarnation: Which of its agents.
             is_done: Whether it dies after what it was asked, and before it says so; else before.
             reason: What `AgentGone` gives.
+            is_blameless: The same.
         """
         while is_done and self._host.work():
             pass
@@ -138,7 +140,7 @@ class LocalLinks:
             if (message.device_id, message.incarnation) != name:
                 kept.append(message)
             elif isinstance(message, AgentGone):
-                kept.append(replace(message, reason=reason, was_asked=False))
+                kept.append(replace(message, reason=reason, was_asked=False, is_blameless=is_blameless))
         self._fetched = kept
 
     def freeze(self, device_id: DeviceId, incarnation: int) -> None:

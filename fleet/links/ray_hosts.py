@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.keeper import ProcessName, end_process, is_alive, stderr_tail
+from agents.keeper import ProcessName, end_process, is_alive, oom_kills, shows_fault, stderr_tail
 from agents.messages import Message
 from agents.records import DeviceId
 from agents.requests import Request
@@ -167,10 +167,13 @@ class HostProcess:
         self.began = time.monotonic()
         self.killed_at: float | None = None
         self._why = ""
+        self._is_host_gone = self._lacked_memory = False
         self._has_insisted = False
         self._node, self._stderr_path = node, stderr_path
         # Ready before it is needed: on a host that has gone wrong nothing starts any more.
         self._keeper = cluster.keeper(node.node_id)
+        #: Processes that the kernel of its host had killed before it began, or the call that asks for them.
+        self._oom_kills: Any = oom_kills() if self._keeper is None else self._keeper.oom_kills.remote()
         where = On(node.node_id, soft=False)
         self._actor = AgentHostActor.options(  # type: ignore[attr-defined]  # added by ray.remote
             scheduling_strategy=where,
@@ -205,6 +208,8 @@ class HostProcess:
             self._again_at = time.monotonic() + _AGAIN_SECS
             return [], None
         except ray.exceptions.RayActorError as error:
+            self._is_host_gone = _is_of_host(error)
+            self._lacked_memory = "low on memory" in str(error)
             return [], self._why or _cause(error)
         except ray.exceptions.RayTaskError as error:
             self.kill(f"its process failed: {_first_line(error)}")  # the next call tells when it is gone
@@ -239,6 +244,32 @@ class HostProcess:
         """Begin to end in order; returns the call to wait for."""
         return self._actor.close.remote()
 
+    def is_blameless(self, tail: str) -> bool:
+        """Whether it is known that its end came from outside; to be asked once it has ended.
+
+        A fault of its own makes it print before it goes. What else ends it without a word is SIGKILL: sent by
+        somebody, or by the kernel for want of memory, which the kernel counts. Ray does not tell them apart.
+
+        Args:
+            tail: The end of what it printed.
+        """
+        import ray
+
+        if self._is_host_gone:
+            return True
+        if self._lacked_memory or shows_fault(tail):
+            return False
+        if self._keeper is None:
+            return self._oom_kills is not None and self._oom_kills == oom_kills()
+        try:
+            calls = [self._oom_kills, self._keeper.oom_kills.remote()]
+            before, now = ray.get(calls, timeout=_TAIL_SECS)
+        except ray.exceptions.RayActorError:
+            return True  # what ends processes there is gone as well
+        except ray.exceptions.RayError:
+            return False
+        return before is not None and before == now
+
     def stderr_tail(self) -> str:
         """The end of what it printed; empty if its host is out of reach."""
         import ray
@@ -254,10 +285,15 @@ class HostProcess:
 
 def _cause(error: Exception) -> str:
     """Why an actor ended, in one line, from what Ray says in many."""
-    text = str(error)
-    if "node" in text.lower() and "died" in text.lower() and "actor's node" in text.lower():
+    if _is_of_host(error):
         return "its host left the cluster"
-    return "its process died: " + " ".join(text.split())[:300]
+    return "its process died: " + " ".join(str(error).split())[:300]
+
+
+def _is_of_host(error: Exception) -> bool:
+    """Whether an actor ended with its host, by what Ray says."""
+    text = str(error).lower()
+    return "died" in text and "actor's node" in text
 
 
 def _first_line(error: Exception) -> str:

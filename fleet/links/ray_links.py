@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from agents.batch import Batch
@@ -59,6 +59,7 @@ class RayLinks:
         beat_secs: How often an agent says that it is alive.
         replay_beat_secs: The same of a replay device.
         replay_per_process: Replay devices that share a process.
+        idle_only: Devices whose agents say whether nobody else uses their hosts.
 
     Raises:
         FleetError: Ray does not start, is not confined to loopback, or the cluster cannot be joined.
@@ -75,12 +76,13 @@ class RayLinks:
         beat_secs: float = BEAT_SECS,
         replay_beat_secs: float = REPLAY_BEAT_SECS,
         replay_per_process: int = REPLAY_PER_PROCESS,
+        idle_only: Collection[DeviceId] = (),
     ) -> None:
         self._specs = {spec.device_id: spec for spec in specs}
         self._spool_root, self._remote_spool_root = spool_root.absolute(), remote_spool_root
         self._protocol = protocol
         self._beat_secs, self._replay_beat_secs = beat_secs, replay_beat_secs
-        self._replay_per_process = replay_per_process
+        self._replay_per_process, self._idle_only = replay_per_process, frozenset(idle_only)
         self._processes: list[HostProcess] = []
         self._places: dict[_Key, HostProcess] = {}
         self._news: list[Message] = []
@@ -144,6 +146,7 @@ class RayLinks:
                 spool_folder=f"{root}/{spec.device_id}",
                 usable_cores=self._usable if is_here else None,
                 neighbours=tuple(neighbours),
+                fleet_pids=self._fleet_pids(spec.device_id, is_here=is_here),
             )
         )
 
@@ -216,6 +219,12 @@ class RayLinks:
         """Process of each agent whose process has answered; several replay devices have the same one."""
         return {key: process.name.pid for key, process in self._places.items() if process.name is not None}
 
+    def _fleet_pids(self, device_id: DeviceId, *, is_here: bool) -> tuple[int, ...] | None:
+        """Processes whose work is the fleet's own on the host of an agent that must tell of others'."""
+        if device_id not in self._idle_only:
+            return None
+        return (os.getpid(),) if is_here else ()
+
     def _ask(self, request: Request) -> None:
         process = self._places.get((request.device_id, request.incarnation))
         if process is not None:
@@ -249,7 +258,7 @@ class RayLinks:
         _LOG.warning("Ray is started again: %s", why)
         for process in list(self._processes):
             process.insist()
-            self._end(process, f"Ray broke down: {why}")
+            self._end(process, f"Ray broke down: {why}", is_blameless=True)
         self._cluster.leave()
         start_ray({}, len(self._usable))
         self._cluster = Cluster(is_own=True)
@@ -269,7 +278,7 @@ class RayLinks:
                 del self._stops[key]
                 self._places[key].kill("a replay device of its process did not stop when told to")
 
-    def _end(self, process: HostProcess, reason: str) -> None:
+    def _end(self, process: HostProcess, reason: str, *, is_blameless: bool = False) -> None:
         """A process is no more, or out of reach: so are its agents."""
         self._processes.remove(process)
         was_asked = process.killed_at is not None
@@ -279,15 +288,31 @@ class RayLinks:
                 "have `ray start` run again here, then start again"
             )
         tail = process.stderr_tail() if process.keys else ""
+        if process.keys and not was_asked and not is_blameless:
+            # Our raylet takes its agents with it, and it may be a moment until that is looked for.
+            is_blameless = self._cluster.broken() is not None or process.is_blameless(tail)
         for key in sorted(process.keys):
-            self._gone(key, reason, tail, was_asked=was_asked)
+            self._gone(key, reason, tail, was_asked=was_asked, is_blameless=is_blameless)
         process.keys.clear()
 
-    def _gone(self, key: _Key, reason: str, tail: str = "", *, was_asked: bool = False) -> None:
+    def _gone(
+        self,
+        key: _Key,
+        reason: str,
+        tail: str = "",
+        *,
+        was_asked: bool = False,
+        is_blameless: bool = False,
+    ) -> None:
         self._forget(key)
         self._news.append(
             AgentGone(
-                device_id=key[0], incarnation=key[1], reason=reason, stderr_tail=tail, was_asked=was_asked
+                device_id=key[0],
+                incarnation=key[1],
+                reason=reason,
+                stderr_tail=tail,
+                was_asked=was_asked,
+                is_blameless=is_blameless,
             )
         )
 

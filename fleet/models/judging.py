@@ -7,6 +7,7 @@ refresh, by `fleet train` and by `fleet onboard`. Imports torch when called.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,25 +75,36 @@ class Judge:
         floor = self._floors.get(device_id, 0.0)
         if ref is None:
             rows = self._rows(device_id, clean(held, trained) or frozenset())
-            return judge(device_id, self._standing(model, device_id, rows, floor), None, floor=floor)
+            challenger = self._standing(model, device_id, rows, floor)
+            return self._told(judge(device_id, challenger, None, floor=floor), challenger)
         loaded = self._load(ref)
         if isinstance(loaded, str):
             rows = self._rows(device_id, clean(held, trained) or frozenset())
             challenger = self._standing(model, device_id, rows, floor)
-            return judge(device_id, challenger, None, served_by=ref.version, floor=floor, why_not=loaded)
+            verdict = judge(device_id, challenger, None, served_by=ref.version, floor=floor, why_not=loaded)
+            return self._told(verdict, challenger)
         champion, manifest = loaded
         fair = clean(held, trained, self._learnt(manifest))
         if fair is None:
             why = f"nobody knows any more what {ref.version} learnt from"
             return judge(device_id, None, None, served_by=ref.version, why_not=why)
         rows = self._rows(device_id, fair)
-        return judge(
+        challenger = self._standing(model, device_id, rows, floor)
+        verdict = judge(
             device_id,
-            self._standing(model, device_id, rows, floor),
+            challenger,
             self._standing(champion, device_id, rows, floor),
             served_by=ref.version,
             floor=floor,
         )
+        return self._told(verdict, challenger)
+
+    def _told(self, verdict: Verdict, challenger: Standing | None) -> Verdict:
+        """A verdict with the figures of each workload, from which the fleet plans what to measure."""
+        if verdict.judged is None or challenger is None:
+            return verdict
+        found = by_workload(challenger, self._dataset.workload_ids, self._workloads)
+        return replace(verdict, judged={**verdict.judged, "by_workload": found})
 
     def _load(self, ref: ModelRef) -> tuple[MultiTaskTLP, dict[str, Any]] | str:
         """A champion's model and manifest, or why it cannot be asked."""
@@ -135,6 +147,31 @@ class Judge:
         self, model: MultiTaskTLP, device_id: str, rows: NDArray[np.int64], floor: float
     ) -> Standing | None:
         return head_standing(model, self._dataset, device_id, rows, floor)
+
+
+def by_workload(
+    found: Standing, workload_ids: Sequence[str], workloads: Mapping[WorkloadId, Workload]
+) -> dict[str, Any]:
+    """What a head was judged to be on each workload, JSON-ready.
+
+    Args:
+        found: How it orders candidates.
+        workload_ids: Name of each of its groups.
+        workloads: What they are.
+
+    Returns:
+        By workload: `operator`, `candidates` measured, `pairs` (share in the right order) and `width` of its
+        90 % interval (`fleet.refresh.decisions.pair_width`).
+    """
+    return {
+        str(workload_ids[one]): {
+            "operator": workloads[WorkloadId(workload_ids[one])].operator,
+            "candidates": int(found.counts[place]),
+            "pairs": round(float(found.right[place] / max(found.decided[place], 1)), 4),
+            "width": round(float(found.width[place]), 4),
+        }
+        for place, one in enumerate(found.groups.tolist())
+    }
 
 
 def head_standing(
@@ -205,4 +242,4 @@ def verdicts_as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
-__all__ = ["Judge", "head_standing", "keep_judged", "told_of", "verdicts_as_json"]
+__all__ = ["Judge", "by_workload", "head_standing", "keep_judged", "told_of", "verdicts_as_json"]

@@ -168,12 +168,14 @@ def adapt_version(
 
     Of the target only the support is seen, whatever else the snapshot holds of it. With `hold_out` nothing is
     learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be compared with
-    it.
+    it. What the strategy needs beside the head to score as it was judged is kept with it
+    (`transfer.adapt.kept`).
     """
     import numpy as np
 
     from fleet.models.holdout import held_out
     from fleet.models.judging import told_of
+    from transfer.adapt.kept import files_of
 
     started = time.perf_counter()
     dataset = snapshot.dataset
@@ -193,11 +195,23 @@ def adapt_version(
     )
     onboarded = {"onboarded": target, "samples": len(support_rows), "strategy": strategy.name}
     told = told_of(dataset, rows, model.device_ids, {}, holds_out=bool(kept_out))
-    return model, save_version(models, model, {**manifest, **onboarded, **told})
+    version = save_version(models, model, {**manifest, **onboarded, **told}, files_of(adapted))
+    return model, version
 
 
-def save_version(folder: Path, model: MultiTaskTLP, manifest: Mapping[str, Any]) -> str:
+def save_version(
+    folder: Path,
+    model: MultiTaskTLP,
+    manifest: Mapping[str, Any],
+    beside: Mapping[str, bytes] | None = None,
+) -> str:
     """Keep a model as the next version of a folder; it serves the devices that nothing serves yet.
+
+    Args:
+        folder: Of the versions.
+        model: The model.
+        manifest: What to remember of it.
+        beside: Further files of the version by name.
 
     Returns:
         The version's name.
@@ -206,7 +220,7 @@ def save_version(folder: Path, model: MultiTaskTLP, manifest: Mapping[str, Any])
 
     registry = Registry(folder)
     served = set(registry.champions())
-    version = registry.add(model, manifest)
+    version = registry.add(model, manifest, beside)
     first = [head for head in model.device_ids if head not in served]
     registry.publish(version, {head: {} for head in first}, reason="first head, not judged")
     return version

@@ -61,13 +61,16 @@ class Registry(RegistryReader):
         super().__init__(folder)
         self._clock = clock
 
-    def add(self, model: MultiTaskTLP, manifest: Mapping[str, Any]) -> str:
+    def add(
+        self, model: MultiTaskTLP, manifest: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
+    ) -> str:
         """Keep a model as the next version, which serves nobody yet.
 
         Args:
             model: The model.
             manifest: What to remember of it. Where it has a `run` and a version of that run is there already
                 (its maker was killed before it could say so), that version is the answer.
+            beside: Further files of the version by name (`transfer.adapt.kept`).
 
         Returns:
             The version's name.
@@ -93,7 +96,7 @@ class Registry(RegistryReader):
             number = 1 + max(map(version_number, named), default=0)
             version = f"v{number:06d}"
             told = {"created_at": self._clock(), **manifest, "version": version}
-            checkpoint.save(self.folder / version, model, told)
+            checkpoint.save(self.folder / version, model, told, beside=beside)
             return version
 
     def publish(self, version: str, devices: Mapping[str, Mapping[str, Any]], *, reason: str = "") -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transfer.adapt.expected import Expectation
     from transfer.adapt.standings import Standings
     from transfer.dataset import Dataset
+    from transfer.intervals import Estimate
     from transfer.model import MultiTaskTLP
     from transfer.onboarding_cases import Regime
     from transfer.train import TrainConfig
@@ -120,13 +121,13 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasure
     Raises:
         TransferError: There are too few samples.
     """
-    from transfer.adapt.auto import checking_view
+    from transfer.adapt.auto import checking_view, for_check
     from transfer.adapt.expected import expect
 
     scores = np.full(len(one.support), np.nan)
     for held in _folds(one):
         rest = one.support[~held]
-        fold = one.adapt(strategy, rest)
+        fold = one.adapt(for_check(strategy, one.regime), rest)
         view = checking_view(one.dataset, one.support[held], one.regime)
         scores[held] = fold.score(view, one.support[held])
     known = np.isfinite(scores)
@@ -144,14 +145,25 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasure
 def told(
     one: Onboarding, adapted: Adapted, taken: str, unmeasured: Rows, standings: Standings | None, limit: int
 ) -> dict[str, Any]:
-    """Expectation and what more samples would buy, or why there is none."""
+    """Expectation and what more samples would buy.
+
+    With too few samples the known devices tell what to expect of one more like them; where they do not
+    either, why there is no expectation.
+    """
     from transfer.errors import TransferError
 
     strategy = strategy_for(taken, one.regime, None)
     try:
         found = expectation(one, adapted, strategy, unmeasured)
     except TransferError as error:
-        return {"expected": None, "reason": str(error), "more": []}
+        by_devices = None if standings is None else standings.expected(taken, len(one.support))
+        if standings is None or by_devices is None:
+            return {"expected": None, "reason": str(error), "more": []}
+        return {
+            "expected": {**_figures(*by_devices), "samples": 0, "devices": len(standings.devices)},
+            "reason": str(error),
+            "more": more_samples(standings, taken, by_devices[0].value, len(one.support), limit),
+        }
     return {
         "expected": as_json(found),
         "more": more_samples(standings, taken, found.top1.value, len(one.support), limit),
@@ -198,13 +210,15 @@ def remember(folder: Path, device: str, point: Mapping[str, Any]) -> None:
 
 def as_json(found: Expectation) -> dict[str, Any]:
     """An expectation for people and programs."""
+    return {**_figures(found.top1, found.top5), "samples": found.samples, "workloads": found.workloads}
+
+
+def _figures(top1: Estimate, top5: Estimate) -> dict[str, Any]:
     return {
-        "top1": round(found.top1.value, 4),
-        "top1_interval": [round(found.top1.low, 4), round(found.top1.high, 4)],
-        "top5": round(found.top5.value, 4),
-        "top5_interval": [round(found.top5.low, 4), round(found.top5.high, 4)],
-        "samples": found.samples,
-        "workloads": found.workloads,
+        "top1": round(top1.value, 4),
+        "top1_interval": [round(top1.low, 4), round(top1.high, 4)],
+        "top5": round(top5.value, 4),
+        "top5_interval": [round(top5.low, 4), round(top5.high, 4)],
     }
 
 

@@ -24,7 +24,9 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     if expected is None:
         yield f"expected: not told ({result.get('reason', 'no samples')})"
     else:
-        made_of = f"90 %, from {expected['samples']} samples"
+        by_samples = f"{expected['samples']} samples"
+        by_devices = f"what {expected.get('devices')} known devices came to"
+        made_of = f"90 %, from {by_samples if expected['samples'] else by_devices}"
         yield f"expected: {_of(expected, 'top1')}; {_of(expected, 'top5')} ({made_of})"
     truth = result.get("truth")
     if truth:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.refresh.pairs import decided_pairs, pair_width
 from transfer.intervals import LEVEL, Estimate, Resampled, resample_ratio
 from transfer.metrics import evaluate_ranking
 
@@ -31,8 +32,6 @@ LEAST_WORKLOADS = 3
 #: Refreshes that start from the champion before one starts from nothing: what a first, small dataset gave the
 #: backbone and the scaling of its inputs should not stay for ever.
 MOST_WARM = 8
-#: Candidates of a workload that are compared pair by pair; of more, evenly many over the order of latency.
-_MOST_PAIRED = 512
 _SEED = 0
 
 
@@ -61,6 +60,8 @@ class Standing:
     tau: Floats
     #: Best speed among the first five choices over the best there is; 1 within the noise floor.
     top5: Floats
+    #: Width of the 90 % interval of the share of pairs in the right order (`pair_width`).
+    width: Floats
 
     def pairs(self) -> Resampled:
         """Share of the decided pairs of a workload in the right order, mean over workloads."""
@@ -111,6 +112,7 @@ def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], flo
     if not kept.any():
         return None
     top5 = metrics.top5_by_workload[kept]
+    widths = [pair_width(scores[group == one], latency[group == one], floor) for one in metrics.groups[kept]]
     return Standing(
         groups=metrics.groups[kept],
         counts=metrics.counts[kept],
@@ -118,20 +120,8 @@ def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], flo
         right=right[kept],
         tau=metrics.tau_by_workload[kept],
         top5=np.where(top5 * (1 + floor) >= 1, 1.0, top5),
+        width=np.array(widths),
     )
-
-
-def decided_pairs(scores: Floats, latency_secs: Floats, floor: float) -> tuple[int, float]:
-    """Pairs of candidates that noise does not blur, and how many scores put right; ties count half."""
-    order = np.argsort(latency_secs, kind="stable")
-    if len(order) > _MOST_PAIRED:
-        order = order[np.linspace(0, len(order) - 1, _MOST_PAIRED).astype(np.int64)]
-    scores, latency = scores[order], latency_secs[order]
-    # Sorted, so that a pair (i, j) with i < j has its faster one first.
-    slower = latency[None, :] > latency[:, None] * (1 + floor)
-    right = scores[:, None] > scores[None, :]
-    tied = scores[:, None] == scores[None, :]
-    return int(slower.sum()), float((slower & right).sum() + (slower & tied).sum() / 2)
 
 
 def judge(
@@ -310,6 +300,7 @@ __all__ = [
     "judge",
     "listed",
     "mean_of",
+    "pair_width",
     "refusal",
     "standing",
     "start_from",

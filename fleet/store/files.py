@@ -10,7 +10,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ class NewFile:
     batches: Iterable[pa.RecordBatch]
 
 
-def write_data_files(folder: Path, files: Iterable[NewFile], *, data_change: bool = True) -> list[Written]:
+def write_data_files(folder: Path, files: Collection[NewFile], *, data_change: bool = True) -> list[Written]:
     """Write Parquet files, and wait until all of them are on the disk.
 
     Args:
@@ -67,8 +67,8 @@ def write_data_files(folder: Path, files: Iterable[NewFile], *, data_change: boo
     """
     written: list[Written] = []
     try:
+        _make_partitions(folder, {file.device_id for file in files})
         for file in files:
-            _make_partition(folder, file.device_id)
             written.append(_write(folder, file, data_change=data_change))
         _fsync_all([folder / one.file.path for one in written])
         _fsync_all(sorted({(folder / one.file.path).parent for one in written}))
@@ -84,16 +84,20 @@ def discard(folder: Path, written: Iterable[Written]) -> None:
         (folder / one.file.path).unlink(missing_ok=True)
 
 
-def _make_partition(folder: Path, device_id: str) -> None:
-    path = folder / f"{_PARTITION}{device_id}"
-    if not path.exists():
-        path.mkdir()
-        try:
+def _make_partitions(folder: Path, device_ids: Iterable[str]) -> None:
+    made: list[Path] = []
+    try:
+        for path in (folder / f"{_PARTITION}{one}" for one in device_ids):
+            if not path.exists():
+                path.mkdir()
+                made.append(path)
+        if made:
             fsync(folder)
-        except OSError:
-            # Else the next append would find it and take it for durable.
+    except OSError:
+        # Else the next append would find them and take them for durable.
+        for path in made:
             path.rmdir()
-            raise
+        raise
 
 
 def _fsync_all(paths: Sequence[Path]) -> None:
@@ -210,48 +214,50 @@ def chunks(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFi
 
 
 def stamp_dead(folder: Path, files: Iterable[DataFile]) -> None:
-    """Note on the files themselves when they died: `delete_dead` counts their age from here."""
+    """Note on the files themselves when they died: `delete_unused` counts their age from here."""
     for file in files:
         os.utime(folder / file.path)
 
 
-def delete_unused(folder: Path, retention_hours: float) -> int:
-    """Delete what the newest version of a table does not name and nobody has used for some hours.
-
-    Returns:
-        How many data files were deleted.
+def forget_old_commits(folder: Path) -> None:
+    """Delete commits that a checkpoint stands in for, once they are older than the table's options say.
 
     Raises:
         StoreError: The table cannot be read, or the disk failed.
     """
-    with delta_errors("deleting old files", folder), disk_errors("deleting old files", folder):
-        table = DeltaTable(folder)
-        table.cleanup_metadata()
-        # A dry run of `full` lists all files that the newest version does not name. deltalake would go by
-        # whole hours and by the age of the file; here the time since it went out of use counts.
-        dead = table.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False, full=True)
-        return delete_dead(folder, dead, retention_hours)
+    with delta_errors("deleting old commits", folder), disk_errors("deleting old commits", folder):
+        DeltaTable(folder).cleanup_metadata()
 
 
-def delete_dead(folder: Path, paths: Iterable[str], retention_hours: float) -> int:
-    """Delete files that are in no version since some hours.
+def delete_unused(
+    folder: Path, named: Callable[[str], Iterable[DataFile]], retention_hours: float
+) -> Iterator[int]:
+    """Delete files that are in no version since some hours, one device with each `next`.
+
+    deltalake would list all files at once, and go by whole hours and the age of the file; here the time since
+    it went out of use counts.
 
     Args:
         folder: The table.
-        paths: Files below it that the newest version does not name.
+        named: Gives the files of a device in the newest version.
         retention_hours: How long they have been dead at least.
 
-    Returns:
-        How many were deleted.
+    Yields:
+        How many files of a device were deleted, for each device that had any.
+
+    Raises:
+        StoreError: The disk failed.
     """
-    before = time.time() - retention_hours * 3600
-    deleted = 0
-    for path in paths:
-        absolute = folder / path
-        if absolute.suffix == ".parquet" and absolute.exists() and absolute.stat().st_mtime <= before:
-            absolute.unlink()
-            deleted += 1
-    return deleted
+    for partition in sorted(folder.glob(f"{_PARTITION}*")):
+        kept = {folder / file.path for file in named(partition.name.removeprefix(_PARTITION))}
+        before = time.time() - retention_hours * 3600
+        with disk_errors("deleting old files", partition):
+            others = [path for path in partition.glob("*.parquet") if path not in kept]
+            dead = [path for path in others if path.stat().st_mtime <= before]
+            for path in dead:
+                path.unlink()
+        if dead:
+            yield len(dead)
 
 
 def lost_tables(folder: Path, named: Iterable[DataFile]) -> Iterator[tuple[str, pa.Table]]:
@@ -273,9 +279,9 @@ __all__ = [
     "NewFile",
     "Written",
     "chunks",
-    "delete_dead",
     "delete_unused",
     "discard",
+    "forget_old_commits",
     "lost_tables",
     "merge_data_files",
     "stamp_dead",

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fleet.daemon.intake_log import INTAKE, IntakeLog, by_device
+from agents.records import content_hash
+from fleet.daemon.intake_log import INTAKE, IntakeLog, by_device, pack
+from fleet.durable import write_durably
+from fleet.errors import StoreError, StoreFull
+from fleet.store.catalog import check_name
+from fleet.store.columns import check_columns
 from fleet.store.files import lost_tables
 from fleet.store.log import DataFile
 from fleet.store.results import AppendResult
@@ -31,7 +36,7 @@ def take_up_intake(root: Path, append: Append, notes: list[str]) -> None:
     Args:
         root: Folder of the store.
         append: Keeps rows.
-        notes: Gets a line for each damaged segment.
+        notes: Gets a line for each damaged segment, and one for rows that cannot be stored.
 
     Raises:
         StoreFull: No room; the log is as before.
@@ -43,13 +48,50 @@ def take_up_intake(root: Path, append: Append, notes: list[str]) -> None:
     for number in segments:
         waiting += log.replay(number, notes)
         if waiting and (number == segments[-1] or sum(one.nbytes for one in waiting) >= _TAKEN_UP_BYTES):
-            result = append(by_device(pa.concat_tables(waiting)))
+            result = _taken(root, pa.concat_tables(waiting), append, notes)
             waiting.clear()
             if result.appended:
                 _LOG.info("%s: took up %d records that waited in %s", root, result.appended, INTAKE)
     # Only now: a kill before leaves all of it, and the ids tell what the table has.
     for number in segments:
         log.drop(number)
+
+
+def _taken(root: Path, rows: pa.Table, append: Append, notes: list[str]) -> AppendResult:
+    """Append rows; those that no table can have are kept for people, for they would stop every start."""
+    try:
+        return append(by_device(rows))
+    except StoreFull:
+        raise
+    except StoreError:
+        refused = _refused(rows)
+        if not refused:
+            raise
+    reasons = sorted(set(refused.values()))
+    kept = pack(rows.take(sorted(refused)))
+    path = root / INTAKE / f"refused-{content_hash(kept.hex())[:16]}.arrow"
+    write_durably(path, kept)
+    notes.append(f"{len(refused)} rows that were taken in cannot be stored ({reasons[0]}): kept as {path}")
+    return append(by_device(rows.take([one for one in range(rows.num_rows) if one not in refused])))
+
+
+def _refused(rows: pa.Table) -> dict[int, str]:
+    """Find rows that no table can have, by halves; what is wrong with each by its place."""
+    found: dict[int, str] = {}
+    waiting = [(0, rows.num_rows)]
+    while waiting:
+        start, count = waiting.pop()
+        part = rows.slice(start, count)
+        try:
+            for name in part.column("device_id").unique().to_pylist():
+                check_name("device", name)
+            check_columns(part.drop_columns(["device_id"]))
+        except StoreError as error:
+            if count == 1:
+                found[start] = str(error)
+            else:
+                waiting += [(start, count // 2), (start + count // 2, count - count // 2)]
+    return found
 
 
 def take_up_lost_rows(table: Path, files: tuple[DataFile, ...], append: Append) -> str:

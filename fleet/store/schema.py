@@ -117,11 +117,21 @@ def records_to_table(records: Sequence[Record], record_ids: Sequence[str] | None
     )
     columns: dict[str, Sequence[object]] = dict(zip(RECORD_COLUMNS, fields, strict=True))
     columns["record_id"] = ids
-    columns["protocol"] = [_protocol_of(record, one) for record, one in zip(records, ids, strict=True)]
+    # Hashing a protocol takes longer than all else here, and those of a batch are mostly one object.
+    texts: dict[tuple[int, int], str] = {}
+    for record, one in zip(records, ids, strict=True):
+        if (key := (id(record.protocol), id(record.schema))) not in texts:
+            texts[key] = _protocol_of(record, one)
+    columns["protocol"] = [texts[id(record.protocol), id(record.schema)] for record in records]
     columns["outcome"] = [record.outcome.value for record in records]
-    columns["latency_secs"] = [_latency_secs(record) for record in records]
+    columns["latency_secs"] = [
+        min(record.run_secs) if record.outcome is Outcome.OK and record.run_secs else None
+        for record in records
+    ]
     # The tail of a stream cut at any byte may hold halves of characters: they must not stop the batch.
-    columns["error"] = [record.error.encode("utf-8", "backslashreplace").decode() for record in records]
+    columns["error"] = [
+        record.error and record.error.encode("utf-8", "backslashreplace").decode() for record in records
+    ]
     try:
         arrays = [pa.array(columns[field.name], field.type) for field in FILE_SCHEMA]
         return pa.Table.from_arrays(arrays, schema=FILE_SCHEMA)
@@ -141,10 +151,6 @@ def _protocol_of(record: Record, record_id: str) -> str:
         return _protocol_text(record.protocol, record.schema)
     except (AgentError, ValueError, TypeError) as error:
         raise StoreError(f"record {record_id} cannot be stored: {error}") from error
-
-
-def _latency_secs(record: Record) -> float | None:
-    return record.latency_secs if record.outcome is Outcome.OK and record.run_secs else None
 
 
 def _is_known(schema: object) -> bool:

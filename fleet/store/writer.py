@@ -12,7 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from fleet.durable import disk_errors, fsync
+from fleet.durable import FULL_ERRNOS, disk_errors, fsync, write_durably
+from fleet.errors import StoreError
 from fleet.store.files import (
     ROW_GROUP_ROWS,
     NewFile,
@@ -30,7 +31,9 @@ from fleet.store.log import (
     commit_path,
     delta_errors,
     last_checkpoint,
+    load_snapshot,
     remove_action,
+    settle,
 )
 from fleet.store.reader import RECORDS, StoreReader
 
@@ -43,7 +46,9 @@ class TableWriter(StoreReader):
 
     def __init__(self, path: Path, snapshot: Snapshot) -> None:
         super().__init__(path, snapshot)
-        self._failed = False
+        self._closed = False
+        #: Whether nobody knows if the last commit is on the disk, and whether that is for want of room only.
+        self._failed = self._lacked_room = False
         self._checkpointed = last_checkpoint(path / RECORDS)
         #: Small files of each device that has any, so that no commit looks through all files.
         self._small: dict[str, dict[str, DataFile]] = {}
@@ -61,17 +66,50 @@ class TableWriter(StoreReader):
             try:
                 written = write_data_files(folder, files)
                 commit(folder, version, "WRITE", [one.action for one in written])
-            except BaseException:
-                self._undo(written, version)
+            except BaseException as error:
+                self._undo(written, version, error)
                 raise
         self._advance(version, added=[one.file for one in written], removed=())
 
-    def _undo(self, written: Iterable[Written], version: int) -> None:
+    def _undo(self, written: Iterable[Written], version: int, error: BaseException) -> None:
         """After a failure: leave nothing behind, unless the commit is there and so may be durable or not."""
         if commit_path(self._path / RECORDS, version).exists():
             self._failed = True
+            self._lacked_room = isinstance(error, OSError) and error.errno in FULL_ERRNOS
             return
         discard(self._path / RECORDS, written)
+
+    def _check_usable(self) -> None:
+        """Refuse to write what would not be safe.
+
+        Raises:
+            StoreFull: There is still no room for a commit that is there but may not be durable.
+            StoreError: The store was closed, or the disk failed.
+        """
+        if self._closed:
+            raise StoreError(f"{self._path}: this store was closed; open it again to write")
+        if self._failed and self._lacked_room:
+            self._recover()
+        if self._failed:
+            raise StoreError(
+                f"{self._path}: an earlier commit ended in an unknown state; open the store again to go on"
+            )
+
+    def _files_of(self, device_id: str) -> list[DataFile]:
+        """The files of a device in the newest version; refused as `_check_usable` does."""
+        self._check_usable()
+        return [one for one in self._snapshot.files if one.device_id == device_id]
+
+    def _recover(self) -> None:
+        """Make a commit durable whose end is not known, and read the table again as it is then."""
+        folder = self._path / RECORDS
+        path = commit_path(folder, self.version + 1)
+        with disk_errors("making the last commit durable", folder):
+            if path.exists():
+                # As a new file: what became of the name of the old one nobody knows.
+                write_durably(path, path.read_bytes())
+            settle(folder)
+        TableWriter.__init__(self, self._path, load_snapshot(folder))
 
     def _advance(self, version: int, *, added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
         kept = self._snapshot.files
@@ -104,8 +142,8 @@ class TableWriter(StoreReader):
             try:
                 stamp_dead(folder, dead)
                 commit(folder, version, "OPTIMIZE", [*(one.action for one in new), *map(remove_action, dead)])
-            except BaseException:
-                self._undo(new, version)
+            except BaseException as error:
+                self._undo(new, version, error)
                 raise
         self._advance(version, added=[one.file for one in new], removed=dead)
         return len(dead)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.features import FeatureBlock
 from transfer.model import MultiTaskTLP
 from transfer.train import TrainConfig
 
@@ -44,6 +45,10 @@ class Correction(Protocol):
 
     def score(self, model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Score rows with the help of what the dataset shows of siblings. See `Adapted.score`."""
+        ...
+
+    def score_unseen(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
+        """Score candidates that nobody has measured. See `Adapted.score_unseen`."""
         ...
 
 
@@ -74,6 +79,19 @@ class Adapted:
         if self.correction is None:
             return self.model.score(dataset.features.take(rows), self.device_id)
         return self.correction.score(self.model, without_device(dataset, self.device_id), rows)
+
+    def score_unseen(self, block: FeatureBlock) -> NDArray[np.float64]:
+        """Score candidates that nobody has measured, as a search asks.
+
+        Args:
+            block: N candidates, of any workloads.
+
+        Returns:
+            (N,) what `score` gives for them where the dataset shows nothing.
+        """
+        if self.correction is None:
+            return self.model.score(block, self.device_id)
+        return self.correction.score_unseen(self.model, block)
 
     @property
     def size_bytes(self) -> int:

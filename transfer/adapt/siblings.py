@@ -22,6 +22,7 @@ from transfer.adapt.summary_nets import SummaryNets, fit_nets
 from transfer.adapt.tuning import tune
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.features import FeatureBlock
 from transfer.labels import group_min
 from transfer.model import MultiTaskTLP
 from transfer.train import TrainConfig, trainable_devices
@@ -39,6 +40,8 @@ class Siblings:
         rate_share: The same for the learning rate.
         most_steps: Most updates of the head's training: bounds the time where there are many workloads.
         nets: Small networks that vote beside the head on candidates that no sibling measured.
+        trains_head: Without it only candidates that siblings measured can be ranked, in a fraction of the
+            time: what is enough to compare ways of choosing samples.
     """
 
     name: str = "siblings"
@@ -46,7 +49,12 @@ class Siblings:
     rate_share: float = 0.5
     most_steps: int = 240
     nets: int = 3
+    trains_head: bool = True
     least_samples: int = 0
+
+    def only_known(self) -> Siblings:
+        """The same scores of candidates that siblings measured, without what others need."""
+        return replace(self, trains_head=False)
 
     def adapt(
         self,
@@ -84,7 +92,7 @@ class Siblings:
         able = trainable_devices(estimated, np.arange(len(estimated)))
         devices = [one for one in able if one == target_device or one in source.device_ids]
         nets = None
-        if target_device in devices:
+        if self.trains_head and target_device in devices:
             per_epoch = -(-len(np.unique(estimated.group)) // config.workloads_per_batch)
             epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
             how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
@@ -165,7 +173,7 @@ class SiblingCorrection:
         ask = (wanted & ~known) | (mixed & has_known & known)
         told = np.full(len(around), np.nan)
         if ask.any():
-            told[ask] = -self._log_scores(model, dataset, around[ask])
+            told[ask] = -self._log_scores(model, dataset.features.take(around[ask]))
         scores[around[wanted & ~has_known]] = np.exp(-told[wanted & ~has_known])
         apart = np.where(known & np.isfinite(told), value - told, 0.0)
         count = int(group.max(initial=-1)) + 1
@@ -179,11 +187,12 @@ class SiblingCorrection:
         scores[around[chosen]] = np.exp(least[chosen] - filled[chosen])
         return scores[rows]
 
-    def _log_scores(
-        self, model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
+    def score_unseen(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
+        """The head's and the networks' vote. See `Adapted.score_unseen`."""
+        return np.asarray(np.exp(self._log_scores(model, block)))
+
+    def _log_scores(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
         """Logarithms of relative speeds: the mean over the head and the networks."""
-        block = dataset.features.take(rows)
         head = np.log(np.maximum(model.score(block, self.device_id), 1e-12))
         if self.nets is None:
             return np.asarray(head)

@@ -10,24 +10,29 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
 
 from agents.records import canonical_json, content_hash
 from transfer.adapt.base import Strategy
 from transfer.adapt.select import FewOfEach
 from transfer.dataset import Dataset
 from transfer.errors import DatasetError
+from transfer.intervals import LEVEL, Estimate
 from transfer.onboarding_cases import CasePlan, Regime
 from transfer.onboarding_curve import Adapting, CurvePlan, run_curve
 from transfer.train import TrainConfig, trainable_devices
 from transfer.training_state import digest
 
+Floats = NDArray[np.float64]
+
 #: Raise it when standings are made otherwise: those kept before are then made again.
-VERSION = 1
+VERSION = 2
 #: Numbers of samples at which strategies are compared; between them the logarithm of k is what counts.
 _SAMPLES = (0, 32, 256)
 #: Most candidates of a workload that are learnt from, and judged on.
@@ -46,6 +51,8 @@ class Standings:
         top1: Mean top-1 by strategy, one value for each number of samples; None where it could not run.
         agreement: Share of pairs in the right order, likewise.
         devices: Devices that were left out in turn.
+        top5: Mean top-5, likewise.
+        spread: Standard deviation over the devices of top-1, and of top-5; empty with fewer than two.
         version: Of how they were made.
     """
 
@@ -54,12 +61,34 @@ class Standings:
     top1: Mapping[str, tuple[float | None, ...]]
     agreement: Mapping[str, tuple[float | None, ...]]
     devices: tuple[str, ...]
+    top5: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    spread: Mapping[str, tuple[tuple[float | None, ...], tuple[float | None, ...]]] = field(
+        default_factory=dict
+    )
     version: int = VERSION
 
     def at(self, k: int) -> dict[str, float]:
         """Top-1 that each strategy would reach with k samples, between those tried by the logarithm of k."""
         found = {name: _between(self.samples, values, k) for name, values in self.top1.items()}
         return {name: round(value, 4) for name, value in found.items() if value is not None}
+
+    def expected(self, name: str, k: int) -> tuple[Estimate, Estimate] | None:
+        """Top-1 and top-5 of a strategy on one more device like the known ones, with 90 % intervals.
+
+        By Student's t: few devices say little of how unlike the next one is. None where too few are known.
+        """
+        if name not in self.spread or len(self.devices) < 2:
+            return None
+        beyond = float(student.ppf((1 + LEVEL) / 2, len(self.devices) - 1))
+        beyond *= math.sqrt(1 + 1 / len(self.devices))
+        told = []
+        for means, spreads in zip((self.top1, self.top5), self.spread[name], strict=True):
+            mean, spread = _between(self.samples, means[name], k), _between(self.samples, spreads, k)
+            if mean is None or spread is None:
+                return None
+            low, high = max(0.0, mean - beyond * spread), min(1.0, mean + beyond * spread)
+            told.append(Estimate(mean, low, high))
+        return told[0], told[1]
 
     def best(self, able: Sequence[Strategy], k: int) -> Strategy:
         """The strategy that stands best with k samples among those that are able; of equals the first."""
@@ -145,21 +174,34 @@ def _make(
     except DatasetError:
         # Siblings that share no candidates: nothing can be told, and nothing is.
         points = []
-    top1: dict[str, tuple[float | None, ...]] = {}
-    agreement: dict[str, tuple[float | None, ...]] = {}
+    top1, top5, agreement, spread = {}, {}, {}, {}
     for one in strategies:
-        mine = {k: [p for p in points if p.contender == one.name and p.k == k] for k in _SAMPLES}
-        top1[one.name] = tuple(
-            float(np.mean(np.concatenate([p.top1 for p in found]))) if found else None
-            for found in mine.values()
-        )
-        agreement[one.name] = tuple(
-            float(np.mean(np.concatenate([(1 + p.tau) / 2 for p in found]))) if found else None
-            for found in mine.values()
+        mine = [[p for p in points if p.contender == one.name and p.k == k] for k in _SAMPLES]
+        top1[one.name] = tuple(_mean([p.top1 for p in found]) for found in mine)
+        top5[one.name] = tuple(_mean([p.top5 for p in found]) for found in mine)
+        agreement[one.name] = tuple(_mean([(1 + p.tau) / 2 for p in found]) for found in mine)
+        spread[one.name] = (
+            tuple(_spread([p.top1 for p in found]) for found in mine),
+            tuple(_spread([p.top5 for p in found]) for found in mine),
         )
     return Standings(
-        key=key, samples=_SAMPLES, top1=top1, agreement=agreement, devices=tuple(map(str, devices))
+        key=key,
+        samples=_SAMPLES,
+        top1=top1,
+        agreement=agreement,
+        devices=tuple(map(str, devices)),
+        top5=top5,
+        spread=spread,
     )
+
+
+def _mean(values: Sequence[Floats]) -> float | None:
+    return float(np.mean(np.concatenate(values))) if values else None
+
+
+def _spread(values: Sequence[Floats]) -> float | None:
+    """Standard deviation of the means: one for each device, with one division and seed."""
+    return float(np.std([one.mean() for one in values], ddof=1)) if len(values) > 1 else None
 
 
 def _between(samples: Sequence[int], values: Sequence[float | None], k: int) -> float | None:
@@ -184,6 +226,10 @@ def _read(path: Path, key: str) -> Standings | None:
             top1={name: tuple(several) for name, several in value["top1"].items()},
             agreement={name: tuple(several) for name, several in value["agreement"].items()},
             devices=tuple(value["devices"]),
+            top5={name: tuple(several) for name, several in value["top5"].items()},
+            spread={
+                name: (tuple(several[0]), tuple(several[1])) for name, several in value["spread"].items()
+            },
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

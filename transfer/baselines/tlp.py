@@ -79,7 +79,10 @@ class PublishedTlp:
         """`tlp` or `mtl-tlp`, and the variant."""
         parts = ["mtl-tlp" if self.multi_task else "tlp"]
         parts += ["lstm"] * (self.config.sequence == "lstm") + ["mse"] * (self.config.loss == "mse")
-        return "-".join([*parts, *["failures"] * self.config.keep_failures])
+        parts += ["failures"] * self.config.keep_failures
+        if self.config.batch != TlpConfig().batch:
+            parts.append(f"batch-{self.config.batch}")
+        return "-".join(parts)
 
     def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
         """Train from nothing. See `Ranker.fit`."""

@@ -1,0 +1,91 @@
+"""How soon a killed agent, and a killed coordinator, measure again: `python -m benchmarks.comeback --json`.
+
+A real `fleet up` with a profile of this host and two replay devices; SIGKILL in the middle of the work, then
+for the coordinator the same command at once. Times are from the kill: until the next agent is up, until
+`fleet up` says that it is ready, and until a program that was begun after the kill has been measured. That
+last one holds what any batch takes: drawing, compiling, and a first part of some candidates that is handed
+over when all of them are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos_children import Children
+from benchmarks.chaos_real import RealFleet
+from benchmarks.chaos_wreck import local_profiles
+
+
+def measure(times: int) -> dict[str, Any]:
+    """Kill each so often.
+
+    Args:
+        times: How often.
+
+    Returns:
+        Seconds, as lists in the order of the kills; median and worst of each.
+    """
+    base = Path(tempfile.mkdtemp(prefix="comeback-"))
+    with Children(base / "errors.txt") as children:
+        recorded = base / "recorded.parquet"
+        if children.run("recorded", {"recorded": str(recorded)}) != 0:
+            raise SystemExit(children.last_words())
+    fleet = RealFleet(base, recorded, local_profiles())
+    found: dict[str, list[float]] = {
+        "agent_up_secs": [],
+        "agent_measures_secs": [],
+        "coordinator_ready_secs": [],
+        "coordinator_measures_secs": [],
+    }
+    try:
+        fleet.start()
+        for _ in range(times):
+            fleet.measured_after(time.time())
+            at_secs = time.time()
+            found["agent_up_secs"].append(fleet.agent_back(lambda: fleet.kill("agent")))
+            found["agent_measures_secs"].append(fleet.measured_after(at_secs) - at_secs)
+        for _ in range(times):
+            fleet.measured_after(time.time())
+            at_secs = time.time()
+            fleet.kill("coordinator", wait=False)
+            fleet.begin()
+            found["coordinator_ready_secs"].append(time.time() - at_secs)
+            found["coordinator_measures_secs"].append(fleet.measured_after(at_secs) - at_secs)
+        fleet.stop()
+    finally:
+        fleet.close()
+    shutil.rmtree(base)
+    worst = {
+        name: {"median": round(statistics.median(secs), 1), "worst": round(max(secs), 1)}
+        for name, secs in found.items()
+    }
+    return {
+        "benchmark": "comeback",
+        "times": times,
+        **{name: [round(one, 2) for one in secs] for name, secs in found.items()},
+        "summary": worst,
+        "slow_starts_of_ray": fleet.slow_starts,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_1m": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    """Parse the command line, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.comeback", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--times", type=int, default=5, metavar="N", help="kills of each (5)")
+    options = parser.parse_args()
+    print(json.dumps(measure(options.times), indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What `benchmarks.learning` compares: rankers by name, and the rows that they may learn from.
+
+Nothing is measured here. TVM is imported only where its own features are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.models.evaluation import make_baseline, published
+from fleet.models.learning import Snapshot
+from fleet.store.store import StoreReader
+from transfer.baselines.base import Ranker
+from transfer.baselines.tlp import PublishedTlp, TlpConfig
+from transfer.baselines.tvm_models import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
+from transfer.dataset import Dataset
+from transfer.prune import Pruning, prune, random_share
+from transfer.rankers import ModelRanker, SingleRanker
+from transfer.train import TrainConfig
+
+#: The model of this project: all devices in one, and each device by itself.
+OURS = ("model", "model-single")
+#: TVM's own models, which need candidates that TVM can build again.
+TVM_RANKERS = ("tvm-xgb", "tvm-mlp")
+#: Ways to thin the training rows out: ours, and at random within each workload.
+THINNED = ("prune", "random")
+#: A thousand rows are one published batch, so 50 epochs are 50 steps: MTL-TLP with batches that give more.
+_SMALL_BATCH = 64
+SMALL_BATCHES = f"mtl-tlp-batch-{_SMALL_BATCH}"
+_DIALECT = "meta_schedule"
+
+
+@dataclass(slots=True)
+class ThinnedRanker(ModelRanker):
+    """The model of this project, trained on a share of the rows."""
+
+    share: float = 0.6
+    #: One of `THINNED`.
+    by: str = THINNED[0]
+
+    def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
+        """Thin the rows out, then train.
+
+        Raises:
+            TransferError: Nothing to learn from.
+        """
+        # Named, because a dataclass with slots is another class than the one that `super()` means here.
+        ModelRanker.fit(self, dataset, self.kept(dataset, rows, seed), devices, seed)
+
+    def kept(self, dataset: Dataset, rows: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+        """The rows to train on."""
+        if self.by == THINNED[0]:
+            return prune(dataset, rows, Pruning(share=self.share))
+        return random_share(dataset, rows, self.share, seed)
+
+
+def thinned_name(by: str, share: float) -> str:
+    """Name of the ranker that learns from a share of the rows."""
+    return f"{by}-{share:g}"
+
+
+def make_rankers(
+    names: Sequence[str],
+    shares: Sequence[float],
+    reader: StoreReader,
+    snapshot: Snapshot,
+    config: TrainConfig,
+) -> list[Ranker]:
+    """The rankers with some names, and the thinned ones of the pruning curve.
+
+    Raises:
+        FleetError: A name is unknown.
+        ValueError: TVM's own models are asked for, and a candidate is of another dialect than TVM's.
+    """
+    rankers: list[Ranker] = []
+    stores = tvm_features(reader, snapshot) if set(names) & set(TVM_RANKERS) else None
+    for name in names:
+        if name == OURS[0]:
+            rankers.append(ModelRanker(config=config))
+        elif name == OURS[1]:
+            rankers.append(SingleRanker(config=config))
+        elif name == SMALL_BATCHES:
+            config_of_tlp = TlpConfig(batch=_SMALL_BATCH)
+            rankers.append(PublishedTlp(published(reader, snapshot), config_of_tlp, multi_task=True))
+        elif name in TVM_RANKERS and stores is not None:
+            rankers.append(TvmXgb(stores) if name == TVM_RANKERS[0] else TvmMlp(stores))
+        else:
+            rankers.append(make_baseline(name, reader, snapshot))
+    rankers += [
+        ThinnedRanker(config=config, name=thinned_name(by, share), share=share, by=by)
+        for share in shares
+        for by in THINNED
+    ]
+    return rankers
+
+
+def tvm_features(reader: StoreReader, snapshot: Snapshot) -> PerStoreFeatures:
+    """TVM's per-store features of a snapshot's candidates, lowered for the first device.
+
+    Raises:
+        ValueError: A candidate is not MetaSchedule's.
+    """
+    from agents.tvm_import import load_tensor_intrinsics
+
+    load_tensor_intrinsics()
+    dataset = snapshot.dataset
+    row_of = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
+    traces: dict[int, str] = {}
+    names = ("candidate_id", "dialect", "trace")
+    for _, batch in reader.columns(names, device_ids=dataset.device_ids, version=snapshot.table_version):
+        columns = (batch.column(name).to_pylist() for name in names)
+        for candidate_id, dialect, trace in zip(*columns, strict=True):
+            row = row_of.get(candidate_id)
+            if row is None or row in traces:
+                continue
+            if dialect != _DIALECT:
+                raise ValueError(
+                    f"TVM's own models need candidates of {_DIALECT}, the store holds {dialect}; leave "
+                    f"{' and '.join(TVM_RANKERS)} out"
+                )
+            traces[row] = trace
+    target = snapshot.devices[dataset.device_ids[0]][0].target
+    parts: dict[int, NDArray[np.float32]] = {}
+    for group in np.unique(dataset.group).tolist():
+        rows = np.flatnonzero(dataset.group == group).tolist()
+        workload = snapshot.workloads[dataset.workload_ids[group]]
+        found = per_store_features(workload, [traces[row] for row in rows], target)
+        parts.update(zip(rows, found, strict=True))
+    return join_features([parts[row] for row in range(len(dataset))])
+
+
+def sampled(snapshot: Snapshot, most: int, seed: int) -> Snapshot:
+    """At most so many measured candidates of each workload."""
+    measured = np.flatnonzero(np.isfinite(snapshot.dataset.latency_secs).any(axis=1))
+    return replace(
+        snapshot, dataset=snapshot.dataset.take(few_of_each(snapshot.dataset, measured, most, seed))
+    )
+
+
+def few_of_each(dataset: Dataset, rows: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
+    """A random choice of at most `most` rows of each workload, in ascending order."""
+    random = np.random.default_rng(seed)
+    group = dataset.group[rows]
+    shuffled = random.permutation(len(rows))
+    order = shuffled[np.argsort(group[shuffled], kind="stable")]
+    ordered = group[order]
+    starts = np.searchsorted(ordered, ordered)
+    return np.sort(rows[order[np.arange(len(order)) - starts < most]])
+
+
+__all__ = [
+    "OURS",
+    "SMALL_BATCHES",
+    "THINNED",
+    "TVM_RANKERS",
+    "ThinnedRanker",
+    "few_of_each",
+    "make_rankers",
+    "sampled",
+    "thinned_name",
+    "tvm_features",
+]

@@ -1,0 +1,305 @@
+"""What stands beside the onboarding curve: ways to choose samples, breadth, intervals, kinds of processors.
+
+Each part gives JSON-ready values for one set of devices; `benchmarks.onboarding_page` makes tables of them.
+Called by `benchmarks.onboarding`. Nothing is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.onboarding_parts import DeviceSet, listed, narrowed
+from fleet.onboarding.adapting import Onboarding, expectation
+from transfer.adapt.base import Strategy
+from transfer.adapt.nearest import Nearest
+from transfer.adapt.scratch import Scratch
+from transfer.adapt.select import SELECTORS, selector_named
+from transfer.adapt.siblings import Siblings
+from transfer.baselines.situation import Situation, Support, with_support
+from transfer.errors import TransferError
+from transfer.hardware import HARDWARE_NAMES
+from transfer.model import MultiTaskTLP, model_config
+from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
+from transfer.onboarding_curve import Adapting, CurvePlan, choose_support, run_curve
+from transfer.onboarding_table import CurveTable
+from transfer.ranking import top_k
+from transfer.train import TrainConfig, torch_threads, train, trainable_devices
+
+#: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
+SELECTED = (16, 32, 64, 128, 256)
+#: Workloads to learn from in the curve over breadth; the last is cut to what is not held out.
+BREADTH = (12, 25, 50, 80)
+#: Samples at which stated intervals are compared with the truth.
+COVERED = (32, 64, 128, 256)
+#: Samples at which kinds of processors are compared.
+ACROSS = (0, 64, 256)
+_RANDOM = "random"
+
+
+def _told(selector: str) -> str:
+    """Name of a contender that chooses by a selector; "random" alone is a choice without any model."""
+    return f"by {selector}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """Settings that all parts share."""
+
+    seeds: tuple[int, ...]
+    epochs: int
+    workers: int
+    selector: str
+    keep: Path | None = None
+    held: tuple[str, ...] = ()
+    most_pool: int = 64
+    most_judged: int = 256
+    most_splits: int = 0
+
+    def cases(self, one: DeviceSet, regime: Regime, **changes: Any) -> CasePlan:
+        """The divisions of a set."""
+        plan = CasePlan(
+            regimes=(regime,),
+            targets=tuple(map(str, one.dataset.device_ids)),
+            seeds=self.seeds,
+            held=self.held,
+            most_pool=self.most_pool,
+            most_judged=self.most_judged,
+            most_splits=self.most_splits,
+        )
+        return replace(plan, **changes)
+
+    def curve(
+        self, one: DeviceSet, cases: CasePlan, contenders: Sequence[Adapting], samples: Sequence[int]
+    ) -> CurveTable:
+        """Run strategies on some divisions."""
+        plan = CurvePlan(
+            cases=cases,
+            contenders=tuple(contenders),
+            selector=selector_named(self.selector),
+            config=TrainConfig(epochs=self.epochs, device="cpu"),
+            samples=tuple(samples),
+            with_all=False,
+        )
+        points = run_curve(
+            one.dataset, one.workloads, plan, workers=self.workers, on_case=tell, kept=self.keep
+        )
+        names = tuple(contender.name for contender in contenders)
+        return CurveTable(points=points, strategies=names, default=names[0])
+
+
+def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
+    """Ways to choose samples at equal k, by the default strategy where siblings measured the candidates.
+
+    Returns:
+        For each: top-1 by k, less random (paired), and the samples for random's top-1 at the largest k that
+        it reaches; `share`, the least of those over the samples with which random first gets there.
+    """
+    strategy = Siblings(trains_head=False)
+    short = replace(how, epochs=max(1, how.epochs // 3))
+    contenders = [Adapting(strategy, selector, _told(name)) for name, selector in SELECTORS.items()]
+    regime = Regime.DEVICE_NEW
+    table = short.curve(one, short.cases(one, regime), contenders, SELECTED)
+    ks = [k for k in SELECTED if table.estimate(regime, _told(_RANDOM), k) is not None]
+    at = max(ks)
+    wanted = table.estimate(regime, _told(_RANDOM), at)
+    assert wanted is not None
+    rows: dict[str, Any] = {}
+    for name in SELECTORS:
+        top1 = {k: table.estimate(regime, _told(name), k) for k in ks}
+        less = {k: listed(table.difference(regime, _told(name), _told(_RANDOM), k)) for k in ks}
+        needed = table.samples_for(regime, _told(name), wanted.value)
+        rows[name] = {
+            "top1": {str(k): None if found is None else round(found.value, 4) for k, found in top1.items()},
+            "less_random": {} if name == _RANDOM else {str(k): found for k, found in less.items()},
+            "samples_for_random": None if needed is None else round(needed, 1),
+        }
+    reached = {name: row["samples_for_random"] for name, row in rows.items() if name != _RANDOM}
+    known = {name: needed for name, needed in reached.items() if needed is not None}
+    best = min(known, key=lambda name: known[name]) if known else None
+    return {
+        "set": one.name,
+        "regime": regime.value,
+        "strategy": strategy.name,
+        "seeds": len(how.seeds),
+        "samples": ks,
+        "at": at,
+        "selectors": rows,
+        "best": best,
+        "share": None if best is None else round(known[best] / rows[_RANDOM]["samples_for_random"], 3),
+    }
+
+
+def breadth(one: DeviceSet, how: How, samples: Sequence[int]) -> dict[str, Any]:
+    """Top-1 against the number of workloads learnt from, where device and workload are new."""
+    found: dict[str, Any] = {}
+    regime = Regime.BOTH_NEW
+    contenders = [
+        Adapting(strategy, selector_named(how.selector), strategy.name)
+        for strategy in (Siblings(), Nearest())
+    ]
+    for count in BREADTH:
+        cases = how.cases(one, regime, most_workloads=count)
+        there = _learnt(one, cases)
+        if found and there <= max(map(int, found)):
+            break
+        table = how.curve(one, cases, contenders, samples)
+        found[str(there)] = {
+            contender.name: {str(k): listed(table.estimate(regime, contender.name, k)) for k in samples}
+            for contender in contenders
+        }
+    return {"set": one.name, "k": list(samples), "seeds": len(how.seeds), "workloads": found}
+
+
+def _learnt(one: DeviceSet, cases: CasePlan) -> int:
+    """Most workloads that a division learns from."""
+    made = make_cases(one.dataset, one.workloads, cases)
+    return max(len(np.unique(one.dataset.group[case.source_rows])) for case in made)
+
+
+def coverage(one: DeviceSet, how: How, regime: Regime, samples: Sequence[int] = COVERED) -> dict[str, Any]:
+    """How often stated 90 % intervals hold what the head's first choices reach in truth."""
+    device_new = regime is Regime.DEVICE_NEW
+    strategy = Siblings(trains_head=not device_new)
+    rows: dict[int, list[dict[str, float]]] = defaultdict(list)
+    cases = make_cases(one.dataset, one.workloads, how.cases(one, regime))
+    for place, case in enumerate(cases):
+        for k, row in _stated(one, case, strategy, how, samples):
+            rows[k].append(row)
+        tell(place + 1, len(cases), case, 0.0)
+    by_k = {str(k): _covered(found) for k, found in sorted(rows.items())}
+    every = [row for found in rows.values() for row in found]
+    if every:
+        by_k["all of these"] = _covered(every)
+    return {
+        "set": one.name,
+        "regime": regime.value,
+        "strategy": strategy.name,
+        "seeds": len(how.seeds),
+        "by_k": by_k,
+    }
+
+
+def _stated(
+    one: DeviceSet, case: Case, strategy: Strategy, how: How, samples: Sequence[int]
+) -> list[tuple[int, dict[str, float]]]:
+    """What was stated and what was true, by number of samples."""
+    dataset = one.dataset
+    view = shown(dataset, case)
+    config = TrainConfig(epochs=how.epochs, device="cpu")
+    sources = tuple(name for name in trainable_devices(view, case.source_rows) if name != case.target)
+    if case.regime is Regime.DEVICE_NEW:
+        # Siblings measured all that is ranked: no head is asked.
+        source = MultiTaskTLP(model_config(dataset.spec), sources)
+    else:
+        source = train(view, case.source_rows, config=config, seed=case.seed, devices=sources).model
+    truth = dataset.latency_secs[:, dataset.column(case.target)]
+    situation = Situation(
+        dataset=view,
+        target=case.target,
+        sources=sources,
+        source_rows=case.source_rows,
+        test=case.test,
+        seed=case.seed,
+    )
+    found = []
+    for k in samples:
+        if k > len(case.pool):
+            continue
+        support = choose_support(selector_named(how.selector), situation, case.pool, k, truth, lambda: source)
+        onboarding = Onboarding(
+            dataset=with_support(view, case.target, Support(support, truth[support])),
+            target=case.target,
+            support=support,
+            source=source,
+            source_rows=case.source_rows,
+            regime=case.regime,
+            config=config,
+            seed=case.seed,
+        )
+        with torch_threads(1):
+            adapted = onboarding.adapt(strategy, support)
+            try:
+                stated = expectation(onboarding, adapted, strategy, case.test)
+            except TransferError:
+                continue  # nothing is stated
+            scores = adapted.score(view, case.test)
+        top1, top5 = (_mean_top(dataset, case, scores, several) for several in (1, 5))
+        row = {"top1": top1, "top5": top5}
+        for name, true, said in (("top1", top1, stated.top1), ("top5", top5, stated.top5)):
+            row[f"{name}_covered"] = float(said.low <= true <= said.high)
+            row[f"{name}_width"] = said.high - said.low
+            row[f"{name}_expected"] = said.value
+        found.append((k, row))
+    return found
+
+
+def _covered(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+    means = {name: round(float(np.mean([row[name] for row in rows])), 4) for name in rows[0]}
+    return {"runs": len(rows), **means}
+
+
+def _mean_top(dataset: Any, case: Case, scores: np.ndarray, several: int) -> float:
+    latency = dataset.latency_secs[case.test, dataset.column(case.target)]
+    group = dataset.group[case.test]
+    return float(
+        np.mean([top_k(scores[group == one], latency[group == one], several) for one in np.unique(group)])
+    )
+
+
+def across(one: DeviceSet, how: How, samples: Sequence[int] = ACROSS) -> dict[str, Any] | None:
+    """What devices of one kind of processor give one of another: None where all are of one kind."""
+    names = tuple(map(str, one.dataset.device_ids))
+    slots = [place for place, name in enumerate(HARDWARE_NAMES) if name.startswith("arch_")]
+    kinds = {name: one.dataset.hardware[place, slots].tolist() for place, name in enumerate(names)}
+    regime = Regime.BOTH_NEW
+    selector = selector_named(how.selector)
+    contenders = [
+        Adapting(strategy, selector, strategy.name) for strategy in (Siblings(), Scratch(), Nearest())
+    ]
+    rows = []
+    for target in names:
+        for source in names:
+            if kinds[source] == kinds[target]:
+                continue
+            pair = narrowed(one, (target, source))
+            table = how.curve(pair, how.cases(pair, regime, targets=(target,)), contenders, samples)
+            for k in samples:
+                told = {name: table.estimate(regime, name, k) for name in ("siblings", "scratch", "nearest")}
+                tau = {name: table.estimate(regime, name, k, "tau") for name in ("siblings", "scratch")}
+                rows.append(
+                    {
+                        "target": target,
+                        "source": source,
+                        "k": k,
+                        "top1": _value(told["siblings"]),
+                        "scratch": _value(told["scratch"]),
+                        "nearest": _value(told["nearest"]),
+                        "less_scratch": listed(table.difference(regime, "siblings", "scratch", k)),
+                        "tau": _value(tau["siblings"]),
+                        "scratch_tau": _value(tau["scratch"]),
+                    }
+                )
+    return {"set": one.name, "seeds": len(how.seeds), "rows": rows} if rows else None
+
+
+def _value(estimate: Any) -> float | None:
+    return None if estimate is None else round(estimate.value, 4)
+
+
+def tell(done: int, total: int, case: Case, seconds: float) -> None:
+    """A line for whoever waits."""
+    print(
+        f"{done}/{total} {case.regime} {case.target}, {case.split}, seed {case.seed}: {seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+__all__ = ["How", "across", "breadth", "coverage", "selectors", "tell"]

@@ -1,0 +1,279 @@
+"""The onboarding curve as a page for `docs/results/`: text from tables, no figure that was not measured.
+
+Called by `benchmarks.onboarding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.onboarding_parts import DeviceSet, measured_mean
+from transfer.intervals import Estimate
+from transfer.onboarding_cases import Regime
+from transfer.onboarding_table import MEASURES, RANDOM, SCRATCH, CurveTable
+
+#: A head may be this much worse than one from scratch before it is said.
+GUARD = 0.005
+_WORDS = {
+    Regime.DEVICE_NEW: (
+        "Siblings have measured the candidates that are ranked; the device measured k of the other half of "
+        "each workload's candidates."
+    ),
+    Regime.BOTH_NEW: "Nobody has measured a candidate of the workloads ranked: whole networks are held out.",
+}
+
+
+def page(
+    sets: Sequence[tuple[DeviceSet, CurveTable]],
+    figures: Mapping[str, Any],
+    parts: Mapping[str, Sequence[Mapping[str, Any]]],
+    command: str,
+) -> str:
+    """The whole page.
+
+    Args:
+        sets: Each set of devices with its curve.
+        figures: Those at the top level.
+        parts: What `benchmarks.onboarding_extras` gave, by part: a list with an entry for each set.
+        command: That made it.
+    """
+    lines = ["# Onboarding: results", "", f"`{command}`", ""]
+    lines += [
+        "Made by that command; do not edit. top-1 is the speed of the candidate put first over the best "
+        "there is among those judged, mean over workloads, seeds and devices, each device left out in "
+        "turn. In brackets: 90 % intervals, bootstrap over workloads. **Bold**: above the best baseline "
+        "of the column by paired bootstrap over workloads. A random choice stands beside every figure, "
+        "and a ceiling where candidates were measured twice: one record of a candidate ranking another. "
+        "The two regimes are never mixed.",
+        "",
+        "| figure | value |",
+        "|---|---|",
+        *(f"| `{name}` | {text_of(value)} |" for name, value in figures.items()),
+        "",
+    ]
+    for one, table in sets:
+        lines += [
+            f"## {one.name}",
+            "",
+            f"Devices {', '.join(table.targets)}; {len(one.dataset)} candidates of "
+            f"{len(np.unique(one.dataset.group))} workloads.",
+            "",
+            *_ceiling_lines(one),
+        ]
+        for regime in table.regimes:
+            lines += _regime_lines(table, regime)
+        for title, make in (
+            ("coverage", coverage_lines),
+            ("selectors", selector_lines),
+            ("breadth", breadth_lines),
+            ("across", across_lines),
+        ):
+            for part in parts.get(title, ()):
+                if part["set"] == one.name:
+                    lines += make(part)
+    return "\n".join(lines)
+
+
+def _ceiling_lines(one: DeviceSet) -> list[str]:
+    if not one.ceilings:
+        return ["No candidate was measured twice: there is no ceiling to show.", ""]
+    lines = [
+        "| ceiling on | top-1 | top-5 | tau | candidates measured twice | change, median | top-1 on as many "
+        "as are judged | tau |",
+        "|---" * 8 + "|",
+    ]
+    for device_id, ceiling in one.ceilings.items():
+        again = [ceiling.get(name) for name in ("judged_top1", "judged_tau")]
+        cells = [
+            f"{ceiling['top1']:.3f}",
+            f"{ceiling['top5']:.3f}",
+            f"{ceiling['tau']:.3f}",
+            f"{ceiling['candidates']:.0f} of {ceiling['workloads']:.0f} workloads",
+            f"{100 * ceiling['median_change']:.1f} %",
+            *("" if value is None else f"{value:.3f}" for value in again),
+        ]
+        lines.append(f"| {device_id} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _regime_lines(table: CurveTable, regime: Regime) -> list[str]:
+    ks = table.samples(regime)
+    seeds = sorted({point.seed for point in table.points if point.regime is regime})
+    titles = [f"all ({measured_mean(table, regime, k):.0f})" if k is None else str(k) for k in ks]
+    counted = f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed"
+    lines = [f"### {regime.value}, {counted} ({', '.join(map(str, seeds))})", "", _WORDS[regime], ""]
+    for measure in MEASURES:
+        random = table.estimate(regime, RANDOM, 0, measure)
+        beside = "" if random is None or measure == "tau" else f" (random {random.value:.3f})"
+        lines += [f"| {measure}{beside} | " + " | ".join(titles) + " |", "|---" * (len(ks) + 1) + "|"]
+        for name in table.contenders(regime):
+            cells = [_cell(table, regime, name, k, measure) for k in ks]
+            if name != RANDOM and any(cells):
+                lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append("")
+    lines += _difference_lines(table, regime, ks, titles)
+    for target in table.targets:
+        cells = [
+            f"{title}: {mine.value:.3f} (best baseline {best.value:.3f}, {named})"
+            for k, title in zip(ks, titles, strict=True)
+            if (mine := table.estimate(regime, table.default, k, "top1", (target,))) is not None
+            and (named := table.best_baseline(regime, k, (target,))) is not None
+            and (best := table.estimate(regime, named, k, "top1", (target,))) is not None
+        ]
+        if cells:
+            lines.append(f"- {table.default} on {target}: {'; '.join(cells)}")
+    return [*lines, ""]
+
+
+def _difference_lines(
+    table: CurveTable, regime: Regime, ks: Sequence[int | None], titles: Sequence[str]
+) -> list[str]:
+    """The default less everything that it must beat, paired."""
+    others = [
+        name
+        for name in table.contenders(regime)
+        if name == SCRATCH or (name not in table.strategies and name != RANDOM)
+    ]
+    lines = [
+        f"| top-1 of {table.default} less | " + " | ".join(titles) + " |",
+        "|---" * (len(ks) + 1) + "|",
+    ]
+    best = [table.best_baseline(regime, k) for k in ks]
+    gains = [table.gain(regime, k) for k in ks]
+    cells = ["" if gain is None else f"{bold(gain)} ({name})" for gain, name in zip(gains, best, strict=True)]
+    lines.append(f"| the best baseline | {' | '.join(cells)} |")
+    for other in others:
+        found = [table.difference(regime, table.default, other, k) for k in ks]
+        cells = ["" if one is None else bold(one) for one in found]
+        if any(cells):
+            lines.append(f"| {other} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _cell(table: CurveTable, regime: Regime, name: str, k: int | None, measure: str) -> str:
+    found = table.estimate(regime, name, k, measure)
+    if found is None:
+        return ""
+    if measure != "top1":
+        return f"{found.value:.3f}"
+    text = f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    best = table.best_baseline(regime, k)
+    if name not in table.strategies or best is None:
+        return text
+    gain = table.difference(regime, name, best, k)
+    return f"**{text}**" if gain is not None and gain.is_above_zero else text
+
+
+def coverage_lines(part: Mapping[str, Any]) -> list[str]:
+    """How often the stated intervals held the truth."""
+    lines = [
+        f"### Stated 90 % intervals ({part['regime']}, {part['strategy']}, seeds {part['seeds']})",
+        "",
+        "| k | runs | top-1: interval covers | width | expected | true | top-5: interval covers | width |",
+        "|---" * 8 + "|",
+    ]
+    for k, row in part["by_k"].items():
+        cells = (
+            f"{row['runs']}",
+            f"{100 * row['top1_covered']:.0f} %",
+            f"{row['top1_width']:.3f}",
+            f"{row['top1_expected']:.3f}",
+            f"{row['top1']:.3f}",
+            f"{100 * row['top5_covered']:.0f} %",
+            f"{row['top5_width']:.3f}",
+        )
+        lines.append(f"| {k} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def selector_lines(part: Mapping[str, Any]) -> list[str]:
+    """Ways to choose the samples at equal k."""
+    ks = part["samples"]
+    lines = [
+        f"### Ways to choose the samples ({part['regime']}, {part['strategy']}, seeds {part['seeds']})",
+        "",
+        "| top-1 | " + " | ".join(map(str, ks)) + " | samples for random's top-1 at " + f"{part['at']} |",
+        "|---" * (len(ks) + 2) + "|",
+    ]
+    for name, row in part["selectors"].items():
+        cells = [f"{row['top1'][str(k)]:.3f}" for k in ks]
+        for place, k in enumerate(ks):
+            less = row["less_random"].get(str(k))
+            if less is not None:
+                cells[place] += f" ({less[0]:+.3f} [{less[1]:+.3f}, {less[2]:+.3f}])"
+        needed = row["samples_for_random"]
+        lines.append(f"| {name} | {' | '.join(cells)} | {'' if needed is None else f'{needed:.0f}'} |")
+    return [*lines, "", "In brackets: less random at equal k, paired.", ""]
+
+
+def breadth_lines(part: Mapping[str, Any]) -> list[str]:
+    """Top-1 where device and workload are new, against the number of workloads learnt from."""
+    counts = list(part["workloads"])
+    lines = [
+        f"### Breadth: top-1 (both-new) by workloads learnt from, seeds {part['seeds']}",
+        "",
+        "| | " + " | ".join(counts) + " |",
+        "|---" * (len(counts) + 1) + "|",
+    ]
+    names = list(next(iter(part["workloads"].values())))
+    for name in names:
+        for k in part["k"]:
+            cells = []
+            for count in counts:
+                found = part["workloads"][count].get(name, {}).get(str(k))
+                cells.append("" if found is None else f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]")
+            if any(cells):
+                lines.append(f"| {name}, k = {k} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def across_lines(part: Mapping[str, Any]) -> list[str]:
+    """What one kind of processor gives another."""
+    lines = [
+        f"### From one kind of processor to another (both-new, seeds {part['seeds']})",
+        "",
+        "| target | learns from | k | top-1 | scratch | less scratch | nearest | tau | tau of scratch |",
+        "|---" * 9 + "|",
+    ]
+    for row in part["rows"]:
+        less = row["less_scratch"]
+        cells = (
+            row["target"],
+            row["source"],
+            str(row["k"]),
+            *(number(row[name]) for name in ("top1", "scratch")),
+            "" if less is None else f"{less[0]:+.3f} [{less[1]:+.3f}, {less[2]:+.3f}]",
+            *(number(row[name]) for name in ("nearest", "tau", "scratch_tau")),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def number(value: float | None) -> str:
+    """Three digits, or nothing."""
+    return "" if value is None else f"{value:.3f}"
+
+
+def spanned(estimate: Estimate) -> str:
+    """A difference with its interval."""
+    return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+
+
+def bold(estimate: Estimate) -> str:
+    """A difference with its interval, bold where it is above 0 for sure."""
+    return f"**{spanned(estimate)}**" if estimate.is_above_zero else spanned(estimate)
+
+
+def text_of(value: Any) -> str:
+    """A value of the table of figures."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, list):
+        return ", ".join(text_of(one) for one in value)
+    return str(value)
+
+
+__all__ = ["GUARD", "page", "spanned"]

@@ -1,0 +1,60 @@
+"""How unsure champions are of workloads, from what they were judged to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.records import DeviceId
+from fleet.daemon.doubts import Doubts, spread
+from fleet.models.registry import Registry
+from fleet.models.registry_file import CHAMPIONS
+from tests.record_fixtures import make_workload
+from tests.refresh_fixtures import small_model
+
+BOX = DeviceId("box.a")
+ONE, TWO, THREE = (
+    replace(make_workload(number), operator=operator)
+    for number, operator in ((1, "C2D"), (2, "C2D"), (3, "GMM"))
+)
+WORKLOADS = {one.workload_id: one for one in (ONE, TWO, THREE)}
+
+
+def judged(**widths: float) -> dict[str, dict[str, object]]:
+    return {name: {"operator": "C2D", "width": width, "pairs": 0.8} for name, width in widths.items()}
+
+
+def test_a_workload_has_its_own_width_else_that_of_its_operator_else_that_of_all() -> None:
+    found = spread({**judged(other=0.3), ONE.workload_id: {"operator": "C2D", "width": 0.1}}, WORKLOADS)
+    assert found == {
+        ONE.workload_id: 0.1,
+        TWO.workload_id: pytest.approx(0.2),
+        THREE.workload_id: pytest.approx(0.2),
+    }
+    assert spread({}, WORKLOADS) == {}
+
+
+def test_the_champion_of_now_is_asked(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    doubts = Doubts(registry)
+    assert doubts.of(BOX, WORKLOADS) == {}
+    version = registry.add(small_model("box.a"), {})
+    registry.publish(version, {"box.a": {"judged": {"by_workload": judged(x=0.25)}}})
+    assert set(doubts.of(BOX, WORKLOADS).values()) == {0.25}
+    assert doubts.of(BOX, WORKLOADS) is doubts.of(BOX, WORKLOADS), "it is worked out once"
+    assert set(doubts.of(BOX, {ONE.workload_id: ONE})) == {ONE.workload_id}
+    registry.publish(registry.add(small_model("box.a"), {}), {"box.a": {"judged": {"tau": [0.5, 0.4, 0.6]}}})
+    assert doubts.of(BOX, WORKLOADS) == {}, "figures of earlier versions say nothing of workloads"
+    registry.rollback("box.a", reason="worse")
+    assert set(doubts.of(BOX, WORKLOADS).values()) == {0.25}
+
+
+def test_a_damaged_registry_leaves_the_plan_as_it_is(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.publish(
+        registry.add(small_model("box.a"), {}), {"box.a": {"judged": {"by_workload": judged(x=1)}}}
+    )
+    (tmp_path / CHAMPIONS).write_text("{")
+    assert Doubts(Registry(tmp_path)).of(BOX, WORKLOADS) == {}

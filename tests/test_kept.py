@@ -1,0 +1,202 @@
+"""What is kept of a head scores as what was judged: with what siblings measured, and without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save as save_arrays
+
+from agents.records import DeviceId
+from fleet.daemon.guide import Guide
+from fleet.models.learning import adapt_version, load_snapshot, train_config
+from fleet.models.registry import Registry
+from fleet.store.store import Store
+from tests.model_fixtures import CONFIG, make_dataset
+from tests.onboarding_fixtures import NEW, SIBLINGS, TILES, WORKLOADS, candidate, fill
+from transfer import checkpoint
+from transfer.adapt.base import Adapted, unmeasured
+from transfer.adapt.kept import MOST_BYTES, file_of, files_of, load_adapted
+from transfer.adapt.nearest import Nearest
+from transfer.adapt.siblings import Siblings
+from transfer.checkpoint import CheckpointError
+from transfer.errors import TransferError
+from transfer.features import DEFAULT_SPEC, Extractor
+from transfer.model import MultiTaskTLP
+from transfer.train import train
+from transfer.tvm_cost_model import load_scorer
+
+TARGET = "cpu-new"
+DATASET = make_dataset(workloads=8, candidates=12)
+ROWS = np.arange(len(DATASET))
+QUICK = replace(CONFIG, epochs=3)
+
+
+@pytest.fixture(scope="module")
+def source() -> MultiTaskTLP:
+    return train(DATASET, ROWS, config=QUICK, seed=0, devices=("cpu.a", "cpu.b")).model
+
+
+@pytest.fixture(scope="module")
+def adapted(source: MultiTaskTLP) -> Adapted:
+    support = DATASET.rows_of(TARGET)[:40]
+    return Siblings(nets=2).adapt(source, DATASET, TARGET, support, source_rows=ROWS, config=QUICK, seed=0)
+
+
+@pytest.fixture
+def kept(adapted: Adapted, tmp_path: Path) -> Path:
+    folder = tmp_path / "v000001"
+    checkpoint.save(folder, adapted.model, {}, beside=files_of(adapted))
+    return folder
+
+
+def test_scores_are_the_same_before_and_after(adapted: Adapted, kept: Path) -> None:
+    again = load_adapted(kept, TARGET)
+    np.testing.assert_array_equal(again.score(DATASET, ROWS), adapted.score(DATASET, ROWS))
+    block = DATASET.features
+    np.testing.assert_array_equal(again.score_unseen(block), adapted.score_unseen(block))
+    # The correction changes something, so that losing it would be seen.
+    assert not np.array_equal(again.score_unseen(block), adapted.model.score(block, TARGET))
+
+
+def test_what_nobody_measured_is_scored_as_it_was_judged(adapted: Adapted) -> None:
+    np.testing.assert_allclose(
+        adapted.score_unseen(DATASET.features), adapted.score(unmeasured(DATASET, ROWS), ROWS), rtol=1e-9
+    )
+
+
+def test_a_head_that_is_all_is_kept_alone(source: MultiTaskTLP, tmp_path: Path) -> None:
+    plain = Nearest().adapt(source, DATASET, TARGET, ROWS[:40], source_rows=ROWS, config=QUICK, seed=0)
+    assert files_of(plain) == {}
+    checkpoint.save(tmp_path / "v", plain.model, {}, beside=files_of(plain))
+    assert sorted(one.name for one in (tmp_path / "v").iterdir()) == ["manifest.json", "model.safetensors"]
+    again = load_adapted(tmp_path / "v", TARGET)
+    assert again.correction is None
+    np.testing.assert_array_equal(again.score(DATASET, ROWS), plain.score(DATASET, ROWS))
+
+
+def test_other_heads_of_the_version_have_none(kept: Path) -> None:
+    assert load_adapted(kept, "cpu.a").correction is None
+
+
+def test_torn_or_missing_is_one_clear_error(kept: Path) -> None:
+    path = kept / file_of(TARGET)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1])
+    with pytest.raises(CheckpointError, match="torn or changed"):
+        load_adapted(kept, TARGET)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        load_adapted(kept, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"kind": "majik", "settings": "{}"}, "reads siblings"),
+        ({"kind": "siblings", "settings": "{"}, "adapt the device again"),
+        ({"kind": "siblings", "settings": "{}"}, "adapt the device again"),
+        (None, "adapt the device again"),
+    ],
+)
+def test_what_nobody_reads_is_one_clear_error(
+    adapted: Adapted, tmp_path: Path, about: dict[str, str] | None, message: str
+) -> None:
+    raw = save_arrays({"x": np.zeros(2, dtype=np.float32)}, metadata=about)
+    checkpoint.save(tmp_path / "v", adapted.model, {}, beside={file_of(TARGET): raw})
+    with pytest.raises(TransferError, match=message):
+        load_adapted(tmp_path / "v", TARGET)
+
+
+def test_a_device_adds_at_most_two_megabytes(adapted: Adapted) -> None:
+    [raw] = files_of(adapted).values()
+    assert adapted.size_bytes <= MOST_BYTES
+    assert len(raw) <= adapted.size_bytes + 4096
+    correction = adapted.correction
+    assert correction is not None
+
+    class Huge:
+        kind = "siblings"
+
+        def arrays(self) -> dict[str, np.ndarray]:
+            return {"x": np.zeros(MOST_BYTES // 4 + 1, dtype=np.float32)}
+
+        def settings(self) -> dict[str, Any]:
+            return {}
+
+        score = score_unseen = correction.score
+
+    with pytest.raises(TransferError, match="at most 2,000,000"):
+        files_of(replace(adapted, correction=Huge()))
+
+
+def test_names_of_files_stay_inside_their_folder() -> None:
+    assert file_of("../a b") == "correction-..%2Fa%20b.safetensors"
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Adapted]:
+    """A device of a real store, onboarded: its registry, its version, and the head that was judged."""
+    folder = tmp_path_factory.mktemp("runs")
+    with Store.open(fill(folder / "store", *SIBLINGS[:2], NEW)) as store:
+        snapshot = load_snapshot(store)
+    rows = np.arange(len(snapshot.dataset))
+    made: list[Adapted] = []
+
+    class Kept:
+        name, least_samples = "siblings", 0
+
+        def adapt(self, *arguments: Any, **named: Any) -> Adapted:
+            made.append(Siblings(nets=1).adapt(*arguments, **named))
+            return made[0]
+
+    model = train(snapshot.dataset, rows, config=train_config(1), seed=0, devices=SIBLINGS[:2]).model
+    support = frozenset(snapshot.dataset.candidate_ids[::5])
+    _, name = adapt_version(
+        snapshot, folder / "models", model, DeviceId(NEW), support, Kept(), train_config(1), 0
+    )
+    return Registry(folder / "models"), name, made[0]
+
+
+def test_an_onboarded_device_is_served_by_what_was_judged(version: tuple[Registry, str, Adapted]) -> None:
+    registry, name, judged = version
+    workload = WORKLOADS[3]
+    candidates = [candidate(workload, *tiles) for tiles in TILES]
+    block = Extractor(DEFAULT_SPEC).extract({workload.workload_id: workload}, candidates)
+    expected = judged.score_unseen(block)
+    again = load_adapted(registry.path(name), NEW, DEFAULT_SPEC)
+    np.testing.assert_array_equal(again.score_unseen(block), expected)
+    ranking = Guide(registry).rank(workload, NEW, candidates)
+    assert ranking is not None
+    np.testing.assert_array_equal(ranking.scores, expected)
+    scorer = load_scorer(registry.path(name), NEW, [workload])
+    assert scorer._head.correction is not None  # what it scores by is that of the file
+    np.testing.assert_array_equal(scorer._head.score_unseen(block), expected)
+
+
+def test_a_scorer_keeps_what_belongs_to_its_head(
+    version: tuple[Registry, str, Adapted], tmp_path: Path
+) -> None:
+    registry, name, judged = version
+    load_scorer(registry.path(name), NEW).save(tmp_path / "own")
+    again = load_adapted(tmp_path / "own", NEW)
+    block = Extractor(DEFAULT_SPEC).extract(
+        {WORKLOADS[0].workload_id: WORKLOADS[0]}, [candidate(WORKLOADS[0], *tiles) for tiles in TILES]
+    )
+    np.testing.assert_array_equal(again.score_unseen(block), judged.score_unseen(block))
+
+
+def test_a_damaged_correction_keeps_the_head_from_ranking(
+    version: tuple[Registry, str, Adapted], tmp_path: Path
+) -> None:
+    _, _, judged = version
+    other = Registry(tmp_path / "models")
+    manifest = {"devices": list(SIBLINGS)}
+    other.publish(other.add(judged.model, manifest, files_of(judged)), {NEW: {}})
+    (other.path("v000001") / file_of(NEW)).write_bytes(b"")
+    guide = Guide(other)
+    assert guide.rank(WORKLOADS[0], NEW, [candidate(WORKLOADS[0], *TILES[0])]) is None
+    assert "torn or changed" in guide.why_not(NEW)

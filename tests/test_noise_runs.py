@@ -1,0 +1,74 @@
+"""When the daily A/A run of a device is begun: a few at a time, and again where there was no room."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agents.records import DeviceId, Protocol
+from fleet.daemon.noise_runs import NoisePlan, NoiseRuns
+from fleet.errors import StoreFull
+
+DEVICES = [DeviceId(name) for name in "abcdef"]
+NOW = 1_800_000_000.0
+
+
+class Parts:
+    """Stands for coverage, thread, pools, feeder and intake."""
+
+    def __init__(self) -> None:
+        self.counted = dict.fromkeys(DEVICES, 100)
+        self.asked: list[NoisePlan] = []
+        self.flushed: list[str] = []
+        self.is_full = False
+
+    def runs(self) -> NoiseRuns:
+        coverage: Any = SimpleNamespace(
+            records=self.counted.__getitem__, noise_at=lambda _: 0.0, sample=lambda *_: []
+        )
+        thread: Any = SimpleNamespace(ask=lambda tag, _: self.asked.append(tag))
+        feeder: Any = SimpleNamespace(workloads_of=lambda _: {})
+        intake: Any = SimpleNamespace(flush=self._flush)
+        pools: Any = None
+        protocols = dict.fromkeys(DEVICES, Protocol())
+        return NoiseRuns(coverage, thread, pools, feeder, intake, protocols, count=4, seed=0)
+
+    def _flush(self, *, device_id: str) -> None:
+        if self.is_full:
+            raise StoreFull("no room")
+        self.flushed.append(device_id)
+
+
+def begun(runs: NoiseRuns, now: float) -> list[str]:
+    found = []
+    for one in DEVICES:
+        if runs.is_due(one, now):
+            runs.begin(one, "e", now)
+            found.append(one)
+    return found
+
+
+def test_a_fleet_that_is_due_all_at_once_is_planned_a_few_at_a_time() -> None:
+    parts = Parts()
+    parts.counted[DEVICES[1]] = 31  # too few to choose steady ones from
+    runs = parts.runs()
+    assert begun(runs, NOW) == ["a", "c", "d", "e"]
+    assert parts.flushed == ["a", "c", "d", "e"], "only what waits of these devices is handed on"
+    assert begun(runs, NOW + 5) == []
+    assert runs.planned(parts.asked[2], "cpu", []) == []
+    assert begun(runs, NOW + 10) == ["f"], "one that found nothing is not tried again at once"
+    for plan in parts.asked:
+        runs.planned(plan, "cpu", [])
+    assert begun(runs, NOW + 1801) == ["a", "c", "d", "e"]
+
+
+def test_without_room_a_run_stays_due() -> None:
+    parts = Parts()
+    runs = parts.runs()
+    parts.is_full = True
+    with pytest.raises(StoreFull):
+        runs.begin(DEVICES[0], "e", NOW)
+    parts.is_full = False
+    assert begun(runs, NOW) == ["a", "b", "c", "d"]

@@ -1,0 +1,96 @@
+"""A curve that was stopped goes on: finished cases are not run again, nor are others taken for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from model_fixtures import CONFIG, make_dataset
+
+from transfer.adapt.select import FewOfEach
+from transfer.baselines.base import Scores
+from transfer.baselines.few_shot import FewShot
+from transfer.baselines.situation import Situation, Support
+from transfer.onboarding_cases import CasePlan, Regime
+from transfer.onboarding_curve import CurvePlan, Point, run_curve
+
+DATASET = make_dataset(workloads=9, candidates=12)
+DEVICES = tuple(map(str, DATASET.device_ids))
+
+
+class Counting:
+    """Scores by row number, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, situation: Situation, support: Support) -> Scores:
+        self.asked += 1
+        return situation.test.astype(np.float64)
+
+
+def run(counting: Counting, kept: Path | None, *, name: str = "counting", seeds: int = 2) -> list[Point]:
+    plan = CurvePlan(
+        cases=CasePlan(regimes=tuple(Regime), targets=DEVICES[:2], seeds=tuple(range(seeds))),
+        contenders=(FewShot(name, counting),),
+        selector=FewOfEach(),
+        config=CONFIG,
+        samples=(0, 8),
+    )
+    return run_curve(DATASET, None, plan, kept=kept)
+
+
+def test_finished_cases_are_read_back_as_they_were(tmp_path: Path) -> None:
+    counting = Counting()
+    first = run(counting, tmp_path)
+    asked = counting.asked
+    assert asked > 0
+    again = run(counting, tmp_path)
+    assert counting.asked == asked
+    assert len(first) == len(again)
+    for one, other in zip(first, again, strict=True):
+        assert (one.contender, one.regime, one.target, one.k) == (
+            other.contender,
+            other.regime,
+            other.target,
+            other.k,
+        )
+        for name in ("groups", "top1", "top5", "tau"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+            assert getattr(one, name).dtype == getattr(other, name).dtype
+
+
+def test_a_further_seed_runs_alone(tmp_path: Path) -> None:
+    one, two = Counting(), Counting()
+    run(one, tmp_path, seeds=1)
+    points = run(two, tmp_path, seeds=2)
+    assert two.asked == one.asked
+    assert {point.seed for point in points} == {0, 1}
+
+
+def test_others_and_damaged_ones_run_again(tmp_path: Path) -> None:
+    counting = Counting()
+    run(counting, tmp_path)
+    asked = counting.asked
+    run(counting, tmp_path, name="another")
+    assert counting.asked == 2 * asked
+    for path in tmp_path.iterdir():
+        path.write_text(path.read_text()[:-9])
+    run(counting, tmp_path)
+    assert counting.asked == 3 * asked
+
+
+def test_other_records_are_other_cases(tmp_path: Path) -> None:
+    counting = Counting()
+    run(counting, tmp_path, seeds=1)
+    asked = counting.asked
+    plan = CurvePlan(
+        cases=CasePlan(regimes=tuple(Regime), targets=DEVICES[:2], seeds=(0,)),
+        contenders=(FewShot("counting", counting),),
+        selector=FewOfEach(),
+        config=CONFIG,
+        samples=(0, 8),
+    )
+    run_curve(replace(DATASET, latency_secs=DATASET.latency_secs * 2), None, plan, kept=tmp_path)
+    assert counting.asked == 2 * asked

@@ -1,0 +1,139 @@
+"""Equal wishes of several devices: one agent is asked, everybody gets an answer, nobody waits in vain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.records import DeviceId
+from fleet.daemon.excluding import Excluded
+from fleet.daemon.sharing import Sharing, Wish, space_of
+from tests.link_fixtures import replay_spec
+from tests.record_fixtures import make_spec, make_workload
+
+WORKLOAD = make_workload(1)
+TOLD = Excluded(frozenset(), 0)
+SPACES = {DeviceId(name): "x" for name in "abc"} | {DeviceId("d"): "y"}
+
+
+def wish(device: str, count: int = 4, request: str = "", **changes: object) -> Wish:
+    made = Wish(
+        device_id=DeviceId(device),
+        request_id=request or f"r-{device}",
+        workload=WORKLOAD,
+        count=count,
+        told=TOLD,
+        parents=(),
+        is_guided=False,
+        is_idle=False,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def asked(sharing: Sharing) -> list[tuple[str, int]]:
+    return [(device, request.count) for device, request in sharing.due(7)]
+
+
+def test_one_agent_is_asked_for_all_that_draw_alike() -> None:
+    sharing = Sharing(SPACES)
+    for one in (wish("a"), wish("b", 8), wish("c"), wish("d"), wish("e")):
+        sharing.add(one)
+    assert asked(sharing) == [("b", 8), ("d", 4), ("e", 4)], "d draws from elsewhere, of e nobody knows"
+    assert asked(sharing) == []
+    sharing.add(wish("a", 8, "later"))
+    sharing.add(wish("c", 9, "more"))
+    assert asked(sharing) == [("c", 9)], "an answer that is on its way is waited for if it is large enough"
+    assert [one.request_id for one in sharing.answered("r-b")] == ["r-b", "r-a", "r-c", "later"]
+    assert [one.request_id for one in sharing.answered("more")] == ["more"]
+    assert sharing.answered("r-b") == [], "an answer that comes twice is for nobody"
+    sharing.add(wish("a", request="new"))
+    assert asked(sharing) == [("a", 4)]
+
+
+def test_what_differs_is_asked_apart() -> None:
+    sharing = Sharing(SPACES)
+    others: list[dict[str, object]] = [
+        {},
+        {"told": Excluded(frozenset(), 1)},
+        {"parents": ("p",)},
+        {"workload": make_workload(2)},
+        {"is_guided": True},
+    ]
+    for number, changes in enumerate(others):
+        sharing.add(wish("a", request=f"r{number}", **changes))
+    assert len(sharing.due(0)) == len(others)
+    sharing.add(wish("b", is_guided=True))
+    assert asked(sharing) == [("b", 4)], "each head has draws of its own"
+
+
+def test_a_device_that_idles_does_not_wait_for_one_that_is_busy() -> None:
+    sharing = Sharing(SPACES)
+    sharing.add(wish("a", 9))
+    sharing.add(wish("b", is_idle=True))
+    assert asked(sharing) == [("b", 9)]
+    sharing.answered("r-b")
+    sharing.add(wish("a", request="busy"))
+    assert asked(sharing) == [("a", 4)]
+    sharing.add(wish("b", request="idle", is_idle=True))
+    sharing.add(wish("c", request="busy too"))
+    assert asked(sharing) == [("b", 4)]
+    assert [one.request_id for one in sharing.answered("busy")] == ["busy", "busy too"]
+    assert [one.request_id for one in sharing.answered("idle")] == ["idle"]
+
+
+def test_when_an_agent_does_not_answer_another_is_asked() -> None:
+    sharing = Sharing(SPACES)
+    for name in "abc":
+        sharing.add(wish(name))
+    assert asked(sharing) == [("a", 4)]
+    sharing.unanswered(["r-a", "unknown"], lambda one: one.device_id != "a")
+    assert asked(sharing) == [("b", 4)]
+    assert [one.device_id for one in sharing.answered("r-b")] == ["b", "c"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.integers(1, 9), st.booleans(), st.sampled_from("asl")),
+        max_size=30,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_every_wish_is_answered_once_with_enough(steps: list[tuple[str, int, bool, str]]) -> None:
+    sharing, open_, in_flight = Sharing(SPACES), {}, {}
+
+    def send() -> None:
+        in_flight.update({request.request_id: request.count for _, request in sharing.due(0)})
+
+    def end(request: str, *, is_lost: bool) -> None:
+        count = in_flight.pop(request)
+        if is_lost:
+            open_.pop(request)
+            sharing.unanswered([request], lambda one: one.request_id in open_)
+            send()
+            return
+        for one in sharing.answered(request):
+            assert open_.pop(one.request_id).count <= count
+
+    for number, (device, count, idle, what) in enumerate(steps):
+        one = wish(device, count, f"r{number}", is_idle=idle)
+        open_[one.request_id] = one
+        sharing.add(one)
+        if what != "a":
+            send()
+        if what == "l" and in_flight:
+            end(min(in_flight), is_lost=True)
+    send()
+    while in_flight:
+        end(min(in_flight), is_lost=False)
+    assert open_ == {}
+
+
+def test_devices_draw_alike_if_their_programs_are_made_alike(tmp_path: Path) -> None:
+    one, other = (replay_spec(tmp_path / "x.parquet", name) for name in ("one", "two"))
+    assert space_of(one) == space_of(other)
+    assert space_of(one) != space_of(replay_spec(tmp_path / "y.parquet", "one"))
+    spec = make_spec()
+    assert space_of(spec) != space_of(replace(spec, target_json='{"kind":"llvm","num-cores":2}'))

@@ -1,0 +1,118 @@
+"""Keeps what belongs to a new device's head beside the model's tensors, and reads it back.
+
+A version of a model holds a head for each device. What a strategy needs beyond that to score as it was judged
+(`Correction`) is one more file of the version, so that both are put in place together and neither without the
+other. Called by onboarding to keep, and by whoever asks a head for scores to load. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from transfer import checkpoint
+from transfer.adapt.base import Adapted, Correction
+from transfer.adapt.siblings import SiblingCorrection
+from transfer.errors import TransferError
+from transfer.features import FeatureSpec
+
+#: Most bytes that a device may add to a model.
+MOST_BYTES = 2_000_000
+
+_Restored = Callable[[Mapping[str, NDArray[np.float32]], Mapping[str, Any]], Correction]
+#: Who reads a correction of a kind.
+_KINDS: dict[str, _Restored] = {"siblings": SiblingCorrection.restored}
+
+
+def file_of(device_id: str) -> str:
+    """Name of the file of a device's correction inside the folder of a version."""
+    return f"correction-{quote(device_id, safe='')}.safetensors"
+
+
+def files_of(adapted: Adapted) -> dict[str, bytes]:
+    """What is kept beside the model's tensors, by file name; nothing where the head is all.
+
+    Raises:
+        TransferError: The device would add more than `MOST_BYTES`.
+    """
+    if adapted.size_bytes > MOST_BYTES:
+        raise TransferError(
+            f"the head of {adapted.device_id!r} and what belongs to it take {adapted.size_bytes:,} bytes; at "
+            f"most {MOST_BYTES:,} are kept for a device: use fewer networks, or another strategy"
+        )
+    correction = adapted.correction
+    if correction is None:
+        return {}
+    arrays = {name: np.ascontiguousarray(array) for name, array in correction.arrays().items()}
+    about = {"kind": correction.kind, "settings": json.dumps(correction.settings(), allow_nan=False)}
+    return {file_of(adapted.device_id): save_arrays(arrays, metadata=about)}
+
+
+def load_adapted(folder: Path, device_id: str, spec: FeatureSpec | None = None) -> Adapted:
+    """A device's head with what belongs to it, as it was kept.
+
+    Args:
+        folder: Of a version.
+        device_id: A device with a head there.
+        spec: Features that will be read; None leaves that check to the caller.
+
+    Raises:
+        CheckpointError: A file is missing, torn or changed, or the model reads other features.
+        TransferError: There is no such head, or its correction is of a kind that nobody here reads.
+    """
+    model, manifest = checkpoint.load(folder, spec)
+    model.head(device_id)
+    return Adapted(device_id=device_id, model=model, correction=load_correction(folder, manifest, device_id))
+
+
+def load_correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> Correction | None:
+    """What belongs to one head of a version; None where the head is all.
+
+    Args:
+        folder: Of the version.
+        manifest: Its manifest.
+        device_id: Whose head.
+
+    Raises:
+        CheckpointError: The file is missing, torn or changed.
+        TransferError: Nobody here reads what is in it.
+    """
+    name = file_of(device_id)
+    raw = checkpoint.read_beside(folder, manifest, name)
+    if raw is None:
+        return None
+    try:
+        about = _about(folder / name, raw)
+        kind, settings = about["kind"], json.loads(about["settings"])
+        arrays = load_arrays(raw)
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise TransferError(
+            f"{folder / name}: cannot be read ({type(error).__name__}: {error}); adapt the device again"
+        ) from error
+    if kind not in _KINDS:
+        raise TransferError(
+            f"{folder / name}: a correction of kind {kind!r}; this program reads {', '.join(_KINDS)}: update "
+            "it, or adapt the device again"
+        )
+    return _KINDS[kind](arrays, settings)
+
+
+def _about(path: Path, raw: bytes) -> dict[str, str]:
+    """The text fields of a safetensors file."""
+    size = int.from_bytes(raw[:8], "little")
+    found = json.loads(raw[8 : 8 + size])["__metadata__"]
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: no text fields")
+    return found
+
+
+__all__ = ["MOST_BYTES", "file_of", "files_of", "load_adapted", "load_correction"]
