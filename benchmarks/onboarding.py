@@ -298,7 +298,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shown_arguments = [_shown(part) for part in given]
         command = f"python -m benchmarks.onboarding {shlex.join(shown_arguments)}"
         shown = {
-            name: value for name, value in result.items() if name not in {"tables", "parts", "benchmark"}
+            name: value
+            for name, value in result.items()
+            if name not in {"tables", "parts", "benchmark", "secs"}
         }
         options.table.parent.mkdir(parents=True, exist_ok=True)
         options.table.write_text(
