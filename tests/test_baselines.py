@@ -87,7 +87,7 @@ def test_every_ranker_refuses_a_device_without_labels(place: int) -> None:
 
 def test_names_tell_rankers_apart() -> None:
     names = [ranker.name for ranker in rankers(make_dataset(2, 2))]
-    assert names == ["tlp", "mtl-tlp-lstm-mse", "nearest-device", "mean-rank", "mlp"]
+    assert names == ["tlp-batch-64", "mtl-tlp-lstm-mse-batch-64", "nearest-device", "mean-rank", "mlp"]
 
 
 def test_failures_are_left_out_or_kept_near_zero_as_published() -> None:
