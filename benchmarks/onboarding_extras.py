@@ -22,15 +22,15 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.select import SELECTORS, selector_named
 from transfer.adapt.siblings import Siblings
-from transfer.baselines.situation import Situation, Support, with_support
+from transfer.baselines.situation import Support, with_support
 from transfer.errors import TransferError
 from transfer.hardware import HARDWARE_NAMES
 from transfer.model import MultiTaskTLP, model_config
 from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
-from transfer.onboarding_curve import Adapting, CurvePlan, choose_support, run_curve
+from transfer.onboarding_curve import Adapting, CurvePlan, choose_support, run_curve, situation_of
 from transfer.onboarding_table import CurveTable
 from transfer.ranking import top_k
-from transfer.train import TrainConfig, torch_threads, train, trainable_devices
+from transfer.train import TrainConfig, torch_threads, train
 
 #: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
 SELECTED = (16, 32, 64, 128, 256)
@@ -193,21 +193,14 @@ def _stated(
     dataset = one.dataset
     view = shown(dataset, case)
     config = TrainConfig(epochs=how.epochs, device="cpu")
-    sources = tuple(name for name in trainable_devices(view, case.source_rows) if name != case.target)
+    situation = situation_of(view, case)
+    sources = situation.sources
     if case.regime is Regime.DEVICE_NEW:
         # Siblings measured all that is ranked: no head is asked.
         source = MultiTaskTLP(model_config(dataset.spec), sources)
     else:
         source = train(view, case.source_rows, config=config, seed=case.seed, devices=sources).model
     truth = dataset.latency_secs[:, dataset.column(case.target)]
-    situation = Situation(
-        dataset=view,
-        target=case.target,
-        sources=sources,
-        source_rows=case.source_rows,
-        test=case.test,
-        seed=case.seed,
-    )
     found = []
     for k in samples:
         if k > len(case.pool):

@@ -15,8 +15,6 @@ from transfer.intervals import Estimate
 from transfer.onboarding_cases import Regime
 from transfer.onboarding_table import MEASURES, RANDOM, SCRATCH, CurveTable
 
-#: A head may be this much worse than one from scratch before it is said.
-GUARD = 0.005
 _WORDS = {
     Regime.DEVICE_NEW: (
         "Siblings have measured the candidates that are ranked; the device measured k of the other half of "
@@ -276,4 +274,4 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-__all__ = ["GUARD", "page", "spanned"]
+__all__ = ["page", "spanned"]

@@ -11,18 +11,16 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from agents.agent_host import AgentHost
-from agents.batch import Batch
-from agents.lease import Lease
-from agents.messages import Message, ProposeRequest
+from agents.messages import Message
 from agents.opening import ReplayShelf
 from agents.records import DeviceId, DeviceSpec, Protocol
-from agents.requests import Acknowledge, ListWorkloads, Measure, Propose, Request, Start, Stop
+from agents.requests import Request, Start, Stop
+from fleet.links.asking import Asking
 
 #: How often every agent says that it is alive, as with `fleet.links.ray_links`.
 _BEAT_SECS = 10.0
@@ -62,7 +60,7 @@ def _serve(pipe: Connection) -> None:
     pipe.close()
 
 
-class ProcessLinks:
+class ProcessLinks(Asking):
     """Implements `fleet.links.links.Links` for replay devices whose processes do not die.
 
     Args:
@@ -114,22 +112,6 @@ class ProcessLinks:
     def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
         """See `Links`."""
         self._ask(Stop(device_id=device_id, incarnation=incarnation, kill=kill))
-
-    def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
-        """See `Links`."""
-        self._ask(Measure(device_id=lease.device_id, incarnation=incarnation, lease=lease, batch=batch))
-
-    def propose(self, device_id: DeviceId, incarnation: int, request: ProposeRequest) -> None:
-        """See `Links`."""
-        self._ask(Propose(device_id=device_id, incarnation=incarnation, wish=request))
-
-    def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
-        """See `Links`."""
-        self._ask(ListWorkloads(device_id=device_id, incarnation=incarnation, networks=tuple(networks)))
-
-    def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
-        """See `Links`."""
-        self._ask(Acknowledge(device_id=device_id, incarnation=incarnation, record_ids=tuple(record_ids)))
 
     def poll(self, timeout_secs: float) -> list[Message]:
         """Hand over the requests, then see `Links`."""

@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 GENERIC = DeviceId("generic")
 #: What is tested here must not depend on how quiet the host is.
 QUICK = Protocol(repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, early_stop_ratio=0.0)
-TOKEN = "0123456789abcdef0123456789abcdef"
 
 
 @pytest.fixture(scope="module")

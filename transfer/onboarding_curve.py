@@ -132,17 +132,27 @@ def run_case(dataset: Dataset, case: Case, plan: CurvePlan) -> list[Point]:
         return list(_points(dataset, case, plan))
 
 
-def _points(dataset: Dataset, case: Case, plan: CurvePlan) -> Iterator[Point]:
-    view = shown(dataset, case)
-    sources = tuple(one for one in trainable_devices(view, case.source_rows) if one != case.target)
-    situation = Situation(
+def situation_of(view: Dataset, case: Case) -> Situation:
+    """The situation of a case.
+
+    Args:
+        view: What of the dataset may be seen (`shown`).
+        case: The new device, and what is to be put in order.
+    """
+    return Situation(
         dataset=view,
         target=case.target,
-        sources=sources,
+        sources=tuple(one for one in trainable_devices(view, case.source_rows) if one != case.target),
         source_rows=case.source_rows,
         test=case.test,
         seed=case.seed,
     )
+
+
+def _points(dataset: Dataset, case: Case, plan: CurvePlan) -> Iterator[Point]:
+    view = shown(dataset, case)
+    situation = situation_of(view, case)
+    sources = situation.sources
 
     def source_model() -> MultiTaskTLP:
         return situation.once(
@@ -337,4 +347,5 @@ __all__ = [
     "make_cases",
     "run_case",
     "run_curve",
+    "situation_of",
 ]

@@ -7,7 +7,7 @@ same ones for all contenders, so that differences are paired.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -198,15 +198,4 @@ def _mean(mine: dict[_Place, float], theirs: dict[_Place, float]) -> Estimate:
     ).estimate()
 
 
-def complete_seeds(points: Iterable[Point], seeds: Sequence[int], cases_of: dict[int, int]) -> list[Point]:
-    """Points of the seeds that ran on every case, the first seed in any way."""
-    points = list(points)
-    ran = {
-        seed: len({(one.regime, one.target, one.split) for one in points if one.seed == seed})
-        for seed in seeds
-    }
-    kept = {seed for seed in seeds if ran[seed] == cases_of.get(seed, 0)} | set(seeds[:1])
-    return [one for one in points if one.seed in kept]
-
-
-__all__ = ["MEASURES", "RANDOM", "SCRATCH", "CurveTable", "complete_seeds"]
+__all__ = ["MEASURES", "RANDOM", "SCRATCH", "CurveTable"]

@@ -135,13 +135,9 @@ class Collection:
             workloads: What they schedule.
             model_version: The model that chose them, if one did; kept in their records.
         """
-        for phase in ("measure", "again"):
-            jobs = [
-                replace(job, batch=replace(job.batch, model_version=model_version))
-                for job in self._plan(pools, workloads)
-            ]
-            if jobs or phase == "measure":
-                self._run(phase, jobs)
+        self._run("measure", self._plan(pools, workloads, model_version))
+        if again := self._plan(pools, workloads, model_version):
+            self._run("again", again)
 
     def remeasure(self, workloads: Sequence[Workload]) -> None:
         """Measure some candidates of every device a second time, to show how far numbers repeat."""
@@ -201,7 +197,10 @@ class Collection:
         return self._ledger.spent()
 
     def _plan(
-        self, pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]], workloads: Sequence[Workload]
+        self,
+        pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]],
+        workloads: Sequence[Workload],
+        model_version: str,
     ) -> list[Job]:
         by_id = {workload.workload_id: workload for workload in workloads}
         given_up: dict[DeviceId, set[CandidateId]] = {}
@@ -219,7 +218,8 @@ class Collection:
                 batch_size=self._settings.batch_size,
                 given_up=given_up,
             )
-        return [job for job in map(self._spared, jobs) if job.batch.candidates]
+        spared = [job for job in map(self._spared, jobs) if job.batch.candidates]
+        return [replace(job, batch=replace(job.batch, model_version=model_version)) for job in spared]
 
     def _given_up(self) -> list[tuple[DeviceId, CandidateId]]:
         return [pair for pair, losses in self._losses.items() if losses >= MAX_LOSSES]

@@ -11,7 +11,7 @@ from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
 from fleet.collection import replaying
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.progress import Display
-from fleet.collection.selection import choose_workloads
+from fleet.collection.selection import choose_workloads, none_fits
 from fleet.collection.spending import Spent
 from fleet.config.settings import select_devices
 from fleet.errors import FleetError
@@ -103,11 +103,8 @@ def collect_records(
             max_flops=settings.workloads.max_flops,
         )
         if not workloads:
-            raise FleetError(
-                f"none of the {len(listed)} workloads of {', '.join(settings.workloads.networks)} has "
-                f"between {settings.workloads.min_flops:g} and {settings.workloads.max_flops:g} FLOPs; "
-                "widen workloads.min_flops and workloads.max_flops"
-            )
+            asked = settings.workloads
+            raise none_fits(len(listed), asked.networks, asked.min_flops, asked.max_flops)
         collection.run(workloads)
         collection.remeasure(workloads)
         if how.noise:

@@ -15,6 +15,7 @@ from pathlib import Path
 from agents.errors import AgentError
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from agents.replay_file import Recorded, open_file, read_head
+from fleet.config.settings import FleetConfig, select_devices, unknown_device
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
@@ -41,6 +42,18 @@ def ready(specs: Mapping[DeviceId, DeviceSpec], folder: Path) -> dict[DeviceId, 
     return {
         name: _ready(spec, folder) if spec.kind is DeviceKind.REPLAY else spec for name, spec in specs.items()
     }
+
+
+def ready_device(settings: FleetConfig, device: str) -> DeviceSpec:
+    """The spec of one device of the settings, completed as `ready` does.
+
+    Raises:
+        FleetError: The device is unknown, or its records will not do.
+    """
+    specs, name = select_devices(settings), DeviceId(device)
+    if name not in specs:
+        raise unknown_device(device, specs, Path(settings.devices.folder))
+    return ready({name: specs[name]}, Path(settings.store.path).parent / REPLAY)[name]
 
 
 def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:

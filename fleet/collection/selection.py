@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload, WorkloadId
+from fleet.errors import FleetError
 
 #: Candidates of each workload that a new device is asked for: the choice of `transfer.adapt.select`, so that
 #: held-out checks describe the real onboarding.
@@ -45,6 +46,21 @@ def choose_workloads(
         group = by_operator[operator]
         chosen += [group[(2 * place + 1) * len(group) // (2 * share)] for place in range(share)]
     return chosen
+
+
+def none_fits(listed: int, networks: Sequence[str], min_flops: float, max_flops: float) -> FleetError:
+    """The error of whoever finds no workload within the bounds.
+
+    Args:
+        listed: Workloads of the networks.
+        networks: Their names.
+        min_flops: Least FLOPs of a workload.
+        max_flops: Most.
+    """
+    return FleetError(
+        f"none of the {listed} workloads of {', '.join(networks)} has between {min_flops:g} and "
+        f"{max_flops:g} FLOPs; widen workloads.min_flops and workloads.max_flops"
+    )
 
 
 def allocate(workloads: Sequence[Workload], total: int, minimum: int) -> dict[WorkloadId, int]:

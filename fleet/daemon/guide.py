@@ -84,14 +84,6 @@ class Guide:
         order = np.argsort(-scores, kind="stable")
         return Ranking(order=tuple(order.tolist()), scores=tuple(scores.tolist()), model=ref)
 
-    def warm_up(self) -> None:
-        """Load what the first ranking needs, some seconds; for a thread of its own."""
-        for device_id in self._registry.champions():
-            ref = self._registry.champion(device_id)
-            if ref is not None:
-                with self._lock:
-                    self._head(ref)
-
     def why_not(self, device_id: str) -> str:
         """Why the champion of a device cannot be asked; empty where it can, or where there is none."""
         ref = self._registry.champion(device_id)

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agents.records import DeviceId, DeviceSpec, Workload
+from fleet.collection.selection import none_fits
 from fleet.daemon.coverage import Coverage
 from fleet.daemon.feeding import Feeder
 from fleet.daemon.pools import Pools
 from fleet.daemon.workload_choice import KeptChoices, WorkloadChoice, group_of
-from fleet.errors import FleetError
 from fleet.links.links import Links
 from fleet.store.store import Store
 
@@ -90,11 +90,8 @@ class Listing:
             return []
         chosen = self._choice.choose(workloads)
         if not chosen:
-            raise FleetError(
-                f"none of the {len(workloads)} workloads of {', '.join(self._choice.networks)} has between "
-                f"{self._choice.min_flops:g} and {self._choice.max_flops:g} FLOPs; widen workloads.min_flops "
-                "and workloads.max_flops"
-            )
+            asked = self._choice
+            raise none_fits(len(workloads), asked.networks, asked.min_flops, asked.max_flops)
         members = self._groups[group]
         self._store.put_workloads(chosen)
         self._kept.put(group, self._choice.key(members), chosen)

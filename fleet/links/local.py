@@ -6,24 +6,22 @@ asked is done inside `poll`, so two runs with the same calls give the same messa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from agents.agent_host import AgentHost
-from agents.batch import Batch
-from agents.lease import Lease
-from agents.messages import AgentGone, Beat, Message, ProposeRequest
+from agents.messages import AgentGone, Beat, Message
 from agents.opening import ReplayShelf
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
-from agents.requests import Acknowledge, ListWorkloads, Measure, Propose, Request, Start, Stop
+from agents.requests import Request, Start, Stop
 from fleet.errors import FleetError
+from fleet.links.asking import Asking
 from fleet.links.links import BEAT_SECS
 
 _Key = tuple[DeviceId, int]
 
 
-class LocalLinks:
+class LocalLinks(Asking):
     """Implements `fleet.links.links.Links` for devices of kind `replay`.
 
     Args:
@@ -76,22 +74,6 @@ class LocalLinks:
         if kill:
             self._frozen.pop((device_id, incarnation), None)
         self._ask(Stop(device_id=device_id, incarnation=incarnation, kill=kill))
-
-    def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
-        """See `Links`."""
-        self._ask(Measure(device_id=lease.device_id, incarnation=incarnation, lease=lease, batch=batch))
-
-    def propose(self, device_id: DeviceId, incarnation: int, request: ProposeRequest) -> None:
-        """See `Links`."""
-        self._ask(Propose(device_id=device_id, incarnation=incarnation, wish=request))
-
-    def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
-        """See `Links`."""
-        self._ask(ListWorkloads(device_id=device_id, incarnation=incarnation, networks=tuple(networks)))
-
-    def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
-        """See `Links`."""
-        self._ask(Acknowledge(device_id=device_id, incarnation=incarnation, record_ids=tuple(record_ids)))
 
     def poll(self, timeout_secs: float) -> list[Message]:
         """Do what was asked, then see `Links`."""

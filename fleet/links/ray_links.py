@@ -10,18 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from agents.batch import Batch
 from agents.device_cores import ELSEWHERE, quiet_cores
-from agents.lease import Lease
 from agents.measure import pin_process
-from agents.messages import AgentGone, AgentRefused, Message, ProposeRequest
+from agents.messages import AgentGone, AgentRefused, Message
 from agents.probe import core_groups
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
-from agents.requests import Acknowledge, ListWorkloads, Measure, Propose, Request, Start, Stop
+from agents.requests import Request, Start, Stop
 from fleet.errors import FleetError
+from fleet.links.asking import Asking
 from fleet.links.links import BEAT_SECS
 from fleet.links.ray_hosts import Cluster, HostProcess
 from fleet.ray_session import join_ray, resource_of, start_ray
@@ -47,7 +46,7 @@ _LOOK_SECS = 1.0
 _Key = tuple[DeviceId, int]
 
 
-class RayLinks:
+class RayLinks(Asking):
     """Implements `fleet.links.links.Links`.
 
     Args:
@@ -162,22 +161,6 @@ class RayLinks:
         process.requests.append(Stop(device_id=device_id, incarnation=incarnation, kill=kill))
         if kill:
             self._stops.setdefault(key, time.monotonic() + _STOP_SECS)
-
-    def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
-        """See `Links`."""
-        self._ask(Measure(device_id=lease.device_id, incarnation=incarnation, lease=lease, batch=batch))
-
-    def propose(self, device_id: DeviceId, incarnation: int, request: ProposeRequest) -> None:
-        """See `Links`."""
-        self._ask(Propose(device_id=device_id, incarnation=incarnation, wish=request))
-
-    def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
-        """See `Links`."""
-        self._ask(ListWorkloads(device_id=device_id, incarnation=incarnation, networks=tuple(networks)))
-
-    def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
-        """See `Links`."""
-        self._ask(Acknowledge(device_id=device_id, incarnation=incarnation, record_ids=tuple(record_ids)))
 
     def poll(self, timeout_secs: float) -> list[Message]:
         """See `Links`. What was asked since the last call is sent now.

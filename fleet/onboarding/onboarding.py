@@ -20,12 +20,11 @@ from agents.records import (
     DeviceSpec,
     Outcome,
 )
-from fleet.collection import replaying
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.jobs import SPOOL
 from fleet.collection.progress import Display
-from fleet.config.settings import select_devices, unknown_device
+from fleet.collection.replaying import ready_device
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
 from fleet.models.learning import Snapshot, adapt_version, load_snapshot, train_config
@@ -67,12 +66,9 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
     from transfer.features import DEFAULT_SPEC
     from transfer.onboarding_cases import Regime
 
-    specs = select_devices(settings)
-    target = DeviceId(device)
-    if target not in specs:
-        raise unknown_device(device, specs, Path(settings.devices.folder))
+    spec = ready_device(settings, device)
+    target = spec.device_id
     path, seed, samples = Path(settings.store.path), settings.training.seed, settings.onboarding.samples
-    spec = replaying.ready({target: specs[target]}, path.parent / replaying.REPLAY)[target]
     source, manifest = checkpoint.load(Registry(models).newest_serving(), DEFAULT_SPEC)
     source = _without_head(source, target)
     clock, config = Clock(), train_config(settings.training.epochs)

@@ -47,10 +47,10 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     from transfer.adapt.auto import Auto
     from transfer.adapt.fingerprint import distances, from_anchors
     from transfer.adapt.select import selector_named
-    from transfer.baselines.situation import Situation, Support, with_support
+    from transfer.baselines.situation import Support, with_support
     from transfer.onboarding_cases import CasePlan, Regime, few_of_each, make_cases, shown
-    from transfer.onboarding_curve import choose_support
-    from transfer.train import train, trainable_devices
+    from transfer.onboarding_curve import choose_support, situation_of
+    from transfer.train import train
 
     clock = Clock()
     seed, samples = settings.training.seed, settings.onboarding.samples
@@ -69,17 +69,10 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         )
     view = shown(dataset, case)
     config = train_config(settings.training.epochs)
-    sources = tuple(one for one in trainable_devices(view, case.source_rows) if one != device)
+    situation = situation_of(view, case)
+    sources = situation.sources
     with clock.part("train"):
         source = train(view, case.source_rows, config=config, seed=seed, devices=sources).model
-    situation = Situation(
-        dataset=view,
-        target=device,
-        sources=sources,
-        source_rows=case.source_rows,
-        test=case.test,
-        seed=seed,
-    )
     truth = dataset.latency_secs[:, dataset.column(device)]
     with clock.part("choose"):
         support = choose_support(

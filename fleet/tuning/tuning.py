@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.records import Candidate, DeviceId, Record, Workload, WorkloadId
-from fleet.collection import replaying
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.jobs import SPOOL
 from fleet.collection.progress import Display
-from fleet.collection.selection import best_traces
-from fleet.config.settings import select_devices, unknown_device
+from fleet.collection.replaying import ready_device
+from fleet.collection.selection import best_traces, none_fits
 from fleet.daemon.guide import Guide
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
@@ -92,12 +91,8 @@ def tune_device(settings: FleetConfig, options: TuneOptions, display: Display) -
     Raises:
         FleetError: An unknown device or workload, no workload within the bounds, or nothing ran.
     """
-    specs = select_devices(settings)
-    target = DeviceId(options.device)
-    if target not in specs:
-        raise unknown_device(options.device, specs, Path(settings.devices.folder))
-    path = Path(settings.store.path)
-    spec = replaying.ready({target: specs[target]}, path.parent / replaying.REPLAY)[target]
+    spec, path = ready_device(settings, options.device), Path(settings.store.path)
+    target = spec.device_id
     watcher, clock = _Round(display), Clock()
     with Store.open(path) as store, display.live(), RaySession([spec], path.parent / SPOOL) as session:
         how = CollectSettings(
@@ -270,10 +265,7 @@ def _chosen(listed: Sequence[Workload], names: Sequence[str], settings: FleetCon
     least, most = settings.workloads.min_flops, settings.workloads.max_flops
     chosen = [workload for workload in listed if least <= workload.flops <= most]
     if not chosen:
-        raise FleetError(
-            f"none of the {len(listed)} workloads of {networks} has between {least:g} and {most:g} FLOPs; "
-            "widen workloads.min_flops and workloads.max_flops"
-        )
+        raise none_fits(len(listed), settings.workloads.networks, least, most)
     return chosen
 
 

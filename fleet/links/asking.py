@@ -1,0 +1,39 @@
+"""What all links do alike: a call becomes a request to one agent. How it gets there is theirs (`_ask`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from agents.batch import Batch
+from agents.lease import Lease
+from agents.messages import ProposeRequest
+from agents.records import DeviceId
+from agents.requests import Acknowledge, ListWorkloads, Measure, Propose, Request
+
+
+class Asking(ABC):
+    """The part of `fleet.links.links.Links` that only asks."""
+
+    def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
+        """See `Links`."""
+        self._ask(Measure(device_id=lease.device_id, incarnation=incarnation, lease=lease, batch=batch))
+
+    def propose(self, device_id: DeviceId, incarnation: int, request: ProposeRequest) -> None:
+        """See `Links`."""
+        self._ask(Propose(device_id=device_id, incarnation=incarnation, wish=request))
+
+    def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
+        """See `Links`."""
+        self._ask(ListWorkloads(device_id=device_id, incarnation=incarnation, networks=tuple(networks)))
+
+    def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
+        """See `Links`."""
+        self._ask(Acknowledge(device_id=device_id, incarnation=incarnation, record_ids=tuple(record_ids)))
+
+    @abstractmethod
+    def _ask(self, request: Request) -> None:
+        """Let an agent have a request; dropped without a word where it is not up (any more)."""
+
+
+__all__ = ["Asking"]
