@@ -29,7 +29,12 @@ class Queues:
         return self._jobs.values()
 
     def opened(self, job: Job) -> None:
-        """Note a job whose candidates are taken, until `closed`; quarantined ones stay taken too."""
+        """Note a job whose candidates are taken, until `closed`; quarantined ones stay taken too.
+
+        Twice does no harm: who makes a job notes it at once, and again when it is durable.
+        """
+        if job.job_id in self._jobs:
+            return
         self._jobs[job.job_id] = job
         self._taken.setdefault(job.device_id, {}).update(dict.fromkeys(job.candidate_ids, job.job_id))
         # Which workload each candidate is of only matters for the balance between them.

@@ -310,7 +310,10 @@ class Feeder:
         for (attempt, version), pairs in sorted(alike.items()):
             origin = str(Origin.MODEL if version else draft.origins.most_common(1)[0][0])
             for part in mixed(pairs, random.Random(f"{self._seed}/{next(self._numbers)}")):
-                self._outlet.submit(self.job(device_id, part, origin, attempt, version))
+                job = self.job(device_id, part, origin, attempt, version)
+                # Now, not when it is durable: another answer of this turn may hold the same candidates.
+                self.queues.opened(job)
+                self._outlet.submit(job)
 
     def job(
         self,

@@ -1,0 +1,73 @@
+"""From room on a device to jobs: what the answers of agents become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agents.messages import Proposed, ProposeRequest
+from agents.records import Candidate, CandidateId, DeviceId, Workload
+from fleet.collection.planning import BATCH_SIZE
+from fleet.core.events import Job
+from fleet.daemon.coverage import Coverage
+from fleet.daemon.feeding import Feeder
+from fleet.daemon.pools import Pools
+from tests.record_fixtures import make_record, make_workload
+
+DEVICE = DeviceId("dev-a")
+WORKLOAD = make_workload(0xA1B2)
+
+
+class Outlet:
+    """Notes what it is asked; nothing of a turn is durable yet."""
+
+    def __init__(self) -> None:
+        self.asked: list[ProposeRequest] = []
+        self.jobs: list[Job] = []
+
+    def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
+        self.asked.append(request)
+
+    def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
+        raise AssertionError("traces are at hand")
+
+    def rank(
+        self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
+    ) -> None:
+        raise AssertionError("there is no head")
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+
+def drawn(count: int) -> list[Candidate]:
+    return [Candidate(workload_id=WORKLOAD.workload_id, trace=f"[[{number}]]") for number in range(count)]
+
+
+def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path: Path) -> None:
+    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
+    coverage.set_environment(DEVICE, "e" * 32)
+    records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
+    coverage.add(records)
+    pools = Pools(tmp_path)
+    pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
+    outlet = Outlet()
+    feeder = Feeder(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, outlet, seed=1, token="t")
+    feeder.set_workloads([DEVICE], [WORKLOAD])
+    feeder.want({DEVICE: 4 * BATCH_SIZE})
+    random, evolved = sorted(outlet.asked, key=lambda one: bool(one.parents))
+    assert evolved.parents
+    assert not random.parents, "both of one workload"
+
+    for request, count in ((random, BATCH_SIZE + 8), (evolved, BATCH_SIZE)):
+        feeder.proposed(
+            Proposed(device_id=DEVICE, incarnation=1, request=request, candidates=tuple(drawn(count)))
+        )
+    taken = [one for job in outlet.jobs for one in job.candidate_ids]
+    assert len(taken) == BATCH_SIZE + 8
+    assert len(taken) == len(set(taken))
+    for job in outlet.jobs:
+        feeder.queues.opened(job)  # it is durable now
+        feeder.queues.closed(job.job_id)
+    assert not feeder.queues.taken(DEVICE)
+    assert feeder.queues.waiting(DEVICE, WORKLOAD.workload_id) == 0
