@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agents.records import Candidate, Portable, Protocol, Record, Workload, WorkloadId
 
-#: A part takes about this long: that is what a dead agent costs at most.
+#: A part takes about this long. A dead agent costs that, and the programs that wait for more visits.
 PART_SECS = 15.0
 
 

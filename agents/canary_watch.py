@@ -37,6 +37,7 @@ CANARY_PROTOCOL = Protocol(
     repeat=3,
     extra_repeats=0,
     min_repeat_ms=5.0,
+    visits=1,
     early_stop_ratio=0.0,
     check_share=0.0,
     reject_interval=0.0,

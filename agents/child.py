@@ -16,16 +16,19 @@ import os
 import socket
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents import questions
 from agents.core_slot import CoreSlot
 from agents.link import Link, LinkLostError, LocalLink, Session
 from agents.probe import environment
 from agents.record_json import workload_from_json
-from agents.records import CandidateId, Family, Outcome, Protocol, Workload, as_json_dict
+from agents.records import CandidateId, Family, Outcome, Protocol, Workload
+from agents.stages import ChildSettings, Stage
+from agents.visits import Kept, Visits
 from agents.wire import Channel
 
 if TYPE_CHECKING:
@@ -36,51 +39,6 @@ if TYPE_CHECKING:
 
 #: An RPC server ends a session after this time, whatever it does: more than one candidate takes.
 _SESSION_SEC = 600.0
-
-
-class Stage(StrEnum):
-    """What a worker process is doing; the parent's time-outs hang on it."""
-
-    STARTING = "starting"
-    IDLE = "idle"
-    REFERENCE = "running the unscheduled program"
-    WAITING = "waiting"
-    BUILDING = "building"
-    TIMING = "timing"
-    CHECKING = "checking"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildSettings:
-    """What a worker process must know before its first job."""
-
-    #: TVM target of the device, as a dictionary.
-    target: dict[str, Any]
-    #: TVM device name (`cpu`, `cuda`) and index.
-    device: str
-    index: int
-    timing_cores: tuple[int, ...]
-    build_cores: tuple[int, ...]
-    #: The timing lock of the device; empty where it is exclusive by other means.
-    lock_path: str
-    #: Through which the timing cores are lent to builders; empty where they are not.
-    slot_path: str = ""
-    threads: int = 1
-    #: RPC tracker and key; empty for a device of this host.
-    tracker: str = ""
-    key: str = ""
-    #: What the environment of a record says otherwise than this host does.
-    environment: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def builds_where_it_times(self) -> bool:
-        """Whether this process may build only while it holds the timing lock."""
-        return bool(self.lock_path and set(self.build_cores) & set(self.timing_cores))
-
-    @property
-    def gpu_index(self) -> int | None:
-        """Ordinal of the CUDA device of this host, if it is one."""
-        return self.index if self.device == "cuda" and not self.tracker else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +78,7 @@ class Worker:
         self._device = tvm.device(settings.device, settings.index)
         self._programs: Programs = Programs()
         self._slot = _slot(settings)
+        self._visits = Visits()
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
         #: What TVM's thread pool really has; behind a wire the link has made sure of it.
@@ -138,12 +97,16 @@ class Worker:
                 self._workloads[workload.workload_id] = workload
             elif operation == "measure":
                 self._measure(self._job(message))
+            elif operation == "visit":
+                self._visit_all()
+            elif operation == "forget":
+                self._visits.forget()
             elif operation in ("propose", "evolve"):
-                self._channel.send(_propose(message, self._workloads[message["workload_id"]]))
+                self._channel.send(questions.propose(message, self._workloads[message["workload_id"]]))
             elif operation == "networks":
-                self._channel.send(_network_workloads(message["networks"]))
+                self._channel.send(questions.list_workloads(message["networks"]))
             elif operation == "canaries":
-                self._channel.send(_canaries(Family(message["family"])))
+                self._channel.send(questions.canaries(Family(message["family"])))
             else:
                 raise ValueError(f"unknown operation {operation!r}")
 
@@ -207,7 +170,38 @@ class Worker:
             if self._slot:
                 held.enter_context(self._slot.cleared())
             held.callback(pin_process, self._settings.build_cores)  # before anything is given back
-            self._run(job, built, session, wait_secs)
+            self._visit(self._run(job, built, session, wait_secs))
+
+    def _visit_all(self) -> None:
+        """Time all programs that are kept a last time."""
+        from agents.measure import pin_process
+
+        with ExitStack() as held:
+            held.enter_context(self._lock())
+            if self._slot:
+                held.enter_context(self._slot.cleared())
+            held.callback(pin_process, self._settings.build_cores)
+            pin_process(self._settings.timing_cores)
+            self._channel.send({"event": "visiting"})
+            self._visit(self._visits.last())
+
+    def _visit(self, due: list[Kept]) -> None:
+        """Time programs of earlier jobs once more; the parent knows that they are coming."""
+        for one in due:
+            began = time.perf_counter()
+            run_secs = self._visits.visit(one)
+            secs = time.perf_counter() - began
+            self._channel.send(
+                {
+                    "event": "visit",
+                    "job": one.job,
+                    "run_secs": run_secs,
+                    "timing_secs": secs,
+                    "left": one.left,
+                }
+            )
+        if due:
+            self._channel.send({"event": "rested"})
 
     def _build(self, job: _Job) -> Built:
         from agents.build import build
@@ -219,9 +213,13 @@ class Worker:
                 self._programs.keep(job.candidate_id, built)
         return built
 
-    def _run(self, job: _Job, built: Built, session: Session, wait_secs: float) -> None:
-        """Time a compiled candidate, and compare its output where that is asked."""
-        from agents.measure import pin_process, time_module
+    def _run(self, job: _Job, built: Built, session: Session, wait_secs: float) -> list[Kept]:
+        """Time a compiled candidate, and compare its output where that is asked.
+
+        Returns:
+            Earlier programs that are to be visited now.
+        """
+        from agents.measure import pin_process, time_again, time_module
 
         self._enter(job, Stage.TIMING, build_secs=built.build_secs, wait_secs=wait_secs)
         if not self._settings.tracker:
@@ -245,15 +243,30 @@ class Worker:
                 environment=self._seen(),
                 broken=not session.alive(),
             )
-            return
+            return []
+        timing_secs = time.perf_counter() - began
+        due = self._visits.due()
+        visits = job.protocol.visits - 1
+        is_kept = self._may_visit and visits > 0 and not wrong and not timing.stopped_early
+        if is_kept:
+            again = partial(time_again, module, arguments, session.device, job.protocol, timing.number)
+            self._visits.keep(job.number, again, visits)
         self._done(
             job,
             Outcome.WRONG_OUTPUT if wrong else Outcome.OK,
             wrong,
-            timing_secs=time.perf_counter() - began,
+            timing_secs=timing_secs,
             environment=self._seen(),
+            is_kept=is_kept,
+            is_visiting=bool(due),
             **_facts(timing, job),
         )
+        return due
+
+    @property
+    def _may_visit(self) -> bool:
+        """Whether programs can stay: on a GPU they hold its memory, behind a wire they end soon."""
+        return self._settings.device == "cpu" and not self._settings.tracker
 
     def _threads(self) -> int:
         return self._settings.threads if self._settings.tracker else int(self._thread_count())
@@ -308,45 +321,6 @@ def _slot(settings: ChildSettings) -> CoreSlot | None:
     return CoreSlot(
         Path(settings.slot_path), Path(settings.lock_path), settings.timing_cores, settings.build_cores
     )
-
-
-def _propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    from agents.space import DesignSpace
-
-    space = DesignSpace(workload, Family(message["family"]))
-    how: dict[str, Any] = {"seed": message["seed"], "exclude": frozenset(message["exclude"])}
-    if message["op"] == "evolve":
-        proposal = space.evolve(message["parents"], message["count"], **how)
-    else:
-        proposal = space.sample(message["count"], **how)
-    return {
-        "event": "proposed",
-        "traces": [candidate.trace for candidate in proposal.candidates],
-        "tries": proposal.tries,
-        "refused": proposal.refused,
-        "repeated": proposal.repeated,
-    }
-
-
-def _network_workloads(networks: list[str]) -> dict[str, Any]:
-    from agents.errors import AgentError
-    from agents.workloads import network_workloads
-
-    try:
-        found = network_workloads(networks)
-    except AgentError as error:
-        return {"event": "refused", "error": str(error)}
-    return {"event": "workloads", "workloads": [as_json_dict(workload) for workload in found]}
-
-
-def _canaries(family: Family) -> dict[str, Any]:
-    from agents.canaries import make_canaries
-
-    found = [
-        {"name": canary.name, "workload": as_json_dict(canary.workload), "trace": canary.candidate.trace}
-        for canary in make_canaries(family)
-    ]
-    return {"event": "canaries", "canaries": found}
 
 
 def run(descriptor: int) -> None:

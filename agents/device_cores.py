@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agents.child import ChildSettings
 from agents.measure import host_lock_path
 from agents.records import Descriptor, DeviceKind, DeviceSpec
+from agents.stages import ChildSettings
 
 #: Worker processes of one device: compiling takes some four times as long as timing.
 MOST_BUILDERS = 6

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agents.quality import relative_interval
 from agents.records import Candidate, Outcome, Protocol, Workload
 
 
@@ -41,3 +44,25 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
     #: See `docs/measuring.md`.
     quality: dict[str, Any] = field(default_factory=dict)
+
+    def visited(self, run_secs: Sequence[float], timing_secs: float) -> Result:
+        """The same with the repeats of one more visit.
+
+        Args:
+            run_secs: Seconds of one run, one value a repeat.
+            timing_secs: What the visit took.
+        """
+        if not run_secs:  # it failed this time
+            return replace(self, timing_secs=self.timing_secs + timing_secs)
+        every = (*self.run_secs, *run_secs)
+        quality = {**self.quality, "visits": self.quality.get("visits", 1) + 1}
+        interval = relative_interval(every)
+        if math.isfinite(interval):
+            quality["interval"] = round(interval, 6)
+        return replace(
+            self,
+            run_secs=every,
+            timing_secs=self.timing_secs + timing_secs,
+            ended_at=time.time(),
+            quality=quality,
+        )

@@ -120,11 +120,9 @@ def time_module(
         protocol: How to time.
         best_secs: Best latency known for the workload on this device; 0 if none is.
     """
-    flush = {"f_preproc": _FLUSH} if protocol.cache_flush else {}
 
     def timed(number: int, repeat: int) -> tuple[float, ...]:
-        evaluator = module.time_evaluator("main", device, number=number, repeat=repeat, **flush)
-        return tuple(float(seconds) for seconds in evaluator(*arguments).results)
+        return tuple(_evaluator(module, device, protocol, number, repeat)(*arguments))
 
     single = _single_run(module, arguments, device, timed)
     warmup = [single()]
@@ -154,6 +152,29 @@ def time_module(
     while wants_repeats(results, protocol):
         results += timed(number, min(more, limit - len(results)))
     return Timing(results, tuple(warmup), number, False)
+
+
+def time_again(
+    module: Any, arguments: Sequence[Any], device: Any, protocol: Protocol, number: int
+) -> tuple[float, ...]:
+    """Give a program that was timed before one more repeat.
+
+    Args:
+        module: As in `time_module`.
+        arguments: As there.
+        device: As there.
+        protocol: As there.
+        number: Runs inside the repeat, as the first time.
+    """
+    return tuple(_evaluator(module, device, protocol, number, 1)(*arguments))
+
+
+def _evaluator(
+    module: Any, device: Any, protocol: Protocol, number: int, repeat: int
+) -> Callable[..., list[float]]:
+    flush = {"f_preproc": _FLUSH} if protocol.cache_flush else {}
+    evaluator = module.time_evaluator("main", device, number=number, repeat=repeat, **flush)
+    return lambda *arguments: [float(seconds) for seconds in evaluator(*arguments).results]
 
 
 def _single_run(

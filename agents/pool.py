@@ -10,16 +10,23 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agents.child import ChildSettings, Stage
 from agents.errors import AgentError, WorkerStartError
 from agents.job import Job, Result
-from agents.process import START_TIMEOUT_SEC, STDERR_TAIL_BYTES, WorkerProcess, Zygote, limit_of, refuse_start
+from agents.pool_run import PoolRun
+from agents.process import (
+    LOCK_TIMEOUT_SEC,
+    START_TIMEOUT_SEC,
+    STDERR_TAIL_BYTES,
+    WorkerProcess,
+    Zygote,
+    limit_of,
+    refuse_start,
+)
 from agents.records import Outcome, Workload, as_json_dict
+from agents.stages import ChildSettings, Stage
 
 #: Design spaces and workload lists; they never depend on a candidate.
 _PREPARE_TIMEOUT_SEC = 120.0
@@ -27,37 +34,8 @@ _PREPARE_TIMEOUT_SEC = 120.0
 _LAST_WORDS_SEC = 2.0
 #: How often the memory of working processes is looked at.
 _MEMORY_POLL_SEC = 0.2
-#: A candidate that killed this many worker processes is not tried again. One death may have had another
-#: cause: the kernel's out-of-memory killer, an operator, a board that was unplugged.
-MAX_STRIKES = 3
 #: Stages in which the candidate itself is at work; elsewhere a death is not its doing.
 _AT_WORK = frozenset({Stage.BUILDING, Stage.TIMING, Stage.CHECKING})
-
-
-@dataclass(slots=True)
-class _Run:
-    """Jobs under way."""
-
-    #: What is still to come; read when a process is about to be free, so it may depend on what ended.
-    source: Iterator[Job]
-    #: Best latency known by workload; the caller adds to it while the batch runs.
-    best_secs: Mapping[str, float]
-    #: Jobs read so far.
-    jobs: list[Job] = field(default_factory=list)
-    #: Numbers of those that wait for a process.
-    todo: deque[int] = field(default_factory=deque)
-    #: Worker processes that each job has killed.
-    strikes: dict[int, int] = field(default_factory=dict)
-    #: Jobs whose unscheduled program cannot be run in time.
-    unchecked: set[int] = field(default_factory=set)
-    #: Why the device is out of reach; empty while it is not.
-    device_lost: str = ""
-
-    def look_ahead(self, count: int) -> None:
-        """Read jobs until `count` of them wait, or there are no more."""
-        while len(self.todo) < count and (job := next(self.source, None)) is not None:
-            self.todo.append(len(self.jobs))
-            self.jobs.append(job)
 
 
 class WorkerPool:
@@ -76,6 +54,8 @@ class WorkerPool:
         self._recycle_after = recycle_after
         self._zygote: Zygote | None = None
         self._processes: list[WorkerProcess] = []
+        #: Results that were held by processes that are gone.
+        self._released: list[Result] = []
         #: Processes started since the pool was made.
         self.started = 0
 
@@ -130,25 +110,36 @@ class WorkerPool:
                 break
         raise AgentError(f"a worker process {fate} at {message['op']!r}: {tail or 'no output'}")
 
-    def run(self, jobs: Iterable[Job], best_secs: Mapping[str, float] | None = None) -> Iterator[Result]:
+    def run(
+        self,
+        jobs: Iterable[Job],
+        best_secs: Mapping[str, float] | None = None,
+        on_timed: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[Result]:
         """Measure candidates; yields one result for each job, in the order in which they end.
+
+        A program that is to be timed at several moments (`Protocol.visits`) ends with its last visit, or when
+        all the others have been timed.
 
         Args:
             jobs: What to measure; a result's `job` is the place here. Read as processes become free, so an
                 iterator may decide late, by the results that it has seen, what comes next.
             best_secs: Best latency known on this device by workload id, for early stop. Read when a job is
                 handed over, so what the caller adds between two results counts at once.
+            on_timed: Told the place of every job when it was timed for the first time, or failed.
         """
-        for process in [process for process in self._processes if process.job is not None]:
-            self._discard(process)  # its batch was abandoned: a late result must not count for this one
-        batch = _Run(iter(jobs), best_secs or {})
+        self._abandon()
+        batch = PoolRun(iter(jobs), best_secs or {}, on_timed)
         while True:
-            busy = sum(process.job is not None for process in self._processes)
+            busy = sum(process.is_busy for process in self._processes)
             batch.look_ahead(len(self._settings) - busy)
             while batch.device_lost and batch.todo:
-                yield Result(job=batch.todo.popleft(), outcome=Outcome.LOST, error=batch.device_lost)
+                yield self._timed(
+                    Result(job=batch.todo.popleft(), outcome=Outcome.LOST, error=batch.device_lost), batch
+                )
                 batch.look_ahead(1)
-            if not batch.todo and not busy:
+            if not batch.todo and not busy and not self._visit_all(batch):
+                yield from self._take_released()
                 return
             while batch.todo and len(self._processes) < min(len(self._settings), len(batch.jobs)):
                 self._start()
@@ -156,8 +147,39 @@ class WorkerPool:
                 if batch.todo and process.stage is Stage.IDLE:
                     self._give(process, batch)
             yield from self._wait(batch)
+            yield from self._take_released()
 
-    def _give(self, process: WorkerProcess, batch: _Run) -> None:
+    def _abandon(self) -> None:
+        """Let go of what an abandoned batch left: a late result must not count for the next one."""
+        for process in [process for process in self._processes if process.is_busy]:
+            self._discard(process)
+        for process in [process for process in self._processes if process.held]:
+            process.held.clear()
+            try:
+                process.channel.send({"op": "forget"})
+            except OSError:
+                self._discard(process)
+        self._released.clear()
+
+    def _visit_all(self, batch: PoolRun) -> bool:
+        """Have every program that is kept timed a last time; false if there is none."""
+        for process in [process for process in self._processes if process.held]:
+            process.visit(LOCK_TIMEOUT_SEC)
+            try:
+                process.channel.send({"op": "visit"})
+            except OSError:
+                self._discard(process)
+        return any(process.is_busy for process in self._processes)
+
+    def _take_released(self) -> Iterator[Result]:
+        released, self._released = self._released, []
+        yield from released
+
+    def _timed(self, result: Result, batch: PoolRun) -> Result:
+        batch.on_timed(result.job)
+        return result
+
+    def _give(self, process: WorkerProcess, batch: PoolRun) -> None:
         if process.jobs_done >= self._recycle_after:
             self._discard(process)
             return
@@ -176,7 +198,7 @@ class WorkerPool:
                     "protocol": as_json_dict(job.protocol),
                     "check": job.check and number not in batch.unchecked,
                     "keep": job.keep,
-                    "best_secs": batch.best_secs.get(job.workload.workload_id, 0.0),
+                    "best_secs": batch.best(job.workload.workload_id),
                 }
             )
         except OSError:
@@ -184,7 +206,7 @@ class WorkerPool:
             self._discard(process)
             batch.todo.appendleft(number)
 
-    def _wait(self, batch: _Run) -> Iterator[Result]:
+    def _wait(self, batch: PoolRun) -> Iterator[Result]:
         """Wait for news or for the next deadline, and turn both into results."""
         if not self._processes:
             return
@@ -209,11 +231,14 @@ class WorkerPool:
             elif process.stage in _AT_WORK:
                 yield from self._check_memory(process, batch)
 
-    def _advance(self, process: WorkerProcess, message: dict[str, Any], batch: _Run) -> Iterator[Result]:
+    def _advance(self, process: WorkerProcess, message: dict[str, Any], batch: PoolRun) -> Iterator[Result]:
         event = message["event"]
         if event == "ready":
             process.pid = message["pid"]
             process.rest()
+            return
+        if event in ("visiting", "visit", "rested"):
+            yield from self._visited(process, message)
             return
         assert process.job is not None
         number = process.job
@@ -222,14 +247,17 @@ class WorkerPool:
             process.wait_secs = message.get("wait_secs", process.wait_secs)
             process.enter(Stage(message["stage"]), batch.jobs[number].protocol)
             return
+        protocol = batch.jobs[number].protocol
         process.rest()
         process.jobs_done += 1
-        if message.get("broken") and self._strike(number, batch):
+        if message.get("is_visiting"):
+            process.visit(protocol.run_timeout_sec)
+        if message.get("broken") and batch.strike(number, len(self._settings)):
             return
         if message.get("device_lost"):
             batch.device_lost = message["error"]
-        quality = message.get("quality", {}) | self._strikes_quality(number, batch)
-        yield Result(
+        quality = message.get("quality", {}) | batch.strikes_quality(number)
+        result = Result(
             job=number,
             outcome=Outcome(message["outcome"]),
             run_secs=tuple(message.get("run_secs", ())),
@@ -242,8 +270,27 @@ class WorkerPool:
             environment=message.get("environment", {}),
             quality=quality,
         )
+        if message.get("is_kept"):
+            process.held[number] = self._timed(result, batch)
+            process.visit_limit_sec = protocol.run_timeout_sec
+            batch.hold(result)
+        else:
+            yield self._timed(result, batch)
 
-    def _gone(self, process: WorkerProcess, batch: _Run | None) -> Iterator[Result]:
+    def _visited(self, process: WorkerProcess, message: dict[str, Any]) -> Iterator[Result]:
+        """A program was timed once more; its result is ready after the last time."""
+        if message["event"] == "rested":
+            process.rest()
+            return
+        process.visit(process.visit_limit_sec)
+        if message["event"] == "visit":
+            number = message["job"]
+            result = process.held[number].visited(message["run_secs"], message["timing_secs"])
+            process.held[number] = result
+            if not message["left"]:
+                yield process.held.pop(number)
+
+    def _gone(self, process: WorkerProcess, batch: PoolRun | None) -> Iterator[Result]:
         """A process ended by itself: a strike against its job, or an error when it had not even started."""
         number, stage = process.job, process.stage
         build_secs, wait_secs = process.build_secs, process.wait_secs
@@ -254,36 +301,40 @@ class WorkerPool:
         if number is None or batch is None:
             return
         if stage is Stage.REFERENCE:
-            self._leave_unchecked(number, batch)
+            batch.leave_unchecked(number)
             return
-        if self._strike(number, batch):
+        if batch.strike(number, len(self._settings)):
             return
+        batch.on_timed(number)
         yield Result(
             job=number,
             outcome=Outcome.BUILD_FAILED if stage is Stage.BUILDING else Outcome.RUN_FAILED,
             build_secs=build_secs,
             wait_secs=wait_secs,
             error=f"its worker process {fate} while {stage}: {tail or 'no output'}",
-            quality=self._strikes_quality(number, batch),
+            quality=batch.strikes_quality(number),
         )
 
-    def _check_memory(self, process: WorkerProcess, batch: _Run) -> Iterator[Result]:
+    def _check_memory(self, process: WorkerProcess, batch: PoolRun) -> Iterator[Result]:
         assert process.job is not None
         limit_gib = batch.jobs[process.job].protocol.memory_limit_gib
         if process.memory_bytes() > limit_gib * 2**30:
+            batch.on_timed(process.job)
             yield self._end_job(
                 process,
                 Outcome.BUILD_FAILED if process.stage is Stage.BUILDING else Outcome.RUN_FAILED,
                 f"{process.stage} took more than {limit_gib:g} GiB of memory; its worker process was ended",
             )
 
-    def _overdue(self, process: WorkerProcess, batch: _Run) -> Iterator[Result]:
+    def _overdue(self, process: WorkerProcess, batch: PoolRun) -> Iterator[Result]:
         if process.stage is Stage.STARTING:
             self._discard(process)
             raise WorkerStartError(
                 "a worker process was not ready in time (importing TVM takes about 3 s on an idle core); "
                 "free the host or raise its share of CPU"
             )
+        if process.stage is Stage.VISITING:
+            self._discard(process)
         if process.job is None:
             return
         stage, number = process.stage, process.job
@@ -291,7 +342,7 @@ class WorkerPool:
             return
         if stage is Stage.REFERENCE:
             self._discard(process)
-            self._leave_unchecked(number, batch)
+            batch.leave_unchecked(number)
             return
         outcome = {
             Stage.BUILDING: Outcome.BUILD_TIMEOUT,
@@ -299,6 +350,7 @@ class WorkerPool:
             Stage.CHECKING: Outcome.RUN_TIMEOUT,
         }.get(stage, Outcome.LOST)
         limit = limit_of(stage, batch.jobs[number].protocol)
+        batch.on_timed(number)
         yield self._end_job(
             process, outcome, f"{stage} took more than {limit:g} s; its worker process was ended"
         )
@@ -316,25 +368,6 @@ class WorkerPool:
         )
         self._discard(process)
         return result
-
-    def _leave_unchecked(self, number: int, batch: _Run) -> None:
-        """The unscheduled program failed, not the candidate: that is measured next, without the check."""
-        batch.unchecked.add(number)
-        batch.todo.appendleft(number)
-
-    def _strike(self, number: int, batch: _Run) -> bool:
-        """Count a death against a job; true if it is to be tried again, after some others."""
-        batch.strikes[number] = batch.strikes.get(number, 0) + 1
-        if batch.strikes[number] >= MAX_STRIKES:
-            return False
-        batch.look_ahead(len(batch.todo) + len(self._settings))
-        batch.todo.append(number)
-        return True
-
-    def _strikes_quality(self, number: int, batch: _Run) -> dict[str, Any]:
-        strikes = batch.strikes.get(number, 0)
-        quality: dict[str, Any] = {"strikes": strikes} if strikes else {}
-        return {**quality, "quarantined": True} if strikes >= MAX_STRIKES else quality
 
     def _start(self) -> WorkerProcess:
         taken = [process.slot for process in self._processes]
@@ -365,12 +398,16 @@ class WorkerPool:
 
     def _discard(self, process: WorkerProcess, last_words_sec: float = 0.0) -> tuple[str, str]:
         self._processes.remove(process)
+        self._released += process.held.values()
         return process.end(last_words_sec)
 
     def _idle_process(self) -> WorkerProcess:
         """A process that waits for a question; a dead one is replaced first."""
         while True:
             process = self._processes[0] if self._processes else self._start()
+            if process.stage is Stage.VISITING:
+                self._discard(process)  # of a batch that was abandoned
+                continue
             if process.stage is Stage.IDLE:
                 with selectors.DefaultSelector() as selector:
                     selector.register(process.channel, selectors.EVENT_READ)

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from agents.child import ChildSettings, Stage
 from agents.cuda import worker_environment
 from agents.errors import WorkerStartError
+from agents.job import Result
 from agents.records import Protocol, Workload, as_json_dict
+from agents.stages import ChildSettings, Stage
 from agents.wire import Channel
 
 #: Importing TVM takes about 3 s on an idle core; a loaded host may need many times that.
@@ -181,6 +182,10 @@ class WorkerProcess:
         self.job: int | None = None
         self.jobs_done = 0
         self.known_workloads: set[str] = set()
+        #: Results of programs that it keeps and times again.
+        self.held: dict[int, Result] = {}
+        #: Time that such a visit may take.
+        self.visit_limit_sec = 0.0
         self.build_secs = self.wait_secs = 0.0
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._stage_began = self._cpu_secs_before = 0.0
@@ -201,6 +206,16 @@ class WorkerProcess:
         self.stage = stage
         self._stage_began, self._cpu_secs_before = time.monotonic(), self.cpu_secs()
         self.deadline = self._stage_began + limit_of(stage, protocol)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still to come of it."""
+        return self.job is not None or self.stage is Stage.VISITING
+
+    def visit(self, limit_secs: float) -> None:
+        """It is timing programs of earlier jobs, with the time that the next one may take."""
+        self.job, self.stage = None, Stage.VISITING
+        self.deadline = time.monotonic() + limit_secs
 
     def rest(self) -> None:
         """Nothing to do."""

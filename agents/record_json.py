@@ -43,7 +43,7 @@ _FLOATS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
 _INTS = ("number", "attempt", "schema")
 _SECONDS = ("run_secs", "warmup_secs")
 _NAMES = frozenset(field.name for field in fields(Record))
-_PROTOCOL_INTS = frozenset({"repeat", "extra_repeats", "max_number"})
+_PROTOCOL_INTS = frozenset({"repeat", "extra_repeats", "max_number", "visits"})
 _PROTOCOL_BOOLS = frozenset({"cache_flush"})
 _MOST_FLOAT = sys.float_info.max
 _PROTOCOL_NAMES = frozenset(field.name for field in fields(Protocol))
@@ -52,7 +52,7 @@ _PROTOCOL_NAMES = frozenset(field.name for field in fields(Protocol))
 NO_MEMORY_LIMIT_GIB = 1e6
 
 #: What layout 1 does not say because nothing else could be done then.
-_SINCE_LAYOUT_2: Mapping[str, float] = {
+_SINCE_LAYOUT_2: dict[str, float] = {
     "extra_repeats": 0,
     "target_interval": 0.0,
     "reject_interval": 0.0,
@@ -62,6 +62,8 @@ _SINCE_LAYOUT_2: Mapping[str, float] = {
     "check_share": 0.0,
     "memory_limit_gib": NO_MEMORY_LIMIT_GIB,
 }
+#: What is not written where it has this value: it came later, and older records must stay what they were.
+_LEFT_OUT: dict[str, float] = {"visits": 1}
 _QUALITY_OF_LAYOUT_1 = "{}"
 
 
@@ -124,9 +126,12 @@ def protocol_to_json(protocol: Protocol, schema: int = RECORD_SCHEMA) -> dict[st
     """
     _check_layout("protocol", schema)
     value = {field.name: getattr(protocol, field.name) for field in fields(Protocol)}
+    for name, then in _LEFT_OUT.items():
+        if value[name] == then:
+            del value[name]
     if schema == 1:
-        for name, then in _SINCE_LAYOUT_2.items():
-            if value.pop(name) != then:
+        for name, then in (_SINCE_LAYOUT_2 | _LEFT_OUT).items():
+            if value.pop(name, then) != then:
                 raise AgentError(
                     f"record: protocol: layout 1 means {name} {then}, got {getattr(protocol, name)};"
                     " give the record layout 2"
@@ -149,8 +154,9 @@ def protocol_from_json(value: Any, schema: int = RECORD_SCHEMA) -> Protocol:
     _check_layout(where, schema)
     if not isinstance(value, dict):
         raise AgentError(f"{where}: expected a JSON object, got {type(value).__name__}")
-    _check_names(where, value, _PROTOCOL_NAMES - _SINCE_LAYOUT_2.keys() if schema == 1 else _PROTOCOL_NAMES)
-    kept: dict[str, Any] = dict(_SINCE_LAYOUT_2)
+    names = _PROTOCOL_NAMES - (_LEFT_OUT.keys() - value.keys())
+    _check_names(where, value, names - _SINCE_LAYOUT_2.keys() - _LEFT_OUT.keys() if schema == 1 else names)
+    kept: dict[str, Any] = {**_SINCE_LAYOUT_2, **_LEFT_OUT}
     for name in value:
         if name in _PROTOCOL_BOOLS:
             kept[name] = _flag(where, value, name)

@@ -109,6 +109,8 @@ class Protocol:
     warmup_ms: float = 0.0
     #: Pause before the repeats, for devices that heat up.
     cooldown_ms: float = 0.0
+    #: Moments at which a program on a CPU of this host is timed at most, seconds apart (`agents.visits`).
+    visits: int = 8
     #: Empty the CPU's caches of the arguments before every run; a repeat is then one run.
     cache_flush: bool = False
     #: A program this many times slower than the best of its workload gets one short repeat only.
@@ -121,7 +123,7 @@ class Protocol:
     memory_limit_gib: float = 4.0
 
     def __post_init__(self) -> None:
-        for name in ("repeat", "max_number"):
+        for name in ("repeat", "max_number", "visits"):
             if getattr(self, name) < 1:
                 raise ValueError(f"protocol: {name} must be at least 1, got {getattr(self, name)}")
         for name in (

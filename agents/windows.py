@@ -72,7 +72,7 @@ def in_windows(
         pool: Measures them.
         watch: The device's canaries.
         best_secs: Best latency by workload id; better ones are added.
-        on_end: Told of every candidate that ended.
+        on_end: Told of every candidate that was timed for the first time, or failed.
         window_secs: A window is ended after so long.
         clock: Gives seconds that only grow.
 
@@ -101,12 +101,16 @@ def in_windows(
             yield one.job
         yield from read(behind)
 
+    def on_timed(number: int) -> None:
+        if isinstance(handed[number], Planned):
+            on_end()
+
+    # One that is timed at several moments falls into the window of the last one.
     ended: list[tuple[Planned, Result]] = []
-    for result in pool.run(stream(), best_secs):
+    for result in pool.run(stream(), best_secs, on_timed):
         one = handed[result.job]
         if isinstance(one, Planned):
             ended.append((one, result))
-            on_end()
             if result.outcome is Outcome.OK:
                 workload_id = one.job.workload.workload_id
                 best_secs[workload_id] = min(best_secs.get(workload_id, float("inf")), *result.run_secs)

@@ -18,7 +18,6 @@ from agents.batch import PART_SECS, Batch, Part
 from agents.canaries import Canary
 from agents.canary_watch import Again, CanaryWatch, leaders, unmeasured
 from agents.check import is_checkable
-from agents.child import Stage
 from agents.device_cores import quiet_cores, remote_environment, worker_settings
 from agents.errors import AgentError
 from agents.job import Job, Result
@@ -43,10 +42,11 @@ from agents.records import (
     canonical_json,
 )
 from agents.spool import Spool
+from agents.stages import Stage
 from agents.windows import Planned, in_windows
 
 #: Stages in which a program runs on the device.
-_ON_DEVICE = frozenset({Stage.REFERENCE, Stage.TIMING, Stage.CHECKING})
+_ON_DEVICE = frozenset({Stage.REFERENCE, Stage.TIMING, Stage.CHECKING, Stage.VISITING})
 
 
 class DeviceRefusedError(AgentError):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +34,7 @@ from agents.records import (
 )
 from agents.worker import Batch, DeviceWorker
 from benchmarks.bad_programs import EndOf, holdings, hung, killers
+from fleet.collection.planning import BATCH_SIZE
 from fleet.collection.selection import choose_workloads
 
 NETWORKS = ("resnet-50", "mobilenet-v2", "bert-tiny")
@@ -40,8 +42,9 @@ MIN_FLOPS, MAX_FLOPS = 2e5, 1e8
 #: TVM's evaluator and ours, alike: five repeats of 10 ms.
 EVALUATOR = {"number": 1, "repeat": 5, "min_repeat_ms": 10}
 #: The protocol with every rule that would make our side do less, or more, than the evaluator's settings.
-ALIKE = Protocol(extra_repeats=0, early_stop_ratio=0.0, check_share=0.0, reject_interval=0.0)
-BATCH = 32
+ALIKE = Protocol(extra_repeats=0, visits=1, early_stop_ratio=0.0, check_share=0.0, reject_interval=0.0)
+#: As many as the fleet gives to a device at once: what is timed at several moments is so within its batch.
+BATCH = BATCH_SIZE
 #: TVM starts its processes afresh for each round: what a round of few candidates costs.
 _SMALL_ROUND = 16
 
@@ -162,15 +165,22 @@ class Bench:
     def repeatability(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
         """Measure everything twice under the default protocol, in opposite orders.
 
-        All that the agent returns counts: leaders, which it measures twice, with their better number.
+        All that the agent returns counts: leaders, which it measures twice, with their better number. The
+        same is done with all repeats of a program in a row, to show what visits are worth.
         """
         protocol = Protocol(early_stop_ratio=0.0)
+        once = self._repeated(candidates, replace(protocol, visits=1))
+        return {**self._repeated(candidates, protocol), "one_visit": once}
+
+    def _repeated(self, candidates: Sequence[Candidate], protocol: Protocol) -> dict[str, Any]:
         confirm_within = Batch(candidates=(), workloads={}, protocol=protocol).confirm_within
         with closing(self._worker("main")) as worker:
+            started = time.perf_counter()
             passes = [
                 self._measure(worker, ordered, protocol, attempt=2 * turn, confirm_within=confirm_within)
                 for turn, ordered in enumerate((candidates, candidates[::-1]))
             ]
+            secs = time.perf_counter() - started
         first, again = map(_latencies, passes)
         self._note(*passes)
         both = sorted(first.keys() & again.keys())
@@ -187,7 +197,10 @@ class Bench:
             regrets.append(regret)
         return {
             "candidates": len(candidates),
+            "visits": protocol.visits,
             "measurements": sum(map(len, passes)),
+            "timing_secs": round(sum(r.timing_secs for records in passes for r in records), 2),
+            "secs": round(secs, 1),
             "workloads": len(regrets),
             "remeasure_median_change": round(floor, 5),
             "remeasure_p90_change": round(statistics.quantiles(changes, n=10)[-1], 5),

@@ -176,6 +176,7 @@ def any_protocols(draw: st.DrawFn) -> Protocol:
         max_number=draw(st.integers(1, 2**31)),
         warmup_ms=draw(_SECONDS),
         cooldown_ms=draw(_SECONDS),
+        visits=draw(st.integers(1, 1000)),
         cache_flush=draw(st.booleans()),
         early_stop_ratio=draw(st.just(0.0) | st.floats(1, 1e9, exclude_min=True)),
         check_share=draw(st.floats(0, 1)),

@@ -4,7 +4,8 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import psutil
 import pytest
@@ -12,13 +13,14 @@ from conftest import child_settings
 
 from agents.errors import AgentError
 from agents.job import Job, Result
-from agents.pool import MAX_STRIKES, WorkerPool
+from agents.pool import WorkerPool
+from agents.pool_run import MAX_STRIKES
 from agents.records import Candidate, Outcome, Protocol, Workload
 from benchmarks.bad_programs import calling
 
 pytestmark = pytest.mark.tvm
 
-QUICK = Protocol(repeat=3, min_repeat_ms=2.0, run_timeout_sec=2.0, check_share=0.0)
+QUICK = Protocol(repeat=3, min_repeat_ms=2.0, visits=1, run_timeout_sec=2.0, check_share=0.0)
 
 
 def jobs(
@@ -30,7 +32,7 @@ def jobs(
     ]
 
 
-def of(workload: Workload, candidates: Sequence[Candidate], **changes: bool) -> list[Job]:
+def of(workload: Workload, candidates: Sequence[Candidate], **changes: Any) -> list[Job]:
     return jobs([(workload, candidate) for candidate in candidates], **changes)
 
 
@@ -281,3 +283,60 @@ def test_a_process_that_cannot_start_says_what_to_do() -> None:
     broken = dataclasses.replace(child_settings(), device="no-such-device")
     with WorkerPool([broken]) as own, pytest.raises(AgentError, match="fleet doctor"):
         own.ask({"op": "networks", "networks": []})
+
+
+def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_end(
+    matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    often = dataclasses.replace(QUICK, visits=3, early_stop_ratio=0.0)
+    timed: list[int] = []
+    with WorkerPool([child_settings()]) as own:
+        [alone] = own.run(of(matmul, matmul_candidates[:1], protocol=often), None, timed.append)
+        # The pause between jobs is longer than that between visits (`agents.visits.GAP_SECS`).
+        results = []
+        for result in own.run(slowly(of(matmul, matmul_candidates[:4], protocol=often), secs=3.2)):
+            results.append(result)
+    assert timed == [0]
+    assert alone.quality["visits"] == 2, "its first and the last one of all"
+    assert [result.job for result in results] == [0, 1, 2, 3], "who has had all visits is done first"
+    assert [result.quality["visits"] for result in results] == [3, 3, 3, 2]
+    for result in results:
+        more = result.quality["visits"] - 1
+        assert len(result.run_secs) - more in range(QUICK.repeat, QUICK.repeat + QUICK.extra_repeats + 1)
+        assert all(1e-6 < seconds < 1.0 for seconds in result.run_secs)
+    assert results[0].ended_at - results[3].ended_at < -3, "its visits ended before the last was timed"
+
+
+def test_what_was_measured_survives_the_process_that_kept_the_program(
+    matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    bad = calling("calls_abort", "abort")
+    often = dataclasses.replace(QUICK, visits=5)
+    pairs = [(matmul, matmul_candidates[0]), bad]
+    with WorkerPool([child_settings()]) as own:
+        results = by_job(list(own.run(jobs(pairs, protocol=often))))
+    assert [result.outcome for result in results] == [Outcome.OK, Outcome.RUN_FAILED]
+    assert "visits" not in results[0].quality, "it was not timed again, and is not lost"
+    assert len(results[0].run_secs) >= QUICK.repeat
+
+
+def test_an_abandoned_batch_leaves_no_program_behind(
+    matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    often = dataclasses.replace(QUICK, visits=2, early_stop_ratio=0.0)
+    with WorkerPool([child_settings()]) as own:
+        seen: list[int] = []
+        running = own.run(
+            slowly(of(matmul, matmul_candidates[:3], protocol=often), secs=3.2), None, seen.append
+        )
+        assert next(running).job == 0
+        running.close()
+        again = by_job(list(own.run(of(matmul, matmul_candidates[3:5], protocol=often))))
+    assert [(result.job, result.quality["visits"]) for result in again] == [(0, 2), (1, 2)]
+
+
+def slowly(made: Sequence[Job], secs: float) -> Iterator[Job]:
+    for number, job in enumerate(made):
+        if number:
+            time.sleep(secs)
+        yield job

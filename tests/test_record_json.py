@@ -49,6 +49,7 @@ def test_the_second_layout_loads() -> None:
         target_interval=0.03,
         reject_interval=0.4,
         warmup_ms=80.0,
+        visits=1,
         cache_flush=True,
         early_stop_ratio=4.0,
         check_share=0.25,
@@ -67,12 +68,21 @@ def test_a_record_of_layout_1_has_the_protocol_that_was_used_then_and_stays_in_i
         target_interval=0.0,
         reject_interval=0.0,
         warmup_ms=0.0,
+        visits=1,
         cache_flush=False,
         early_stop_ratio=0.0,
         check_share=0.0,
         memory_limit_gib=NO_MEMORY_LIMIT_GIB,
     )
     assert record_to_json(record) == json.loads(LAYOUT_1)
+
+
+def test_one_visit_is_not_written_for_that_is_what_older_records_had() -> None:
+    assert "visits" not in protocol_to_json(Protocol(visits=1))
+    assert protocol_to_json(Protocol(visits=3))["visits"] == 3
+    for wrong in (0, 2.5, True, "3"):
+        with pytest.raises(AgentError, match="visits"):
+            protocol_from_json(protocol_to_json(Protocol()) | {"visits": wrong})
 
 
 def test_layouts_are_not_mixed() -> None:
@@ -92,6 +102,10 @@ def test_layouts_are_not_mixed() -> None:
     ("changes", "words"),
     [
         ({"protocol": Protocol(repeat=3)}, "layout 1 means extra_repeats 0, got 5"),
+        (
+            {"protocol": replace(as_layout_1(make_record(1)).protocol, visits=2)},
+            "layout 1 means visits 1, got 2",
+        ),
         ({"quality": '{"interval":0.1}'}, "layout 1 has no quality"),
         ({"schema": 3}, "layout 3 is not known"),
         ({"quality": "", "schema": 2}, "quality: expected the text of a JSON object"),

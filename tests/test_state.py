@@ -115,7 +115,7 @@ def test_a_device_is_started_probed_and_asks_for_jobs() -> None:
     assert fleet.show()["state"] == "probing"
     assert fleet.of_a(ev.AgentStarted, incarnation=1) == []
     made = fleet.of_a(ev.ProbePassed, incarnation=1, environment_id="e")
-    assert made == [ev.WantJobs(device_id=A, room=3 * 32)]
+    assert made == [ev.WantJobs(device_id=A, room=3 * 64)]
     assert fleet.show()["state"] == "idle"
 
 
@@ -581,10 +581,10 @@ def test_jobs_are_asked_for_again_but_not_all_the_time() -> None:
     fleet = Fleet().up()
     made = fleet.submit("j1", "j2", "j3")
     assert only(ev.WantJobs, made) == []  # they were asked for a moment ago
-    assert only(ev.WantJobs, fleet.finish("j1", 1)) == [ev.WantJobs(device_id=A, room=96)]
+    assert only(ev.WantJobs, fleet.finish("j1", 1)) == [ev.WantJobs(device_id=A, room=192)]
     fleet.submit("j4")
     assert fleet.wait(29.0) == []
-    assert fleet.wait(1.0) == [ev.WantJobs(device_id=A, room=64)]
+    assert fleet.wait(1.0) == [ev.WantJobs(device_id=A, room=128)]
     fleet.submit("j5")  # more than half of them wait
     assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 29.0)) is False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from hypothesis import given
@@ -34,7 +34,9 @@ class Pool:
         #: Traces in the order in which they ended.
         self.ended: list[str] = []
 
-    def run(self, jobs: Iterable[Job], best_secs: Mapping[str, float]) -> Iterator[Result]:
+    def run(
+        self, jobs: Iterable[Job], best_secs: Mapping[str, float], on_timed: Callable[[int], None]
+    ) -> Iterator[Result]:
         source, busy = enumerate(jobs), list[tuple[int, Job]]()
         while True:
             while len(busy) < self.width and (one := next(source, None)) is not None:
@@ -44,6 +46,7 @@ class Pool:
             number, done = busy.pop(self.rng.randrange(len(busy)))
             self.now += 1.0
             self.ended.append(done.candidate.trace)
+            on_timed(number)
             yield Result(job=number, outcome=Outcome.OK, run_secs=(1.0 + number,))
 
 

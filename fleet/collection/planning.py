@@ -31,7 +31,7 @@ from agents.worker import Batch
 from fleet.store.noise import settled
 
 #: Candidates in one batch: enough that a device's processes never wait for the coordinator between two.
-BATCH_SIZE = 32
+BATCH_SIZE = 64
 #: Workloads whose candidates are mixed in one batch. More would drive their modules and arguments out of the
 #: worker processes' memory; one alone would let a moment's disturbance fall on one workload.
 WORKLOADS_PER_BATCH = 4

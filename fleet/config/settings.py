@@ -113,6 +113,7 @@ class ProtocolSection(_Section):
     max_number: int = Field(default=_PROTOCOL.max_number, ge=1, le=10_000_000)
     warmup_ms: float = Field(default=_PROTOCOL.warmup_ms, ge=0, le=600_000)
     cooldown_ms: float = Field(default=_PROTOCOL.cooldown_ms, ge=0, le=600_000)
+    visits: int = Field(default=_PROTOCOL.visits, ge=1, le=1000)
     cache_flush: bool = _PROTOCOL.cache_flush
     early_stop_ratio: float = Field(default=_PROTOCOL.early_stop_ratio, ge=0, le=1e6)
     check_share: float = Field(default=_PROTOCOL.check_share, ge=0, le=1)

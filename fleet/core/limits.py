@@ -29,7 +29,7 @@ class Limits:
     #: Jobs that a device should have waiting, and candidates of one job: what `WantJobs` asks for, once half
     #: of them are gone.
     queued_jobs: int = 3
-    job_candidates: int = 32
+    job_candidates: int = 64
     #: Jobs are asked for again if none came.
     want_secs: float = 30.0
     #: New records of a family since its last training that ask for the next: at least so many, and at least

@@ -44,6 +44,7 @@ def protocol_text(repeat: int) -> str:
         target_interval=0.0,
         reject_interval=0.0,
         min_repeat_ms=0.0,
+        visits=1,
         early_stop_ratio=0.0,
         check_share=0.0,
         build_timeout_sec=NO_TIME_LIMIT_SEC,

@@ -1,0 +1,57 @@
+"""What a worker process and its parent agree on: what it must know first, and what it may be doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Stage(StrEnum):
+    """What a worker process is doing; the parent's time-outs hang on it."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    REFERENCE = "running the unscheduled program"
+    WAITING = "waiting"
+    BUILDING = "building"
+    TIMING = "timing"
+    CHECKING = "checking"
+    #: Timing programs of earlier jobs once more.
+    VISITING = "visiting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSettings:
+    """What a worker process must know before its first job."""
+
+    #: TVM target of the device, as a dictionary.
+    target: dict[str, Any]
+    #: TVM device name (`cpu`, `cuda`) and index.
+    device: str
+    index: int
+    timing_cores: tuple[int, ...]
+    build_cores: tuple[int, ...]
+    #: The timing lock of the device; empty where it is exclusive by other means.
+    lock_path: str
+    #: Through which the timing cores are lent to builders; empty where they are not.
+    slot_path: str = ""
+    threads: int = 1
+    #: RPC tracker and key; empty for a device of this host.
+    tracker: str = ""
+    key: str = ""
+    #: What the environment of a record says otherwise than this host does.
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def builds_where_it_times(self) -> bool:
+        """Whether this process may build only while it holds the timing lock."""
+        return bool(self.lock_path and set(self.build_cores) & set(self.timing_cores))
+
+    @property
+    def gpu_index(self) -> int | None:
+        """Ordinal of the CUDA device of this host, if it is one."""
+        return self.index if self.device == "cuda" and not self.tracker else None
+
+
+__all__ = ["ChildSettings", "Stage"]
