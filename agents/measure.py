@@ -166,7 +166,14 @@ def time_again(
         protocol: As there.
         number: Runs inside the repeat, as the first time.
     """
-    return tuple(_evaluator(module, device, protocol, number, 1)(*arguments))
+
+    def timed(number: int, repeat: int) -> tuple[float, ...]:
+        return tuple(_evaluator(module, device, protocol, number, repeat)(*arguments))
+
+    if number == 1 and not protocol.cache_flush:
+        # It takes milliseconds at least, and the evaluator would run it once more for nothing.
+        return (_single_run(module, arguments, device, timed)(),)
+    return timed(number, 1)
 
 
 def _evaluator(

@@ -107,6 +107,8 @@ class Display:
         self._end_phase()
 
     def _advance(self, steps: int, note: str) -> None:
+        # Candidates of a drifting window are measured once more than was planned.
+        steps = max(0, min(steps, self._total - self._done))
         self._done += steps
         if self._bar is not None:
             self._progress.update(self._bar, advance=steps, note=note)
