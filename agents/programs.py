@@ -13,7 +13,7 @@ from agents.link import is_remote
 from agents.records import CandidateId, Workload
 
 #: Workloads whose module and values stay loaded; a batch seldom holds more.
-_KEPT_WORKLOADS = 8
+_KEPT_WORKLOADS = 16
 #: Compiled programs that are run again and again (canaries).
 _KEPT_PROGRAMS = 8
 

@@ -34,7 +34,7 @@ from fleet.store.noise import settled
 BATCH_SIZE = 64
 #: Workloads whose candidates are mixed in one batch. More would drive their modules and arguments out of the
 #: worker processes' memory; one alone would let a moment's disturbance fall on one workload.
-WORKLOADS_PER_BATCH = 4
+WORKLOADS_PER_BATCH = 8
 #: Times that a candidate may be lost in one run: it is tried again once.
 MAX_LOSSES = 2
 #: An A/A run holds for a day.
