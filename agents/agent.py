@@ -109,6 +109,8 @@ class Agent:
         self._worker: Worker | None = None
         #: `finished` of the worker when the running lease began; None while there is none.
         self._base: int | None = None
+        #: Whether it is doing what was asked; a lease that waits behind that must not run out.
+        self._is_doing = False
         self._seen: tuple[int, Busy] = (0, Busy.IDLE)
         self._seen_at = time.monotonic()
 
@@ -156,6 +158,7 @@ class Agent:
         if worker is None:
             return
         what, lease, request_id = Asked.ACKNOWLEDGE, None, ""
+        self._is_doing = True
         try:
             match request:
                 case Measure():
@@ -181,7 +184,7 @@ class Agent:
             )
             self._post(self, failed)
         finally:
-            self._base = None
+            self._base, self._is_doing = None, False
 
     def beat(self, now: float, is_host_idle: bool | None = None) -> Beat:
         """Say what it is doing; called by another thread than the others.
@@ -194,8 +197,8 @@ class Agent:
         busy, finished = Busy.IDLE, 0
         if worker is not None:
             finished = worker.finished
-            if base is not None:
-                # Between two stages no process is at work; the lease is.
+            if self._is_doing:
+                # Between two stages no process is at work; the request is.
                 busy = worker.busy if worker.busy is not Busy.IDLE else Busy.BUILDING
         if (finished, busy) != self._seen:
             self._seen, self._seen_at = (finished, busy), now

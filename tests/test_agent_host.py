@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +24,14 @@ from agents.messages import (
     Failed,
     Message,
     MorePending,
+    Proposed,
+    ProposeRequest,
     Results,
 )
 from agents.opening import ReplayShelf
-from agents.records import DeviceId
+from agents.records import Candidate, CandidateId, DeviceId, Workload
 from agents.replay import ReplayWorker
-from agents.requests import Acknowledge, Measure, Request, Start, Stop
+from agents.requests import Acknowledge, Measure, Propose, Request, Start, Stop
 from agents.spool import Spool
 from tests.link_fixtures import (
     PROTOCOL,
@@ -62,6 +64,12 @@ class GatedWorker(ReplayWorker):
             assert self._gate.acquire(timeout=60)
             part = self.measure(dataclasses.replace(batch, candidates=(one,)), tag)
             yield Part(records=part, device_secs=1.0, is_last=number == len(batch.candidates))
+
+    def propose(
+        self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
+    ) -> list[Candidate]:
+        assert self._gate.acquire(timeout=60)
+        return super().propose(workload, count, seed=seed, exclude=exclude)
 
 
 def start_of(recorded: Path, spool: Path | str = "unused", incarnation: int = 1) -> Start:
@@ -138,6 +146,22 @@ def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(
         done += served.until(Results)
     resting = next(one for one in (beat() for _ in range(1000)) if one.busy is Busy.IDLE)
     assert (resting.held, resting.done) == ((), 0)
+
+
+def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: threading.Semaphore) -> None:
+    wish = ProposeRequest(
+        request_id="r1", workload=WORKLOAD, count=2, seed=1, parents=(), exclude=frozenset()
+    )
+    served.host.ask([Propose(device_id=AGAIN, incarnation=1, wish=wish), measure_of(1, 0, 1)])
+    lease = lease_of("again", 1).tag
+    for _ in range(20):  # nothing else would renew it
+        found = [one for one in served.until(Beat) if isinstance(one, Beat) and one.held]
+        if found and found[-1].busy is Busy.BUILDING:
+            break
+    assert (found[-1].held, found[-1].busy, found[-1].done) == ((lease,), Busy.BUILDING, 0)
+    gate.release(2)
+    answers = [one for one in served.until(Results) if isinstance(one, Proposed | Results)]
+    assert [type(one) for one in answers] == [Proposed, Results]
 
 
 def test_an_answer_that_was_lost_is_given_again_and_one_that_arrived_is_not(
