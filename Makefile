@@ -9,7 +9,7 @@ run: $(VENV)/installed
 	$(BIN)/fleet demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
