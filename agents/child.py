@@ -11,7 +11,6 @@ one builder may use the timing cores (`core_slot.py`); no timing ever shares a c
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
@@ -136,7 +135,6 @@ class Worker:
 
     def _measure(self, job: _Job) -> None:
         from agents.build import CandidateRefused
-        from agents.measure import pin_process
 
         with ExitStack() as held:
             wait_secs = 0.0
@@ -167,10 +165,16 @@ class Worker:
                 self._done(job, Outcome.LOST, str(error), device_lost=True)
                 return
             wait_secs += time.perf_counter() - began
-            if self._slot:
-                held.enter_context(self._slot.cleared())
-            held.callback(pin_process, self._settings.build_cores)  # before anything is given back
+            self._clear_cores(held)
             self._visit(self._run(job, built, session, wait_secs))
+
+    def _clear_cores(self, held: ExitStack) -> None:
+        """Have the timing cores to itself, under the lock, until `held` ends; then be where it builds."""
+        from agents.measure import pin_process
+
+        if self._slot:
+            held.enter_context(self._slot.cleared())
+        held.callback(pin_process, self._settings.build_cores)  # before anything is given back
 
     def _visit_all(self) -> None:
         """Time all programs that are kept a last time."""
@@ -178,9 +182,7 @@ class Worker:
 
         with ExitStack() as held:
             held.enter_context(self._lock())
-            if self._slot:
-                held.enter_context(self._slot.cleared())
-            held.callback(pin_process, self._settings.build_cores)
+            self._clear_cores(held)
             pin_process(self._settings.timing_cores)
             self._channel.send({"event": "visiting"})
             self._visit(self._visits.last())
@@ -281,12 +283,9 @@ class Worker:
 
 
 def _facts(timing: Timing, job: _Job) -> dict[str, Any]:
-    from agents.quality import relative_interval
+    from agents.quality import interval_quality
 
-    quality: dict[str, Any] = {}
-    interval = relative_interval(timing.run_secs)
-    if math.isfinite(interval):
-        quality["interval"] = round(interval, 6)
+    quality: dict[str, Any] = {**interval_quality(timing.run_secs)}
     if timing.stopped_early:
         quality["stopped_early"] = True
     if job.check:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agents.quality import relative_interval
+from agents.quality import interval_quality
 from agents.records import Candidate, Outcome, Protocol, Workload
 
 
@@ -55,14 +54,11 @@ class Result:
         if not run_secs:  # it failed this time
             return replace(self, timing_secs=self.timing_secs + timing_secs)
         every = (*self.run_secs, *run_secs)
-        quality = {**self.quality, "visits": self.quality.get("visits", 1) + 1}
-        interval = relative_interval(every)
-        if math.isfinite(interval):
-            quality["interval"] = round(interval, 6)
+        visits = self.quality.get("visits", 1) + 1
         return replace(
             self,
             run_secs=every,
             timing_secs=self.timing_secs + timing_secs,
             ended_at=time.time(),
-            quality=quality,
+            quality={**self.quality, "visits": visits, **interval_quality(every)},
         )

@@ -120,10 +120,7 @@ def time_module(
         protocol: How to time.
         best_secs: Best latency known for the workload on this device; 0 if none is.
     """
-
-    def timed(number: int, repeat: int) -> tuple[float, ...]:
-        return tuple(_evaluator(module, device, protocol, number, repeat)(*arguments))
-
+    timed = _timer(module, arguments, device, protocol)
     single = _single_run(module, arguments, device, timed)
     warmup = [single()]
     # The first call to a GPU loads the program, whatever the time that it takes.
@@ -166,22 +163,24 @@ def time_again(
         protocol: As there.
         number: Runs inside the repeat, as the first time.
     """
-
-    def timed(number: int, repeat: int) -> tuple[float, ...]:
-        return tuple(_evaluator(module, device, protocol, number, repeat)(*arguments))
-
+    timed = _timer(module, arguments, device, protocol)
     if number == 1 and not protocol.cache_flush:
         # It takes milliseconds at least, and the evaluator would run it once more for nothing.
         return (_single_run(module, arguments, device, timed)(),)
     return timed(number, 1)
 
 
-def _evaluator(
-    module: Any, device: Any, protocol: Protocol, number: int, repeat: int
-) -> Callable[..., list[float]]:
+def _timer(
+    module: Any, arguments: Sequence[Any], device: Any, protocol: Protocol
+) -> Callable[[int, int], tuple[float, ...]]:
+    """What gives a number of repeats of a number of runs."""
     flush = {"f_preproc": _FLUSH} if protocol.cache_flush else {}
-    evaluator = module.time_evaluator("main", device, number=number, repeat=repeat, **flush)
-    return lambda *arguments: [float(seconds) for seconds in evaluator(*arguments).results]
+
+    def timed(number: int, repeat: int) -> tuple[float, ...]:
+        evaluator = module.time_evaluator("main", device, number=number, repeat=repeat, **flush)
+        return tuple(float(seconds) for seconds in evaluator(*arguments).results)
+
+    return timed
 
 
 def _single_run(

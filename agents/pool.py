@@ -134,11 +134,11 @@ class WorkerPool:
             busy = sum(process.is_busy for process in self._processes)
             batch.look_ahead(len(self._settings) - busy)
             while batch.device_lost and batch.todo:
-                yield self._timed(
-                    Result(job=batch.todo.popleft(), outcome=Outcome.LOST, error=batch.device_lost), batch
-                )
+                number = batch.todo.popleft()
+                batch.on_timed(number)
+                yield Result(job=number, outcome=Outcome.LOST, error=batch.device_lost)
                 batch.look_ahead(1)
-            if not batch.todo and not busy and not self._visit_all(batch):
+            if not batch.todo and not busy and not self._visit_all():
                 yield from self._take_released()
                 return
             while batch.todo and len(self._processes) < min(len(self._settings), len(batch.jobs)):
@@ -161,7 +161,7 @@ class WorkerPool:
                 self._discard(process)
         self._released.clear()
 
-    def _visit_all(self, batch: PoolRun) -> bool:
+    def _visit_all(self) -> bool:
         """Have every program that is kept timed a last time; false if there is none."""
         for process in [process for process in self._processes if process.held]:
             process.visit(LOCK_TIMEOUT_SEC)
@@ -174,10 +174,6 @@ class WorkerPool:
     def _take_released(self) -> Iterator[Result]:
         released, self._released = self._released, []
         yield from released
-
-    def _timed(self, result: Result, batch: PoolRun) -> Result:
-        batch.on_timed(result.job)
-        return result
 
     def _give(self, process: WorkerProcess, batch: PoolRun) -> None:
         if process.jobs_done >= self._recycle_after:
@@ -270,12 +266,13 @@ class WorkerPool:
             environment=message.get("environment", {}),
             quality=quality,
         )
+        batch.on_timed(number)
         if message.get("is_kept"):
-            process.held[number] = self._timed(result, batch)
+            process.held[number] = result
             process.visit_limit_sec = protocol.run_timeout_sec
             batch.hold(result)
         else:
-            yield self._timed(result, batch)
+            yield result
 
     def _visited(self, process: WorkerProcess, message: dict[str, Any]) -> Iterator[Result]:
         """A program was timed once more; its result is ready after the last time."""
@@ -319,9 +316,9 @@ class WorkerPool:
         assert process.job is not None
         limit_gib = batch.jobs[process.job].protocol.memory_limit_gib
         if process.memory_bytes() > limit_gib * 2**30:
-            batch.on_timed(process.job)
             yield self._end_job(
                 process,
+                batch,
                 Outcome.BUILD_FAILED if process.stage is Stage.BUILDING else Outcome.RUN_FAILED,
                 f"{process.stage} took more than {limit_gib:g} GiB of memory; its worker process was ended",
             )
@@ -350,15 +347,15 @@ class WorkerPool:
             Stage.CHECKING: Outcome.RUN_TIMEOUT,
         }.get(stage, Outcome.LOST)
         limit = limit_of(stage, batch.jobs[number].protocol)
-        batch.on_timed(number)
         yield self._end_job(
-            process, outcome, f"{stage} took more than {limit:g} s; its worker process was ended"
+            process, batch, outcome, f"{stage} took more than {limit:g} s; its worker process was ended"
         )
 
-    def _end_job(self, process: WorkerProcess, outcome: Outcome, error: str) -> Result:
+    def _end_job(self, process: WorkerProcess, batch: PoolRun, outcome: Outcome, error: str) -> Result:
         """Kill a process for what its job does, and give the job its outcome."""
         number = process.job
         assert number is not None
+        batch.on_timed(number)
         result = Result(
             job=number,
             outcome=outcome,

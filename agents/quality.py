@@ -104,6 +104,12 @@ def relative_interval(run_secs: Sequence[float], confidence: float = 0.9) -> flo
     return sigma * freedom * math.expm1(-math.log1p(-confidence) / freedom) / count
 
 
+def interval_quality(run_secs: Sequence[float]) -> dict[str, float]:
+    """What the quality of a record says of its interval; empty where nothing can be said."""
+    interval = relative_interval(run_secs)
+    return {"interval": round(interval, 6)} if math.isfinite(interval) else {}
+
+
 def wants_repeats(run_secs: Sequence[float], protocol: Protocol) -> bool:
     """Whether a program needs one more repeat.
 

@@ -154,8 +154,10 @@ def protocol_from_json(value: Any, schema: int = RECORD_SCHEMA) -> Protocol:
     _check_layout(where, schema)
     if not isinstance(value, dict):
         raise AgentError(f"{where}: expected a JSON object, got {type(value).__name__}")
-    names = _PROTOCOL_NAMES - (_LEFT_OUT.keys() - value.keys())
-    _check_names(where, value, names - _SINCE_LAYOUT_2.keys() - _LEFT_OUT.keys() if schema == 1 else names)
+    # Layout 1 has none of them at all.
+    left_out = _LEFT_OUT.keys() - (value.keys() if schema > 1 else set())
+    later = _SINCE_LAYOUT_2.keys() if schema == 1 else set()
+    _check_names(where, value, _PROTOCOL_NAMES - later - left_out)
     kept: dict[str, Any] = {**_SINCE_LAYOUT_2, **_LEFT_OUT}
     for name in value:
         if name in _PROTOCOL_BOOLS:

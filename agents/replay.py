@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
 import os
 import random
 import re
@@ -25,7 +24,7 @@ from agents.measure import pin_process
 from agents.memory_spool import MemorySpool
 from agents.messages import Busy, TaggedRecord
 from agents.networks import NETWORKS
-from agents.quality import relative_interval
+from agents.quality import interval_quality
 from agents.record_json import protocol_from_json
 from agents.records import (
     Candidate,
@@ -349,10 +348,7 @@ def _resampled(row: dict[str, Any], draws: random.Random) -> dict[str, Any]:
     run_secs = draws.choices(row["run_secs"], k=len(row["run_secs"]))
     quality = _object(row["quality"])
     quality.pop("interval", None)
-    interval = relative_interval(run_secs)
-    if math.isfinite(interval):
-        quality["interval"] = round(interval, 6)
-    return {**row, "run_secs": run_secs, "quality": canonical_json(quality)}
+    return {**row, "run_secs": run_secs, "quality": canonical_json(quality | interval_quality(run_secs))}
 
 
 def _difference(words: Sequence[str], others: Sequence[str]) -> int:

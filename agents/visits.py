@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 #: Seconds between two visits of one program.
 GAP_SECS = 3.0
-#: Programs that are kept; older ones go without further visits.
+#: Programs that are kept; of more, the oldest have their last visit at once.
 _MOST_KEPT = 64
 
 
@@ -53,12 +53,12 @@ class Visits:
             left: Visits that it is to have, 1 at least.
         """
         self._kept.append(Kept(job, run, left, self._clock()))
-
-    def due(self) -> list[Kept]:
-        """Programs whose next visit has come; of those that are too many, the last one."""
-        now = self._clock()
         for old in self._kept[:-_MOST_KEPT]:
             old.left, old.last = 1, -math.inf
+
+    def due(self) -> list[Kept]:
+        """Programs whose next visit has come."""
+        now = self._clock()
         return [one for one in self._kept if now - one.last >= GAP_SECS]
 
     def last(self) -> list[Kept]:
