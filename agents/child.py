@@ -95,7 +95,9 @@ class Worker:
                 workload = workload_from_json(message["workload"])
                 self._workloads[workload.workload_id] = workload
             elif operation == "measure":
-                self._measure(self._job(message))
+                job = self._job(message)
+                self._visits.note(job.workload.workload_id, job.best_secs)
+                self._measure(job)
             elif operation == "visit":
                 self._visit_all()
             elif operation == "forget":
@@ -252,7 +254,7 @@ class Worker:
         is_kept = self._may_visit and visits > 0 and not wrong and not timing.stopped_early
         if is_kept:
             again = partial(time_again, module, arguments, session.device, job.protocol, timing.number)
-            self._visits.keep(job.number, again, visits)
+            self._visits.keep(job.number, again, visits, job.workload.workload_id, min(timing.run_secs))
         self._done(
             job,
             Outcome.WRONG_OUTPUT if wrong else Outcome.OK,

@@ -109,7 +109,8 @@ class Protocol:
     warmup_ms: float = 0.0
     #: Pause before the repeats, for devices that heat up.
     cooldown_ms: float = 0.0
-    #: Moments at which a program on a CPU of this host is timed at most, seconds apart (`agents.visits`).
+    #: Moments at which a program on a CPU of this host is timed at most, seconds apart (`agents.visits`);
+    #: twice as many where it is among the fastest of its workload.
     visits: int = 8
     #: Empty the CPU's caches of the arguments before every run; a repeat is then one run.
     cache_flush: bool = False

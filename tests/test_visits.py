@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 from agents.job import Result
 from agents.records import Outcome
-from agents.visits import GAP_SECS, Visits
+from agents.visits import GAP_SECS, LEADER_GAP_SECS, Visits
 
 
 class Clock:
@@ -21,12 +22,28 @@ def program(secs: float) -> Callable[[], tuple[float, ...]]:
     return lambda: (secs,)
 
 
+def keep(visits: Visits, job: int, left: int, secs: float = 1.0, workload_id: str = "one") -> None:
+    visits.keep(job, program(secs), left, workload_id, secs)
+
+
+def moments(visits: Visits, clock: Clock, job: int, secs: float) -> list[float]:
+    """When a program is visited if somebody looks every half a second for so long."""
+    began, found = clock.now, []
+    while clock.now < began + secs:
+        clock.now += 0.5
+        for one in visits.due():
+            visits.visit(one)
+            if one.job == job:
+                found.append(clock.now - began)
+    return found
+
+
 def test_a_program_is_visited_when_its_time_has_come_until_it_had_all_visits() -> None:
     clock = Clock()
     visits = Visits(clock)
-    visits.keep(1, program(0.5), 2)
+    keep(visits, 1, 2, 0.5)
     clock.now += 1
-    visits.keep(2, program(0.25), 1)
+    keep(visits, 2, 1, 0.3, "other")
     assert visits.due() == []
     clock.now += GAP_SECS - 1
     [one] = visits.due()
@@ -34,16 +51,50 @@ def test_a_program_is_visited_when_its_time_has_come_until_it_had_all_visits() -
     clock.now += GAP_SECS
     assert [(one.job, visits.visit(one), one.left) for one in visits.due()] == [
         (1, (0.5,), 0),
-        (2, (0.25,), 0),
+        (2, (0.3,), 0),
     ]
     clock.now += GAP_SECS
     assert visits.due() == []
 
 
+def test_those_near_the_fastest_of_their_workload_are_visited_more_often() -> None:
+    clock = Clock()
+    visits = Visits(clock)
+    keep(visits, 1, 3, secs=0.0100)
+    keep(visits, 2, 3, secs=0.0109)
+    keep(visits, 3, 3, secs=0.0111)
+    keep(visits, 4, 3, secs=0.0111, workload_id="other")
+    often = [LEADER_GAP_SECS * turn for turn in range(1, 5)]
+    seldom = [GAP_SECS * turn for turn in range(1, 4)]
+    again = copy.deepcopy((visits, clock))
+    assert moments(visits, clock, 1, 20.0) == often + [often[-1] + one for one in seldom]
+    assert moments(*again, 3, 20.0) == seldom
+    assert visits.due() == []
+
+
+def test_a_leader_that_is_overtaken_has_no_more_visits_than_others() -> None:
+    clock = Clock()
+    visits = Visits(clock)
+    keep(visits, 1, 3, secs=0.0100)
+    assert moments(visits, clock, 1, 2.0) == [1.0, 2.0]
+    visits.note("one", 0.0)
+    visits.note("one", 0.0090)
+    assert moments(visits, clock, 1, 20.0) == [GAP_SECS, 2 * GAP_SECS, 3 * GAP_SECS]
+
+
+def test_a_slow_leader_is_visited_no_more_often_than_its_time_allows() -> None:
+    clock = Clock()
+    visits = Visits(clock)
+    keep(visits, 1, 3, secs=0.1)
+    assert len(moments(visits, clock, 1, 30.0)) == 3 + 2
+    keep(visits, 2, 3, secs=0.3)
+    assert len(moments(visits, clock, 2, 30.0)) == 3
+
+
 def test_at_the_end_every_program_has_its_last_visit() -> None:
     visits = Visits(Clock())
     for job in range(3):
-        visits.keep(job, program(1.0), 7)
+        keep(visits, job, 7)
     left = []
     for one in visits.last():
         visits.visit(one)
@@ -54,8 +105,8 @@ def test_at_the_end_every_program_has_its_last_visit() -> None:
 
 def test_of_too_many_programs_the_oldest_have_their_last_visit_at_once() -> None:
     visits = Visits(Clock())
-    for job in range(70):
-        visits.keep(job, program(1.0), 7)
+    for job in range(134):
+        keep(visits, job, 7)
     due = visits.due()
     assert [one.job for one in due] == list(range(6))
     for one in due:
@@ -69,7 +120,7 @@ def test_a_program_that_raises_the_second_time_is_let_go() -> None:
         raise RuntimeError("the second time")
 
     visits = Visits(Clock())
-    visits.keep(1, broken, 5)
+    visits.keep(1, broken, 5, "one", 0.01)
     [one] = visits.last()
     assert (visits.visit(one), one.left) == ((), 0)
     assert visits.last() == []
