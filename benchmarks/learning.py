@@ -22,6 +22,7 @@ from typing import Any
 from agents.records import DeviceId
 from benchmarks.learning_failures import FailuresTold, failures_table, judge_failures
 from benchmarks.learning_parts import (
+    NETWORK,
     OURS,
     SMALL_BATCHES,
     THINNED,
@@ -186,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         help="shares of the rows for the curve of training on less",
     )
     parser.add_argument("--failures", action="store_true", help="judge the validity output too")
-    known = (*OURS, SMALL_BATCHES, *TVM_RANKERS, *BASELINES)
+    known = (*OURS, NETWORK, SMALL_BATCHES, *TVM_RANKERS, *BASELINES)
     parser.add_argument("--rankers", nargs="+", choices=known, default=list(RANKERS))
     return parser
 

@@ -24,6 +24,8 @@ from transfer.train import TrainConfig
 
 #: The model of this project: all devices in one, and each device by itself.
 OURS = ("model", "model-single")
+#: The first without its trees.
+NETWORK = "model-network"
 #: TVM's own models, which need candidates that TVM can build again.
 TVM_RANKERS = ("tvm-xgb", "tvm-mlp")
 #: Ways to thin the training rows out: ours, and at random within each workload.
@@ -83,6 +85,8 @@ def make_rankers(
             rankers.append(ModelRanker(config=config))
         elif name == OURS[1]:
             rankers.append(SingleRanker(config=config))
+        elif name == NETWORK:
+            rankers.append(ModelRanker(config=replace(config, trees=0), name=name))
         elif name == SMALL_BATCHES:
             config_of_tlp = TlpConfig(batch=_SMALL_BATCH)
             rankers.append(PublishedTlp(published(reader, snapshot), config_of_tlp, multi_task=True))
@@ -153,6 +157,7 @@ def few_of_each(dataset: Dataset, rows: NDArray[np.int64], most: int, seed: int)
 
 
 __all__ = [
+    "NETWORK",
     "OURS",
     "SMALL_BATCHES",
     "THINNED",

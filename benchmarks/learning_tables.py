@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.learning_parts import OURS, THINNED, thinned_name
+from benchmarks.learning_parts import NETWORK, OURS, THINNED, thinned_name
 from transfer.comparison import Comparison
 from transfer.intervals import Estimate
 
@@ -79,7 +79,7 @@ def ranker_table(comparison: Comparison, rankers: Sequence[str]) -> list[str]:
 
 def best_baseline(comparison: Comparison, rankers: Sequence[str], device_id: str, measure: str) -> str | None:
     """The ranker of somebody else with the highest value; those that are told latencies do not count."""
-    others = [one for one in rankers if one not in OURS and one not in TOLD]
+    others = [one for one in rankers if one not in (*OURS, NETWORK, *TOLD)]
     values = {one: comparison.estimate(one, device_id, measure).value for one in others}
     return max(others, key=lambda one: values[one]) if others else None
 

@@ -4,8 +4,8 @@ Trained by `transfer.train`, stored by `transfer.checkpoint`, asked by `transfer
 model of a search. It must not know where features or labels come from: it sees a `FeatureBlock`.
 
 What differs from the published model (TLP, ASPLOS'23, section 4): padding is masked in attention and
-in pooling, steps have positions, categories are embedded, numbers are standardised, the workload is an
-input, and the score is bounded.
+in pooling, steps have positions, categories are embedded, numbers are standardised, a summary of the whole
+candidate is an input, the score is bounded, and boosted trees on that summary vote beside the network.
 
 Legend: N candidates, L steps, C category slots, F number slots, V workload slots, S summary slots,
 E step width, T trunk width.
@@ -27,6 +27,7 @@ from transfer.encoder import ModelConfig, ModelSizes, Ramps, Residual, Standardi
 from transfer.errors import TransferError
 from transfer.features import FeatureBlock, FeatureSpec
 from transfer.model_inputs import block_tensors, used_lengths
+from transfer.trees import HardwareOf, Trees, joint_scores
 
 #: Candidates and steps of every forward pass of `score`, filled up where there are fewer. Libraries of linear
 #: algebra sum in another order for other sizes, so with passes of one size a candidate's score is the same
@@ -61,6 +62,10 @@ class MultiTaskTLP(nn.Module):
         self.heads = nn.ModuleDict()
         #: Outputs of `validity`, for the devices that failures are known of (`transfer.validity`).
         self.validity_outputs = nn.ModuleDict()
+        #: Vote beside the network; None where none were taught (`transfer.tree_training`).
+        self.trees: Trees | None = None
+        #: What they are told of each device.
+        self.hardware = nn.ModuleDict()
         for device_id in device_ids:
             self.add_head(device_id)
 
@@ -109,6 +114,11 @@ class MultiTaskTLP(nn.Module):
         if told:
             flat = [torch.cat([p.detach().flatten() for p in one.parameters()]) for one in told]
             self.set_validity(device_id, torch.stack(flat).mean(dim=0))
+        known = [
+            cast(Tensor, self.hardware[one].values) for one in map(_head_key, names) if one in self.hardware
+        ]
+        if known:
+            self.set_hardware(device_id, torch.stack(known).mean(dim=0))
 
     def drop_head(self, device_id: str) -> None:
         """Take a head away: one that is not trained any more while the backbone changes would only mislead.
@@ -118,8 +128,9 @@ class MultiTaskTLP(nn.Module):
         """
         self.head(device_id)
         del self.heads[_head_key(device_id)]
-        if self.tells_validity(device_id):
-            del self.validity_outputs[_head_key(device_id)]
+        for beside in (self.validity_outputs, self.hardware):
+            if _head_key(device_id) in beside:
+                del beside[_head_key(device_id)]
 
     def tells_validity(self, device_id: str) -> bool:
         """Whether anything was learnt about failures on a device."""
@@ -134,14 +145,26 @@ class MultiTaskTLP(nn.Module):
             output.bias.copy_(values[-1:])
         self.validity_outputs[_head_key(device_id)] = output.to(self.join.weight.device)
 
+    def set_hardware(self, device_id: str, values: Tensor) -> None:
+        """Set the (H,) hardware vector that the trees are told for a device."""
+        self.hardware[_head_key(device_id)] = HardwareOf(values.clone())
+
+    def _hardware_of(self, device_id: str) -> Tensor | None:
+        key = _head_key(device_id)
+        return cast(Tensor, self.hardware[key].values) if key in self.hardware else None
+
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As of any module; outputs of `validity` come and go with the tensors."""
+        """As of any module; trees and outputs of `validity` come and go with the tensors."""
         self.validity_outputs.clear()
-        for name in state_dict:
+        self.hardware.clear()
+        self.trees = Trees(bytes(len(state_dict["trees.raw"]))) if "trees.raw" in state_dict else None
+        for name, value in state_dict.items():
             module, _, rest = name.partition(".")
             if module == "validity_outputs" and rest.endswith(".weight"):
                 device_id = _device_id(rest.removesuffix(".weight"))
                 self.set_validity(device_id, torch.zeros(self.config.sizes.trunk_width + 1))
+            elif module == "hardware":
+                self.set_hardware(_device_id(rest.removesuffix(".values")), torch.zeros_like(value))
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def copy(self) -> MultiTaskTLP:
@@ -200,8 +223,12 @@ class MultiTaskTLP(nn.Module):
             TransferError: No head for the device, or the block has other sizes than the model.
         """
         self.head(device_id)
-        # In float64: in float32 all logits above 17 would tie at 1.
-        return self._each(block, lambda x: torch.sigmoid(self.logits(x, device_id).double()))
+        hardware = self._hardware_of(device_id)
+        if self.trees is None or hardware is None:
+            # In float64: in float32 all logits above 17 would tie at 1.
+            return self._each(block, lambda x: torch.sigmoid(self.logits(x, device_id).double()))
+        network = self._each(block, lambda x: F.logsigmoid(self.logits(x, device_id).double()))
+        return joint_scores(network, self.trees.log_speeds(block.summary, hardware.numpy()))
 
     def validity(self, block: FeatureBlock, device_id: str) -> np.ndarray:
         """Probability that a candidate builds and runs on a device.

@@ -32,6 +32,7 @@ from transfer.training_loop import Progress, run_epochs
 from transfer.training_peers import ALONE, Peers
 from transfer.training_state import digest, load_state, remove_states, save_state
 from transfer.training_step import Stepper
+from transfer.tree_training import teach_trees
 from transfer.validity import teach_validity
 
 
@@ -129,6 +130,16 @@ def train(
 
         run_epochs(stepper, training, validation, config, seed, peers, progress, after_epoch)
         teach_validity(model.to("cpu"), dataset, rows, device_ids)
+        teach_trees(
+            model,
+            dataset,
+            rows,
+            device_ids,
+            row_weights,
+            count=config.trees,
+            seed=seed,
+            threads=config.threads,
+        )
         # Nobody may remove what another worker has yet to read.
         peers.check_equal(len(progress.history), "epochs done")
     if run_folder is not None and peers.is_first:
@@ -186,8 +197,9 @@ def _start(
             f"{dataset.spec.hash}; train from nothing instead"
         )
     model.check_block(dataset.features)
-    # They belong to the backbone as it was; `teach_validity` makes them anew.
+    # They belong to other rows, and the backbone as it was; both are made anew when it is ready.
     model.validity_outputs.clear()
+    model.trees = None
     for device_id in device_ids:
         if device_id not in model.device_ids:
             model.add_head(device_id)

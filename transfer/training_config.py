@@ -42,6 +42,8 @@ class TrainConfig:
     gradient_clip: float = 1.0
     loss: LossWeights = field(default_factory=LossWeights)
     sizes: ModelSizes = field(default_factory=lambda: ModelSizes(summary_ramps=8))
+    #: Boosted trees that vote beside the network; 0 for none.
+    trees: int = 500
     #: Epochs without a better validation loss before stopping; used only with validation rows.
     patience: int = 10
     #: Threads of torch. One is the fastest for a model of this size, and sums in another order would give
@@ -57,6 +59,8 @@ class TrainConfig:
         for name in ("epochs", "workloads_per_batch", "patience", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train config: {name} must be at least 1, got {getattr(self, name)}")
+        if self.trees < 0:
+            raise ValueError(f"train config: trees must be at least 0, got {self.trees}")
         for name in ("candidates_per_workload", "candidates_per_epoch"):
             if getattr(self, name) < 2:
                 raise ValueError(f"train config: {name} must be at least 2 to rank anything")

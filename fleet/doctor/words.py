@@ -124,7 +124,7 @@ WANTED_MODULES: Mapping[str, WantedModule] = {
         package="tornado", why="TVM's RPC tracker and server need it", level=Level.WARNING
     ),
     "xgboost": WantedModule(
-        package="xgboost", why="only comparisons with TVM's own cost model need it", level=Level.NOTE
+        package="xgboost-cpu", why="models learn and vote with its trees", level=Level.ERROR
     ),
     "pynvml": WantedModule(
         package="nvidia-ml-py",

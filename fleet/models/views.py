@@ -133,7 +133,10 @@ def _distances(registry: RegistryReader, one: str, other: str) -> dict[str, floa
     first, second = (load_file(registry.path(version) / TENSORS) for version in (one, other))
     parts: dict[str, list[str]] = {}
     for name in sorted(first.keys() & second.keys()):
-        part = _head_name(name) if name.startswith("heads.") else "backbone"
+        whole = name.split(".", 1)[0]
+        if whole in ("trees", "hardware"):
+            continue  # no weights: a distance between two sets of trees would say nothing
+        part = _head_name(name) if whole == "heads" else "backbone"
         parts.setdefault(part, []).append(name)
     found: dict[str, float | None] = {}
     for part, names in parts.items():

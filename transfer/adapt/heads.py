@@ -40,7 +40,15 @@ def with_target_head(source: MultiTaskTLP, part: Dataset, target_device: str, *,
     if target_device not in model.device_ids:
         with scoped_seed(seed):
             model.add_head(target_device, like=most_similar_heads(source, part, target_device))
+        tell_hardware(model, part, target_device)
     return model
+
+
+def tell_hardware(model: MultiTaskTLP, part: Dataset, device_id: str) -> None:
+    """Have a model's trees, if it has any, judge for a device by its own hardware."""
+    if model.trees is not None:
+        vector = part.hardware[part.column(device_id)].astype(np.float32)
+        model.set_hardware(device_id, torch.from_numpy(vector))
 
 
 def most_similar_heads(source: MultiTaskTLP, part: Dataset, target_device: str) -> tuple[str, ...]:

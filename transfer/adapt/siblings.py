@@ -26,6 +26,7 @@ from transfer.features import FeatureBlock
 from transfer.labels import group_min
 from transfer.model import MultiTaskTLP
 from transfer.train import TrainConfig, trainable_devices
+from transfer.tree_training import teach_trees
 
 #: A candidate that failed on every sibling that tried it counts as this many times slower than the head says.
 _FAILED_FACTOR = 100.0
@@ -97,6 +98,10 @@ class Siblings:
             epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
             how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
             tune(model, estimated, devices, how, seed)
+            everything = np.arange(len(estimated))
+            teach_trees(
+                model, estimated, everything, devices, count=config.trees, seed=seed, threads=config.threads
+            )
             if self.nets:
                 nets = fit_nets(estimated, target_device, config.loss, self.nets, seed)
         notes = {

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, need_source, visible_part
-from transfer.adapt.heads import fit_head, hardware_distances, likeness, logits_of, represent
+from transfer.adapt.heads import (
+    fit_head,
+    hardware_distances,
+    likeness,
+    logits_of,
+    represent,
+    tell_hardware,
+)
 from transfer.baselines.base import rank_agreement
 from transfer.dataset import Dataset
 from transfer.model import MultiTaskTLP, scoped_seed
@@ -66,6 +73,7 @@ class ZeroShot:
         if target_device not in model.device_ids:
             with scoped_seed(seed):
                 model.add_head(target_device, like=max(share, key=lambda one: share[one]))
+            tell_hardware(model, part, target_device)
         fit_head(model, target_device, x, mixture, seed=seed)
         return Adapted(device_id=target_device, model=model, notes={"shares": share, "bandwidth": bandwidth})
 

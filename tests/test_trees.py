@@ -1,0 +1,147 @@
+"""The trees: what they learn, that no score depends on its company, and that they stay with the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.model_fixtures import CONFIG, make_block, make_dataset
+from transfer import checkpoint
+from transfer.adapt.heads import with_target_head
+from transfer.errors import TransferError
+from transfer.model import MultiTaskTLP, model_config
+from transfer.ranking import order_agreement
+from transfer.train import train
+from transfer.tree_training import teach_trees
+from transfer.trees import Trees, joint_scores
+
+DATASET = make_dataset(workloads=16, candidates=20)
+ROWS, HELD = np.flatnonzero(DATASET.group < 12), np.flatnonzero(DATASET.group >= 12)
+RUN = replace(CONFIG, epochs=4, trees=60)
+SHAPE = model_config(DATASET.spec, CONFIG.sizes)
+
+
+@pytest.fixture(scope="module")
+def model() -> MultiTaskTLP:
+    return train(DATASET, ROWS, config=RUN, seed=0).model
+
+
+def hardware(device_id: str) -> np.ndarray:
+    return DATASET.hardware[DATASET.column(device_id)]
+
+
+def test_they_rank_workloads_that_they_never_saw(model: MultiTaskTLP) -> None:
+    assert model.trees is not None
+    told = model.trees.log_speeds(DATASET.features.summary[HELD], hardware("cpu.a"))
+    found = []
+    for group in np.unique(DATASET.group[HELD]):
+        mine = np.flatnonzero((DATASET.group[HELD] == group) & np.isfinite(DATASET.latency_secs[HELD, 0]))
+        found.append(order_agreement(told[mine], DATASET.latency_secs[HELD[mine], 0])[0])
+    assert np.mean(found) > 0.75
+
+
+def test_a_score_is_the_vote_of_both(model: MultiTaskTLP) -> None:
+    assert model.trees is not None
+    block = DATASET.features.take(HELD)
+    network = model.copy()
+    network.trees = None
+    alone = np.log(network.score(block, "cpu.b"))
+    told = model.trees.log_speeds(block.summary, hardware("cpu.b"))
+    scores = model.score(block, "cpu.b")
+    assert scores == pytest.approx(joint_scores(alone, told))
+    assert np.array_equal(np.argsort(scores), np.argsort(alone + told))
+
+
+def test_a_score_does_not_depend_on_its_company(model: MultiTaskTLP) -> None:
+    block = DATASET.features
+    whole = model.score(block, "cpu.a")
+    for rows in (np.array([5]), np.arange(3, 200, 7), np.arange(len(block))[::-1]):
+        assert np.array_equal(model.score(block.take(rows), "cpu.a"), whole[rows])
+
+
+@given(st.lists(st.floats(-50, 0), min_size=2, max_size=20, unique=True), st.floats(-50, 30, allow_nan=False))
+def test_scores_stay_in_order_above_0_and_not_above_1(network: list[float], trees: float) -> None:
+    values = np.sort(np.array(network))
+    scores = joint_scores(values, np.full(len(values), trees))
+    assert ((scores > 0) & (scores <= 1)).all()
+    assert (np.diff(scores) >= 0).all()
+
+
+def test_slow_candidates_keep_the_score_that_was_estimated() -> None:
+    slow = np.log(np.array([0.05, 0.2, 0.35]))
+    assert joint_scores(slow, slow) == pytest.approx(np.exp(slow), rel=2e-3)
+
+
+def test_equal_seeds_give_equal_trees_and_weights_count() -> None:
+    models = [MultiTaskTLP(SHAPE) for _ in range(3)]
+    weights = np.ones(len(ROWS))
+    for model, seed in zip(models, (1, 1, 2), strict=True):
+        teach_trees(model, DATASET, ROWS, ("cpu.a",), weights, count=20, seed=seed)
+    raws = [model.trees.raw for model in models if model.trees is not None]
+    assert torch.equal(raws[0], raws[1])
+    assert not torch.equal(raws[0], raws[2])
+    # A row without weight is as good as absent.
+    some = np.where(np.arange(len(ROWS)) % 5 == 0, 0.0, 1.0)
+    some[np.isin(ROWS, [fastest(group) for group in np.unique(DATASET.group[ROWS])])] = 1.0
+    teach_trees(models[0], DATASET, ROWS, ("cpu.a",), some, count=20, seed=3)
+    teach_trees(models[1], DATASET, ROWS[some > 0], ("cpu.a",), count=20, seed=3)
+    assert models[0].trees is not None
+    assert models[1].trees is not None
+    a, b = (
+        one.trees.log_speeds(DATASET.features.summary, hardware("cpu.a"))
+        for one in models[:2]
+        if one.trees is not None
+    )
+    assert a == pytest.approx(b)
+
+
+def fastest(group: int) -> int:
+    rows = np.flatnonzero(DATASET.group == group)
+    return int(rows[np.nanargmin(DATASET.latency_secs[rows, 0])])
+
+
+def test_without_trees_the_network_stands_alone() -> None:
+    alone = train(DATASET, ROWS, config=replace(RUN, trees=0), seed=0).model
+    assert alone.trees is None
+    assert not [name for name in alone.state_dict() if name.startswith(("trees.", "hardware."))]
+    with pytest.raises(ValueError, match="trees must be at least 0"):
+        replace(RUN, trees=-1)
+
+
+def test_they_are_kept_with_the_model(model: MultiTaskTLP, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "v1", model, {})
+    again, _ = checkpoint.load(tmp_path / "v1")
+    block = make_block(30, seed=5)
+    for device_id in model.device_ids:
+        assert np.array_equal(again.score(block, device_id), model.score(block, device_id))
+    twin = model.copy()
+    twin.load_state_dict(train(DATASET, ROWS, config=replace(RUN, trees=0), seed=0).model.state_dict())
+    assert twin.trees is None
+
+
+def test_a_new_head_is_judged_by_its_own_hardware(model: MultiTaskTLP) -> None:
+    source = model.copy()
+    source.drop_head("cpu-new")
+    assert "hardware.head:cpu-new.values" not in source.state_dict()
+    grown = with_target_head(source, DATASET, "cpu-new", seed=0)
+    assert np.array_equal(grown.state_dict()["hardware.head:cpu-new.values"], hardware("cpu-new"))
+    copied = source.copy()
+    copied.add_head("twin", like="cpu.a")
+    block = make_block(20, seed=6)
+    assert np.array_equal(copied.score(block, "twin"), source.score(block, "cpu.a"))
+
+
+def test_damaged_trees_and_other_inputs_are_refused() -> None:
+    with pytest.raises(TransferError, match="trees cannot be read"):
+        Trees(b"no trees", 0.0).log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
+    model = MultiTaskTLP(SHAPE)
+    teach_trees(model, DATASET, ROWS, ("cpu.a",), count=3, seed=0)
+    assert model.trees is not None
+    with pytest.raises(TransferError, match="trees read 3 numbers a candidate, this program has 5"):
+        model.trees.log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
