@@ -222,7 +222,7 @@ def test_several_devices_on_one_core_are_no_finding() -> None:
 def test_a_missing_module_comes_with_its_pip_command(module: str) -> None:
     found = only(diagnose(x86_host(), [], replace(QUIET, missing_modules=(module,))))
     assert found.do == f"pip install {WANTED_MODULES[module].package}"
-    assert (found.level is Level.ERROR) == (module == "tvm")
+    assert (found.level is Level.ERROR) == (module in ("tvm", "xgboost"))
 
 
 def test_the_management_library_matters_only_beside_a_driver() -> None:
@@ -273,8 +273,8 @@ def test_devices_that_are_refused_for_one_reason_share_a_finding() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    state = replace(QUIET, missing_modules=("xgboost", "tornado", "tvm"))
-    assert [finding.level for finding in diagnose(x86_host(), [], state)] == [
+    state = replace(QUIET, missing_modules=("pynvml", "tornado", "tvm"), nvidia_driver=True)
+    assert [finding.level for finding in diagnose(gpu_host(GPU), [], state)] == [
         Level.ERROR,
         Level.WARNING,
         Level.NOTE,

@@ -66,8 +66,6 @@ def teach_trees(
     model.trees = None
     if not count:
         return
-    import xgboost
-
     random = np.random.default_rng(seed)
     labels = dataset.labels(rows)
     given = np.ones(len(rows)) if row_weights is None else row_weights.astype(np.float64)
@@ -90,10 +88,25 @@ def teach_trees(
         kept = np.sort(random.permutation(len(whole[0]))[:_MOST_ROWS])
         whole = [values[kept] for values in whole]
     x, log_speed, wanted, weight = whole
+    raw = grow(x, wanted, weight, count=count, seed=seed, threads=threads)
+    model.trees = Trees(raw, float(log_speed.mean()))
+
+
+def grow(
+    x: NDArray[np.float32],
+    wanted: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    *,
+    count: int,
+    seed: int,
+    threads: int = 1,
+) -> bytes:
+    """Fit trees to (n, P) inputs, (n,) wanted values and weights; gives what `Trees` keeps."""
+    import xgboost
+
     table = xgboost.QuantileDMatrix(x, label=wanted, weight=weight, nthread=threads)
     settings = {**_SETTINGS, "seed": seed, "nthread": threads}
-    booster = xgboost.train(settings, table, num_boost_round=count)
-    model.trees = Trees(bytes(booster.save_raw("ubj")), float(log_speed.mean()))
+    return bytes(xgboost.train(settings, table, num_boost_round=count).save_raw("ubj"))
 
 
 def _few_of_each(
@@ -113,4 +126,4 @@ def _centred(values: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[n
     return np.asarray(values - (np.bincount(group, values) / np.maximum(1, count))[group])
 
 
-__all__ = ["teach_trees"]
+__all__ = ["grow", "teach_trees"]
