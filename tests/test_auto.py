@@ -59,6 +59,7 @@ class Backwards:
         last = list(adapted.model.head(target_device).parameters())[-2:]
         for one in last:
             one.data.neg_()
+        adapted.model.trees = None  # they would put half of it right
         return adapted
 
 

@@ -197,8 +197,9 @@ class SiblingCorrection:
         return np.asarray(np.exp(self._log_scores(model, block)))
 
     def _log_scores(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
-        """Logarithms of relative speeds: the mean over the head and the networks."""
+        """Logarithms of relative speeds: the mean over head, trees (both in one score) and networks."""
         head = np.log(np.maximum(model.score(block, self.device_id), 1e-12))
         if self.nets is None:
             return np.asarray(head)
-        return np.asarray(np.vstack([head, self.nets.log_scores(block.summary)]).mean(axis=0))
+        votes = 1 if model.trees is None else 2
+        return np.asarray((votes * head + self.nets.log_scores(block.summary).mean(axis=0)) / (votes + 1))
