@@ -114,11 +114,9 @@ class MultiTaskTLP(nn.Module):
         if told:
             flat = [torch.cat([p.detach().flatten() for p in one.parameters()]) for one in told]
             self.set_validity(device_id, torch.stack(flat).mean(dim=0))
-        known = [
-            cast(Tensor, self.hardware[one].values) for one in map(_head_key, names) if one in self.hardware
-        ]
-        if known:
-            self.set_hardware(device_id, torch.stack(known).mean(dim=0))
+        vectors = [vector for name in names if (vector := self._hardware_of(name)) is not None]
+        if vectors:
+            self.set_hardware(device_id, torch.stack(vectors).mean(dim=0))
 
     def drop_head(self, device_id: str) -> None:
         """Take a head away: one that is not trained any more while the backbone changes would only mislead.
