@@ -228,7 +228,9 @@ result = train(
     DATASET, ROWS, config=NO_DROPOUT, seed=5, validation_rows=HELD, run_folder=folder / "run", peers=peers
 )
 print(json.dumps(result_to_json(result)))
-print(json.dumps([float(p.double().sum()) for p in result.model.parameters()]))
+print(json.dumps([float(p.double().sum()) for p in result.model.parameters()]), flush=True)
+# Gloo aborts a process now and then whose peer takes its connections down while it is still at work.
+dist.barrier()
 dist.destroy_process_group()
 """
 NO_DROPOUT = replace(RUN, sizes=replace(CONFIG.sizes, dropout=0.0), workloads_per_batch=3)
