@@ -27,7 +27,6 @@ from benchmarks.learning_parts import (
     SMALL_BATCHES,
     THINNED,
     TVM_RANKERS,
-    few_of_each,
     make_rankers,
     sampled,
     thinned_name,
@@ -40,7 +39,7 @@ from fleet.store.store import Store
 from transfer.compare import Finished, compare
 from transfer.comparison import Comparison
 from transfer.dataset import Dataset
-from transfer.splits import Split, SplitKind, make_splits
+from transfer.splits import Split, SplitKind, few_of_each, make_splits
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
 DEVICES = ("arm-cortex-a72", "x86-amd3700x", "x86-inteli7-3770")

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from benchmarks.learning_parts import few_of_each
 from transfer.dataset import Dataset
-from transfer.splits import Split
+from transfer.splits import Split, few_of_each
 from transfer.train import TrainConfig, train
 
 _COLUMNS = (

@@ -20,6 +20,7 @@ from transfer.baselines.tvm_models import PerStoreFeatures, TvmMlp, TvmXgb, join
 from transfer.dataset import Dataset
 from transfer.prune import Pruning, prune, random_share
 from transfer.rankers import ModelRanker, SingleRanker
+from transfer.splits import few_of_each
 from transfer.train import TrainConfig
 
 #: The model of this project: all devices in one, and each device by itself.
@@ -145,17 +146,6 @@ def sampled(snapshot: Snapshot, most: int, seed: int) -> Snapshot:
     )
 
 
-def few_of_each(dataset: Dataset, rows: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
-    """A random choice of at most `most` rows of each workload, in ascending order."""
-    random = np.random.default_rng(seed)
-    group = dataset.group[rows]
-    shuffled = random.permutation(len(rows))
-    order = shuffled[np.argsort(group[shuffled], kind="stable")]
-    ordered = group[order]
-    starts = np.searchsorted(ordered, ordered)
-    return np.sort(rows[order[np.arange(len(order)) - starts < most]])
-
-
 __all__ = [
     "NETWORK",
     "OURS",
@@ -163,7 +153,6 @@ __all__ = [
     "THINNED",
     "TVM_RANKERS",
     "ThinnedRanker",
-    "few_of_each",
     "make_rankers",
     "sampled",
     "thinned_name",

@@ -21,8 +21,9 @@ from fleet.models.learning import load_snapshot
 from fleet.store.store import Store, StoreReader
 from transfer.dataset import Dataset
 from transfer.intervals import Estimate
-from transfer.onboarding_cases import Regime, few_of_each
+from transfer.onboarding_cases import Regime
 from transfer.onboarding_table import MEASURES, RANDOM, CurveTable
+from transfer.splits import few_of_each
 
 #: Folders of the AutoTVM logs whose devices are told apart (`x86_hokusai` is the i7-3770 again).
 LOGGED = ("arm_cortex-a72", "x86-amd3700x", "x86_inteli7-3770")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.learning import _parser, _shown, table
 from benchmarks.learning_failures import failures_table, judge_failures, roc_area
-from benchmarks.learning_parts import ThinnedRanker, few_of_each, thinned_name
+from benchmarks.learning_parts import ThinnedRanker, thinned_name
 from benchmarks.learning_tables import best_baseline, document, pruning_table, ranker_table, transfer_table
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.test_compare import Noisy, folds
@@ -19,7 +19,7 @@ from tests.test_validity import DATASET as FAILING
 from transfer.compare import compare
 from transfer.comparison import Comparison
 from transfer.prune import Pruning, prune
-from transfer.splits import Split
+from transfer.splits import Split, few_of_each
 
 DATASET = make_dataset(workloads=9, candidates=10)
 SHARES = (0.3, 0.6)

@@ -82,15 +82,15 @@ def test_equal_seeds_give_equal_trees_and_weights_count() -> None:
     models = [MultiTaskTLP(SHAPE) for _ in range(3)]
     weights = np.ones(len(ROWS))
     for model, seed in zip(models, (1, 1, 2), strict=True):
-        teach_trees(model, DATASET, ROWS, ("cpu.a",), weights, count=20, seed=seed)
+        teach_trees(model, DATASET, ROWS, ("cpu.a",), weights, config=replace(RUN, trees=20), seed=seed)
     raws = [model.trees.raw for model in models if model.trees is not None]
     assert torch.equal(raws[0], raws[1])
     assert not torch.equal(raws[0], raws[2])
     # A row without weight is as good as absent.
     some = np.where(np.arange(len(ROWS)) % 5 == 0, 0.0, 1.0)
     some[np.isin(ROWS, [fastest(group) for group in np.unique(DATASET.group[ROWS])])] = 1.0
-    teach_trees(models[0], DATASET, ROWS, ("cpu.a",), some, count=20, seed=3)
-    teach_trees(models[1], DATASET, ROWS[some > 0], ("cpu.a",), count=20, seed=3)
+    teach_trees(models[0], DATASET, ROWS, ("cpu.a",), some, config=replace(RUN, trees=20), seed=3)
+    teach_trees(models[1], DATASET, ROWS[some > 0], ("cpu.a",), config=replace(RUN, trees=20), seed=3)
     assert models[0].trees is not None
     assert models[1].trees is not None
     a, b = (
@@ -141,7 +141,7 @@ def test_damaged_trees_and_other_inputs_are_refused() -> None:
     with pytest.raises(TransferError, match="trees cannot be read"):
         Trees(b"no trees", 0.0).log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
     model = MultiTaskTLP(SHAPE)
-    teach_trees(model, DATASET, ROWS, ("cpu.a",), count=3, seed=0)
+    teach_trees(model, DATASET, ROWS, ("cpu.a",), config=replace(RUN, trees=3), seed=0)
     assert model.trees is not None
     with pytest.raises(TransferError, match="trees read 3 numbers a candidate, this program has 5"):
         model.trees.log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))

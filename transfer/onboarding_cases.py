@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from agents.records import Workload, WorkloadId
 from transfer.dataset import Dataset
 from transfer.errors import DatasetError
-from transfer.splits import leave_networks_out, network_families, within_workload
+from transfer.splits import few_of_each, leave_networks_out, network_families, within_workload
 
 Rows = NDArray[np.int64]
 
@@ -117,14 +117,6 @@ def shown(dataset: Dataset, case: Case) -> Dataset:
     )
 
 
-def few_of_each(dataset: Dataset, rows: Rows, most: int, seed: int) -> Rows:
-    """A random choice of at most `most` rows of each workload, in ascending order."""
-    shuffled = np.random.default_rng(seed).permutation(rows)
-    order = shuffled[np.argsort(dataset.group[shuffled], kind="stable")]
-    group = dataset.group[order]
-    return np.sort(order[np.arange(len(order)) - np.searchsorted(group, group) < most])
-
-
 def _divisions(
     dataset: Dataset,
     workloads: Mapping[WorkloadId, Workload] | None,
@@ -205,4 +197,4 @@ def _case(
     )
 
 
-__all__ = ["Case", "CasePlan", "Regime", "few_of_each", "make_cases", "shown"]
+__all__ = ["Case", "CasePlan", "Regime", "make_cases", "shown"]

@@ -269,9 +269,30 @@ def near_copies(
     return found
 
 
+def few_of_each(dataset: Dataset, rows: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
+    """A random choice of at most `most` rows of each workload, in ascending order."""
+    return np.sort(rows[few_places(dataset.group[rows], most, np.random.default_rng(seed))])
+
+
+def few_places(group: NDArray[np.int32], most: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Places of at most `most` members of each group, chosen at random, in ascending order.
+
+    Args:
+        group: (n,) group of each member.
+        most: Of one group.
+        random: Draws once for all of them.
+    """
+    shuffled = random.permutation(len(group))
+    order = shuffled[np.argsort(group[shuffled], kind="stable")]
+    ordered = group[order]
+    return np.sort(order[np.arange(len(order)) - np.searchsorted(ordered, ordered) < most])
+
+
 __all__ = [
     "Split",
     "SplitKind",
+    "few_of_each",
+    "few_places",
     "leave_device_out",
     "leave_networks_out",
     "make_splits",

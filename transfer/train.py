@@ -130,16 +130,7 @@ def train(
 
         run_epochs(stepper, training, validation, config, seed, peers, progress, after_epoch)
         teach_validity(model.to("cpu"), dataset, rows, device_ids)
-        teach_trees(
-            model,
-            dataset,
-            rows,
-            device_ids,
-            row_weights,
-            count=config.trees,
-            seed=seed,
-            threads=config.threads,
-        )
+        teach_trees(model, dataset, rows, device_ids, row_weights, config=config, seed=seed)
         # Nobody may remove what another worker has yet to read.
         peers.check_equal(len(progress.history), "epochs done")
     if run_folder is not None and peers.is_first:

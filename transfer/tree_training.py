@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from transfer.dataset import Dataset
 from transfer.losses import MIN_LABEL
 from transfer.model import MultiTaskTLP
+from transfer.splits import few_places
+from transfer.training_config import TrainConfig
 from transfer.trees import Trees, tree_inputs
 
 Rows = NDArray[np.int64]
@@ -47,9 +49,8 @@ def teach_trees(
     device_ids: Sequence[str],
     row_weights: NDArray[np.floating] | None = None,
     *,
-    count: int,
+    config: TrainConfig,
     seed: int,
-    threads: int = 1,
 ) -> None:
     """Give a model trees, in place, and tell it the hardware of its devices.
 
@@ -59,12 +60,11 @@ def teach_trees(
         rows: Row numbers to learn from; labels are relative to the best latency among them.
         device_ids: Devices with a head whose labels are used.
         row_weights: (n,) weight of each row, default 1.
-        count: Trees; 0 takes away those that there are.
+        config: How many trees (none takes away those that there are), on how many threads.
         seed: Of everything random.
-        threads: Of XGBoost.
     """
     model.trees = None
-    if not count:
+    if not config.trees:
         return
     random = np.random.default_rng(seed)
     labels = dataset.labels(rows)
@@ -74,7 +74,7 @@ def teach_trees(
         column = dataset.column(device_id)
         model.set_hardware(device_id, torch.from_numpy(dataset.hardware[column].astype(np.float32)))
         able = np.flatnonzero(np.isfinite(labels[:, column]) & (given > 0))
-        chosen = _few_of_each(able, dataset.group[rows], random)
+        chosen = able[few_places(dataset.group[rows[able]], _MOST_OF_WORKLOAD, random)]
         if not len(chosen):
             continue
         speed = np.maximum(labels[chosen, column], MIN_LABEL)
@@ -88,7 +88,7 @@ def teach_trees(
         kept = np.sort(random.permutation(len(whole[0]))[:_MOST_ROWS])
         whole = [values[kept] for values in whole]
     x, log_speed, wanted, weight = whole
-    raw = grow(x, wanted, weight, count=count, seed=seed, threads=threads)
+    raw = grow(x, wanted, weight, count=config.trees, seed=seed, threads=config.threads)
     model.trees = Trees(raw, float(log_speed.mean()))
 
 
@@ -107,17 +107,6 @@ def grow(
     table = xgboost.QuantileDMatrix(x, label=wanted, weight=weight, nthread=threads)
     settings = {**_SETTINGS, "seed": seed, "nthread": threads}
     return bytes(xgboost.train(settings, table, num_boost_round=count).save_raw("ubj"))
-
-
-def _few_of_each(
-    places: NDArray[np.intp], group: NDArray[np.int32], random: np.random.Generator
-) -> NDArray[np.intp]:
-    """At most so many places of each workload, chosen at random, in ascending order."""
-    shuffled = random.permutation(places)
-    order = shuffled[np.argsort(group[shuffled], kind="stable")]
-    _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
-    rank = np.arange(len(order)) - np.repeat(first, counts)
-    return np.sort(order[rank < _MOST_OF_WORKLOAD])
 
 
 def _centred(values: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[np.float64]:

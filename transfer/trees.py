@@ -79,7 +79,7 @@ class Trees(nn.Module):
         if self._booster is None:
             import xgboost
 
-            booster = xgboost.Booster({"nthread": 1})
+            booster = xgboost.Booster()
             try:
                 booster.load_model(bytearray(self.raw.numpy().tobytes()))
             except xgboost.core.XGBoostError as error:

@@ -90,7 +90,8 @@ class Siblings:
         latency[:, column] = np.where(measured, latency[:, column], np.exp(fitted.log_secs))
         estimated = replace(part, latency_secs=latency)
         model = with_target_head(source, part, target_device, seed=seed)
-        able = trainable_devices(estimated, np.arange(len(estimated)))
+        everything = np.arange(len(estimated))
+        able = trainable_devices(estimated, everything)
         devices = [one for one in able if one == target_device or one in source.device_ids]
         nets = None
         if self.trains_head and target_device in devices:
@@ -98,10 +99,7 @@ class Siblings:
             epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
             how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
             tune(model, estimated, devices, how, seed)
-            everything = np.arange(len(estimated))
-            teach_trees(
-                model, estimated, everything, devices, count=config.trees, seed=seed, threads=config.threads
-            )
+            teach_trees(model, estimated, everything, devices, config=config, seed=seed)
             if self.nets:
                 nets = fit_nets(estimated, target_device, config.loss, self.nets, seed)
         notes = {
