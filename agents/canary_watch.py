@@ -68,6 +68,7 @@ def leaders(
     *,
     within: float,
     origin: str,
+    ahead: int = 1,
     best_secs: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Again]:
     """The candidates that decide what is chosen: the fastest of each workload and those near it.
@@ -77,11 +78,12 @@ def leaders(
             their own next turn, so they do not lead.
         workloads: Every workload that the records name.
         within: How much slower than the best a leader may be, as a fraction.
-        origin: Origin of the second measurements.
+        origin: Origin of the measurements to come.
+        ahead: How many attempts after the one of the record.
         best_secs: Best latency by workload before this window; the window's own best counts where missing.
 
     Returns:
-        At most three of each workload, to be measured with the next attempt.
+        At most three of each workload, to be measured with that attempt.
     """
     ok = [r for r in records if r.origin not in REPEATS and r.outcome is Outcome.OK]
     found: dict[str, list[Record]] = {}
@@ -97,7 +99,7 @@ def leaders(
                 workload_id=record.workload_id, trace=record.trace, dialect=record.dialect, origin=origin
             ),
             workloads[record.workload_id],
-            record.attempt + 1,
+            record.attempt + ahead,
         )
         for led in found.values()
         for record in led
@@ -172,8 +174,11 @@ class CanaryWatch:
         return replace(now, suspect=now.suspect or before.suspect)
 
     def remember(self, records: Sequence[Record], workloads: Mapping[WorkloadId, Workload]) -> None:
-        """Note the leading candidates of a drifting window, to be measured again."""
-        for one in leaders(records, workloads, within=_LEADING_RATIO - 1, origin=REMEASURE):
+        """Note the leading candidates of a drifting window, to be measured again.
+
+        The attempt before is that of a second measurement right after the window.
+        """
+        for one in leaders(records, workloads, within=_LEADING_RATIO - 1, origin=REMEASURE, ahead=2):
             if len(self._again) < _MOST_AGAIN:
                 self._again[one.candidate.candidate_id] = one
 

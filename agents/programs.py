@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from agents.build import Built
 from agents.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
@@ -16,6 +19,8 @@ from agents.records import CandidateId, Workload
 _KEPT_WORKLOADS = 16
 #: Compiled programs that are run again and again (canaries).
 _KEPT_PROGRAMS = 8
+#: Arguments with more bytes than this fill the caches wherever they lie, and are not moved.
+_MOST_MOVED_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -29,6 +34,17 @@ class _Loaded:
     outputs: dict[int, Any] | None = None
     #: Relative difference that a legal schedule may show in them.
     tolerance: float = 0.0
+
+
+def elsewhere(arguments: Sequence[Any], device: Any) -> Sequence[Any]:
+    """Copies of arguments at another place in memory; large ones stay where they are.
+
+    Args:
+        arguments: On `device`.
+        device: TVM device.
+    """
+    held = sum(math.prod(one.shape) * np.dtype(str(one.dtype)).itemsize for one in arguments)
+    return arguments if held > _MOST_MOVED_BYTES else [one.copyto(device) for one in arguments]
 
 
 class Programs:

@@ -212,15 +212,12 @@ class DeviceWorker:
                     self._record(batch, planned, result, window.drift, lasting)
                     for planned, result in window.results
                 ]
+                again = [] if window.drift.suspect else watch.take_again()
                 if window.drift.suspect:
                     watch.remember(records, batch.workloads)
-                else:
-                    again = watch.take_again()
-                    if within := batch.confirm_within:
-                        again += leaders(
-                            records, batch.workloads, within=within, origin=CONFIRM, best_secs=best
-                        )
-                    wanted.extend(unmeasured(again, measured))
+                if within := batch.confirm_within:
+                    again += leaders(records, batch.workloads, within=within, origin=CONFIRM, best_secs=best)
+                wanted.extend(unmeasured(again, measured))
                 self._spool.put(records, tag)
                 is_last = window.is_last and not wanted
                 ended = time.monotonic()

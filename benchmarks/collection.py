@@ -1,9 +1,9 @@
 """What the agents are worth: `python -m benchmarks.collection --json`.
 
 Every comparison is made in this one run on this host: TVM's `LocalBuilder` and `LocalRunner` against a
-`DeviceWorker` on the same candidates and evaluator settings; the same candidates measured twice; early stop
-against none; a hung kernel; a soak. Both sides of each comparison are printed. Needs two cores and some
-ten minutes; disturb the host as little as possible meanwhile.
+`DeviceWorker` on the same candidates and evaluator settings; the same candidates measured three times; early
+stop against none; a hung kernel; a soak. Both sides of each comparison are printed. Needs two cores and some
+twelve minutes; disturb the host as little as possible meanwhile.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from agents.records import (
 )
 from agents.worker import Batch, DeviceWorker
 from benchmarks.bad_programs import EndOf, holdings, hung, killers
+from benchmarks.repeatability import compared, latencies
 from fleet.collection.planning import BATCH_SIZE
 from fleet.collection.selection import choose_workloads
 
@@ -47,6 +48,8 @@ ALIKE = Protocol(extra_repeats=0, visits=1, early_stop_ratio=0.0, check_share=0.
 BATCH = BATCH_SIZE
 #: TVM starts its processes afresh for each round: what a round of few candidates costs.
 _SMALL_ROUND = 16
+#: Measurements of everything, for how numbers repeat: each pair of them is a comparison.
+_PASSES = 3
 
 
 def _spec() -> DeviceSpec:
@@ -163,10 +166,11 @@ class Bench:
         }
 
     def repeatability(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
-        """Measure everything twice under the default protocol, in opposite orders.
+        """Measure everything several times under the default protocol, every other time in opposite order.
 
-        All that the agent returns counts: leaders, which it measures twice, with their better number. The
-        same is done with all repeats of a program in a row, to show what visits are worth.
+        Each pair of passes is compared both ways. All that the agent returns counts: leaders, which it
+        measures twice, with their better number. The same is done with all repeats of a program in a row, to
+        show what visits are worth.
         """
         protocol = Protocol(early_stop_ratio=0.0)
         once = self._repeated(candidates, replace(protocol, visits=1))
@@ -174,45 +178,25 @@ class Bench:
 
     def _repeated(self, candidates: Sequence[Candidate], protocol: Protocol) -> dict[str, Any]:
         confirm_within = Batch(candidates=(), workloads={}, protocol=protocol).confirm_within
+        orders = candidates, candidates[::-1]
         with closing(self._worker("main")) as worker:
             started = time.perf_counter()
             passes = [
-                self._measure(worker, ordered, protocol, attempt=2 * turn, confirm_within=confirm_within)
-                for turn, ordered in enumerate((candidates, candidates[::-1]))
+                self._measure(
+                    worker, orders[turn % 2], protocol, attempt=3 * turn, confirm_within=confirm_within
+                )
+                for turn in range(_PASSES)
             ]
             secs = time.perf_counter() - started
-        first, again = map(_latencies, passes)
         self._note(*passes)
-        both = sorted(first.keys() & again.keys())
-        steady = [{r.candidate_id for r in records if not r.is_suspect} for records in passes]
-        steady_changes = [abs(again[key] / first[key] - 1) for key in both if key in steady[0] & steady[1]]
-        changes = [abs(again[key] / first[key] - 1) for key in both]
-        floor = statistics.median(changes)
-        flips, wide_flips, regrets = [], [], []
-        for group in self._by_workload(candidates, both):
-            chosen, best = min(group, key=first.__getitem__), min(group, key=again.__getitem__)
-            regret = again[chosen] / again[best] - 1
-            flips.append(chosen != best)
-            wide_flips.append(regret > floor)
-            regrets.append(regret)
         return {
             "candidates": len(candidates),
             "visits": protocol.visits,
+            "passes": _PASSES,
             "measurements": sum(map(len, passes)),
             "timing_secs": round(sum(r.timing_secs for records in passes for r in records), 2),
             "secs": round(secs, 1),
-            "workloads": len(regrets),
-            "remeasure_median_change": round(floor, 5),
-            "remeasure_p90_change": round(statistics.quantiles(changes, n=10)[-1], 5),
-            "steady_both_times": len(steady_changes),
-            "remeasure_median_change_steady": (
-                round(statistics.median(steady_changes), 5) if steady_changes else None
-            ),
-            # Another candidate wins by more than numbers differ anyway; `any` counts the ties as well.
-            "winner_flip": round(statistics.fmean(wide_flips), 4),
-            "winner_flip_any": round(statistics.fmean(flips), 4),
-            "winner_flip_regret_mean": round(statistics.fmean(regrets), 6),
-            "winner_flip_regret_max": round(max(regrets), 5),
+            **compared(passes),
         }
 
     def early_stop(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
@@ -231,7 +215,7 @@ class Bench:
                 stopped += self._measure(one, part, with_stop)
                 full += self._measure(other, part, without)
         self._note(stopped, full)
-        regrets = [self._regrets(candidates, _latencies(records)) for records in (stopped, full)]
+        regrets = [self._regrets(candidates, latencies(records)) for records in (stopped, full)]
         given_up = {r.candidate_id for r in stopped if r.is_stopped_early}
         losses = [
             min(self._best[key] for key in group if key not in given_up)
@@ -321,7 +305,7 @@ class Bench:
     def _note(self, *passes: Sequence[Record]) -> None:
         """Take in measurements for the best latency known of each candidate."""
         for records in passes:
-            for key, secs in _latencies(records).items():
+            for key, secs in latencies(records).items():
                 self._best[key] = min(self._best.get(key, secs), secs)
 
     def _regrets(self, candidates: Sequence[Candidate], found: Mapping[str, float]) -> list[float]:
@@ -386,13 +370,3 @@ class Bench:
             if candidate.candidate_id in wanted:
                 groups.setdefault(candidate.workload_id, []).append(candidate.candidate_id)
         return [group for group in groups.values() if len(group) > 1]
-
-
-def _latencies(records: Iterable[Record]) -> dict[str, float]:
-    """Latency by candidate; one measured again after a drifting window counts with its better number."""
-    found: dict[str, float] = {}
-    for record in records:
-        if record.outcome is Outcome.OK:
-            key = record.candidate_id
-            found[key] = min(found.get(key, float("inf")), record.latency_secs)
-    return found

@@ -144,17 +144,17 @@ class SteadyWatch(CanaryWatch):
 
 
 class ScriptedWatch(CanaryWatch):
-    """A watch whose device drifts in its first window only."""
+    """A watch whose device drifts in its first batch, leaders again included, and then no more."""
 
     windows = 0
 
     def read(self, results: Sequence[Result]) -> Drift:
         drift = super().read(results)
         ScriptedWatch.windows += 1
-        return dataclasses.replace(drift, suspect=ScriptedWatch.windows <= 2)
+        return dataclasses.replace(drift, suspect=ScriptedWatch.windows <= 3)
 
 
-def test_leaders_of_a_drifting_window_come_back_with_the_next_batch(
+def test_leaders_of_a_drifting_window_come_back_at_once_and_with_the_next_batch(
     worker: DeviceWorker,
     generic_spec: DeviceSpec,
     tmp_path: Path,
@@ -165,13 +165,15 @@ def test_leaders_of_a_drifting_window_come_back_with_the_next_batch(
     monkeypatch.setattr(agents.worker, "CanaryWatch", ScriptedWatch)
     own = DeviceWorker(generic_spec, tmp_path / "spool", usable_cores=worker.descriptor.usable_cores)
     try:
-        drifting = measure(own, matmul, matmul_candidates[:2])
+        drifting = measure(own, matmul, matmul_candidates[:2], confirm_within=10.0)
         steady = measure(own, matmul, matmul_candidates[2:3])
     finally:
         own.close()
-    assert all(record.is_suspect for record in drifting)
+    assert all(record.is_suspect for record in drifting if not record.attempt)
+    assert [record.origin for record in drifting if record.attempt] == ["confirm"] * 2
+    assert {record.attempt for record in drifting} == {0, 1}
     assert [record.is_suspect for record in steady] == [False] * len(steady)
-    again = [record for record in steady if record.attempt == 1]
+    again = [record for record in steady if record.attempt == 2]
     assert again
     assert {record.candidate_id for record in again} <= {record.candidate_id for record in drifting}
     assert {record.origin for record in again} == {"remeasure"}
