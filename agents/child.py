@@ -191,6 +191,8 @@ class Worker:
     def _visit(self, due: list[Kept]) -> None:
         """Time programs of earlier jobs once more; the parent knows that they are coming."""
         for one in due:
+            if not one.left:
+                continue  # an earlier visit of these failed
             began = time.perf_counter()
             run_secs = self._visits.visit(one)
             secs = time.perf_counter() - began

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 #: Seconds between two visits of one program, and of one that leads its workload.
-GAP_SECS, LEADER_GAP_SECS = 3.0, 1.0
+GAP_SECS, LEADER_GAP_SECS = 3.0, 0.5
 #: A program leads while it is at most so much slower than the fastest of its workload, and has this many
 #: times the visits of others then.
-LEAD, LEADER_VISITS = 1.1, 2
+LEAD, LEADER_VISITS = 1.1, 3
 #: Seconds that the visits on top of the others' may take: a long run is less of a moment than a short one.
-_LEADER_SECS = 0.25
+_LEADER_SECS = 0.4
+#: Last visits that a leader has, in turns with others: nothing is built beside them.
+LAST_LEADER_VISITS = 3
 #: Programs that are kept; of more, the oldest have their last visit at once.
 _MOST_KEPT = 128
 
@@ -90,10 +92,10 @@ class Visits:
         ]
 
     def last(self) -> list[Kept]:
-        """All of them, for a visit that is the last one of each."""
+        """All of them, for their last visits: one that leads has several, the others between."""
         for one in self._kept:
-            one.left, one.extra = 1, 0
-        return list(self._kept)
+            one.left, one.extra = LAST_LEADER_VISITS if self._leads(one) else 1, 0
+        return [one for turn in range(LAST_LEADER_VISITS) for one in self._kept if one.left > turn]
 
     def visit(self, one: Kept) -> tuple[float, ...]:
         """Time a program again, and let go of it (`left` is 0 then) after its last visit."""
@@ -124,4 +126,4 @@ class Visits:
         return one.extra > 0 and one.best_secs <= LEAD * self._best_secs[one.workload_id]
 
 
-__all__ = ["GAP_SECS", "LEADER_GAP_SECS", "LEADER_VISITS", "Kept", "Visits"]
+__all__ = ["GAP_SECS", "LAST_LEADER_VISITS", "LEADER_GAP_SECS", "LEADER_VISITS", "Kept", "Visits"]

@@ -255,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--regime", action="append", default=[], choices=[one.value for one in Regime])
     parser.add_argument("--strategies", nargs="*", default=[], choices=NAMES)
     parser.add_argument("--choices", nargs="*", default=[], choices=NAMES, help="what auto chooses from")
-    parser.add_argument("--selector", default="few-of-each", choices=list(SELECTORS))
+    parser.add_argument("--selector", default=next(iter(SELECTORS)), choices=list(SELECTORS))
     parser.add_argument(
         "--selectors",
         nargs="*",

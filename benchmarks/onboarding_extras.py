@@ -25,7 +25,6 @@ from transfer.adapt.siblings import Siblings
 from transfer.baselines.situation import Support, with_support
 from transfer.errors import TransferError
 from transfer.hardware import HARDWARE_NAMES
-from transfer.model import MultiTaskTLP, model_config
 from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
 from transfer.onboarding_curve import Adapting, CurvePlan, choose_support, run_curve, situation_of
 from transfer.onboarding_table import CurveTable
@@ -165,8 +164,7 @@ def _learnt(one: DeviceSet, cases: CasePlan) -> int:
 
 def coverage(one: DeviceSet, how: How, regime: Regime, samples: Sequence[int] = COVERED) -> dict[str, Any]:
     """How often stated 90 % intervals hold what the head's first choices reach in truth."""
-    device_new = regime is Regime.DEVICE_NEW
-    strategy = Siblings(trains_head=not device_new)
+    strategy = Siblings()
     rows: dict[int, list[dict[str, float]]] = defaultdict(list)
     cases = make_cases(one.dataset, one.workloads, how.cases(one, regime))
     for place, case in enumerate(cases):
@@ -195,11 +193,7 @@ def _stated(
     config = TrainConfig(epochs=how.epochs, device="cpu")
     situation = situation_of(view, case)
     sources = situation.sources
-    if case.regime is Regime.DEVICE_NEW:
-        # Siblings measured all that is ranked: no head is asked.
-        source = MultiTaskTLP(model_config(dataset.spec), sources)
-    else:
-        source = train(view, case.source_rows, config=config, seed=case.seed, devices=sources).model
+    source = train(view, case.source_rows, config=config, seed=case.seed, devices=sources).model
     truth = dataset.latency_secs[:, dataset.column(case.target)]
     found = []
     for k in samples:

@@ -293,7 +293,7 @@ def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_
     nobody_leads = {matmul.workload_id: 1e-9}
     timed: list[int] = []
     with WorkerPool([child_settings()]) as own:
-        [alone] = own.run(of(matmul, matmul_candidates[:1], protocol=often), None, timed.append)
+        [alone] = own.run(of(matmul, matmul_candidates[:1], protocol=often), nobody_leads, timed.append)
         # The pause between jobs is longer than that between visits (`agents.visits.GAP_SECS`).
         results = []
         for result in own.run(
@@ -335,7 +335,8 @@ def test_an_abandoned_batch_leaves_no_program_behind(
         )
         assert next(running).job == 0
         running.close()
-        again = by_job(list(own.run(of(matmul, matmul_candidates[3:5], protocol=often))))
+        nobody_leads = {matmul.workload_id: 1e-9}
+        again = by_job(list(own.run(of(matmul, matmul_candidates[3:5], protocol=often), nobody_leads)))
     assert [(result.job, result.quality["visits"]) for result in again] == [(0, 2), (1, 2)]
 
 

@@ -88,8 +88,10 @@ def test_an_unknown_way_names_the_known_ones() -> None:
         selector_named("best")
 
 
-def test_few_of_each_takes_eight_of_a_workload_before_the_next(source: MultiTaskTLP) -> None:
-    rows = selector_named("few-of-each").choose(choice_of(source), 24)
+@pytest.mark.parametrize("name", ["few-of-each", "paired"])
+def test_eight_of_a_workload_are_taken_before_the_next(name: str, source: MultiTaskTLP) -> None:
+    """Expectations and the check need samples that can be compared with each other."""
+    rows = selector_named(name).choose(choice_of(source), 24)
     assert sorted(np.unique(DATASET.group[rows], return_counts=True)[1].tolist()) == [8, 8, 8]
 
 

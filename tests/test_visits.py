@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from agents.job import Result
 from agents.records import Outcome
-from agents.visits import GAP_SECS, LEADER_GAP_SECS, Visits
+from agents.visits import GAP_SECS, LAST_LEADER_VISITS, LEADER_GAP_SECS, LEADER_VISITS, Visits
 
 
 class Clock:
@@ -43,7 +43,7 @@ def test_a_program_is_visited_when_its_time_has_come_until_it_had_all_visits() -
     visits = Visits(clock)
     keep(visits, 1, 2, 0.5)
     clock.now += 1
-    keep(visits, 2, 1, 0.3, "other")
+    keep(visits, 2, 1, 0.6, "other")
     assert visits.due() == []
     clock.now += GAP_SECS - 1
     [one] = visits.due()
@@ -51,7 +51,7 @@ def test_a_program_is_visited_when_its_time_has_come_until_it_had_all_visits() -
     clock.now += GAP_SECS
     assert [(one.job, visits.visit(one), one.left) for one in visits.due()] == [
         (1, (0.5,), 0),
-        (2, (0.3,), 0),
+        (2, (0.6,), 0),
     ]
     clock.now += GAP_SECS
     assert visits.due() == []
@@ -64,7 +64,7 @@ def test_those_near_the_fastest_of_their_workload_are_visited_more_often() -> No
     keep(visits, 2, 3, secs=0.0109)
     keep(visits, 3, 3, secs=0.0111)
     keep(visits, 4, 3, secs=0.0111, workload_id="other")
-    often = [LEADER_GAP_SECS * turn for turn in range(1, 5)]
+    often = [LEADER_GAP_SECS * turn for turn in range(1, 4 * (LEADER_VISITS - 1) + 1)]
     seldom = [GAP_SECS * turn for turn in range(1, 4)]
     again = copy.deepcopy((visits, clock))
     assert moments(visits, clock, 1, 20.0) == often + [often[-1] + one for one in seldom]
@@ -76,7 +76,7 @@ def test_a_leader_that_is_overtaken_has_no_more_visits_than_others() -> None:
     clock = Clock()
     visits = Visits(clock)
     keep(visits, 1, 3, secs=0.0100)
-    assert moments(visits, clock, 1, 2.0) == [1.0, 2.0]
+    assert moments(visits, clock, 1, 2.0) == [0.5, 1.0, 1.5, 2.0]
     visits.note("one", 0.0)
     visits.note("one", 0.0090)
     assert moments(visits, clock, 1, 20.0) == [GAP_SECS, 2 * GAP_SECS, 3 * GAP_SECS]
@@ -86,7 +86,7 @@ def test_a_slow_leader_is_visited_no_more_often_than_its_time_allows() -> None:
     clock = Clock()
     visits = Visits(clock)
     keep(visits, 1, 3, secs=0.1)
-    assert len(moments(visits, clock, 1, 30.0)) == 3 + 2
+    assert len(moments(visits, clock, 1, 30.0)) == 3 + 4
     keep(visits, 2, 3, secs=0.3)
     assert len(moments(visits, clock, 2, 30.0)) == 3
 
@@ -100,6 +100,18 @@ def test_at_the_end_every_program_has_its_last_visit() -> None:
         visits.visit(one)
         left.append((one.job, one.left))
     assert left == [(0, 0), (1, 0), (2, 0)]
+    assert visits.last() == []
+
+
+def test_leaders_have_several_last_visits_and_others_between() -> None:
+    visits = Visits(Clock())
+    for job, secs in enumerate((0.0100, 0.0200, 0.0101)):
+        keep(visits, job, 7, secs)
+    jobs = []
+    for one in visits.last():
+        visits.visit(one)
+        jobs.append(one.job)
+    assert jobs == [0, 1, 2] + [0, 2] * (LAST_LEADER_VISITS - 1)
     assert visits.last() == []
 
 
@@ -121,8 +133,9 @@ def test_a_program_that_raises_the_second_time_is_let_go() -> None:
 
     visits = Visits(Clock())
     visits.keep(1, broken, 5, "one", 0.01)
-    [one] = visits.last()
+    one, *others = visits.last()
     assert (visits.visit(one), one.left) == ((), 0)
+    assert others == [one] * (LAST_LEADER_VISITS - 1), "they are passed over: nothing of it is left"
     assert visits.last() == []
 
 

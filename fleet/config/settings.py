@@ -57,7 +57,7 @@ Strategy = Literal[
     "scratch",
 ]
 #: Ways to choose the candidates that a new device measures (`transfer.adapt.select`).
-Selector = Literal["few-of-each", "random", "stratified", "paired", "uncertainty", "kmeans", "diverse-fast"]
+Selector = Literal["paired", "few-of-each", "random", "stratified", "uncertainty", "kmeans", "diverse-fast"]
 
 _ENV_PREFIX = "FLEET_"
 _MASK = "***"
@@ -151,7 +151,7 @@ class OnboardingSection(_Section):
     #: Candidates measured on the new device.
     samples: int = Field(default=128, ge=0, le=1_000_000)
     strategy: Strategy = "auto"
-    selector: Selector = "few-of-each"
+    selector: Selector = "paired"
 
 
 class FleetConfig(_Section):

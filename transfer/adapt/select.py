@@ -177,7 +177,7 @@ class DiverseFast:
 #: Every way, by name; the first is the default.
 SELECTORS: dict[str, Selector] = {
     one.name: one
-    for one in (FewOfEach(), Uniform(), Stratified(), Paired(), Uncertain(), Clustered(), DiverseFast())
+    for one in (Paired(), FewOfEach(), Uniform(), Stratified(), Uncertain(), Clustered(), DiverseFast())
 }
 
 

@@ -3,7 +3,9 @@
 Where siblings have measured a candidate, what they measured says more of a new device than any feature: it is
 carried over by `transfer.adapt.sibling_model`, which k = 0 suffices for. What comes of it is an estimate
 of the target's latency for every candidate that any sibling measured, hundreds of times more than k; the
-head, which unseen candidates are judged by, is trained on those estimates and on the few measurements.
+head, which unseen candidates are judged by, is trained on those estimates and on the few measurements. It has
+a vote on measured candidates too: a sibling's number is one measurement with its noise, which a head that
+learnt from thousands smooths.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from transfer.model import MultiTaskTLP
 from transfer.train import TrainConfig, trainable_devices
 from transfer.tree_training import teach_trees
 
+#: What the head's vote on a candidate that siblings measured counts beside the estimate (decision 25).
+_HEAD_SHARE = 0.5
 #: A candidate that failed on every sibling that tried it counts as this many times slower than the head says.
 _FAILED_FACTOR = 100.0
 
@@ -54,7 +58,7 @@ class Siblings:
     least_samples: int = 0
 
     def only_known(self) -> Siblings:
-        """The same scores of candidates that siblings measured, without what others need."""
+        """The estimates alone: nearly the same scores of candidates that siblings measured."""
         return replace(self, trains_head=False)
 
     def adapt(
@@ -93,13 +97,14 @@ class Siblings:
         everything = np.arange(len(estimated))
         able = trainable_devices(estimated, everything)
         devices = [one for one in able if one == target_device or one in source.device_ids]
-        nets = None
+        nets, head_share = None, 0.0
         if self.trains_head and target_device in devices:
             per_epoch = -(-len(np.unique(estimated.group)) // config.workloads_per_batch)
             epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
             how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
             tune(model, estimated, devices, how, seed)
             teach_trees(model, estimated, everything, devices, config=config, seed=seed)
+            head_share = _HEAD_SHARE
             if self.nets:
                 nets = fit_nets(estimated, target_device, config.loss, self.nets, seed)
         notes = {
@@ -111,18 +116,20 @@ class Siblings:
         return Adapted(
             device_id=target_device,
             model=model,
-            correction=SiblingCorrection(target_device, fitted.model, nets),
+            correction=SiblingCorrection(target_device, fitted.model, nets, head_share),
             notes=notes,
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiblingCorrection:
-    """Scores candidates by what siblings measured, and by the head where they did not."""
+    """Scores candidates by what siblings measured and by the head, by the head alone where they did not."""
 
     device_id: str
     siblings: SiblingModel
     nets: SummaryNets | None = None
+    #: Of the head's vote on what siblings measured; 0 for a head that was not trained.
+    head_share: float = 0.0
     kind: str = "siblings"
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
@@ -138,6 +145,7 @@ class SiblingCorrection:
             "device_id": self.device_id,
             "siblings": list(self.siblings.siblings),
             "strength": self.siblings.strength,
+            "head_share": self.head_share,
         }
 
     @classmethod
@@ -155,7 +163,9 @@ class SiblingCorrection:
             nets = SummaryNets(**{name: arrays[name] for name in names}) if names else None
             rest = {name: array for name, array in arrays.items() if name not in names}
             model = SiblingModel(siblings=siblings, strength=int(settings["strength"]), **rest)
-            return cls(str(settings["device_id"]), model, nets)
+            # Heads of versions before had no vote.
+            share = float(settings.get("head_share", 0.0))
+            return cls(str(settings["device_id"]), model, nets, share)
         except (KeyError, TypeError, ValueError) as error:
             raise TransferError(
                 f"cannot restore what siblings say: {type(error).__name__}: {error}; adapt the device again"
@@ -171,8 +181,9 @@ class SiblingCorrection:
         has_known = np.isin(group, group[known])
         scores = np.full(len(dataset), np.nan)
         # The head is asked about the rows that no sibling measured, and where there are such beside measured
-        # ones, about the measured ones too: its level in the workload must be found.
-        mixed = np.isin(group, group[wanted & ~known])
+        # ones, or where it has a vote on these, about the measured ones too: its level in the workload must
+        # be found.
+        mixed = np.isin(group, group[wanted & ~known]) | (self.head_share > 0)
         ask = (wanted & ~known) | (mixed & has_known & known)
         told = np.full(len(around), np.nan)
         if ask.any():
@@ -183,7 +194,10 @@ class SiblingCorrection:
         both = np.bincount(group[known], minlength=count)
         level = np.bincount(group, apart, count) / np.maximum(1, both)
         failed = dataset.failed[around].any(axis=1) & ~known
-        filled = np.where(known, value, told + level[group] + failed * np.log(_FAILED_FACTOR))
+        heads = told + level[group]
+        if self.head_share:
+            value = (1 - self.head_share) * value + self.head_share * heads
+        filled = np.where(known, value, heads + failed * np.log(_FAILED_FACTOR))
         usable = has_known & np.isfinite(filled)
         least = group_min(np.where(usable, filled, np.nan)[:, None], group, count)[group, 0]
         chosen = usable & wanted
