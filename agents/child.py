@@ -143,6 +143,7 @@ class Worker:
                 wait_secs = held.enter_context(self._lock())
             try:
                 with self._slot.building() if self._slot else nullcontext():
+                    started = time.perf_counter()
                     if job.check:
                         self._enter(job, Stage.REFERENCE)
                         self._programs.prepare_reference(job.workload)

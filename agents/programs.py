@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.build import Built
+from agents.build import Built, check_arguments
 from agents.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
 from agents.link import is_remote
 from agents.records import CandidateId, Workload
@@ -122,7 +122,9 @@ class Programs:
 
         key = workload.workload_id
         if key not in self._loaded:
-            self._loaded[key] = _Loaded(tvm.ir.load_json(workload.module_json))
+            module = tvm.ir.load_json(workload.module_json)
+            check_arguments(module, workload.arg_shapes, workload.arg_dtypes)
+            self._loaded[key] = _Loaded(module)
             while len(self._loaded) > _KEPT_WORKLOADS:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(key)

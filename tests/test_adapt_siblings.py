@@ -80,6 +80,30 @@ def test_candidates_that_siblings_measured_go_by_their_latencies(adapted):
         assert kendall_tau(scores[mine], mean[mine]) > 0.8
 
 
+def test_the_head_has_half_of_the_vote_on_what_siblings_measured(adapted):
+    known = np.flatnonzero(np.isfinite(DATASET.latency_secs[:, :2]).any(axis=1) & (DATASET.group == 1))
+    whole = np.log(adapted.score(DATASET, known))
+    correction = adapted.correction
+    estimate = np.log(replace(correction, head_share=0.0).score(adapted.model, DATASET, known))
+    head = np.log(correction.score_unseen(adapted.model, DATASET.features.take(known)))
+    assert np.allclose(whole - whole.max(), (estimate + head) / 2 - ((estimate + head) / 2).max())
+    assert not np.allclose(whole, estimate)
+
+
+def test_heads_from_before_the_vote_score_as_they_did(adapted):
+    correction = adapted.correction
+    settings = correction.settings()
+    again = SiblingCorrection.restored(correction.arrays(), settings)
+    assert again.head_share == 0.5
+    del settings["head_share"]
+    old = SiblingCorrection.restored(correction.arrays(), settings)
+    rows = np.arange(24)
+    without = replace(correction, head_share=0.0)
+    assert np.allclose(
+        old.score(adapted.model, DATASET, rows), without.score(adapted.model, DATASET, rows), rtol=1e-6
+    )
+
+
 def test_the_targets_own_latencies_are_not_looked_at_when_scoring(adapted):
     column = DATASET.column(TARGET)
     latency = DATASET.latency_secs.copy()

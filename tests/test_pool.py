@@ -92,6 +92,24 @@ def test_a_program_that_kills_its_process_three_times_is_quarantined_and_the_bat
     assert "strikes" not in results[1].quality
 
 
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [{"arg_shapes": ((1, 128, 128), (1, 128, 64), (1, 128, 128))}, {"arg_dtypes": ("float16",) * 3}],
+    ids=["shape", "type"],
+)
+def test_arguments_that_the_program_does_not_take_are_refused(
+    matmul: Workload, matmul_candidates: list[Candidate], changes: dict[str, Any], check: bool
+) -> None:
+    """They are not checked at the call: the program would read beyond their ends."""
+    wrong = dataclasses.replace(matmul, **changes)
+    with WorkerPool([child_settings()]) as own:
+        [job] = jobs([(wrong, matmul_candidates[0])])
+        [result] = own.run([dataclasses.replace(job, check=check)])
+    assert result.outcome is Outcome.BUILD_FAILED
+    assert "the workload names arguments" in result.error
+
+
 def test_a_death_of_the_unscheduled_program_is_no_strike_against_its_candidate() -> None:
     # Program and candidate are one here, so the candidate dies as well: by its own strikes.
     with WorkerPool([child_settings()]) as own:
