@@ -123,6 +123,7 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasure
     """
     from transfer.adapt.auto import checking_view, for_check
     from transfer.adapt.expected import expect
+    from transfer.onboarding_cases import Regime
 
     scores = np.full(len(one.support), np.nan)
     for held in _folds(one):
@@ -139,6 +140,7 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasure
         one.latency[rows],
         one.dataset.group[rows],
         seed=one.seed,
+        unseen=one.regime is Regime.BOTH_NEW,
     )
 
 
