@@ -36,7 +36,7 @@ _NEAR = 1.5
 #: How far expectations were off beyond what the draws explain, by replayed onboardings: mean and spread of
 #: truth less expectation, of top-1 and top-5. Devices differ in how alike errors of alike candidates are.
 _OFF_TOP1 = 0.0, 0.02
-_OFF_TOP5 = 0.008, 0.003
+_OFF_TOP5 = 0.005, 0.005
 #: The same where nobody has measured the workloads: a network is less like others than its workloads are
 #: like each other, and samples cannot tell by how much.
 _UNSEEN_OFF_TOP1 = -0.05, 0.1

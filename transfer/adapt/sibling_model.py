@@ -81,7 +81,11 @@ def part_latencies(latency_secs: Floats, group: Groups) -> Agreed:
     per_row = known.sum(axis=1)
     per_level = np.zeros((count, known.shape[1]))
     np.add.at(per_level, group, known)
+    # Where no candidate ties two siblings together, each one's mean is its level: what a slow device measured
+    # must not look slow beside what a fast one did.
     level = np.zeros_like(per_level)
+    np.add.at(level, group, values)
+    level /= np.maximum(1, per_level)
     shared = np.zeros(len(group))
     for _ in range(_PASSES):
         rest = np.where(known, values - level[group], 0.0)
