@@ -104,6 +104,41 @@ def test_heads_from_before_the_vote_score_as_they_did(adapted):
     )
 
 
+def test_samples_that_no_sibling_measured_teach_the_networks(source):
+    random = np.random.default_rng(3)
+    latency = DATASET.latency_secs.copy()
+    samples = random.permutation(len(DATASET))[:48]
+    samples = samples[np.isfinite(latency[samples, 0])]
+    latency[samples, DATASET.column(TARGET)] = 1e-6 / latency[samples, 0]
+    shared = replace(DATASET, latency_secs=latency)
+    alone = replace(DATASET, latency_secs=latency.copy())
+    alone.latency_secs[np.ix_(samples, [0, 1])] = np.nan
+    shares, agreed = {}, {}
+    for name, part, support in (
+        ("shared", shared, samples),
+        ("alone", alone, samples),
+        ("one", alone, samples[:1]),
+    ):
+        found = Siblings(nets=1).adapt(
+            source, part, TARGET, support, source_rows=SOURCE_ROWS, config=QUICK, seed=0
+        )
+        scores = found.correction.score_unseen(found.model, part.features.take(samples))
+        shares[name] = found.correction.nets_share
+        agreed[name] = np.mean(
+            [
+                kendall_tau(scores[mine], latency[samples[mine], DATASET.column(TARGET)])
+                for one in range(8)
+                if (mine := DATASET.group[samples] == one).sum() > 2
+            ]
+        )
+        settings = found.correction.settings()
+        again = SiblingCorrection.restored(found.correction.arrays(), settings)
+        assert again.nets_share == found.correction.nets_share
+    assert shares == {"shared": 0.0, "alone": 0.75, "one": 0.0}
+    # On the target what is slow on siblings is fast: only the samples tell.
+    assert agreed["alone"] > agreed["one"] + 0.3
+
+
 def test_the_targets_own_latencies_are_not_looked_at_when_scoring(adapted):
     column = DATASET.column(TARGET)
     latency = DATASET.latency_secs.copy()

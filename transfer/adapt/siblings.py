@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.sibling_model import SiblingModel, fit_siblings
-from transfer.adapt.summary_nets import SummaryNets, fit_nets
+from transfer.adapt.summary_nets import SummaryNets, fit_nets, tune_nets
 from transfer.adapt.tuning import tune
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
@@ -32,6 +32,10 @@ from transfer.tree_training import teach_trees
 
 #: What the head's vote on a candidate that siblings measured counts beside the estimate (decision 25).
 _HEAD_SHARE = 0.5
+#: Where siblings measured fewer than this share of the samples, and samples can be compared in so many
+#: workloads, estimates say little of this device: the networks go on with the samples alone, and have this
+#: share of the vote on unseen candidates (decision 26).
+_SHARED, _LEAST_WORKLOADS, _TUNED_SHARE = 0.5, 2, 0.75
 #: A candidate that failed on every sibling that tried it counts as this many times slower than the head says.
 _FAILED_FACTOR = 100.0
 
@@ -97,7 +101,7 @@ class Siblings:
         everything = np.arange(len(estimated))
         able = trainable_devices(estimated, everything)
         devices = [one for one in able if one == target_device or one in source.device_ids]
-        nets, head_share = None, 0.0
+        nets, head_share, nets_share = None, 0.0, 0.0
         if self.trains_head and target_device in devices:
             per_epoch = -(-len(np.unique(estimated.group)) // config.workloads_per_batch)
             epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
@@ -107,6 +111,9 @@ class Siblings:
             head_share = _HEAD_SHARE
             if self.nets:
                 nets = fit_nets(estimated, target_device, config.loss, self.nets, seed)
+                if _stands_alone(part, target_device):
+                    nets = tune_nets(nets, part, target_device, config.loss, seed)
+                    nets_share = _TUNED_SHARE
         notes = {
             "sources": siblings,
             "estimated": int(np.isfinite(fitted.log_secs).sum()),
@@ -116,7 +123,7 @@ class Siblings:
         return Adapted(
             device_id=target_device,
             model=model,
-            correction=SiblingCorrection(target_device, fitted.model, nets, head_share),
+            correction=SiblingCorrection(target_device, fitted.model, nets, head_share, nets_share),
             notes=notes,
         )
 
@@ -130,6 +137,8 @@ class SiblingCorrection:
     nets: SummaryNets | None = None
     #: Of the head's vote on what siblings measured; 0 for a head that was not trained.
     head_share: float = 0.0
+    #: Of the networks' vote on what they did not; 0 where head, trees and networks count alike.
+    nets_share: float = 0.0
     kind: str = "siblings"
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
@@ -146,6 +155,7 @@ class SiblingCorrection:
             "siblings": list(self.siblings.siblings),
             "strength": self.siblings.strength,
             "head_share": self.head_share,
+            "nets_share": self.nets_share,
         }
 
     @classmethod
@@ -163,9 +173,9 @@ class SiblingCorrection:
             nets = SummaryNets(**{name: arrays[name] for name in names}) if names else None
             rest = {name: array for name, array in arrays.items() if name not in names}
             model = SiblingModel(siblings=siblings, strength=int(settings["strength"]), **rest)
-            # Heads of versions before had no vote.
-            share = float(settings.get("head_share", 0.0))
-            return cls(str(settings["device_id"]), model, nets, share)
+            # Versions before had no such shares.
+            head_share, nets_share = (float(settings.get(f"{of}_share", 0.0)) for of in ("head", "nets"))
+            return cls(str(settings["device_id"]), model, nets, head_share, nets_share)
         except (KeyError, TypeError, ValueError) as error:
             raise TransferError(
                 f"cannot restore what siblings say: {type(error).__name__}: {error}; adapt the device again"
@@ -209,9 +219,18 @@ class SiblingCorrection:
         return np.asarray(np.exp(self._log_scores(model, block)))
 
     def _log_scores(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
-        """Logarithms of relative speeds: the mean over head, trees (both in one score) and networks."""
+        """Logarithms of relative speeds: a weighted mean over head and trees (in one score) and networks."""
         head = np.log(np.maximum(model.score(block, self.device_id), 1e-12))
         if self.nets is None:
             return np.asarray(head)
-        votes = 1 if model.trees is None else 2
-        return np.asarray((votes * head + self.nets.log_scores(block.summary).mean(axis=0)) / (votes + 1))
+        share = self.nets_share or 1 / (2 if model.trees is None else 3)
+        return np.asarray((1 - share) * head + share * self.nets.log_scores(block.summary).mean(axis=0))
+
+
+def _stands_alone(part: Dataset, target_device: str) -> bool:
+    """Whether the target has samples to compare, most of which no sibling measured."""
+    rows = part.rows_of(target_device)
+    others = np.delete(part.latency_secs[rows], part.column(target_device), axis=1)
+    shared = np.isfinite(others).any(axis=1)
+    _, counts = np.unique(part.group[rows], return_counts=True)
+    return int((counts > 1).sum()) >= _LEAST_WORKLOADS and float(shared.mean()) < _SHARED

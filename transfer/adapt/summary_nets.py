@@ -10,6 +10,7 @@ Legend: M networks, P summary slots, W width, N candidates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +24,13 @@ from transfer.dataset import Dataset
 from transfer.losses import LossWeights, head_loss
 from transfer.model import scoped_seed
 from transfer.train import torch_threads
-from transfer.training_data import gather_rows
+from transfer.training_data import TrainingRows, gather_rows
 
 _WIDTH = 256
 _DROPOUT = 0.1
 _RATE, _DECAY = 1e-3, 1e-2
+#: The rate at which networks go on from what they know.
+_TUNING_RATE = 3e-4
 _EPOCHS = 40
 #: Most updates of one network: bounds the time where there are many workloads.
 _MOST_STEPS = 800
@@ -84,34 +87,95 @@ def fit_nets(part: Dataset, device_id: str, terms: LossWeights, count: int, seed
     summary = np.ascontiguousarray(part.features.summary[data.rows], dtype=np.float32)
     mean, std = summary.mean(axis=0), summary.std(axis=0)
     std = np.where(std > 1e-4, std, 1.0).astype(np.float32)
-    x = torch.from_numpy(np.clip((summary - mean) / std, -_LIMIT, _LIMIT))
-    labels = torch.from_numpy(data.labels[:, 0].copy())
-    per_epoch = -(-len(data.groups) // _WORKLOADS)
-    epochs = max(1, min(_EPOCHS, _MOST_STEPS // per_epoch))
+    epochs = max(1, min(_EPOCHS, _MOST_STEPS // -(-len(data.groups) // _WORKLOADS)))
     nets = []
     for place in range(count):
         random = np.random.default_rng((seed, place))
-        with scoped_seed(int(random.integers(2**31))), torch_threads(1), torch.enable_grad():
-            net = _network(x.shape[1])
-            optimizer = torch.optim.AdamW(net.parameters(), lr=_RATE, weight_decay=_DECAY)
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-            for _ in range(epochs):
-                for batch in draw_batches(data.groups, workloads=_WORKLOADS, most=_CANDIDATES, random=random):
-                    rows = torch.from_numpy(batch.rows)
-                    target = labels[rows][batch.place]
-                    logits = net(x[rows]).squeeze(-1)[batch.place]
-                    loss = head_loss(logits, target, target.isfinite() & batch.filled, terms=terms)
-                    if loss is not None:
-                        optimizer.zero_grad(set_to_none=True)
-                        loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
-                        optimizer.step()
-                schedule.step()
-        nets.append([one.detach().numpy() for one in net.parameters()])
+        with scoped_seed(int(random.integers(2**31))):
+            net = _network(summary.shape[1])
+            _learn(net, _standardised(summary, mean, std), data, terms, _RATE, epochs, random)
+        nets.append(net)
+    return _as_arrays(nets, mean.astype(np.float32), std)
+
+
+def tune_nets(nets: SummaryNets, part: Dataset, device_id: str, terms: LossWeights, seed: int) -> SummaryNets:
+    """Let networks go on learning, from the labels that `part` shows of one device.
+
+    Args:
+        nets: Where to start; not changed.
+        part: Only labels that may be learnt from are present.
+        device_id: Whose.
+        terms: The loss.
+        seed: Of all of them.
+
+    Raises:
+        TransferError: No workload has two labels.
+    """
+    data = gather_rows(part, np.arange(len(part)), (device_id,))
+    summary = np.ascontiguousarray(part.features.summary[data.rows], dtype=np.float32)
+    x = _standardised(summary, nets.nets_mean, nets.nets_std)
+    tuned = []
+    for place in range(len(nets.nets_in)):
+        random = np.random.default_rng((seed, place, 1))
+        with scoped_seed(int(random.integers(2**31))):
+            net = _network(summary.shape[1])
+            values = (
+                nets.nets_in[place].T,
+                nets.nets_in_bias[place],
+                nets.nets_mid[place].T,
+                nets.nets_mid_bias[place],
+                nets.nets_out[place][None],
+                nets.nets_out_bias[place].reshape(1),
+            )
+            with torch.no_grad():
+                for parameter, value in zip(net.parameters(), values, strict=True):
+                    parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
+            _learn(net, x, data, terms, _TUNING_RATE, _EPOCHS, random)
+        tuned.append(net)
+    return _as_arrays(tuned, nets.nets_mean, nets.nets_std)
+
+
+def _standardised(
+    summary: NDArray[np.float32], mean: NDArray[np.float32], std: NDArray[np.float32]
+) -> torch.Tensor:
+    return torch.from_numpy(np.clip((summary - mean) / std, -_LIMIT, _LIMIT))
+
+
+def _learn(
+    net: nn.Sequential,
+    x: torch.Tensor,
+    data: TrainingRows,
+    terms: LossWeights,
+    rate: float,
+    epochs: int,
+    random: np.random.Generator,
+) -> None:
+    labels = torch.from_numpy(data.labels[:, 0].copy())
+    with torch_threads(1), torch.enable_grad():
+        optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=_DECAY)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        for _ in range(epochs):
+            for batch in draw_batches(data.groups, workloads=_WORKLOADS, most=_CANDIDATES, random=random):
+                rows = torch.from_numpy(batch.rows)
+                target = labels[rows][batch.place]
+                logits = net(x[rows]).squeeze(-1)[batch.place]
+                loss = head_loss(logits, target, target.isfinite() & batch.filled, terms=terms)
+                if loss is not None:
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
+                    optimizer.step()
+            schedule.step()
+
+
+def _as_arrays(
+    nets: Sequence[nn.Sequential], mean: NDArray[np.float32], std: NDArray[np.float32]
+) -> SummaryNets:
+    parameters = [[one.detach().numpy() for one in net.parameters()] for net in nets]
     first, first_bias, second, second_bias, last, last_bias = (
-        np.stack(several).astype(np.float32) for several in zip(*nets, strict=True)
+        np.stack(several).astype(np.float32) for several in zip(*parameters, strict=True)
     )
     return SummaryNets(
-        nets_mean=mean.astype(np.float32),
+        nets_mean=mean,
         nets_std=std,
         nets_in=np.ascontiguousarray(first.transpose(0, 2, 1)),
         nets_in_bias=first_bias,
