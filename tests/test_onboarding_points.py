@@ -30,7 +30,9 @@ class Counting:
         return situation.test.astype(np.float64)
 
 
-def run(counting: Counting, kept: Path | None, *, name: str = "counting", seeds: int = 2) -> list[Point]:
+def run(
+    counting: Counting, kept: Path | None, *, name: str = "counting", seeds: int = 2, workers: int = 1
+) -> list[Point]:
     plan = CurvePlan(
         cases=CasePlan(regimes=tuple(Regime), targets=DEVICES[:2], seeds=tuple(range(seeds))),
         contenders=(FewShot(name, counting),),
@@ -38,7 +40,7 @@ def run(counting: Counting, kept: Path | None, *, name: str = "counting", seeds:
         config=CONFIG,
         samples=(0, 8),
     )
-    return run_curve(DATASET, None, plan, kept=kept)
+    return run_curve(DATASET, None, plan, workers=workers, kept=kept)
 
 
 def test_finished_cases_are_read_back_as_they_were(tmp_path: Path) -> None:
@@ -46,7 +48,7 @@ def test_finished_cases_are_read_back_as_they_were(tmp_path: Path) -> None:
     first = run(counting, tmp_path)
     asked = counting.asked
     assert asked > 0
-    again = run(counting, tmp_path)
+    again = run(counting, tmp_path, workers=2)
     assert counting.asked == asked
     assert len(first) == len(again)
     for one, other in zip(first, again, strict=True):

@@ -318,7 +318,7 @@ def _about(plan: CurvePlan, case: Case) -> list[Any]:
 def _run_anew(
     cases: Sequence[Case], dataset: Dataset, plan: CurvePlan, workers: int
 ) -> Iterator[tuple[Case, list[Point], float]]:
-    if workers <= 1 or len(cases) == 1:
+    if workers <= 1 or len(cases) <= 1:
         for case in cases:
             yield case, *_timed(dataset, case, plan)
         return
