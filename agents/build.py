@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,28 +38,6 @@ def replay(module: Any, trace: str) -> Any:
     return schedule.mod
 
 
-def check_arguments(module: Any, shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> None:
-    """Make sure that a program takes the arguments that its workload names.
-
-    Args:
-        module: Unscheduled `tvm.IRModule`.
-        shapes: Shape of each argument.
-        dtypes: Its type.
-
-    Raises:
-        CandidateRefused: It takes others.
-    """
-    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-
-    infos = ArgInfo.from_prim_func(module["main"])
-    taken = [(tuple(map(int, one.shape)), str(one.dtype)) for one in infos]
-    named = [(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    if taken != named:
-        raise CandidateRefused(
-            f"the workload names arguments {named}, its program takes {taken}: its records belong to another"
-        )
-
-
 def build(module: Any, trace: str, target: Any) -> Built:
     """Schedule and compile one candidate.
 
@@ -68,7 +45,7 @@ def build(module: Any, trace: str, target: Any) -> Built:
     asked for `main` here, since it compiles lazily and code generation must not fall into the timing.
 
     The call is compiled without TVM's checks of its arguments: a tenth of the compiler's time, and the
-    program's own code is the same. `check_arguments` looks at them once a workload instead.
+    program's own code is the same. `agents.programs` looks at them once a workload instead.
 
     Args:
         module: Unscheduled `tvm.IRModule`.

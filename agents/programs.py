@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from agents.build import Built, check_arguments
+from agents.build import Built, CandidateRefused
 from agents.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
 from agents.link import is_remote
 from agents.records import CandidateId, Workload
+from agents.workloads import arguments_of
 
 #: Workloads whose module and values stay loaded; a batch seldom holds more.
 _KEPT_WORKLOADS = 16
@@ -123,9 +124,18 @@ class Programs:
         key = workload.workload_id
         if key not in self._loaded:
             module = tvm.ir.load_json(workload.module_json)
-            check_arguments(module, workload.arg_shapes, workload.arg_dtypes)
+            _check_arguments(module, workload)
             self._loaded[key] = _Loaded(module)
             while len(self._loaded) > _KEPT_WORKLOADS:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(key)
         return self._loaded[key]
+
+
+def _check_arguments(module: Any, workload: Workload) -> None:
+    """Refuse a workload whose program takes other arguments than it names: calls are not checked."""
+    named, taken = (workload.arg_shapes, workload.arg_dtypes), arguments_of(module)
+    if named != taken:
+        raise CandidateRefused(
+            f"the workload names arguments {named}, its program takes {taken}: its records belong to another"
+        )

@@ -212,9 +212,11 @@ class DeviceWorker:
                     self._record(batch, planned, result, window.drift, lasting)
                     for planned, result in window.results
                 ]
-                again = [] if window.drift.suspect else watch.take_again()
+                again: list[Again] = []
                 if window.drift.suspect:
                     watch.remember(records, batch.workloads)
+                else:
+                    again += watch.take_again()
                 if within := batch.confirm_within:
                     again += leaders(records, batch.workloads, within=within, origin=CONFIRM, best_secs=best)
                 wanted.extend(unmeasured(again, measured))

@@ -24,6 +24,15 @@ def workload_id_of(module: Any) -> WorkloadId:
     return WorkloadId(f"{tvm_ffi.structural_hash(module) & (2**64 - 1):016x}")
 
 
+def arguments_of(module: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Shapes and types of the arguments of `main`; what TVM raises where a shape is not fixed."""
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+
+    infos = ArgInfo.from_prim_func(module["main"])
+    shapes = tuple(tuple(int(extent) for extent in info.shape) for info in infos)
+    return shapes, tuple(str(info.dtype) for info in infos)
+
+
 def workload_from_module(
     module: Any, *, name: str, operator: str, networks: Iterable[tuple[str, int]] = ()
 ) -> Workload:
@@ -34,11 +43,9 @@ def workload_from_module(
     """
     import tvm
     from tvm.s_tir.analysis import estimate_tir_flops
-    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 
     try:
-        infos = ArgInfo.from_prim_func(module["main"])
-        shapes = tuple(tuple(int(extent) for extent in info.shape) for info in infos)
+        shapes, dtypes = arguments_of(module)
     except Exception as error:
         raise AgentError(
             f"workload {name}: its arguments cannot be read as tensors of fixed shape ({error}); "
@@ -49,7 +56,7 @@ def workload_from_module(
         name=name,
         operator=operator,
         arg_shapes=shapes,
-        arg_dtypes=tuple(str(info.dtype) for info in infos),
+        arg_dtypes=dtypes,
         flops=float(estimate_tir_flops(module)),
         networks=tuple(sorted(networks)),
         module_json=tvm.ir.save_json(module),

@@ -198,9 +198,9 @@ def split_support(
 
 
 def for_check(strategy: Strategy, regime: Regime) -> Strategy:
-    """What gives the same scores where a check asks, in less time if it can.
+    """What gives nearly the same scores where a check asks, in less time if it can.
 
-    Where siblings have measured whatever is asked, a strategy that ranks by that needs no head to be checked.
+    Where siblings have measured whatever is asked, half of the vote is theirs, and needs no head.
     """
     if regime is Regime.DEVICE_NEW and isinstance(strategy, Siblings):
         return strategy.only_known()

@@ -61,7 +61,7 @@ class SummaryNets:
         found = np.empty((len(self.nets_in), len(summary)))
         for start in range(0, len(summary), _ROWS):
             part = slice(start, start + _ROWS)
-            x = np.clip((np.asarray(summary[part]) - self.nets_mean) / self.nets_std, -_LIMIT, _LIMIT)
+            x = _standardised(np.asarray(summary[part]), self.nets_mean, self.nets_std)
             for place in range(len(found)):
                 hidden = _gelu(x @ self.nets_in[place] + self.nets_in_bias[place])
                 hidden = _gelu(hidden @ self.nets_mid[place] + self.nets_mid_bias[place])
@@ -83,19 +83,7 @@ def fit_nets(part: Dataset, device_id: str, terms: LossWeights, count: int, seed
     Raises:
         TransferError: No workload has two labels.
     """
-    data = gather_rows(part, np.arange(len(part)), (device_id,))
-    summary = np.ascontiguousarray(part.features.summary[data.rows], dtype=np.float32)
-    mean, std = summary.mean(axis=0), summary.std(axis=0)
-    std = np.where(std > 1e-4, std, 1.0).astype(np.float32)
-    epochs = max(1, min(_EPOCHS, _MOST_STEPS // -(-len(data.groups) // _WORKLOADS)))
-    nets = []
-    for place in range(count):
-        random = np.random.default_rng((seed, place))
-        with scoped_seed(int(random.integers(2**31))):
-            net = _network(summary.shape[1])
-            _learn(net, _standardised(summary, mean, std), data, terms, _RATE, epochs, random)
-        nets.append(net)
-    return _as_arrays(nets, mean.astype(np.float32), std)
+    return _taught(part, device_id, terms, [(seed, place) for place in range(count)], _RATE, None)
 
 
 def tune_nets(nets: SummaryNets, part: Dataset, device_id: str, terms: LossWeights, seed: int) -> SummaryNets:
@@ -111,34 +99,44 @@ def tune_nets(nets: SummaryNets, part: Dataset, device_id: str, terms: LossWeigh
     Raises:
         TransferError: No workload has two labels.
     """
+    seeds = [(seed, place, 1) for place in range(len(nets.nets_in))]
+    return _taught(part, device_id, terms, seeds, _TUNING_RATE, nets)
+
+
+def _taught(
+    part: Dataset,
+    device_id: str,
+    terms: LossWeights,
+    seeds: Sequence[tuple[int, ...]],
+    rate: float,
+    start: SummaryNets | None,
+) -> SummaryNets:
+    """One network a seed, from nothing or from where `start` is."""
     data = gather_rows(part, np.arange(len(part)), (device_id,))
     summary = np.ascontiguousarray(part.features.summary[data.rows], dtype=np.float32)
-    x = _standardised(summary, nets.nets_mean, nets.nets_std)
-    tuned = []
-    for place in range(len(nets.nets_in)):
-        random = np.random.default_rng((seed, place, 1))
+    if start is None:
+        mean, std = summary.mean(axis=0), summary.std(axis=0)
+        std = np.where(std > 1e-4, std, 1.0).astype(np.float32)
+    else:
+        mean, std = start.nets_mean, start.nets_std
+    x = torch.from_numpy(_standardised(summary, mean, std))
+    nets = []
+    for place, seed in enumerate(seeds):
+        random = np.random.default_rng(seed)
         with scoped_seed(int(random.integers(2**31))):
-            net = _network(summary.shape[1])
-            values = (
-                nets.nets_in[place].T,
-                nets.nets_in_bias[place],
-                nets.nets_mid[place].T,
-                nets.nets_mid_bias[place],
-                nets.nets_out[place][None],
-                nets.nets_out_bias[place].reshape(1),
-            )
-            with torch.no_grad():
-                for parameter, value in zip(net.parameters(), values, strict=True):
-                    parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
-            _learn(net, x, data, terms, _TUNING_RATE, _EPOCHS, random)
-        tuned.append(net)
-    return _as_arrays(tuned, nets.nets_mean, nets.nets_std)
+            net = _network(x.shape[1])
+            if start is not None:
+                _set(net, start, place)
+            _learn(net, x, data, terms, rate, random)
+        nets.append(net)
+    return _as_arrays(nets, mean, std)
 
 
 def _standardised(
-    summary: NDArray[np.float32], mean: NDArray[np.float32], std: NDArray[np.float32]
-) -> torch.Tensor:
-    return torch.from_numpy(np.clip((summary - mean) / std, -_LIMIT, _LIMIT))
+    summary: NDArray[np.floating], mean: NDArray[np.float32], std: NDArray[np.float32]
+) -> NDArray[np.floating]:
+    found: NDArray[np.floating] = np.clip((summary - mean) / std, -_LIMIT, _LIMIT)
+    return found
 
 
 def _learn(
@@ -147,10 +145,10 @@ def _learn(
     data: TrainingRows,
     terms: LossWeights,
     rate: float,
-    epochs: int,
     random: np.random.Generator,
 ) -> None:
     labels = torch.from_numpy(data.labels[:, 0].copy())
+    epochs = max(1, min(_EPOCHS, _MOST_STEPS // -(-len(data.groups) // _WORKLOADS)))
     with torch_threads(1), torch.enable_grad():
         optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=_DECAY)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
@@ -165,6 +163,21 @@ def _learn(
                     loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
                     optimizer.step()
             schedule.step()
+
+
+def _set(net: nn.Sequential, nets: SummaryNets, place: int) -> None:
+    """Give a network the values of one that was stored: the inverse of `_as_arrays`."""
+    values = (
+        nets.nets_in[place].T,
+        nets.nets_in_bias[place],
+        nets.nets_mid[place].T,
+        nets.nets_mid_bias[place],
+        nets.nets_out[place][None],
+        nets.nets_out_bias[place].reshape(1),
+    )
+    with torch.no_grad():
+        for parameter, value in zip(net.parameters(), values, strict=True):
+            parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
 
 
 def _as_arrays(
