@@ -71,6 +71,11 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     def held_out(of: Dataset) -> list[Split]:
         kind = SplitKind(options.split)
         made = make_splits(kind, of, snapshot.workloads, folds=options.folds, seed=options.seed)
+        names = [one.name for one in made]
+        if unknown := set(options.held or ()) - set(names):
+            raise SystemExit(
+                f"--held {' '.join(sorted(unknown))}: no such split; there are {', '.join(names)}"
+            )
         return [one for one in made if not options.held or one.name in options.held]
 
     wanted = held_out(dataset)

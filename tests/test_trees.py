@@ -15,6 +15,7 @@ from tests.model_fixtures import CONFIG, make_block, make_dataset
 from transfer import checkpoint
 from transfer.adapt.heads import with_target_head
 from transfer.errors import TransferError
+from transfer.flat import flat_inputs
 from transfer.model import MultiTaskTLP, model_config
 from transfer.ranking import order_agreement
 from transfer.train import train
@@ -25,6 +26,7 @@ DATASET = make_dataset(workloads=16, candidates=20)
 ROWS, HELD = np.flatnonzero(DATASET.group < 12), np.flatnonzero(DATASET.group >= 12)
 RUN = replace(CONFIG, epochs=4, trees=60)
 SHAPE = model_config(DATASET.spec, CONFIG.sizes)
+FLAT = flat_inputs(DATASET.features, DATASET.spec.category_sizes)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def hardware(device_id: str) -> np.ndarray:
 
 def test_they_rank_workloads_that_they_never_saw(model: MultiTaskTLP) -> None:
     assert model.trees is not None
-    told = model.trees.log_speeds(DATASET.features.summary[HELD], hardware("cpu.a"))
+    told = model.trees.log_speeds(FLAT[HELD], hardware("cpu.a"))
     found = []
     for group in np.unique(DATASET.group[HELD]):
         mine = np.flatnonzero((DATASET.group[HELD] == group) & np.isfinite(DATASET.latency_secs[HELD, 0]))
@@ -52,7 +54,7 @@ def test_a_score_is_the_vote_of_both(model: MultiTaskTLP) -> None:
     network = model.copy()
     network.trees = None
     alone = np.log(network.score(block, "cpu.b"))
-    told = model.trees.log_speeds(block.summary, hardware("cpu.b"))
+    told = model.trees.log_speeds(FLAT[HELD], hardware("cpu.b"))
     scores = model.score(block, "cpu.b")
     assert scores == pytest.approx(joint_scores(alone, told))
     assert np.array_equal(np.argsort(scores), np.argsort(alone + told))
@@ -93,17 +95,30 @@ def test_equal_seeds_give_equal_trees_and_weights_count() -> None:
     teach_trees(models[1], DATASET, ROWS[some > 0], ("cpu.a",), config=replace(RUN, trees=20), seed=3)
     assert models[0].trees is not None
     assert models[1].trees is not None
-    a, b = (
-        one.trees.log_speeds(DATASET.features.summary, hardware("cpu.a"))
-        for one in models[:2]
-        if one.trees is not None
-    )
+    a, b = (one.trees.log_speeds(FLAT, hardware("cpu.a")) for one in models[:2] if one.trees is not None)
     assert a == pytest.approx(b)
 
 
 def fastest(group: int) -> int:
     rows = np.flatnonzero(DATASET.group == group)
     return int(rows[np.nanargmin(DATASET.latency_secs[rows, 0])])
+
+
+def test_one_device_may_have_trees_of_its_own_beside_those_of_all() -> None:
+    models = [MultiTaskTLP(SHAPE) for _ in range(3)]
+    how = {"config": replace(RUN, trees=20), "seed": 1}
+    teach_trees(models[0], DATASET, ROWS, ("cpu.a", "cpu.b"), **how)
+    teach_trees(models[1], DATASET, ROWS, ("cpu.b",), **how)
+    teach_trees(models[2], DATASET, ROWS, ("cpu.a", "cpu.b"), alone="cpu.b", **how)
+    trees = [model.trees for model in models if model.trees is not None]
+    assert [float(one.weight) for one in trees] == [1.0, 1.0, 2.0]
+    told = [one.log_speeds(FLAT[HELD], hardware("cpu.b")) - float(one.offset) for one in trees]
+    # The second set draws other rows and columns than the same set does by itself.
+    apart = np.abs(told[2] - (told[0] + told[1]) / 2).mean()
+    assert apart < 0.3 * np.abs(told[2] - told[0]).mean()
+    assert apart < 0.3 * np.abs(told[2] - told[1]).mean()
+    network = np.linspace(-3, -1, len(HELD))
+    assert joint_scores(network, network + 0.3, 2.0) == pytest.approx(np.exp(network + 0.2), rel=2e-2)
 
 
 def test_without_trees_the_network_stands_alone() -> None:
@@ -143,5 +158,5 @@ def test_damaged_trees_and_other_inputs_are_refused() -> None:
     model = MultiTaskTLP(SHAPE)
     teach_trees(model, DATASET, ROWS, ("cpu.a",), config=replace(RUN, trees=3), seed=0)
     assert model.trees is not None
-    with pytest.raises(TransferError, match="trees read 3 numbers a candidate, this program has 5"):
+    with pytest.raises(TransferError, match="trees read 21 numbers a candidate, this program has 5"):
         model.trees.log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))

@@ -5,7 +5,7 @@ model of a search. It must not know where features or labels come from: it sees 
 
 What differs from the published model (TLP, ASPLOS'23, section 4): padding is masked in attention and
 in pooling, steps have positions, categories are embedded, numbers are standardised, a summary of the whole
-candidate is an input, the score is bounded, and boosted trees on that summary vote beside the network.
+candidate is an input, the score is bounded, and boosted trees on flat features vote beside the network.
 
 Legend: N candidates, L steps, C category slots, F number slots, V workload slots, S summary slots,
 E step width, T trunk width.
@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from transfer.encoder import ModelConfig, ModelSizes, Ramps, Residual, Standardise, StepEncoder
 from transfer.errors import TransferError
 from transfer.features import FeatureBlock, FeatureSpec
+from transfer.flat import flat_inputs
 from transfer.model_inputs import block_tensors, used_lengths
 from transfer.trees import HardwareOf, Trees, joint_scores
 
@@ -226,7 +227,8 @@ class MultiTaskTLP(nn.Module):
             # In float64: in float32 all logits above 17 would tie at 1.
             return self._each(block, lambda x: torch.sigmoid(self.logits(x, device_id).double()))
         network = self._each(block, lambda x: F.logsigmoid(self.logits(x, device_id).double()))
-        return joint_scores(network, self.trees.log_speeds(block.summary, hardware.numpy()))
+        flat = flat_inputs(block, self.config.category_sizes)
+        return joint_scores(network, self.trees.log_speeds(flat, hardware.numpy()), float(self.trees.weight))
 
     def validity(self, block: FeatureBlock, device_id: str) -> np.ndarray:
         """Probability that a candidate builds and runs on a device.

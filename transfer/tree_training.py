@@ -18,16 +18,20 @@ import torch
 from numpy.typing import NDArray
 
 from transfer.dataset import Dataset
+from transfer.flat import flat_inputs
 from transfer.losses import MIN_LABEL
 from transfer.model import MultiTaskTLP
 from transfer.splits import few_places
 from transfer.training_config import TrainConfig
-from transfer.trees import Trees, tree_inputs
+from transfer.trees import Trees
 
 Rows = NDArray[np.int64]
 
 #: Most candidates of a workload on a device, and most rows in all: bounds time and memory.
 _MOST_OF_WORKLOAD, _MOST_ROWS = 256, 100_000
+#: How many times likelier a tree is offered a number of the summary, or of the hardware, than one of the
+#: others, which are twice as many and say less each.
+_LIKELIER = 4.0
 #: A candidate counts as its relative speed, this at least: which of the slow ones is slower matters little.
 _LEAST_WEIGHT = 0.1
 _SETTINGS = {
@@ -36,7 +40,7 @@ _SETTINGS = {
     "max_depth": 8,
     "eta": 0.04,
     "subsample": 0.8,
-    "colsample_bytree": 0.5,
+    "colsample_bytree": 0.25,
     "base_score": 0.0,
     "verbosity": 0,
 }
@@ -51,6 +55,7 @@ def teach_trees(
     *,
     config: TrainConfig,
     seed: int,
+    alone: str | None = None,
 ) -> None:
     """Give a model trees, in place, and tell it the hardware of its devices.
 
@@ -62,6 +67,8 @@ def teach_trees(
         row_weights: (n,) weight of each row, default 1.
         config: How many trees (none takes away those that there are), on how many threads.
         seed: Of everything random.
+        alone: A device whose labels as many trees learn once more by themselves; both opinions count alike
+            then, and each as much as the network.
     """
     model.trees = None
     if not config.trees:
@@ -77,36 +84,73 @@ def teach_trees(
         chosen = able[few_places(dataset.group[rows[able]], _MOST_OF_WORKLOAD, random)]
         if not len(chosen):
             continue
-        speed = np.maximum(labels[chosen, column], MIN_LABEL)
-        x = tree_inputs(dataset.features.summary[rows[chosen]], dataset.hardware[column])
-        weight = given[chosen] * np.maximum(speed, _LEAST_WEIGHT)
-        parts.append((x, np.log(speed), _centred(np.log(speed), dataset.group[rows[chosen]]), weight))
+        log_speed = np.log(np.maximum(labels[chosen, column], MIN_LABEL))
+        weight = given[chosen] * np.maximum(np.exp(log_speed), _LEAST_WEIGHT)
+        wanted = _centred(log_speed, dataset.group[rows[chosen]])
+        parts.append((rows[chosen], np.full(len(chosen), column), log_speed, wanted, weight))
     if not parts:
         return
+    # Thinned before flat features are made: those of a million records would take gigabytes.
     whole = [np.concatenate(several) for several in zip(*parts, strict=True)]
     if len(whole[0]) > _MOST_ROWS:
         kept = np.sort(random.permutation(len(whole[0]))[:_MOST_ROWS])
         whole = [values[kept] for values in whole]
-    x, log_speed, wanted, weight = whole
-    raw = grow(x, wanted, weight, count=config.trees, seed=seed, threads=config.threads)
-    model.trees = Trees(raw, float(log_speed.mean()))
+    row, column_of, log_speed, wanted, weight = whole
+    flat = flat_inputs(dataset.features, dataset.spec.category_sizes, row)
+    x = np.concatenate([flat, dataset.hardware[column_of]], axis=1, dtype=np.float32)
+    columns = np.ones(x.shape[1])
+    columns[: dataset.features.summary.shape[1]] = columns[flat.shape[1] :] = _LIKELIER
+    own = column_of == (-1 if alone is None else dataset.column(alone))
+    sets = 1 + int(own.any())
+    some = np.ones_like(own)
+    raw = b""
+    for part in (some, own)[:sets]:
+        # Each learns its share of the label, so that what they say together is the mean of both.
+        raw = grow(
+            x[part],
+            wanted[part] / sets,
+            weight[part],
+            columns,
+            count=config.trees,
+            seed=seed,
+            threads=config.threads,
+            beside=raw,
+        )
+    model.trees = Trees(raw, float(log_speed.mean()), weight=sets)
 
 
 def grow(
     x: NDArray[np.float32],
     wanted: NDArray[np.float64],
     weight: NDArray[np.float64],
+    columns: NDArray[np.float64] | None = None,
     *,
     count: int,
     seed: int,
     threads: int = 1,
+    beside: bytes = b"",
 ) -> bytes:
-    """Fit trees to (n, P) inputs, (n,) wanted values and weights; gives what `Trees` keeps."""
+    """Fit trees; gives what `Trees` keeps.
+
+    Args:
+        x: (n, P) inputs.
+        wanted: (n,) values.
+        weight: (n,) weight of each row.
+        columns: (P,) how likely each column is offered to a tree beside the others, default alike.
+        count: How many trees.
+        seed: Of everything random.
+        threads: Of XGBoost.
+        beside: Trees that the new ones are put beside; these learn as if there were none.
+    """
     import xgboost
 
-    table = xgboost.QuantileDMatrix(x, label=wanted, weight=weight, nthread=threads)
+    table = xgboost.QuantileDMatrix(x, label=wanted, weight=weight, feature_weights=columns, nthread=threads)
     settings = {**_SETTINGS, "seed": seed, "nthread": threads}
-    return bytes(xgboost.train(settings, table, num_boost_round=count).save_raw("ubj"))
+    there = None
+    if beside:
+        there = xgboost.Booster(model_file=bytearray(beside))
+        table.set_base_margin(-there.inplace_predict(x, predict_type="margin"))
+    return bytes(xgboost.train(settings, table, num_boost_round=count, xgb_model=there).save_raw("ubj"))
 
 
 def _centred(values: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[np.float64]:

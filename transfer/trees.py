@@ -1,11 +1,11 @@
 """Boosted trees that vote beside the network: what they read, how they are kept, what their vote is.
 
-They read the summary of a candidate and the hardware vector of a device, so one set of trees serves every
-head, one of a device without a measurement included. Used by `transfer.model`, taught by
-`transfer.tree_training`. Kept as XGBoost's own binary JSON in a tensor: nothing is unpickled. XGBoost is
+They read the flat features of a candidate (`transfer.flat`) and the hardware vector of a device, so one set
+of trees serves every head, one of a device without a measurement included. Used by `transfer.model`, taught
+by `transfer.tree_training`. Kept as XGBoost's own binary JSON in a tensor: nothing is unpickled. XGBoost is
 imported at the first vote.
 
-Legend: N candidates, S summary slots, H hardware slots.
+Legend: N candidates, P flat features, H hardware slots.
 """
 
 from __future__ import annotations
@@ -31,30 +31,33 @@ class Trees(nn.Module):
     Args:
         raw: The booster as XGBoost saves it (UBJSON).
         offset: Mean logarithm of the labels, which the trees learnt the distance to.
+        weight: What their opinion counts beside the network's 1.
     """
 
     raw: Tensor
     offset: Tensor
+    weight: Tensor
 
-    def __init__(self, raw: bytes = b"", offset: float = 0.0) -> None:
+    def __init__(self, raw: bytes = b"", offset: float = 0.0, weight: float = 1.0) -> None:
         super().__init__()
         self.register_buffer("raw", torch.tensor(np.frombuffer(raw, dtype=np.uint8)))
         self.register_buffer("offset", torch.tensor(offset, dtype=torch.float64))
+        self.register_buffer("weight", torch.tensor(weight, dtype=torch.float64))
         self._booster: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trees:
         twin = Trees()
-        twin.raw, twin.offset = self.raw.clone(), self.offset.clone()
+        twin.raw, twin.offset, twin.weight = self.raw.clone(), self.offset.clone(), self.weight.clone()
         twin.training = self.training
         # Nobody changes a booster once it is made, and making one again takes milliseconds that add up.
         twin._booster = self._booster
         return twin
 
-    def log_speeds(self, summary: NDArray[np.float32], hardware: NDArray[np.float32]) -> Floats:
+    def log_speeds(self, flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> Floats:
         """Estimate logarithms of best latency / latency.
 
         Args:
-            summary: (N, S) summaries.
+            flat: (N, P) flat features.
             hardware: (H,) hardware vector of the device.
 
         Returns:
@@ -63,7 +66,7 @@ class Trees(nn.Module):
         Raises:
             TransferError: The trees are damaged, or read other inputs.
         """
-        x = tree_inputs(summary, hardware)
+        x = tree_inputs(flat, hardware)
         booster = self._loaded()
         if booster.num_features() != x.shape[1]:
             raise TransferError(
@@ -103,22 +106,23 @@ class HardwareOf(nn.Module):
         self.register_buffer("values", values)
 
 
-def tree_inputs(summary: NDArray[np.float32], hardware: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(N, S + H): a candidate's summary, then the device."""
-    beside = np.broadcast_to(np.asarray(hardware, dtype=np.float32), (len(summary), len(hardware)))
-    return np.concatenate([np.asarray(summary, dtype=np.float32), beside], axis=1)
+def tree_inputs(flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(N, P + H): a candidate's flat features, then the device."""
+    beside = np.broadcast_to(np.asarray(hardware, dtype=np.float32), (len(flat), len(hardware)))
+    return np.concatenate([np.asarray(flat, dtype=np.float32), beside], axis=1)
 
 
-def joint_scores(network: Floats, trees: Floats) -> Floats:
-    """Scores in (0, 1) from logarithms of relative speeds by both, which count alike.
+def joint_scores(network: Floats, trees: Floats, weight: float = 1.0) -> Floats:
+    """Scores in (0, 1) from logarithms of relative speeds by both.
 
     What lies above 0 (faster than the best) is bent to just below it, in the order it had.
 
     Args:
         network: (N,) logarithms, at most 0.
         trees: (N,) logarithms.
+        weight: What trees count beside the network's 1.
     """
-    mean = (network + trees) / 2
+    mean = (network + weight * trees) / (1 + weight)
     bent: Floats = -np.logaddexp(0.0, -_BEND * mean) / _BEND
     return cast(Floats, np.exp(bent))
 

@@ -33,9 +33,10 @@ from transfer.tree_training import teach_trees
 #: What the head's vote on a candidate that siblings measured counts beside the estimate (decision 25).
 _HEAD_SHARE = 0.5
 #: Where siblings measured fewer than this share of the samples, and samples can be compared in so many
-#: workloads, estimates say little of this device: the networks go on with the samples alone, and have this
-#: share of the vote on unseen candidates (decision 26).
-_SHARED, _LEAST_WORKLOADS, _TUNED_SHARE = 0.5, 2, 0.75
+#: workloads, estimates say little of this device: trees learn from what was measured, with a second set of
+#: them from the samples alone, and the networks go on with the samples and have this share of the vote on
+#: unseen candidates (decision 26).
+_SHARED, _LEAST_WORKLOADS, _TUNED_SHARE = 0.5, 2, 0.5
 #: A candidate that failed on every sibling that tried it counts as this many times slower than the head says.
 _FAILED_FACTOR = 100.0
 
@@ -107,11 +108,15 @@ class Siblings:
             epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
             how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
             tune(model, estimated, devices, how, seed)
-            teach_trees(model, estimated, everything, devices, config=config, seed=seed)
+            alone = _stands_alone(part, target_device)
+            if alone:
+                teach_trees(model, part, everything, devices, config=config, seed=seed, alone=target_device)
+            else:
+                teach_trees(model, estimated, everything, devices, config=config, seed=seed)
             head_share = _HEAD_SHARE
             if self.nets:
                 nets = fit_nets(estimated, target_device, config.loss, self.nets, seed)
-                if _stands_alone(part, target_device):
+                if alone:
                     nets = tune_nets(nets, part, target_device, config.loss, seed)
                     nets_share = _TUNED_SHARE
         notes = {

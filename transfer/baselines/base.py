@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.flat import flat_inputs
 from transfer.labels import relative_speed
 from transfer.ranking import kendall_tau
 from transfer.train import trainable_devices
@@ -27,8 +28,6 @@ BaseScore = Callable[[Dataset, Rows, str], Scores]
 
 #: Seconds that Ansor and MetaSchedule write for a candidate that failed.
 FAILURE_SECS = 1e10
-#: Candidates pooled at once; bounds the memory of the intermediate arrays at about 100 MB.
-_POOL_ROWS = 8192
 
 
 class Ranker(Protocol):
@@ -121,28 +120,9 @@ def flat_features(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:
         rows: Row numbers.
 
     Returns:
-        (n, P): summary, workload vector, how often each value of each category slot occurs among the steps,
-        mean and largest value of each number slot over the steps.
+        (n, P), see `transfer.flat.flat_inputs`.
     """
-    parts = [_flatten(dataset, rows[start : start + _POOL_ROWS]) for start in range(0, len(rows), _POOL_ROWS)]
-    return np.concatenate(parts) if parts else _flatten(dataset, rows)
-
-
-def _flatten(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:
-    block = dataset.features.take(rows)
-    mask: NDArray[np.bool_] = np.asarray(block.mask)
-    place, step = np.nonzero(mask)
-    parts: list[NDArray[Any]] = [block.summary, block.workload]
-    for slot, size in enumerate(dataset.spec.category_sizes):
-        values = block.categories[place, step, slot].astype(np.int64)
-        parts.append(np.bincount(place * size + values, minlength=len(rows) * size).reshape(-1, size))
-    steps = np.maximum(1, mask.sum(axis=1))[:, None]
-    present = mask[:, :, None]
-    numbers = block.numbers.astype(np.float32)
-    parts.append(np.where(present, numbers, 0).sum(axis=1) / steps)
-    largest = np.where(present, numbers, -np.inf).max(axis=1, initial=-np.inf)
-    parts.append(np.where(mask.any(axis=1, keepdims=True), largest, 0))
-    return np.concatenate(parts, axis=1, dtype=np.float32)
+    return flat_inputs(dataset.features, dataset.spec.category_sizes, rows)
 
 
 def hold_out_workloads(dataset: Dataset, rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
