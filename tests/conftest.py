@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -23,6 +26,8 @@ settings.load_profile("fleet")
 os.environ["RAY_AUTH_TOKEN"] = "0123456789abcdef0123456789abcdef"
 
 GENERIC_CPU = {"kind": "llvm", "num-cores": 1}
+
+Found = TypeVar("Found")
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +51,15 @@ def child_settings() -> ChildSettings:
         build_cores=(0,),
         lock_path=str(host_lock_path()),
     )
+
+
+def each_below(pid: int, look: Callable[[psutil.Process], Found]) -> list[Found]:
+    """What there is to see at every process below one; those that end meanwhile are left out."""
+    found: list[Found] = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(look(process))
+    return found
 
 
 @pytest.fixture(scope="session")

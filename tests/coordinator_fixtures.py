@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ from fleet.daemon.intake import Intake
 from fleet.daemon.journal import Journal
 from fleet.daemon.notices import Notices
 from fleet.daemon.pools import Pools
+from fleet.daemon.traces import Answer, StoreThread
 from fleet.daemon.workload_choice import WorkloadChoice
 from fleet.interchange.export_store import export
 from fleet.links.local import LocalLinks
@@ -32,6 +34,8 @@ WORKLOADS = [make_workload(number) for number in (1, 2, 3)]
 RECORDED = 32
 OFFERED = 24
 CHOICE = WorkloadChoice(networks=("bert-tiny",), count=10)
+#: Seconds after which an answer of the store is no longer waited for.
+_ANSWER_SECS = 30.0
 
 
 class Killed(BaseException):
@@ -67,6 +71,17 @@ class Clock:
         return self.now
 
 
+_poll = StoreThread.poll
+
+
+def poll_answered(thread: StoreThread) -> list[Answer]:
+    """`StoreThread.poll` once every question is answered: the clock must not run ahead of a slow disk."""
+    until = time.monotonic() + _ANSWER_SECS
+    while thread._answers.qsize() < thread._waiting and time.monotonic() < until:
+        time.sleep(0.001)
+    return _poll(thread)
+
+
 @dataclass
 class Fleet:
     """Folders that outlive coordinators, and the one that runs."""
@@ -89,20 +104,30 @@ class Fleet:
             store = stack.enter_context(Store.open(self.folder / "store"))
             links = LocalLinks(protocol=PROTOCOL, spool_root=self.folder / "spool", beat_secs=0.05)
             stack.callback(links.close, 1.0)
-            with mock.patch.object(notices, "say", lambda text, **_: self.lines.append(text)):
-                yield (
-                    Coordinator(
-                        self.folder / "root",
-                        store,
-                        links,
-                        self.specs,
-                        told,
-                        notices,
-                        guide=self.guide,
-                        clock=self.clock,
-                    ),
+            say = mock.patch.object(notices, "say", lambda text, **_: self.lines.append(text))
+            # Real time decides nothing: neither a search in the store nor how long a view takes, and records
+            # are of the same day as all else.
+            replay_time = SimpleNamespace(time=lambda: self.clock.now, monotonic=time.monotonic)
+            for patch in (
+                say,
+                mock.patch.object(StoreThread, "poll", poll_answered),
+                mock.patch("fleet.daemon.coordinator._VIEW_LEAST_WAIT", 0.0),
+                mock.patch("agents.replay.time", replay_time),
+            ):
+                stack.enter_context(patch)
+            yield (
+                Coordinator(
+                    self.folder / "root",
+                    store,
                     links,
-                )
+                    self.specs,
+                    told,
+                    notices,
+                    guide=self.guide,
+                    clock=self.clock,
+                ),
+                links,
+            )
 
     def run(
         self, until: Callable[[Coordinator], bool], turns: int = 300, *, once: bool = False
@@ -148,10 +173,7 @@ def everything_measured(fleet: Fleet) -> Callable[[Coordinator], bool]:
     """Whether every device has every candidate that can be had."""
 
     def is_done(coordinator: Coordinator) -> bool:
-        if coordinator._parts.thread.is_idle:
-            fleet.clock.now += 1.0
-        else:
-            time.sleep(0.01)  # leases must not expire while a thread searches in real time
+        fleet.clock.now += 1.0
         devices = coordinator.view()["devices"]
         wanted = OFFERED * len(WORKLOADS)
         return all(one["records"] >= wanted for one in devices.values()) and coordinator.is_quiet

@@ -154,7 +154,7 @@ def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: thread
     )
     served.host.ask([Propose(device_id=AGAIN, incarnation=1, wish=wish), measure_of(1, 0, 1)])
     lease = lease_of("again", 1).tag
-    for _ in range(20):  # nothing else would renew it
+    for _ in range(1000):  # nothing else would renew it
         found = [one for one in served.until(Beat) if isinstance(one, Beat) and one.held]
         if found and found[-1].busy is Busy.BUILDING:
             break

@@ -250,6 +250,7 @@ def test_without_fsync_a_power_cut_shows(bench: Bench, load: str) -> None:
     assert tally.lost
 
 
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_whatever_dies_and_whenever(bench: Bench) -> None:
     campaigns = bench.campaigns()
     for _, campaign in campaigns.values():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import each_below
 
 from agents.records import DeviceId, DeviceSpec, Family, Outcome, Protocol, Record, Workload, canonical_json
 from fleet.collection.collect import Collection, CollectSettings
@@ -93,14 +94,10 @@ def collect(
 
 def test_ray_listens_on_loopback_only_and_asks_for_a_token(session: RaySession) -> None:
     assert session.device_ids
-    listening = {
-        (process.name(), connection.laddr.ip)
-        for process in psutil.Process().children(recursive=True)
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    seen = each_below(os.getpid(), lambda process: process.net_connections("tcp"))
+    listening = {one.laddr.ip for found in seen for one in found if one.status == psutil.CONN_LISTEN}
     assert listening
-    assert {address for _, address in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 

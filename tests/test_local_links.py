@@ -74,7 +74,7 @@ def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
         AgentGone(device_id=AGAIN, incarnation=1, reason="killed by SIGKILL", was_asked=False)
     ]
     links.start(replay_spec(recorded), 2)
-    [up] = links.poll(0.0)
+    [up] = told(links.poll(0.0))
     assert isinstance(up, AgentUp)
     assert [tag for tag, _ in up.pending] == [LeaseTag(job_id="job-5", epoch=5)] * 3
     links.acknowledge(AGAIN, 2, [record.record_id for _, record in up.pending])
@@ -82,7 +82,7 @@ def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
     links.close()
     again = LocalLinks(protocol=PROTOCOL, spool_root=tmp_path)
     again.start(replay_spec(recorded), 3)
-    [up] = again.poll(0.0)
+    [up] = told(again.poll(0.0))
     assert isinstance(up, AgentUp)
     assert up.pending == ()
     again.close()

@@ -20,7 +20,8 @@ from benchmarks.bad_programs import calling
 
 pytestmark = pytest.mark.tvm
 
-QUICK = Protocol(repeat=3, min_repeat_ms=2.0, visits=1, run_timeout_sec=2.0, check_share=0.0)
+#: Busy cores make a run slow, not endless: the time-out is far beyond any of these.
+QUICK = Protocol(repeat=3, min_repeat_ms=2.0, visits=1, run_timeout_sec=30.0, check_share=0.0)
 
 
 def jobs(
@@ -133,16 +134,19 @@ def test_what_a_dying_program_prints_travels_with_its_outcome() -> None:
 
 def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None:
     bad = calling("sleeps", "sleep", 600)
+    short = dataclasses.replace(QUICK, run_timeout_sec=2.0)
     with WorkerPool([child_settings()]) as own:
         own.ask({"op": "networks", "networks": []})  # started: only the time-out is timed below
         worker = own.pids[-1]
         started = time.monotonic()
-        [result] = own.run(jobs([bad]))
+        [result] = own.run(jobs([bad], protocol=short))
         seconds = time.monotonic() - started
         assert not psutil.pid_exists(worker)
     assert result.outcome is Outcome.RUN_TIMEOUT
     assert "more than 2 s" in result.error
-    assert seconds < QUICK.run_timeout_sec + 2 + 10  # time-out, its reaction, and a build on a loaded host
+    # Others may hold the host's timing lock for as long as they like, and building takes what it takes.
+    seconds -= result.wait_secs + result.build_secs
+    assert short.run_timeout_sec < seconds < short.run_timeout_sec + 2 + 10  # its reaction on a loaded host
 
 
 def test_a_program_that_eats_memory_is_ended_at_its_limit(
@@ -160,13 +164,14 @@ def test_a_program_that_eats_memory_is_ended_at_its_limit(
 def test_a_program_that_takes_memory_without_end_is_ended(
     matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
-    # Each of the four elements maps 1 GiB and touches all of it (MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE).
-    eats = calling("eats", "mmap", 0, 1 << 30, 3, 0x8022, -1, 0)
-    greedy = dataclasses.replace(QUICK, memory_limit_gib=2.0, run_timeout_sec=30.0)
+    # Each of the four elements maps 256 MiB and touches all of it (MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE):
+    # steps small enough for a host with little memory, and repeats that go on until the limit is noticed.
+    eats = calling("eats", "mmap", 0, 1 << 28, 3, 0x8022, -1, 0)
+    greedy = dataclasses.replace(QUICK, repeat=20, memory_limit_gib=1.0)
     with WorkerPool([child_settings()]) as own:
         results = by_job(list(own.run([*jobs([eats], protocol=greedy), *of(matmul, matmul_candidates[:1])])))
     assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
-    assert "timing took more than 2 GiB of memory" in results[0].error
+    assert "timing took more than 1 GiB of memory" in results[0].error
 
 
 def test_wrong_output_is_an_outcome(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
@@ -346,14 +351,11 @@ def test_an_abandoned_batch_leaves_no_program_behind(
     matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
     often = dataclasses.replace(QUICK, visits=2, early_stop_ratio=0.0)
+    nobody_leads = {matmul.workload_id: 1e-9}
     with WorkerPool([child_settings()]) as own:
-        seen: list[int] = []
-        running = own.run(
-            slowly(of(matmul, matmul_candidates[:3], protocol=often), secs=3.2), None, seen.append
-        )
+        running = own.run(slowly(of(matmul, matmul_candidates[:3], protocol=often), secs=3.2), nobody_leads)
         assert next(running).job == 0
         running.close()
-        nobody_leads = {matmul.workload_id: 1e-9}
         again = by_job(list(own.run(of(matmul, matmul_candidates[3:5], protocol=often), nobody_leads)))
     assert [(result.job, result.quality["visits"]) for result in again] == [(0, 2), (1, 2)]
 

@@ -52,21 +52,21 @@ def listed_at(tracker: str) -> dict[str, Listed]:
         return {}
 
 
-def free_port() -> int:
+def from_a_free_port() -> list[str]:
+    """Options for a program of TVM: the first free port from here on, should this one be taken meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+        return ["--port", str(probe.getsockname()[1]), "--port-end", "65536"]
 
 
 class Lab:
     """A real tracker on loopback and real servers, each in a process group of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.tracker = f"127.0.0.1:{free_port()}"
+        #: Address of the tracker, once it has said where it listens.
+        self.tracker = ""
         self.folder = folder
         self.groups: dict[str, subprocess.Popen[bytes]] = {}
-        port = self.tracker.rpartition(":")[2]
-        place = ["--host", "127.0.0.1", "--port", port, "--port-end", str(int(port) + 1)]
-        self._start("tracker", "tvm.exec.rpc_tracker", *place)
+        self._start("tracker", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", *from_a_free_port())
 
     def _start(self, name: str, module: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -81,9 +81,18 @@ class Lab:
 
     def serve(self, key: str, module: str = "agents.rpc_server") -> None:
         """Start a server; `wait_for` says when it is there."""
-        port = str(free_port())
-        arguments = ["--host", "127.0.0.1", "--port", port, "--tracker", self.tracker, "--key", key]
-        self._start(key, module, *arguments, *(["--port-end", str(int(port) + 1)] if "tvm" in module else []))
+        arguments = ["--host", "127.0.0.1", "--tracker", self.tracker, "--key", key]
+        # Ours takes any port by itself.
+        self._start(key, module, *arguments, *(from_a_free_port() if "tvm" in module else []))
+
+    def wait_for_tracker(self) -> None:
+        def is_there() -> bool:
+            assert self.groups["tracker"].poll() is None, self.log("tracker")
+            if found := re.search(r"bind to (127\.0\.0\.1:\d+)\s", self.log("tracker")):
+                self.tracker = found[1]
+            return bool(self.tracker) and not served(self.tracker, "").startswith("no RPC tracker")
+
+        wait_until(is_there)
 
     def wait_for(self, key: str) -> None:
         def is_there() -> bool:
@@ -119,7 +128,7 @@ class Lab:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made = Lab(tmp_path_factory.mktemp("lab"))
     try:
-        wait_until(lambda: not served(made.tracker, "").startswith("no RPC tracker"))
+        made.wait_for_tracker()
         made.serve("box")
         made.serve("stock", "tvm.exec.rpc_server")
         for key in ("box", "stock"):
@@ -283,11 +292,15 @@ def test_a_key_that_nobody_serves_is_told_from_a_busy_one(lab: Lab) -> None:
 
 
 def test_a_tracker_that_is_not_there_is_named() -> None:
-    nowhere = f"127.0.0.1:{free_port()}"
-    assert served(nowhere, "box").startswith(f"no RPC tracker answers at {nowhere} (")
-    link = RpcLink(nowhere, "box", wait_sec=0.0)
-    with pytest.raises(LinkLostError, match=rf"no RPC tracker answers at {nowhere} .*start"), link.connect():
-        pass
+    with socket.socket() as port:
+        # Bound but not listening: nobody else can take it, and connections are refused at once.
+        port.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{port.getsockname()[1]}"
+        assert served(nowhere, "box").startswith(f"no RPC tracker answers at {nowhere} (")
+        link = RpcLink(nowhere, "box", wait_sec=0.0)
+        lost = pytest.raises(LinkLostError, match=rf"no RPC tracker answers at {nowhere} .*start")
+        with lost, link.connect():
+            pass
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,11 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -625,24 +628,27 @@ print(len(list(Store.read(sys.argv[1]).records())))
 """
 
 
-def test_a_read_only_folder_can_be_read_and_not_written(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that other users reach: pytest's own are closed to them, and shared with other tests."""
+    made = Path(tempfile.mkdtemp())
+    made.chmod(0o755)
+    yield made
+    for path in [made, *made.rglob("*")]:
+        if path.is_dir():
+            path.chmod(0o755)
+    shutil.rmtree(made)
+
+
+def test_a_read_only_folder_can_be_read_and_not_written(public_folder: Path) -> None:
+    folder = public_folder / "s"
     with Store.open(folder) as store:
         store.append(make_batch(0, 5))
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    parents = [path for path in tmp_path.parents if path.stat().st_uid == os.getuid() and path != Path("/")]
-    modes = {path: path.stat().st_mode for path in [tmp_path, *parents]}
-    try:
-        for path, mode in modes.items():
-            path.chmod(mode | 0o055)
-        done = subprocess.run(
-            [sys.executable, "-c", READ_ONLY, str(folder)], capture_output=True, text=True, timeout=60
-        )
-    finally:
-        for path, mode in modes.items():
-            path.chmod(mode)
-        folder.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ONLY, str(folder)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "refused" in done.stdout
     assert "check the folder and its permissions" in done.stdout

@@ -14,10 +14,11 @@ from deltalake import DeltaTable
 
 from fleet.store.store import Store
 
-#: Writes batches of five devices as fast as it can, with all upkeep there is, through the intake and without.
+#: Writes batches of five devices as fast as it can, with all upkeep there is, through the intake and without:
+#: for some seconds at least, so many batches at least, and (a minute at most) until its input is closed.
 #: Dead files stay for a few seconds only: longer than any of the readers below takes.
 WRITER = """
-import sys, time
+import select, sys, time
 import fleet.store.store as module
 from fleet.daemon.intake import Intake, IntakeSettings
 from tests.record_fixtures import make_batch
@@ -26,7 +27,9 @@ store = module.Store.open(sys.argv[1])
 intake = Intake(store, IntakeSettings(devices_per_commit=2, commit_every_secs=0.05, wait_secs=0.05))
 print(store.version, 0, flush=True)
 until, batch = time.monotonic() + float(sys.argv[2]), 0
-while time.monotonic() < until:
+while (now := time.monotonic()) < until + 60:
+    if now >= until and batch >= 40 and select.select([sys.stdin], [], [], 0)[0]:
+        break
     rows = [one for name in "abcde" for one in make_batch(batch * 2, 2, device=name)]
     if batch % 3:
         intake.append(rows)
@@ -50,7 +53,10 @@ store.close()
 def writing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     folder = tmp_path_factory.mktemp("s")
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), "5"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(folder), "5"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline().endswith(" 0\n")
@@ -60,6 +66,7 @@ def writing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, su
 
 def test_no_reader_sees_half_of_anything(writing: tuple[Path, subprocess.Popen[str]]) -> None:
     folder, child = writing
+    assert child.stdin is not None
     seen: list[tuple[int, int]] = []
     while child.poll() is None:
         reader = Store.read(folder)
@@ -77,6 +84,8 @@ def test_no_reader_sees_half_of_anything(writing: tuple[Path, subprocess.Popen[s
         table = DeltaTable(folder / "records", version=reader.version)
         assert table.to_pyarrow_table(columns=["record_id"]).num_rows == counted
         seen.append((reader.version, counted))
+        if len({version for version, _ in seen}) > 3:
+            child.stdin.close()  # enough was read for what follows, however slow it was
     assert child.stdout is not None
     told = [tuple(map(int, line.split())) for line in child.stdout.read().splitlines()]
     assert child.returncode == 0
@@ -94,13 +103,18 @@ def test_no_reader_sees_half_of_anything(writing: tuple[Path, subprocess.Popen[s
 
 def test_a_reader_keeps_its_version_through_upkeep(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path), "3"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(tmp_path), "3"],
+        stdin=subprocess.PIPE,  # not closed: it goes on until it is killed
+        stdout=subprocess.PIPE,
+        text=True,
     ) as child:
         assert child.stdout is not None
-        while True:
-            records = int(child.stdout.readline().split()[1])
+        records = 0
+        for line in child.stdout:
+            records = int(line.split()[1])
             if records >= 40:
                 break
+        assert records >= 40
         reader = Store.read(tmp_path)
         first = Counter(record.record_id for record in reader.records())
         until = time.monotonic() + 2
