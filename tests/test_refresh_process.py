@@ -215,6 +215,34 @@ def launched(request: Request, *how: str) -> subprocess.Popen[str]:
     )
 
 
+#: A refresh in a library that takes the wish to end for a failure of its own.
+DEAF = """
+import sys, time
+from fleet.refresh import process
+def answer(path):
+    for number in range(3):
+        try:
+            print("at work", number, flush=True)
+            time.sleep(600)
+        except BaseException:
+            pass
+    time.sleep(600)
+process._answer = answer
+sys.exit(process.main(sys.argv[1:]))
+"""
+
+
+def test_a_wish_to_end_that_is_swallowed_is_said_again(request_: Request) -> None:
+    process = launched(request_, "-c", DEAF)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "at work 0\n"
+    process.terminate()
+    out, err = process.communicate()
+    assert process.returncode == STOPPED, err
+    assert out == "at work 1\nat work 2\n"
+    assert "the same request goes on" in err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_refresh_goes_on_to_the_same_model(request_: Request, number: signal.Signals) -> None:

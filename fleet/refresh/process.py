@@ -25,6 +25,9 @@ DONE, FAILED, STOPPED = 0, 1, 143
 #: Variable that names the process which started this one.
 PARENT = "FLEET_REFRESH_PARENT"
 _PR_SET_PDEATHSIG = 1
+#: Seconds after which the end is asked for again: a library may swallow any exception, as some do that try an
+#: import.
+_AGAIN_SECS = 1.0
 
 
 class Stopped(BaseException):  # no error: somebody asked for it
@@ -35,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     """Do what a request file asks for and return the exit code."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
+    signal.signal(signal.SIGALRM, _stop)
     if len(arguments) != 1:
         print("usage: python -m fleet.refresh.process REQUEST.json", file=sys.stderr)
         return 2
@@ -43,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         _end_with_parent()
         return _answer(path)
     except Stopped:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         _not_to_blame(path.parent)
         print("stopped; the same request goes on from what is kept", file=sys.stderr)
         return STOPPED
@@ -87,6 +92,7 @@ def _not_to_blame(folder: Path) -> None:
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
     # A second signal ends the process at once, should anything hang.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECS)
     raise Stopped
 
 
