@@ -140,6 +140,15 @@ def test_they_are_kept_with_the_model(model: MultiTaskTLP, tmp_path: Path) -> No
     assert twin.trees is None
 
 
+def test_trees_of_an_older_program_are_refused(model: MultiTaskTLP, tmp_path: Path) -> None:
+    old = model.copy()
+    assert old.trees is not None
+    del old.trees._buffers["weight"]
+    checkpoint.save(tmp_path / "v1", old, {})
+    with pytest.raises(checkpoint.CheckpointError, match=r"its trees read other features.*train it again"):
+        checkpoint.load(tmp_path / "v1")
+
+
 def test_a_new_head_is_judged_by_its_own_hardware(model: MultiTaskTLP) -> None:
     source = model.copy()
     source.drop_head("cpu-new")

@@ -147,11 +147,19 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[MultiTaskTLP
         config = _config(manifest["model"])
         with torch.random.fork_rng(devices=[]):
             model = MultiTaskTLP(config, manifest["heads"])
-        model.load_state_dict(load_tensors(raw))
+        tensors = load_tensors(raw)
+        is_older = "trees.raw" in tensors and "trees.weight" not in tensors
+        if not is_older:
+            model.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"{directory}: manifest and tensors do not fit together: {str(error).splitlines()[0]}; restore it"
         ) from error
+    if is_older:
+        raise CheckpointError(
+            f"{directory}: its trees read other features than this program's; train it again or use the "
+            "program that made it"
+        )
     return model.eval(), manifest
 
 
