@@ -23,7 +23,7 @@ from transfer.losses import MIN_LABEL
 from transfer.model import MultiTaskTLP
 from transfer.splits import few_places
 from transfer.training_config import TrainConfig
-from transfer.trees import Trees
+from transfer.trees import Trees, tree_inputs
 
 Rows = NDArray[np.int64]
 
@@ -96,19 +96,21 @@ def teach_trees(
         kept = np.sort(random.permutation(len(whole[0]))[:_MOST_ROWS])
         whole = [values[kept] for values in whole]
     row, column_of, log_speed, wanted, weight = whole
-    flat = flat_inputs(dataset.features, dataset.spec.category_sizes, row)
-    x = np.concatenate([flat, dataset.hardware[column_of]], axis=1, dtype=np.float32)
+    # A candidate stands there once for each device that measured it.
+    alike, place = np.unique(row, return_inverse=True)
+    flat = flat_inputs(dataset.features, dataset.spec.category_sizes, alike)
+    x = tree_inputs(flat[place], dataset.hardware[column_of])
     columns = np.ones(x.shape[1])
     columns[: dataset.features.summary.shape[1]] = columns[flat.shape[1] :] = _LIKELIER
-    own = column_of == (-1 if alone is None else dataset.column(alone))
-    sets = 1 + int(own.any())
-    some = np.ones_like(own)
+    sets: list[Any] = [slice(None)]
+    if alone is not None and (own := column_of == dataset.column(alone)).any():
+        sets.append(own)
     raw = b""
-    for part in (some, own)[:sets]:
+    for part in sets:
         # Each learns its share of the label, so that what they say together is the mean of both.
         raw = grow(
             x[part],
-            wanted[part] / sets,
+            wanted[part] / len(sets),
             weight[part],
             columns,
             count=config.trees,
@@ -116,7 +118,7 @@ def teach_trees(
             threads=config.threads,
             beside=raw,
         )
-    model.trees = Trees(raw, float(log_speed.mean()), weight=sets)
+    model.trees = Trees(raw, float(log_speed.mean()), weight=len(sets))
 
 
 def grow(

@@ -107,8 +107,8 @@ class HardwareOf(nn.Module):
 
 
 def tree_inputs(flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(N, P + H): a candidate's flat features, then the device."""
-    beside = np.broadcast_to(np.asarray(hardware, dtype=np.float32), (len(flat), len(hardware)))
+    """(N, P + H): a candidate's flat features, then the device; (H,) or (N, H) of them."""
+    beside = np.broadcast_to(np.asarray(hardware, dtype=np.float32), (len(flat), hardware.shape[-1]))
     return np.concatenate([np.asarray(flat, dtype=np.float32), beside], axis=1)
 
 

@@ -109,10 +109,15 @@ class Siblings:
             how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
             tune(model, estimated, devices, how, seed)
             alone = _stands_alone(part, target_device)
-            if alone:
-                teach_trees(model, part, everything, devices, config=config, seed=seed, alone=target_device)
-            else:
-                teach_trees(model, estimated, everything, devices, config=config, seed=seed)
+            teach_trees(
+                model,
+                part if alone else estimated,
+                everything,
+                devices,
+                config=config,
+                seed=seed,
+                alone=target_device if alone else None,
+            )
             head_share = _HEAD_SHARE
             if self.nets:
                 nets = fit_nets(estimated, target_device, config.loss, self.nets, seed)
