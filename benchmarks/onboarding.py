@@ -31,7 +31,8 @@ from transfer.adapt.registry import CHOICES, NAMES, strategies
 from transfer.adapt.select import SELECTORS, selector_named
 from transfer.baselines.few_shot import FewShot, baselines
 from transfer.onboarding_cases import CasePlan, Regime
-from transfer.onboarding_curve import SAMPLES, Adapting, CurvePlan, run_curve
+from transfer.onboarding_contenders import Adapting
+from transfer.onboarding_curve import SAMPLES, CurvePlan, run_curve
 from transfer.onboarding_table import CurveTable
 from transfer.train import TrainConfig
 

@@ -26,7 +26,8 @@ from transfer.baselines.situation import Support, with_support
 from transfer.errors import TransferError
 from transfer.hardware import HARDWARE_NAMES
 from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
-from transfer.onboarding_curve import Adapting, CurvePlan, choose_support, run_curve, situation_of
+from transfer.onboarding_contenders import Adapting, choose_support, situation_of
+from transfer.onboarding_curve import CurvePlan, run_curve
 from transfer.onboarding_table import CurveTable
 from transfer.ranking import top_k
 from transfer.train import TrainConfig, torch_threads, train

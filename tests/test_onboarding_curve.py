@@ -19,7 +19,9 @@ from transfer.dataset import Dataset
 from transfer.errors import DatasetError
 from transfer.model import MultiTaskTLP
 from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
-from transfer.onboarding_curve import Adapting, CurvePlan, Point, run_curve
+from transfer.onboarding_contenders import Adapting
+from transfer.onboarding_curve import CurvePlan, run_curve
+from transfer.onboarding_points import Point
 from transfer.onboarding_table import RANDOM, CurveTable
 from transfer.ranking import random_top_k
 from transfer.train import TrainConfig

@@ -13,7 +13,8 @@ from transfer.baselines.base import Scores
 from transfer.baselines.few_shot import FewShot
 from transfer.baselines.situation import Situation, Support
 from transfer.onboarding_cases import CasePlan, Regime
-from transfer.onboarding_curve import CurvePlan, Point, run_curve
+from transfer.onboarding_curve import CurvePlan, run_curve
+from transfer.onboarding_points import Point
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))
@@ -31,14 +32,21 @@ class Counting:
 
 
 def run(
-    counting: Counting, kept: Path | None, *, name: str = "counting", seeds: int = 2, workers: int = 1
+    counting: Counting,
+    kept: Path | None,
+    *,
+    name: str = "counting",
+    beside: tuple[FewShot, ...] = (),
+    seeds: int = 2,
+    samples: tuple[int, ...] = (0, 8),
+    workers: int = 1,
 ) -> list[Point]:
     plan = CurvePlan(
         cases=CasePlan(regimes=tuple(Regime), targets=DEVICES[:2], seeds=tuple(range(seeds))),
-        contenders=(FewShot(name, counting),),
+        contenders=(FewShot(name, counting), *beside),
         selector=FewOfEach(),
         config=CONFIG,
-        samples=(0, 8),
+        samples=samples,
     )
     return run_curve(DATASET, None, plan, workers=workers, kept=kept)
 
@@ -69,6 +77,35 @@ def test_a_further_seed_runs_alone(tmp_path: Path) -> None:
     points = run(two, tmp_path, seeds=2)
     assert two.asked == one.asked
     assert {point.seed for point in points} == {0, 1}
+
+
+def test_further_samples_and_contenders_run_alone(tmp_path: Path) -> None:
+    counting, other = Counting(), Counting()
+    run(counting, tmp_path, samples=(0,))
+    asked = counting.asked
+    run(counting, tmp_path)
+    assert counting.asked == asked * 3 // 2, "0 and all were there, 8 was not"
+    points = run(counting, tmp_path, beside=(FewShot("other", other),))
+    assert counting.asked == other.asked == asked * 3 // 2
+    found = [(one.k, one.contender) for one in points if one.contender != "random"]
+    assert found == [
+        (k, name) for _ in range(asked // 2) for k in (0, 8, None) for name in ("counting", "other")
+    ]
+
+
+def test_who_says_nothing_is_not_asked_again(tmp_path: Path) -> None:
+    asked = []
+
+    def silent(situation: Situation, support: Support) -> Scores | None:
+        asked.append(support)
+        return None
+
+    first = run(Counting(), tmp_path, beside=(FewShot("silent", silent),))
+    count = len(asked)
+    assert count
+    again = run(Counting(), tmp_path, beside=(FewShot("silent", silent),))
+    assert len(asked) == count
+    assert {one.contender for one in [*first, *again]} == {"counting", "random"}
 
 
 def test_others_and_damaged_ones_run_again(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """What a new device's head is worth after k measured candidates: leave one device out, again and again.
 
-Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and baselines; all
-see the same dataset, in which whatever they may not see is taken out. What is new and what is held out:
-`transfer.onboarding_cases`. Called by `benchmarks.onboarding` and by `transfer.adapt.standings`; knows
+What is new and what is held out: `transfer.onboarding_cases`; what is done with one of these:
+`transfer.onboarding_contenders`. Called by `benchmarks.onboarding` and by `transfer.adapt.standings`; knows
 neither stores nor files. What was found is read by `transfer.onboarding_table`.
 """
 
@@ -16,25 +15,16 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from agents.records import Workload, WorkloadId
-from transfer.adapt.base import Strategy
-from transfer.adapt.choice import Choice
 from transfer.adapt.select import Selector
-from transfer.baselines.base import Rows, Scores
-from transfer.baselines.few_shot import FewShot
-from transfer.baselines.situation import Situation, Support, with_support
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model import MultiTaskTLP
-from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
+from transfer.onboarding_cases import Case, CasePlan, make_cases
+from transfer.onboarding_contenders import Adapting, Asked, Contender, judged, run_case
 from transfer.onboarding_points import KeptPoints, Point
-from transfer.ranking import kendall_tau, random_top_k, top_k
-from transfer.train import TrainConfig, torch_threads, train, trainable_devices
+from transfer.train import TrainConfig
 
 #: Measured candidates of each point of the curve; the last point is always all there are.
 SAMPLES = (0, 8, 32, 64, 256, 1024, 4096)
@@ -43,33 +33,13 @@ ALL_SEEDS_UP_TO = 1024
 _SEEDS_BEYOND = 2
 
 
-@runtime_checkable
-class Prepared(Protocol):
-    """A strategy with something to do ahead of any onboarding, once for given records of the siblings."""
-
-    def prepare(
-        self, dataset: Dataset, target_device: str, *, source_rows: Rows, config: TrainConfig
-    ) -> object:
-        """Do it; what comes of it is kept by the strategy."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Adapting:
-    """A strategy with a way to choose its samples."""
-
-    strategy: Strategy
-    selector: Selector
-    #: In tables.
-    name: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePlan:
     """What to run."""
 
     cases: CasePlan
-    contenders: tuple[Adapting | FewShot, ...]
+    #: Of different names.
+    contenders: tuple[Contender, ...]
     #: How baselines choose their samples.
     selector: Selector
     #: How source models are trained.
@@ -99,7 +69,8 @@ def run_curve(
         until: No case of a later seed is begun after this value of `time.monotonic`, and no points of seeds
             that did not run on every case are given. The first seed runs in any way.
         on_case: Told of each finished case: how many are done, of how many, which, its seconds.
-        kept: Folder of the points of cases that finished before: those are not run again.
+        kept: Folder of points of cases that finished before: a contender that was run there with as many
+            samples is not run again.
 
     Raises:
         DatasetError: There is nothing to judge.
@@ -126,226 +97,85 @@ def run_curve(
     return [point for found in points.values() for point in found]
 
 
-def run_case(dataset: Dataset, case: Case, plan: CurvePlan) -> list[Point]:
-    """Every contender at every k on one case, on one thread."""
-    with torch_threads(1):
-        return list(_points(dataset, case, plan))
+def _asked(plan: CurvePlan, case: Case) -> list[Asked]:
+    """Whom to ask with how many samples."""
+    first = case.seed in plan.cases.seeds[:_SEEDS_BEYOND]
+    samples = [k for k in plan.samples if k <= len(case.pool) and (first or k <= ALL_SEEDS_UP_TO)]
+    return [
+        (k, contender)
+        for k in [*samples, *([None] if plan.with_all and first else [])]
+        for contender in plan.contenders
+    ]
 
 
-def situation_of(view: Dataset, case: Case) -> Situation:
-    """The situation of a case.
-
-    Args:
-        view: What of the dataset may be seen (`shown`).
-        case: The new device, and what is to be put in order.
-    """
-    return Situation(
-        dataset=view,
-        target=case.target,
-        sources=tuple(one for one in trainable_devices(view, case.source_rows) if one != case.target),
-        source_rows=case.source_rows,
-        test=case.test,
-        seed=case.seed,
-    )
-
-
-def _points(dataset: Dataset, case: Case, plan: CurvePlan) -> Iterator[Point]:
-    view = shown(dataset, case)
-    situation = situation_of(view, case)
-    sources = situation.sources
-
-    def source_model() -> MultiTaskTLP:
-        return situation.once(
-            "model of sources",
-            lambda: train(view, case.source_rows, config=plan.config, seed=case.seed, devices=sources).model,
-        )
-
-    truth = dataset.latency_secs[:, dataset.column(case.target)]
-    yield _judged("random", case, dataset, 0, 0, None, 0.0)
-    for k in [*plan.samples, *([None] if plan.with_all else [])]:
-        if k is not None and k > len(case.pool):
-            continue
-        if (k is None or k > ALL_SEEDS_UP_TO) and case.seed not in plan.cases.seeds[:_SEEDS_BEYOND]:
-            continue
-        for contender in plan.contenders:
-            selector = contender.selector if isinstance(contender, Adapting) else plan.selector
-            rows = situation.once(
-                f"support {selector.name} {k}",
-                lambda k=k, selector=selector: choose_support(  # type: ignore[misc]
-                    selector, situation, case.pool, len(case.pool) if k is None else k, truth, source_model
-                ),
-            )
-            support = Support(rows, truth[rows])
-            if isinstance(contender, Adapting):
-                if not _is_enough(contender.strategy, dataset, support):
-                    continue
-                # What is done ahead of an onboarding is not counted as adapting.
-                model = source_model()
-                seen = with_support(view, case.target, support) if len(rows) else view
-                if isinstance(contender.strategy, Prepared):
-                    contender.strategy.prepare(
-                        seen, case.target, source_rows=case.source_rows, config=plan.config
-                    )
-                started = time.perf_counter()
-                adapted = contender.strategy.adapt(
-                    model,
-                    seen,
-                    case.target,
-                    rows,
-                    source_rows=case.source_rows,
-                    config=plan.config,
-                    seed=case.seed,
-                )
-                seconds = time.perf_counter() - started
-                scores: Scores | None = adapted.score(view, case.test)
-                notes = dict(adapted.notes)
-            else:
-                started = time.perf_counter()
-                scores, notes = contender.score(situation, support), {}
-                seconds = time.perf_counter() - started
-            if scores is not None:
-                yield _judged(contender.name, case, dataset, k, len(rows), scores, seconds, notes)
-
-
-def choose_support(
-    selector: Selector,
-    situation: Situation,
-    pool: Rows,
-    count: int,
-    truth: NDArray[np.float64],
-    source_model: Callable[[], MultiTaskTLP],
-) -> Rows:
-    """Rows of the pool that the target measures; in rounds where the selector looks at what was measured."""
-    if not count:
-        return np.zeros(0, dtype=np.int64)
-    if count >= len(pool):
-        return np.sort(pool)
-    choice = Choice(
-        dataset=situation.dataset,
-        target=situation.target,
-        pool=pool,
-        source_model=source_model,
-        seed=situation.seed,
-    )
-    return np.sort(selector.choose(choice, count))
-
-
-def _is_enough(strategy: Strategy, dataset: Dataset, support: Support) -> bool:
-    """Whether a strategy can work with a support: enough samples, and a pair to compare if it needs any."""
-    if not strategy.least_samples:
-        return True
-    known = np.isfinite(support.latency_secs)
-    pairs = np.bincount(dataset.group[support.rows[known]], minlength=1).max(initial=0)
-    return int(known.sum()) >= strategy.least_samples and pairs >= 2
-
-
-def _judged(
-    name: str,
-    case: Case,
-    dataset: Dataset,
-    k: int | None,
-    measured: int,
-    scores: Scores | None,
-    seconds: float,
-    notes: Mapping[str, Any] | None = None,
-) -> Point:
-    """Judge scores of the test rows; a random choice where there are none."""
-    latency = dataset.latency_secs[case.test, dataset.column(case.target)]
-    group = dataset.group[case.test]
-    groups = np.unique(group)
-    top1, top5, tau = (np.zeros(len(groups)) for _ in range(3))
-    for place, one in enumerate(groups):
-        mine = group == one
-        if scores is None:
-            top1[place], top5[place] = (random_top_k(latency[mine], several) for several in (1, 5))
-            continue
-        top1[place], top5[place] = (top_k(scores[mine], latency[mine], several) for several in (1, 5))
-        tau[place] = kendall_tau(scores[mine], latency[mine])
-    return Point(
-        contender=name,
-        regime=case.regime,
-        target=case.target,
-        split=case.split,
-        seed=case.seed,
-        k=k,
-        measured=measured,
-        groups=groups.astype(np.int32),
-        top1=top1,
-        top5=top5,
-        tau=tau,
-        seconds=seconds,
-        notes=dict(notes or {}),
-    )
-
-
-def _timed(dataset: Dataset, case: Case, plan: CurvePlan) -> tuple[list[Point], float]:
+def _timed(
+    dataset: Dataset, case: Case, plan: CurvePlan, asked: Sequence[Asked]
+) -> tuple[list[Point | None], float]:
     started = time.perf_counter()
-    found = run_case(dataset, case, plan)
+    found = run_case(dataset, case, asked, plan.selector, plan.config)
     return found, time.perf_counter() - started
 
 
 def _run(
     cases: Sequence[Case], dataset: Dataset, plan: CurvePlan, workers: int, kept: Path | None
 ) -> Iterator[tuple[Case, list[Point], float]]:
-    todo = []
-    for case in cases:
-        found = None if kept is None else KeptPoints(kept, _about(plan, case)).get(dataset, case)
-        if found is None:
-            todo.append(case)
-        else:
-            yield case, found, 0.0
-    for case, found, seconds in _run_anew(todo, dataset, plan, workers):
-        if kept is not None:
-            KeptPoints(kept, _about(plan, case)).put(dataset, case, found)
-        yield case, found, seconds
+    """The points of each case, those that were kept first; what is found anew is kept at once."""
+    known: dict[int, dict[tuple[str, int | None], Point | None]] = {}
+    keepers = [None if kept is None else KeptPoints(kept, dataset, case) for case in cases]
+    jobs: list[tuple[Case, list[Asked]]] = []
+    for place, (case, keeper) in enumerate(zip(cases, keepers, strict=True)):
+        known[place] = {
+            (contender.name, k): point
+            for contender in plan.contenders
+            if keeper is not None
+            for k, point in keeper.get(_about(plan, contender)).items()
+        }
+        jobs.append((case, [one for one in _asked(plan, case) if (one[1].name, one[0]) not in known[place]]))
+    # Whole ones first: they can be shown while the others run.
+    order = sorted(range(len(jobs)), key=lambda place: bool(jobs[place][1]))
+    anew = _run_anew([jobs[place] for place in order], dataset, plan, workers)
+    for place, (found, seconds) in zip(order, anew, strict=True):
+        case, asked = jobs[place]
+        for contender in plan.contenders:
+            new = {k: point for (k, one), point in zip(asked, found, strict=True) if one is contender}
+            keeper = keepers[place]
+            if new and keeper is not None:
+                keeper.put(_about(plan, contender), new)
+            known[place] |= {(contender.name, k): point for k, point in new.items()}
+        every = [known[place][contender.name, k] for k, contender in _asked(plan, case)]
+        random = judged("random", case, dataset, 0, 0, None, 0.0)
+        yield case, [random, *(point for point in every if point is not None)], seconds
 
 
-def _about(plan: CurvePlan, case: Case) -> list[Any]:
-    """What the points of a case follow from beside the records."""
-    return [
-        [
-            [one.name, repr(one.strategy), one.selector.name] if isinstance(one, Adapting) else one.name
-            for one in plan.contenders
-        ],
-        plan.selector.name,
-        repr(plan.config),
-        list(plan.samples),
-        plan.with_all,
-        case.seed in plan.cases.seeds[:_SEEDS_BEYOND],
-    ]
+def _about(plan: CurvePlan, contender: Contender) -> list[Any]:
+    """What the points of a contender follow from beside the case."""
+    how = [plan.selector.name]
+    if isinstance(contender, Adapting):
+        how = [repr(contender.strategy), contender.selector.name]
+    # Selectors may look at the model of the sources, so baselines hang on its training too.
+    return [contender.name, *how, repr(plan.config)]
 
 
 def _run_anew(
-    cases: Sequence[Case], dataset: Dataset, plan: CurvePlan, workers: int
-) -> Iterator[tuple[Case, list[Point], float]]:
-    if workers <= 1 or len(cases) <= 1:
-        for case in cases:
-            yield case, *_timed(dataset, case, plan)
+    jobs: Sequence[tuple[Case, Sequence[Asked]]], dataset: Dataset, plan: CurvePlan, workers: int
+) -> Iterator[tuple[list[Point | None], float]]:
+    waiting = sum(1 for _, asked in jobs if asked)
+    if workers <= 1 or waiting <= 1:
+        for case, asked in jobs:
+            yield _timed(dataset, case, plan, asked) if asked else ([], 0.0)
         return
-    with ProcessPoolExecutor(min(workers, len(cases)), get_context("spawn")) as pool:
-        futures = [pool.submit(_timed, dataset, case, plan) for case in cases]
+    with ProcessPoolExecutor(min(workers, waiting), get_context("spawn")) as pool:
+        futures = [pool.submit(_timed, dataset, case, plan, asked) if asked else None for case, asked in jobs]
         try:
-            for case, future in zip(cases, futures, strict=True):
-                yield case, *future.result()
+            for future in futures:
+                yield ([], 0.0) if future is None else future.result()
         except BrokenProcessPool as error:
             raise TransferError(
-                f"a worker of the onboarding curve died (killed, or out of memory) in one of {len(cases)} "
+                f"a worker of the onboarding curve died (killed, or out of memory) in one of {waiting} "
                 "cases; run it again with one worker"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-__all__ = [
-    "SAMPLES",
-    "Adapting",
-    "Case",
-    "CurvePlan",
-    "Point",
-    "Regime",
-    "choose_support",
-    "make_cases",
-    "run_case",
-    "run_curve",
-    "situation_of",
-]
+__all__ = ["SAMPLES", "CurvePlan", "run_curve"]

@@ -1,6 +1,7 @@
-"""Keeps the points of finished cases, so that a curve that was stopped goes on where it was.
+"""Keeps the points of finished cases, so that a curve goes on where it was stopped.
 
-One JSON file a case, under a hash of everything that its points follow from but the code. Called by
+One JSON file for each contender in a case, under a hash of everything that its points follow from but the
+code: a curve that gains a contender or a number of samples runs that alone. Called by
 `transfer.onboarding_curve`.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from transfer.onboarding_cases import Case, Regime
 from transfer.training_state import digest
 
 _ARRAYS = ("groups", "top1", "top5", "tau")
+#: Stands for all samples there are in a file.
+_ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,46 +50,61 @@ class Point:
 
 
 class KeptPoints:
-    """Points of finished cases in a folder.
+    """Points of one case in a folder.
 
     Args:
         folder: Made when something is kept.
-        about: What was run, as JSON values: contenders, samples, settings.
+        dataset: What the case divides.
+        case: Which case.
     """
 
-    def __init__(self, folder: Path, about: Any) -> None:
+    def __init__(self, folder: Path, dataset: Dataset, case: Case) -> None:
         self._folder = folder
-        self._about = canonical_json(about)
-
-    def get(self, dataset: Dataset, case: Case) -> list[Point] | None:
-        """Points of a case; None where it did not run, or its file is damaged: it runs again."""
-        try:
-            values = json.loads(self._path(dataset, case).read_text())
-            return [_point(value) for value in values]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def put(self, dataset: Dataset, case: Case, points: Sequence[Point]) -> None:
-        """Keep the points of a case; they appear whole or not at all."""
-        path = self._path(dataset, case)
-        values = []
-        for point in points:
-            value = asdict(point)
-            values.append({**value, **{name: value[name].tolist() for name in _ARRAYS}})
-        beside = path.with_suffix(f".{os.getpid()}.part")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(values, default=float))
-        beside.replace(path)
-
-    def _path(self, dataset: Dataset, case: Case) -> Path:
-        key = content_hash(
-            self._about,
+        self._case = content_hash(
             canonical_json([case.regime.value, case.target, case.split, case.seed]),
             canonical_json(list(map(str, dataset.device_ids))),
             digest(case.pool, case.source_rows, case.test),
             digest(dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary),
         )
-        return self._folder / f"points-{key}.json"
+
+    def get(self, about: Any) -> dict[int | None, Point | None]:
+        """What a contender found, by samples asked for.
+
+        Args:
+            about: What its points follow from beside the case, as JSON values.
+
+        Returns:
+            None for a number of samples that it could say nothing with; nothing for one that it was not run
+            with, or where the file is damaged: it runs again.
+        """
+        try:
+            values = json.loads(self._path(about).read_text())
+            return {
+                None if name == _ALL else int(name): None if value is None else _point(value)
+                for name, value in values.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def put(self, about: Any, points: Mapping[int | None, Point | None]) -> None:
+        """Add what a contender found to what is kept of it; the file appears whole or not at all."""
+        path = self._path(about)
+        values = {
+            _ALL if k is None else str(k): None if point is None else _values(point)
+            for k, point in (self.get(about) | dict(points)).items()
+        }
+        beside = path.with_suffix(f".{os.getpid()}.part")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(values, default=float))
+        beside.replace(path)
+
+    def _path(self, about: Any) -> Path:
+        return self._folder / f"points-{content_hash(self._case, canonical_json(about))}.json"
+
+
+def _values(point: Point) -> dict[str, Any]:
+    value = asdict(point)
+    return {**value, **{name: value[name].tolist() for name in _ARRAYS}}
 
 
 def _point(value: dict[str, Any]) -> Point:

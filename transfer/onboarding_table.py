@@ -14,7 +14,8 @@ import numpy as np
 
 from transfer.errors import DatasetError
 from transfer.intervals import Estimate, resample_ratio
-from transfer.onboarding_curve import Point, Regime
+from transfer.onboarding_cases import Regime
+from transfer.onboarding_points import Point
 
 MEASURES = ("top1", "top5", "tau")
 #: Name of the exact expectation of a random choice, which has no k.

@@ -142,7 +142,7 @@ class _Kept:
 
     def prepare(self, one: Onboarding) -> Any:
         """What the inner one does ahead, if anything."""
-        from transfer.onboarding_curve import Prepared
+        from transfer.onboarding_contenders import Prepared
 
         if not isinstance(self.inner, Prepared):
             return None

@@ -49,7 +49,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     from transfer.adapt.select import selector_named
     from transfer.baselines.situation import Support, with_support
     from transfer.onboarding_cases import CasePlan, Regime, make_cases, shown
-    from transfer.onboarding_curve import choose_support, situation_of
+    from transfer.onboarding_contenders import choose_support, situation_of
     from transfer.splits import few_of_each
     from transfer.train import train
 

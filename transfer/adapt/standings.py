@@ -25,7 +25,8 @@ from transfer.dataset import Dataset
 from transfer.errors import DatasetError
 from transfer.intervals import LEVEL, Estimate
 from transfer.onboarding_cases import CasePlan, Regime
-from transfer.onboarding_curve import Adapting, CurvePlan, run_curve
+from transfer.onboarding_contenders import Adapting
+from transfer.onboarding_curve import CurvePlan, run_curve
 from transfer.train import TrainConfig, trainable_devices
 from transfer.training_state import digest
 
