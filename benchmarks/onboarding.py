@@ -24,13 +24,12 @@ from typing import Any
 from benchmarks.onboarding_extras import How, across, breadth, coverage, selectors, tell
 from benchmarks.onboarding_page import page
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed
-from fleet.errors import FleetError
 from transfer.adapt.auto import Auto
 from transfer.adapt.base import Strategy
 from transfer.adapt.registry import CHOICES, NAMES, strategies
 from transfer.adapt.select import SELECTORS, selector_named
 from transfer.baselines.few_shot import FewShot, baselines
-from transfer.onboarding_cases import CasePlan, Regime
+from transfer.onboarding_cases import CasePlan, Regime, networks_to_hold_out
 from transfer.onboarding_contenders import Adapting
 from transfer.onboarding_curve import SAMPLES, CurvePlan, run_curve
 from transfer.onboarding_table import CurveTable
@@ -92,11 +91,13 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
     known = tuple(str(device_id) for device_id in one.dataset.device_ids)
     targets = tuple(name for name in known if not options.target or name in options.target)
     if not targets:
-        raise FleetError(f"none of {', '.join(options.target)} is among the devices {', '.join(known)}")
+        raise SystemExit(
+            f"--target {' '.join(options.target)}: no such device in {one.name}; there are {', '.join(known)}"
+        )
     wanted = [Regime(name) for name in options.regime] or list(Regime)
     if not one.is_own and not options.regime:
         wanted = [Regime.BOTH_NEW]  # other people's tuners searched each device by itself
-    held = tuple(options.held) or (() if one.is_own else _LOGGED_HELD)
+    held = _held(one, options)
     points = []
     for place, regime in enumerate(wanted):
         plan = CurvePlan(
@@ -130,6 +131,18 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
     names = tuple(one.name for one in _strategies(options, Regime.DEVICE_NEW, folder))
     chosen = tuple(f"{_DEFAULT} by {name}" for name in options.selectors)
     return _Run(one, CurveTable(points=points, strategies=(*names, *chosen), default=_DEFAULT))
+
+
+def _held(one: DeviceSet, options: argparse.Namespace) -> tuple[str, ...]:
+    """Networks to hold out of a set; all in turn where empty."""
+    there = networks_to_hold_out(one.dataset, one.workloads)
+    if there and (unknown := sorted(set(options.held) - set(there))):
+        raise SystemExit(
+            f"--held {' '.join(unknown)}: no such network in {one.name}; there are {', '.join(there)}"
+        )
+    if options.held or one.is_own:
+        return tuple(options.held)
+    return tuple(name for name in _LOGGED_HELD if name in there)
 
 
 def _strategies(options: argparse.Namespace, regime: Regime, folder: Path) -> list[Strategy]:
@@ -207,7 +220,7 @@ def _parts(sets: Sequence[DeviceSet], options: argparse.Namespace) -> dict[str, 
             workers=options.workers,
             keep=options.keep,
             selector=options.selector,
-            held=tuple(options.held) or (() if one.is_own else _LOGGED_HELD),
+            held=_held(one, options),
             most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
             most_judged=min(64, options.judge) if options.quick else options.judge,
             most_splits=options.splits or (1 if options.quick or not one.is_own else 0),

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from model_fixtures import CONFIG, make_dataset
+from record_fixtures import make_workload
 
+from agents.records import Workload, WorkloadId
 from transfer.adapt.base import Adapted
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
@@ -72,26 +74,33 @@ def test_what_is_shown_holds_nothing_of_the_target(regime: Regime) -> None:
         assert bool(siblings) is (regime is Regime.DEVICE_NEW)
 
 
-def test_networks_are_held_out_where_there_are_some() -> None:
-    from record_fixtures import make_workload
-
-    workloads = {
+def two_networks() -> dict[WorkloadId, Workload]:
+    """The workloads, every other one of another network."""
+    return {
         one: replace(make_workload(place), workload_id=one, networks=((f"net{'ab'[place % 2]}", 1),))
         for place, one in enumerate(DATASET.workload_ids)
     }
-    cases = make_cases(
-        DATASET, workloads, CasePlan(regimes=(Regime.BOTH_NEW,), targets=DEVICES[:1], seeds=(0,))
-    )
+
+
+BOTH_NEW = CasePlan(regimes=(Regime.BOTH_NEW,), targets=DEVICES[:1], seeds=(0,))
+
+
+def test_networks_are_held_out_where_there_are_some() -> None:
+    workloads = two_networks()
+    cases = make_cases(DATASET, workloads, BOTH_NEW)
     assert {case.split for case in cases} == {"neta", "netb"}
     for case in cases:
         names = {workloads[DATASET.workload_ids[group]].networks[0][0] for group in DATASET.group[case.test]}
         assert names == {case.split}
-    [one] = make_cases(
-        DATASET,
-        workloads,
-        CasePlan(regimes=(Regime.BOTH_NEW,), targets=DEVICES[:1], seeds=(0,), held=("netb",)),
-    )
+    [one] = make_cases(DATASET, workloads, replace(BOTH_NEW, held=("netb",)))
     assert one.split == "netb"
+
+
+def test_a_network_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(DatasetError, match="no network nosuch to hold out; there are neta, netb"):
+        make_cases(DATASET, two_networks(), replace(BOTH_NEW, held=("neta", "nosuch")))
+    # Where no network is known, random workloads are held out whatever is asked.
+    assert make_cases(DATASET, None, replace(BOTH_NEW, held=("nosuch",)))
 
 
 def test_fewer_workloads_are_learnt_from_when_asked() -> None:

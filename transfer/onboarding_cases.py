@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from agents.records import Workload, WorkloadId
 from transfer.dataset import Dataset
 from transfer.errors import DatasetError
-from transfer.splits import few_of_each, leave_networks_out, network_families, within_workload
+from transfer.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
 
 Rows = NDArray[np.int64]
 
@@ -42,7 +42,7 @@ class CasePlan:
     regimes: tuple[Regime, ...]
     targets: tuple[str, ...]
     seeds: tuple[int, ...]
-    #: Families of networks to hold out; all in turn where empty.
+    #: Families of networks to hold out; all in turn where empty. Not looked at where no network is known.
     held: tuple[str, ...] = ()
     #: Most candidates of a workload that the target may measure and its siblings did, and that it is judged
     #: on.
@@ -82,8 +82,11 @@ def make_cases(
         plan: Which divisions.
 
     Raises:
-        DatasetError: No target has anything to be judged on.
+        DatasetError: No target has anything to be judged on, or `held` names a family that is not there.
     """
+    there = networks_to_hold_out(dataset, workloads)
+    if there and (unknown := sorted(set(plan.held) - set(there))):
+        raise DatasetError(f"no network {', '.join(unknown)} to hold out; there are {', '.join(there)}")
     cases = []
     for seed in plan.seeds:
         for regime in plan.regimes:
@@ -137,18 +140,28 @@ def _divisions(
         yield name, rows, test_rows
 
 
+def networks_to_hold_out(
+    dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None
+) -> tuple[str, ...]:
+    """Families of networks that can be held out; none where random workloads are."""
+    return tuple(one.name for one in _by_network(dataset, workloads))
+
+
+def _by_network(dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None) -> list[Split]:
+    names = {name for one in (workloads or {}).values() for name, count in one.networks if count > 0}
+    families = network_families(names) if names else {}
+    return leave_networks_out(dataset, workloads, families) if workloads and len(families) > 1 else []
+
+
 def _workload_divisions(
     dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None, plan: CasePlan, seed: int
 ) -> Iterator[tuple[str, Rows, Rows]]:
-    if workloads is not None:
-        names = {name for one in workloads.values() for name, count in one.networks if count > 0}
-        families = network_families(names) if names else {}
-        splits = leave_networks_out(dataset, workloads, families) if len(families) > 1 else []
-        splits = [one for one in splits if not plan.held or one.name in plan.held]
-        if splits:
-            for split in splits:
+    splits = _by_network(dataset, workloads)
+    if splits:
+        for split in splits:
+            if not plan.held or split.name in plan.held:
                 yield split.name, split.train, split.test
-            return
+        return
     groups = np.random.default_rng(seed).permutation(np.unique(dataset.group))
     for fold in range(min(_FOLDS, len(groups))):
         held = np.isin(dataset.group, groups[fold::_FOLDS])
@@ -197,4 +210,4 @@ def _case(
     )
 
 
-__all__ = ["Case", "CasePlan", "Regime", "make_cases", "shown"]
+__all__ = ["Case", "CasePlan", "Regime", "make_cases", "networks_to_hold_out", "shown"]
