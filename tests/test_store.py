@@ -407,6 +407,79 @@ def test_a_torn_last_commit_is_refused_by_readers_and_mended_by_the_writer(
         assert store.repairs == ()
 
 
+@pytest.fixture
+def torn_store(tmp_path: Path) -> Path:
+    """Its last commit, of 5 records in two devices, is damaged."""
+    with Store.open(tmp_path / "s") as store:
+        store.append(make_batch(0, 5))
+        store.append([*make_batch(5, 3), *make_batch(0, 2, device="dev-b")])
+    os.truncate(last_commit(tmp_path / "s"), 100)
+    return tmp_path / "s"
+
+
+TORN_RECORDS = {*make_batch(0, 8), *make_batch(0, 2, device="dev-b")}
+
+
+@pytest.mark.parametrize("done", [0, 1], ids=["before the first append", "after the first"])
+@pytest.mark.parametrize("cut_off", [StoreFull("no room"), KeyboardInterrupt()], ids=["full", "killed"])
+def test_rows_of_a_torn_commit_are_taken_up_by_the_next_start_if_one_is_cut_off(
+    torn_store: Path, monkeypatch: pytest.MonkeyPatch, done: int, cut_off: BaseException
+) -> None:
+    append, calls = Store._append_checked, 0
+
+    def fails(store: Store, tables: Any) -> AppendResult:
+        nonlocal calls
+        calls += 1
+        if calls > done:
+            raise cut_off
+        return append(store, tables)
+
+    for _ in range(2):
+        calls = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "_append_checked", fails)
+            with pytest.raises(type(cut_off)):
+                Store.open(torn_store)
+    with Store.open(torn_store) as store:
+        [note] = store.repairs
+        assert "records were taken up again" in note
+        assert note.endswith(".torn.taken")
+        assert store.upkeep(retention_hours=0).deleted_files > 0
+        assert set(store.records()) == TORN_RECORDS
+        assert store.append(list(TORN_RECORDS)).appended == 0
+    with Store.open(torn_store) as store:
+        assert store.repairs == ()
+        assert len(list(store.records())) == len(TORN_RECORDS)
+
+
+def test_a_kill_before_any_step_of_a_repair_loses_nothing(
+    torn_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the folder before each step is what a kill at that moment leaves behind."""
+    copies: list[Path] = []
+
+    def watched(call: Any) -> Any:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            copies.append(tmp_path / f"copy-{len(copies)}")
+            shutil.copytree(torn_store, copies[-1])
+            return call(*args, **kwargs)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for name in ("fsync", "link", "unlink", "rename"):
+            patch.setattr(os, name, watched(getattr(os, name)))
+        Store.open(torn_store).close()
+    assert len(copies) > 10
+    for copy in [*copies, torn_store]:
+        with Store.open(copy) as store:
+            store.upkeep(retention_hours=0)
+            found = list(store.records())
+            assert (len(found), set(found)) == (len(TORN_RECORDS), TORN_RECORDS)
+        with Store.open(copy) as store:
+            assert store.repairs == ()
+
+
 def test_a_torn_first_commit_makes_the_table_anew(tmp_path: Path) -> None:
     Store.open(tmp_path).close()
     os.truncate(last_commit(tmp_path), 10)

@@ -13,18 +13,21 @@ import pyarrow as pa
 
 from agents.records import content_hash
 from fleet.daemon.intake_log import INTAKE, IntakeLog, by_device, pack
-from fleet.durable import write_durably
+from fleet.durable import fsync, write_durably
 from fleet.errors import StoreError, StoreFull
 from fleet.store.catalog import check_name
 from fleet.store.columns import check_columns
 from fleet.store.files import lost_tables
-from fleet.store.log import DataFile
+from fleet.store.log import TORN, DataFile, commit_path
 from fleet.store.results import AppendResult
 
 _LOG = logging.getLogger(__name__)
 
 #: Rows of the intake that are taken up in one commit, by their bytes in memory.
 _TAKEN_UP_BYTES = 128 << 20
+
+#: Added to the name of a damaged commit once the rows of its data files are in the table again.
+_TAKEN_UP = ".taken"
 
 #: Of `fleet.store.store.Store`: known rows are left out, the others are durable when it returns.
 Append = Callable[[Mapping[str, pa.Table]], AppendResult]
@@ -94,12 +97,35 @@ def _refused(rows: pa.Table) -> dict[int, str]:
     return found
 
 
-def take_up_lost_rows(table: Path, files: tuple[DataFile, ...], append: Append) -> str:
-    """Append the rows of data files whose commit is damaged; return what to say."""
+def take_up_lost_rows(table: Path, files: tuple[DataFile, ...], append: Append, notes: list[str]) -> None:
+    """Append the rows of data files whose commit is damaged, once for each that was set aside.
+
+    That may have been an earlier start, which was killed or had no room before it was done with this.
+
+    Args:
+        table: Folder of the records table.
+        files: Those that it consists of.
+        append: Keeps rows.
+        notes: Gets a line if there was such a commit.
+
+    Raises:
+        StoreFull: No room; the next start does it again.
+        StoreError: The disk failed; likewise.
+    """
+    log = commit_path(table, 0).parent
+    damaged = sorted(log.glob(f"*.json.*{TORN}"))
+    if not damaged:
+        return
     taken = 0
     for device_id, rows in lost_tables(table, files):
         taken += append({device_id: rows}).appended
-    return f"{taken} records were taken up again from data files that no whole commit names"
+    # Only now: after a kill before, the next start does it again, and the ids tell what the table has.
+    kept = [path.rename(path.with_name(path.name + _TAKEN_UP)) for path in damaged]
+    fsync(log)
+    names = ", ".join(path.name for path in kept)
+    notes.append(
+        f"{taken} records were taken up again from data files that no whole commit names; kept as {names}"
+    )
 
 
 __all__ = ["take_up_intake", "take_up_lost_rows"]

@@ -37,6 +37,8 @@ ACTIONS_KEY = "tensorFleetActions"
 #: How long deltalake keeps commits that a checkpoint covers, and upkeep keeps data files no longer in use.
 RETENTION_HOURS = 7 * 24
 
+#: Ends the name of a damaged file that was set aside.
+TORN = ".torn"
 
 #: What the table's metadata says besides its layout. Checkpoints forget a file that went out of use after the
 #: last of these: a thousand devices merge some 100,000 files an hour, and upkeep finds dead ones by itself.
@@ -287,7 +289,7 @@ def repair(folder: Path) -> list[str]:
 
     Returns:
         One line for each file set aside. If a commit is among them, rows may be in data files that no commit
-        names any more: `fleet.store.store` takes those up again.
+        names any more: `fleet.store.leftovers` takes those up again.
     """
     log = folder / "_delta_log"
     notes: list[str] = []
@@ -318,7 +320,7 @@ def _hint_holds(hint: Path) -> bool:
 
 
 def _set_aside(path: Path) -> str:
-    kept = path.with_name(f"{path.name}.{time.time_ns()}.torn")
+    kept = path.with_name(f"{path.name}.{time.time_ns()}{TORN}")
     path.rename(kept)
     return f"{path} was damaged; it is kept as {kept.name}"
 
@@ -326,6 +328,7 @@ def _set_aside(path: Path) -> str:
 __all__ = [
     "RETENTION_HOURS",
     "TABLE_OPTIONS",
+    "TORN",
     "DataFile",
     "Snapshot",
     "add_action",

@@ -111,8 +111,7 @@ class Store(TableWriter):
         settle(table)
         store = cls(folder, migrated(table, load_snapshot(table)), lock)
         store._index = IdIndex.open(folder, table, store._snapshot, store._read_ids)
-        if any(".json" in note for note in notes):
-            notes.append(take_up_lost_rows(table, store._snapshot.files, store._append_checked))
+        take_up_lost_rows(table, store._snapshot.files, store._append_checked, notes)
         take_up_intake(folder, store.append_tables, notes)
         store.repairs = tuple(notes)
         for note in notes:
