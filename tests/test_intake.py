@@ -350,6 +350,47 @@ def test_damage_elsewhere_is_told_and_kept_for_people(tmp_path: Path, clock: Clo
     assert [path.read_bytes() for path in (copy / INTAKE).glob("*.corrupt")] == [bytes(data)]
 
 
+@pytest.mark.parametrize("at", [0, 3, 4, 7, 8, 200, -1])
+@pytest.mark.parametrize("first", [0, 3], ids=["the only frame", "behind another"])
+def test_damage_of_the_last_frame_is_told_and_kept_for_people(
+    tmp_path: Path, clock: Clock, at: int, first: int
+) -> None:
+    with Store.open(tmp_path / "s") as store:
+        intake = Intake(store, clock=clock)
+        intake.append(make_batch(0, first))
+        before = segments(tmp_path / "s")[0].stat().st_size if first else 0
+        intake.append(make_batch(first, 3))
+        copy = killed(tmp_path / "s", tmp_path / "copy")
+        intake.close()
+    (segment,) = segments(copy)
+    data = bytearray(segment.read_bytes())
+    data[before + at if at >= 0 else at] ^= 1
+    segment.write_bytes(data)
+    with Store.open(copy) as again:
+        [note] = again.repairs
+        assert f"is damaged at byte {before}: kept as {segment.name}.corrupt" in note
+        assert Counter(again.records()) == Counter(make_batch(0, first))
+        assert again.append(make_batch(0, first + 3)).appended == 3
+    assert [path.read_bytes() for path in (copy / INTAKE).iterdir()] == [bytes(data)]
+    with Store.open(copy) as again:
+        assert again.repairs == ()
+
+
+def test_a_cut_segment_with_others_behind_it_is_damage(tmp_path: Path) -> None:
+    log = IntakeLog(tmp_path / INTAKE, segment_bytes=1)
+    devices = pa.array(["dev-a"] * 2)
+    for start in (0, 2):
+        table = records_to_table(make_batch(start, 2))
+        log.append([pack(table.add_column(0, TABLE_SCHEMA.field("device_id"), devices))])
+    first, last = segments(tmp_path)
+    for path in (first, last):
+        os.truncate(path, path.stat().st_size - 1)
+    notes: list[str] = []
+    assert [table for number in log.segments() for table in log.replay(number, notes)] == []
+    [note] = notes
+    assert note.startswith(f"{first} is damaged at byte 0")
+
+
 def test_rows_of_a_newer_version_are_refused_and_left(tmp_path: Path) -> None:
     Store.open(tmp_path / "s").close()
     newer = pa.table({"device_id": ["a"], "new_column": [1]})

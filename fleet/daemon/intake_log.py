@@ -104,8 +104,8 @@ class IntakeLog:
     def replay(self, number: int, notes: list[str]) -> Iterator[pa.Table]:
         """Yield the tables of a segment that an earlier writer has left, in the order of writing.
 
-        A frame that was not finished is left out: it was never acknowledged. One that is damaged is left out
-        too, and the segment is kept for people as `.corrupt`.
+        The beginning of a frame at the end of the last segment is left out: it was never acknowledged. All
+        else that is no frame is damage: it is left out too, and the segment is kept for people as `.corrupt`.
 
         Args:
             number: The segment.
@@ -118,10 +118,13 @@ class IntakeLog:
         with disk_errors("reading what was taken in", path):
             data = path.read_bytes()
             found = scan(data)
+            tail = data[found.end :]
+            if tail and (number != self.segments()[-1] or not _is_begun(tail)):
+                found.holes.append(found.end)
             if found.holes:
                 notes.append(set_aside(path, data, found))
-            elif found.end < len(data):
-                _LOG.info("%s: left out %d bytes of an unfinished write", path, len(data) - found.end)
+            elif tail:
+                _LOG.info("%s: left out %d bytes of an unfinished write", path, len(tail))
         for offset, length in found.frames:
             yield unpack(data[offset : offset + length])
 
@@ -140,6 +143,20 @@ class IntakeLog:
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:010d}.log"
+
+
+def _is_begun(tail: bytes) -> bool:
+    """Whether bytes are the beginning of a frame and no more, as a kill amid a write leaves it.
+
+    A power cut may leave other bytes of an unfinished write, such as zeros. They look like a damaged frame,
+    so they count as one.
+    """
+    if len(tail) < HEAD.size:
+        return MARKER.startswith(tail[: len(MARKER)])
+    marker, length, crc = HEAD.unpack_from(tail)
+    rest = tail[HEAD.size :]
+    # Where the sum fits all that is there, the frame is whole and its length is what is damaged.
+    return bool(marker == MARKER and len(rest) < length and crc != zlib.crc32(rest, len(rest)))
 
 
 def _write_at(path: Path, offset: int, data: bytes) -> None:
