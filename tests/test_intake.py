@@ -204,7 +204,7 @@ def test_an_error_of_the_disk_refuses_the_batch_and_goes_on_after_it(
                 with pytest.raises(StoreError, match=r"taking in records in .*disk trouble") as caught:
                     intake.append(make_batch(0, 5))
                 assert isinstance(caught.value, StoreFull) == (number == errno.ENOSPC)
-                assert intake.waiting == 0
+                assert (intake.waiting, segments(tmp_path / "s")) == (0, [])
             else:
                 assert intake.append(make_batch(0, 5)).appended == 5
         intake.append(mixed(0, 5))
@@ -214,6 +214,30 @@ def test_an_error_of_the_disk_refuses_the_batch_and_goes_on_after_it(
         with Store.open(folder) as again:
             assert again.repairs == ()
             assert Counter(again.records()) == Counter(mixed(0, 5))
+
+
+def test_refused_batches_leave_no_segments_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    def no_room(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Store.open(tmp_path / "s") as store:
+        intake = Intake(store, clock=clock)
+        intake.append(make_batch(0, 2))
+        (segment,) = segments(tmp_path / "s")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", no_room)
+            for _ in range(5):
+                with pytest.raises(StoreFull):
+                    intake.append(make_batch(2, 2))
+                # What it held before is still acknowledged.
+                assert segments(tmp_path / "s") == [segment]
+        intake.append(make_batch(2, 2))
+        assert len(segments(tmp_path / "s")) == 2
+        intake.close()
+        assert segments(tmp_path / "s") == []
+    assert in_table(tmp_path / "s") == Counter(make_batch(0, 4))
 
 
 def test_commits_leave_time_for_other_work(

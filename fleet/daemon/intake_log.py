@@ -86,6 +86,9 @@ class IntakeLog:
                 # What is on the disk now nobody knows, so nothing more is written behind it.
                 self._writable = None
                 truncate(path, before)
+                if not before:
+                    # Nothing is in it: else each try on a full disk would leave a segment of its own.
+                    self.drop(number)
                 raise
             self._sizes[number] = before + len(data)
         return number
@@ -136,8 +139,13 @@ class IntakeLog:
             fsync_folder(self._folder.parent)
             self._is_made = True
         number, self._next = self._next, self._next + 1
-        self._path(number).touch(exist_ok=False)
-        fsync_folder(self._folder)
+        path = self._path(number)
+        path.touch(exist_ok=False)
+        try:
+            fsync_folder(self._folder)
+        except BaseException:
+            path.unlink()
+            raise
         self._writable, self._sizes[number] = number, 0
         return number
 
