@@ -96,7 +96,7 @@ def test_a_record_that_the_store_refuses_is_set_aside_and_everything_goes_on(fle
     [path] = (fleet.folder / "root" / "refused").glob("one/*.jsonl")
     told = json.loads(path.read_text())
     assert told["record"]["candidate_id"] in bad
-    assert "not the fastest" in told["reason"]
+    assert "column run_secs holds nan" in told["reason"]
     # It was acknowledged: the agent does not bring it again.
     with Spool(fleet.folder / "spool" / "one") as spool:
         assert not spool.pending()

@@ -25,6 +25,9 @@ NAN = math.nan
 #: What a record may say that no store can keep.
 POISON: dict[str, dict[str, Any]] = {
     "a number that is none": {"run_secs": (NAN, 1e-3), "warmup_secs": ()},
+    "one behind a number": {"run_secs": (1e-3, NAN)},
+    "a time without end": {"timing_secs": math.inf},
+    "a time before its beginning": {"warmup_secs": (0.1, -0.1)},
     "a layout of tomorrow": {"schema": 99},
     "text for a number": {"number": "many"},
     "nothing for text": {"origin": None},
@@ -81,7 +84,7 @@ def test_what_is_refused_is_kept_with_its_reason_and_the_others_go_on(tmp_path: 
     assert [one.records for one in arrivals] == [tuple(good), tuple(good)]
     [refusal] = refusals
     assert (refusal.records, refused.count) == ((bad,), 1)
-    assert "not the fastest" in refusal.reasons[0]
+    assert "column run_secs holds nan" in refusal.reasons[0]
     [path] = (tmp_path / "refused").glob("dev-a/*.jsonl")
     told = json.loads(path.read_text())
     assert (told["job_id"], told["epoch"], told["reason"]) == ("job", 1, refusal.reasons[0])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,15 @@ def test_an_empty_table_is_no_commit(tmp_path: Path) -> None:
         (lambda: changed("run_secs", [[1.0], [1.0], [1.0]]), "not the fastest"),
         (lambda: changed("latency_secs", [None, None]), "none where it is"),
         (lambda: changed("run_secs", [[1.0, None], [1.0]]), "hold nulls"),
+        (lambda: changed("run_secs", [[1.0], [1.0, math.nan]]), "holds nan, expected seconds"),
+        (lambda: changed("run_secs", [[1.0], [math.nan, 1.0]]), "column run_secs holds nan"),
+        (lambda: changed("run_secs", [[math.inf], [1.0]]), "column run_secs holds inf"),
+        (lambda: changed("run_secs", [[1.0, -0.5], [1.0]]), "column run_secs holds -0.5"),
+        (lambda: changed("warmup_secs", [[], [math.nan]]), "column warmup_secs holds nan"),
+        (lambda: changed("build_secs", [0.0, -1.0]), "column build_secs holds -1.0"),
+        (lambda: changed("wait_secs", [math.inf, 0.0]), "column wait_secs holds inf"),
+        (lambda: changed("timing_secs", [-math.inf, 0.0]), "column timing_secs holds -inf"),
+        (lambda: changed("measured_at", [math.nan, 0.0]), "column measured_at holds nan"),
     ],
 )
 def test_rows_that_are_no_records_are_refused_whole(tmp_path: Path, table: Any, match: str) -> None:

@@ -15,6 +15,9 @@ from fleet.store.schema import FILE_SCHEMA, RECORD_ID_DIGITS, check_protocol
 
 #: Columns that may hold nulls.
 _NULLABLE = ("latency_secs",)
+#: Columns of seconds: one value a row, and lists of them.
+_SECONDS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
+_SECONDS_LISTS = ("run_secs", "warmup_secs")
 
 
 def check_columns(table: pa.Table) -> None:
@@ -23,17 +26,22 @@ def check_columns(table: pa.Table) -> None:
     Whether ids follow from the other columns is not checked: the caller hashes them as `agents.records` does.
 
     Raises:
-        StoreError: Another schema, a null, an unknown outcome or layout, an id of another length, a latency
-            that is not the fastest of its `run_secs`, or a protocol that cannot be read.
+        StoreError: Another schema, a null, seconds that are negative or no finite number, an unknown outcome
+            or layout, an id of another length, a latency that is not the fastest of its `run_secs`, or a
+            protocol that cannot be read.
     """
     check_schema(table)
     for name in FILE_SCHEMA.names:
         if name not in _NULLABLE and table.column(name).null_count:
             raise StoreError(f"rows cannot be stored: column {name} holds nulls")
-    for name in ("run_secs", "warmup_secs"):
+    for name in _SECONDS_LISTS:
         # A null within a list would read as a record whose seconds are no numbers.
-        if pc.list_flatten(table.column(name)).null_count:
+        values = pc.list_flatten(table.column(name))
+        if values.null_count:
             raise StoreError(f"rows cannot be stored: lists of column {name} hold nulls")
+        _check_seconds(name, values)
+    for name in _SECONDS:
+        _check_seconds(name, table.column(name))
     lengths = pc.unique(pc.binary_length(table.column("record_id"))).to_pylist()
     if lengths not in ([], [RECORD_ID_DIGITS]):
         raise StoreError(f"rows cannot be stored: record ids have {RECORD_ID_DIGITS} digits, got {lengths}")
@@ -63,6 +71,16 @@ def check_schema(table: pa.Table) -> None:
     if not table.schema.equals(FILE_SCHEMA):
         raise StoreError(
             f"rows have the columns {table.schema.names}, expected {FILE_SCHEMA.names} in their types"
+        )
+
+
+def _check_seconds(name: str, values: pa.ChunkedArray) -> None:
+    # A minimum passes over NaN, so a check of latencies alone would let it through behind a number.
+    is_good = pc.and_(pc.is_finite(values), pc.greater_equal(values, 0.0))
+    wrong = pc.filter(values, pc.invert(is_good))
+    if len(wrong):
+        raise StoreError(
+            f"rows cannot be stored: column {name} holds {wrong[0].as_py()}, expected seconds from 0 on"
         )
 
 
