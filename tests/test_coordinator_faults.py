@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import MethodType
 from typing import Any
 from unittest import mock
 
 import pytest
+from rich.console import Console
 
 from agents.lease import LeaseTag
 from agents.messages import AgentGone, Beat, Failed, Message, MorePending, Results
@@ -25,6 +28,7 @@ from fleet.core.state import FleetState
 from fleet.daemon.coordinator import Coordinator
 from fleet.daemon.hearing import events_of
 from fleet.daemon.journal import Journal
+from fleet.daemon.notices import Notices
 from fleet.daemon.pools import Pools
 from fleet.errors import StoreFull
 from fleet.links.local import LocalLinks
@@ -333,6 +337,47 @@ def test_pools_without_room_hold_everything_back(fleet: Fleet) -> None:
             assert "JobSubmitted" not in journalled, "no job may name what is not on the disk"
         is_full[0] = False
         check_all(fleet, finish(fleet, coordinator))
+
+
+class Output(io.StringIO):
+    """Where lines go; there may be no room for them."""
+
+    is_full = False
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_a_log_on_the_full_disk_does_not_end_what_it_tells_of(fleet: Fleet) -> None:
+    from fleet.daemon.intake import Intake
+
+    output, keep = Output(), Intake.append
+
+    def append(self: Intake, records: list[Any]) -> Any:
+        if output.is_full:
+            raise StoreFull("no room while taking in records: No space left on device")
+        return keep(self, records)
+
+    with mock.patch.object(Intake, "append", append), fleet.coordinator() as (coordinator, _):
+        notices = coordinator._parts.notices
+        notices._console = Console(file=output, width=200)
+        with mock.patch.object(notices, "say", MethodType(Notices.say, notices)):
+            for _ in range(10):
+                fleet.clock.now += 1.0
+                coordinator.turn(0.0)
+            output.is_full = True
+            for _ in range(10):
+                fleet.clock.now += 1.0
+                coordinator.turn(0.0)
+            view = coordinator.view()
+            assert view["coordinator"]["state"] == "disk_full"
+            assert any("no lease is granted until there is room" in one["text"] for one in view["alarms"])
+            output.is_full = False
+            check_all(fleet, finish(fleet, coordinator))
+    assert output.getvalue().count("there is room on the disk again") == 1
+    assert "no lease is granted" not in output.getvalue()
 
 
 # ---- deaths ----

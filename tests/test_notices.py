@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import io
+from typing import Any
 
 from rich.console import Console
 
@@ -45,3 +47,38 @@ def test_a_device_drifts_when_most_of_its_last_records_are_suspect() -> None:
     assert steadiness.add(A, [make_record(1)] * 60) == ""
     assert steadiness.add(A, [make_record(1)] * 30) == "is steady again"
     assert not steadiness.is_drifting(A)
+
+
+class Disk(io.RawIOBase):
+    """A file on a disk that may be full."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.kept = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.kept += bytes(data)
+        return len(data)
+
+
+def test_a_full_disk_under_the_output_ends_nothing_and_repeats_nothing() -> None:
+    disk = Disk()
+    output = io.TextIOWrapper(io.BufferedWriter(disk, buffer_size=64))
+    notices = Notices(Console(file=output, width=200))
+    notices.say("before")
+    disk.is_full = True
+    for number in range(8):
+        notices.alarm("", f"alarm {number}")
+    assert [one["text"] for one in notices.alarms] == [f"alarm {number}" for number in range(8)]
+    disk.is_full = False
+    notices.say("after")
+    notices.say("later")
+    words = [line.split(" ", 1)[1] for line in disk.kept.decode().splitlines()]
+    assert words[0] == "before"
+    assert words[-2:] == ["after", "later"]
+    assert len(words) == len(set(words)), "a line was written twice"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -45,7 +46,7 @@ class Notices:
         self._shown: dict[str, int] = {}
 
     def say(self, text: str, *, kind: str = "", style: str = "") -> None:
-        """Print one line.
+        """Print one line; one that cannot be written is left out, and ends nothing.
 
         Args:
             text: The line.
@@ -59,7 +60,13 @@ class Notices:
         if self._console is not None:
             at = time.strftime("%H:%M:%S", time.localtime(self._clock()))
             line = Text(f"{at} ", style="dim").append(text, style=style or "default")
-            self._console.print(line, soft_wrap=True)
+            try:
+                self._console.print(line, soft_wrap=True)
+            except OSError:
+                # A log beside the store has no room when the store has none. What rich could not write it
+                # would keep, and write again before every later line.
+                with suppress(OSError), self._console.capture():
+                    pass
 
     def alarm(self, device_id: str, text: str) -> None:
         """Print a line and remember it as an alarm."""
