@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agents.keeper import ProcessName
 from fleet.api.client import ADDRESS, TOKEN, ask
 from fleet.api.metrics import metrics_text
 from fleet.api.server import ApiServer, read_or_make_token
@@ -188,12 +192,43 @@ def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path)
     server.close()
     assert not (tmp_path / ADDRESS).exists()
     assert ask(tmp_path, "/v1/status") is None
-    # As a daemon leaves it that was killed.
+    # As a daemon leaves it that ends just now.
     (tmp_path / ADDRESS).write_text(address)
     assert ask(tmp_path, "/v1/status") is None
     (tmp_path / ADDRESS).write_text("{")
     with pytest.raises(FleetError, match="cannot be read"):
         ask(tmp_path, "/v1/status")
+
+
+def of_an_ended_process() -> dict[str, int]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        name = asdict(ProcessName.of(process.pid))
+        process.kill()
+    return name
+
+
+@pytest.mark.parametrize(
+    "daemon",
+    [
+        of_an_ended_process,
+        # Its number went to another process.
+        lambda: asdict(replace(ProcessName.of(os.getpid()), started=1)),
+        # Of a version that did not tell the start.
+        lambda: {"pid": os.getpid()},
+    ],
+    ids=["ended", "another", "older"],
+)
+def test_whoever_listens_where_a_killed_daemon_did_hears_nothing(
+    daemon: Callable[[], dict[str, int]], tmp_path: Path
+) -> None:
+    (tmp_path / TOKEN).write_text("the-secret-of-the-daemon\n")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        (tmp_path / ADDRESS).write_text(json.dumps({"url": url, **daemon()}))
+        assert ask(tmp_path, "/v1/status") is None
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 def test_status_asks_the_daemon(

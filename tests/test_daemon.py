@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from agents.records import DeviceId
+from fleet.api.client import ADDRESS
 from fleet.config.day_windows import window_secs
 from fleet.config.settings import ConfigError, PolicySection, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
@@ -202,11 +203,17 @@ def test_a_signal_ends_it_in_order_and_handlers_come_back(
 
 
 @pytest.mark.usefixtures("local")
-def test_it_stops_after_its_time(settings: Path, tmp_path: Path) -> None:
+def test_it_stops_after_its_time_and_drops_the_address_of_one_that_was_killed(
+    settings: Path, tmp_path: Path
+) -> None:
     config = load_fleet(settings).config
+    address = tmp_path / "runs" / "fleet" / ADDRESS
+    address.parent.mkdir(parents=True)
+    address.write_text('{"url": "http://127.0.0.1:8640", "pid": 1, "started": 1}')
     with (tmp_path / "log").open("w") as log:
         run_daemon(config, UpOptions(models=tmp_path / "models", for_secs=0.0), Console(file=log))
     assert "fleet is down" in (tmp_path / "log").read_text()
+    assert not address.exists()
 
 
 def test_a_cluster_needs_names(settings: Path, tmp_path: Path) -> None:

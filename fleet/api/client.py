@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agents.keeper import ProcessName, is_alive
 from fleet.errors import FleetError
 
 #: Files of the daemon's folder: where the API listens, and what it asks for.
@@ -14,7 +15,7 @@ _TIMEOUT_SECS = 5.0
 
 
 def ask(root: Path, path: str) -> Any:
-    """Get the JSON of a path of the API, or None where no daemon runs on this folder.
+    """Get the JSON of a path of the API, or None where no daemon of this host runs on this folder.
 
     Args:
         root: The daemon's folder.
@@ -28,10 +29,15 @@ def ask(root: Path, path: str) -> Any:
     try:
         address = json.loads((root / ADDRESS).read_text())
         url, token = str(address["url"]), (root / TOKEN).read_text().strip()
+        # Versions before did not tell the start; their daemons are not asked.
+        daemon = ProcessName(pid=int(address["pid"]), started=int(address.get("started", -1)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(f"{root / ADDRESS}: cannot be read ({error}); start `fleet up` again") from error
+    if not is_alive(daemon):
+        # It was killed and left its address behind. Whoever listens there now must not get the token.
+        return None
     try:
         # Not through a proxy of the environment: the token belongs to nobody else.
         with httpx.Client(timeout=_TIMEOUT_SECS, trust_env=False) as client:
@@ -39,7 +45,7 @@ def ask(root: Path, path: str) -> Any:
         answer.raise_for_status()
         return answer.json()
     except httpx.ConnectError:
-        # A daemon that was killed leaves its address behind.
+        # It ends just now.
         return None
     except (httpx.HTTPError, ValueError) as error:
         raise FleetError(f"the daemon at {url} gives no answer to {path}: {error}") from error

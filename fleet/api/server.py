@@ -12,10 +12,12 @@ import secrets
 import socket
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import uvicorn
 
+from agents.keeper import ProcessName
 from fleet.api.app import View, make_app
 from fleet.api.client import ADDRESS, TOKEN
 from fleet.durable import disk_errors
@@ -68,7 +70,9 @@ class ApiServer:
                 raise FleetError(f"the API does not start on {self.url}; choose another daemon.api_port")
             time.sleep(0.01)
         with disk_errors("writing the API's address", root):
-            _write_private(root / ADDRESS, json.dumps({"url": self.url, "pid": os.getpid()}))
+            # The start tells clients this process from a later one with its number.
+            told = {"url": self.url, **asdict(ProcessName.of(os.getpid()))}
+            _write_private(root / ADDRESS, json.dumps(told))
 
     def close(self) -> None:
         """Stop listening; requests that run are answered."""

@@ -19,6 +19,7 @@ import filelock
 from rich.console import Console
 
 from agents.records import DeviceId, DeviceSpec
+from fleet.api.client import ADDRESS
 from fleet.collection import replaying
 from fleet.collection.jobs import SPOOL, fitting_devices
 from fleet.config.day_windows import window_secs
@@ -249,6 +250,8 @@ def _held(root: Path) -> Iterator[None]:
     try:
         with disk_errors("writing the daemon's folder", root):
             (root / HOLDER).write_text(f"{os.getpid()}\n")
+            # Of a daemon that was killed: nobody knows who listens there by now.
+            (root / ADDRESS).unlink(missing_ok=True)
         yield
     finally:
         (root / HOLDER).unlink(missing_ok=True)
