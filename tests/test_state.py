@@ -597,6 +597,68 @@ def test_time_that_goes_back_stands_still() -> None:
     assert fleet.wait(30.0) == []
 
 
+def right_again(fleet: Fleet) -> list[Instruction]:
+    """The next start of a coordinator, after a life whose clock was ten thousand days ahead."""
+    fleet.state = FleetState.from_json(json.loads(json.dumps(fleet.state.to_json())))
+    fleet.now -= 10_000 * 86400.0
+    return fleet.tell(ev.CoordinatorStarted)
+
+
+def test_agents_and_leases_do_not_wait_for_a_future_in_which_the_clock_was() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    right_again(fleet)
+    fleet.passes()
+    assert fleet.leases() == {"j1": 2}
+    assert only(ev.StopAgent, fleet.wait(59.0)) == []
+    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 1.0))
+    assert only(ev.StopAgent, fleet.wait(1.0)), "the lease expires"
+    assert fleet.dies() == []
+    assert fleet.show()["next_start_at"] == fleet.now + 1.0
+    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 1.0))
+    assert only(ev.StartAgent, fleet.wait(1.0))
+
+
+def test_a_quarantine_does_not_wait_for_a_future_in_which_the_clock_was() -> None:
+    fleet = quarantined()
+    assert right_again(fleet) == []
+    assert fleet.wait(500.0) == []
+    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 100.0))
+    assert only(ev.StartAgent, fleet.wait(100.0)) == [ev.StartAgent(device_id=A, incarnation=6)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "secs"),
+    [(DevicePolicy(secs_per_hour=25.0), 3600.0), (DevicePolicy(secs_per_day=25.0), 86400.0)],
+)
+def test_a_budget_does_not_wait_for_a_future_in_which_the_clock_was(
+    policy: DevicePolicy, secs: float
+) -> None:
+    fleet = Fleet().up(policy)
+    fleet.submit("j1")
+    fleet.now += 30.0
+    fleet.beat(1)
+    fleet.now += 20.0
+    right_again(fleet)
+    assert fleet.show()["budget"]["device_secs"] == 30.0, "as long as it is known to have worked"
+    fleet.passes()
+    assert fleet.show()["closed"].startswith("spent 30 of 25 device-seconds")
+    assert fleet.wait(secs - 51.0) == []
+    assert [one.job_id for one in only(ev.GrantLease, fleet.wait(1.0))] == ["j1"]
+
+
+def test_a_training_does_not_wait_for_a_future_in_which_the_clock_was() -> None:
+    fleet = Fleet().up()
+    asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory")
+    assert only(ev.StartTraining, right_again(fleet)) == []
+    assert fleet.state.training()["since"] == fleet.now
+    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 60.0))
+    assert only(ev.StartTraining, fleet.wait(59.0)) == []
+    assert kinds(fleet.wait(1.0)) == asked
+
+
 def test_only_beats_that_matter_are_news() -> None:
     fleet = Fleet().up()
     fleet.submit("j1")

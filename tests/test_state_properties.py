@@ -265,7 +265,10 @@ class Fleet(RuleBasedStateMachine):
     def room_again(self) -> None:
         self.world.tell(ev.DiskFreed(at_secs=self.at()))
 
-    @rule(records=st.dictionaries(DEVICES, st.integers(0, 500), max_size=2), step=STEPS)
+    @rule(
+        records=st.dictionaries(DEVICES, st.integers(0, 500), max_size=2),
+        step=STEPS | st.sampled_from([-1e5, 1e6, -1e6]),
+    )
     def coordinator(self, records: dict[str, int], step: float) -> None:
         counts = {DeviceId(name): count for name, count in records.items()}
         self.world.tell(ev.CoordinatorStarted(at_secs=self.at(step), records=counts))
@@ -310,6 +313,20 @@ class Fleet(RuleBasedStateMachine):
             assert mark[0] >= before[0]
             assert mark[1] >= before[1]
             self.marks[name] = mark
+
+    @invariant()
+    def nothing_waits_for_a_time_out_of_sight(self) -> None:
+        """Also where the clock was ahead and a coordinator starts at the right time."""
+        state = self.world.state.to_json()
+        limits, now = self.world.state.limits, state["leasing"]["now"]
+        for device in state["leasing"]["devices"]:
+            waits = [device["start_at"], device["probe_by"]]
+            longest = max(limits.quarantine_secs, limits.start_secs, limits.restart_wait_secs)
+            assert all(at_secs <= now + longest for at_secs in waits if at_secs is not None)
+            assert device["budget"]["hour"] <= now // 3600
+            assert device["budget"]["day"] <= now // 86400
+        for family in state["triggers"]["families"]:
+            assert family["not_before"] <= now + limits.training_retry_most_secs
 
     def teardown(self) -> None:
         now = self.world.state.to_json()

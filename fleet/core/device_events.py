@@ -13,16 +13,24 @@ from fleet.core.state_core import Core
 
 
 def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instruction]:
-    """Release every lease and start every agent anew: those of the coordinator before are gone."""
+    """Release every lease and start every agent anew: those of the coordinator before are gone.
+
+    The one event that sets the time back: what a clock in the future has left would stall everything until
+    that future has come.
+    """
     leasing = core.leasing
     leasing.limits = event.limits or leasing.limits
     leasing.is_stopping = leasing.is_full = False
+    for device in leasing.devices.values():
+        leasing.release(device)
+    if event.at_secs < leasing.now:
+        core.triggers.set_back(leasing.now - event.at_secs, event.at_secs)
+        leasing.set_back(event.at_secs)
     made: list[Instruction] = []
     totals: dict[str, int] = {}
     for device in leasing.devices.values():
         device.records = event.records.get(device.device_id, device.records)
         totals[device.family] = totals.get(device.family, 0) + device.records
-        leasing.release(device)
         device.wanted_at = None
         if device.state not in (DeviceState.RETIRED, DeviceState.QUARANTINED):
             made += leasing.start(device)

@@ -62,6 +62,14 @@ class Leasing:
         device.start_at, device.probe_by = None, self.now + self.limits.start_secs
         return [StartAgent(device_id=device.device_id, incarnation=device.incarnation)]
 
+    def set_back(self, now: float) -> None:
+        """The clock was ahead: what waits, waits no longer for that. No device has a lease."""
+        ahead_secs, self.now = self.now - now, now
+        for device in self.devices.values():
+            if device.start_at is not None:
+                device.start_at -= ahead_secs
+            device.budget.set_back(now + device.utc_offset_secs)
+
     def fail(self, device: Device, reason: str) -> list[Instruction]:
         """The agent is gone or no use: start another after a while, or quarantine the device."""
         self.release(device)

@@ -35,6 +35,11 @@ class Budget:
         """Device-seconds charged to the day of `local_secs`."""
         return self.day_secs if int(local_secs // DAY_SECS) <= self.day else 0.0
 
+    def set_back(self, local_secs: float) -> None:
+        """The clock was ahead: what lies after the hour and day of `local_secs` was spent in them."""
+        self.hour = min(self.hour, int(local_secs // HOUR_SECS))
+        self.day = min(self.day, int(local_secs // DAY_SECS))
+
     def charge(self, local_secs: float, secs: float) -> None:
         """Add what a lease took; it is charged to the hour and day in which the lease ended."""
         self.hour_secs = self.spent_of_hour(local_secs) + secs

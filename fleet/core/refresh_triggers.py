@@ -142,6 +142,12 @@ class Triggers:
         self.phase, self.since = Phase.ASKED, now
         return [StartTraining(family=self.family, reasons=self.reasons)]
 
+    def set_back(self, ahead_secs: float, now: float) -> None:
+        """The clock was ahead: what waits, waits no longer for that."""
+        self.since = min(self.since, now)
+        for one in self._families.values():
+            one.not_before -= ahead_secs
+
     def started(self, now: float) -> None:
         """The training runs: it will have seen the records that there are now."""
         one = self._of(self.family)

@@ -46,7 +46,8 @@ class FleetState:
         """Take in one event; the same events give the same instructions and the same state.
 
         Args:
-            event: What happened. Time that goes back is taken as standing still.
+            event: What happened. Time that goes back is taken as standing still, but for the start of a
+                coordinator.
 
         Returns:
             What is to be done, in this order.
