@@ -23,8 +23,10 @@ from fleet.config.settings import ConfigError, PolicySection, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.daemon.coordinator_settings import CoordinatorSettings
 from fleet.daemon.daemon import UpOptions, _policy, _told, run_daemon
+from fleet.daemon.steady_clock import SteadyClock
 from fleet.errors import FleetError
 from fleet.links.local import LocalLinks
+from fleet.refresh.refresher import Refresher
 from fleet.store.store import Store
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
 
@@ -214,6 +216,24 @@ def test_it_stops_after_its_time_and_drops_the_address_of_one_that_was_killed(
         run_daemon(config, UpOptions(models=tmp_path / "models", for_secs=0.0), Console(file=log))
     assert "fleet is down" in (tmp_path / "log").read_text()
     assert not address.exists()
+
+
+@pytest.mark.usefixtures("local")
+def test_all_that_waits_has_the_one_clock_that_is_never_set_back(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks: list[Any] = []
+
+    def made(*parts: Any, clock: Any, trainer: Refresher, **_: Any) -> Any:
+        clocks.extend([clock, trainer._clock, parts[-1]._clock])
+        raise FleetError("far enough")
+
+    monkeypatch.setattr("fleet.daemon.daemon.Coordinator", made)
+    config = load_fleet(settings, {"daemon.refresh": True}).config
+    with pytest.raises(FleetError, match="far enough"):
+        run_daemon(config, UpOptions(models=tmp_path / "models"), Console(quiet=True))
+    assert isinstance(clocks[0], SteadyClock)
+    assert all(one is clocks[0] for one in clocks)
 
 
 def test_a_cluster_needs_names(settings: Path, tmp_path: Path) -> None:

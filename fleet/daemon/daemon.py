@@ -32,6 +32,7 @@ from fleet.daemon.coordinator_settings import CoordinatorSettings
 from fleet.daemon.doubts import Doubts
 from fleet.daemon.guide import Guide
 from fleet.daemon.notices import Notices
+from fleet.daemon.steady_clock import SteadyClock
 from fleet.daemon.workload_choice import WorkloadChoice
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
@@ -95,11 +96,12 @@ def run_daemon(
     root = Path(settings.daemon.root)
     with _held(root), _stop_signals() as is_stopped, seldom_collected():
         specs = _devices(settings, options)
-        notices = Notices(console)
+        clock = SteadyClock()
+        notices = Notices(console, clock)
         with Store.open(settings.store.path) as store:
             links = _links(settings, options, specs)
             try:
-                trainer = _trainer(settings, options, specs) if settings.daemon.refresh else None
+                trainer = _trainer(settings, options, specs, clock) if settings.daemon.refresh else None
                 try:
                     coordinator = Coordinator(
                         root,
@@ -111,6 +113,7 @@ def run_daemon(
                         trainer=trainer,
                         guide=Guide(RegistryReader(options.models)),
                         doubts=Doubts(RegistryReader(options.models)),
+                        clock=clock,
                     )
                     api = serve(coordinator.view, root) if serve is not None else None
                     try:
@@ -214,7 +217,12 @@ def _links(settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, D
     )
 
 
-def _trainer(settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec]) -> Any:
+def _trainer(
+    settings: FleetConfig,
+    options: UpOptions,
+    specs: Mapping[DeviceId, DeviceSpec],
+    clock: Callable[[], float],
+) -> Any:
     from fleet.models.registry import Registry
     from fleet.refresh.refresher import Refresher, RefreshSettings, refresh_cores
 
@@ -227,6 +235,7 @@ def _trainer(settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId,
             seed=settings.training.seed,
             cores=refresh_cores(specs.values()),
         ),
+        clock,
     )
 
 
