@@ -229,6 +229,29 @@ def test_a_retired_device_loses_its_jobs_and_may_come_back() -> None:
     assert fleet.of_a(ev.DeviceAdded, family="cpu") == [ev.StartAgent(device_id=A, incarnation=2)]
 
 
+def test_what_the_spool_of_a_retired_device_holds_is_not_late() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.wait(60.0)  # expired: j1 and j2
+    fleet.passes()
+    assert fleet.leases() == {"j2": 3, "j3": 4}
+    fleet.of_a(ev.DeviceRetired, reason="no file")
+    fleet.of_a(ev.DeviceAdded, family="cpu")
+    assert fleet.verdict("j2", 3) is fleet.verdict("j3", 4) is Verdict.REPEATED
+    assert fleet.finish("j2", 3) == []
+    assert fleet.count(JobState.DONE) == 0
+    assert fleet.verdict("j1", 1) is fleet.verdict("j2", 2) is Verdict.LATE
+
+
+def test_results_of_a_lease_that_was_never_granted_are_of_a_lost_journal() -> None:
+    fleet = Fleet().up()
+    assert fleet.verdict("before", 2) is Verdict.REPEATED
+    fleet.submit("j1", "j2")
+    assert fleet.verdict("before", 2) is Verdict.LATE, "as far as anyone can tell it was taken back"
+    assert fleet.verdict("before", 3) is Verdict.REPEATED
+    assert fleet.verdict("j2", 2) is Verdict.COUNTS
+
+
 # ---- leases ----
 
 

@@ -42,7 +42,7 @@ class Sorted:
 
     #: To be stored. Records that the store has already are among them.
     counted: list[Arrival] = field(default_factory=list)
-    #: Of leases that were counted before: what the store lacks of them is stored, and nothing is counted.
+    #: Of leases that no job is counted for any more: what the store lacks of them is stored, nothing else.
     repeated: list[Arrival] = field(default_factory=list)
     #: To be kept apart.
     late: list[Arrival] = field(default_factory=list)

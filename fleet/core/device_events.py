@@ -103,8 +103,12 @@ def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
     stop = [ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=False)]
     made: list[Instruction] = [*stop] if device.state in WITH_AGENT else []
     leasing.release(device)
-    for job_id in leasing.jobs.of_device(device.device_id):
-        leasing.jobs.end(core.entry(job_id), JobState.CANCELLED)
+    ended = [core.entry(job_id) for job_id in leasing.jobs.of_device(device.device_id)]
+    # No lease expired: what the spool holds of them is still to be stored when the device comes back.
+    for epoch in sorted(entry.epoch for entry in ended if entry.epoch is not None):
+        device.remember(epoch)
+    for entry in ended:
+        leasing.jobs.end(entry, JobState.CANCELLED)
     core.triggers.drop(device.device_id)
     device.state, device.reason = DeviceState.RETIRED, event.reason
     device.start_at = device.probe_by = device.wanted_at = None

@@ -14,7 +14,7 @@ from fleet.core.events import AgentBeat, Busy, DevicePolicy, DeviceState, JobId
 from fleet.core.limits import Limits
 from fleet.core.policies import Budget, Closed, closed_because
 
-#: Ends of leases that are remembered, to tell a second delivery of results from a late one. An agent has two
+#: Leases that are over and remembered, to tell a second delivery of results from a late one. An agent has two
 #: leases at a time, so whatever it still delivers is far younger.
 _REMEMBERED_EPOCHS = 64
 #: A beat is worth its place in the journal if it moves a deadline by this share of a lease.
@@ -69,7 +69,7 @@ class Device:
     utc_offset_secs: float = 0.0
     is_host_idle: bool | None = None
     budget: Budget = field(default_factory=Budget)
-    #: Epochs of the last counted leases.
+    #: Epochs of the last leases that were counted, or whose jobs ended with the device's retirement.
     counted_epochs: list[int] = field(default_factory=list)
     #: What the store has of it.
     records: int = 0
@@ -131,7 +131,7 @@ class Device:
         self.budget.charge(now + self.utc_offset_secs, secs)
 
     def remember(self, epoch: int) -> None:
-        """Note that the results of a lease were counted."""
+        """Note that a lease is over for good: what still comes of it is stored, and counts for no job."""
         self.counted_epochs.append(epoch)
         del self.counted_epochs[:-_REMEMBERED_EPOCHS]
 

@@ -76,7 +76,10 @@ class DeviceAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRetired:
-    """A device left the fleet: its jobs are cancelled, its agent is stopped. `DeviceAdded` brings it back."""
+    """A device left the fleet: its jobs are cancelled, its agent is stopped. `DeviceAdded` brings it back.
+
+    What its spool still holds is stored then, and counts for no job.
+    """
 
     at_secs: float
     device_id: DeviceId

@@ -39,7 +39,12 @@ class Core:
         if entry is not None and entry.epoch == epoch and entry.job.device_id == device_id:
             return Verdict.COUNTS
         device = self.leasing.devices.get(device_id)
-        if device is not None and epoch in device.counted_epochs:
+        if device is None:
+            return Verdict.LATE
+        # One that was never granted is of a journal that is gone. Nothing can be counted for it, and nobody
+        # took it back: its records are as good as any. The epoch may be granted again meanwhile, to another
+        # job, but an agent gets no lease before its spool is stored, and the store knows each record's id.
+        if epoch in device.counted_epochs or epoch > device.epoch:
             return Verdict.REPEATED
         return Verdict.LATE
 

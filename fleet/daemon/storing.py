@@ -118,7 +118,7 @@ class Storing:
         taken = Taken()
         found = sort(arrivals, state.verdict)
         for one in found.late:
-            self._keep_late(one, state, now)
+            self._keep_late(one, now)
         stored = [*found.counted, *found.repeated]
         records = [record for one in stored for record in one.records]
         check_flags(records)
@@ -199,24 +199,22 @@ class Storing:
                 family = self._families[one.device_id]
                 self._coverage.block(family, record.workload_id, [record.candidate_id])
 
-    def _keep_late(self, one: Arrival, state: FleetState, now: float) -> None:
+    def _keep_late(self, one: Arrival, now: float) -> None:
         assert one.lease is not None
         known = self._intake.known([record.record_id for record in one.records])
         late = [record for record, is_known in zip(one.records, known, strict=True) if not is_known]
         if not late or not keep_late(self._late, one.device_id, one.lease, late):
             return
-        # A lease that the state cannot have granted is one of a journal that was lost.
-        if one.lease.epoch <= state.describe(one.device_id)["epoch"]:
-            self._untold.append(
-                ResultArrivedLate(
-                    at_secs=now,
-                    device_id=one.device_id,
-                    job_id=JobId(one.lease.job_id),
-                    epoch=one.lease.epoch,
-                    incarnation=one.incarnation,
-                    count=len(late),
-                )
+        self._untold.append(
+            ResultArrivedLate(
+                at_secs=now,
+                device_id=one.device_id,
+                job_id=JobId(one.lease.job_id),
+                epoch=one.lease.epoch,
+                incarnation=one.incarnation,
+                count=len(late),
             )
+        )
 
 
 __all__ = ["Counts", "Storing", "Taken"]
