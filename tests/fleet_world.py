@@ -49,7 +49,7 @@ class World:
         self.submitted: set[JobId] = set()
         #: How many grants there were when the job of an id was submitted; ids may be used again.
         self.born: dict[JobId, int] = {}
-        #: All leases that were ever granted, in order, and those that expired.
+        #: All leases that were ever granted, in order, and those that expired or were given back.
         self.grants: list[ev.GrantLease] = []
         self.expired: set[tuple[DeviceId, int]] = set()
         self.counted: set[tuple[JobId, int]] = set()
@@ -113,6 +113,9 @@ class World:
             self.born[event.job.job_id] = len(self.grants)
         if isinstance(event, ev.JobFinished):
             self._check_count(event, before)
+        if isinstance(event, ev.LeaseReturned):
+            self.expired.add((event.device_id, event.epoch))
+            assert self._blame(self.state.to_json()) == self._blame(before)
         if isinstance(event, ev.TrainingFinished | ev.TrainingFailed):
             self.is_training = False
         for one in made:
@@ -126,6 +129,13 @@ class World:
     @staticmethod
     def _is_there(values: dict[str, Any], job_id: JobId) -> bool:
         return any(entry["job"]["job_id"] == job_id for entry in values["leasing"]["jobs"]["entries"])
+
+    @staticmethod
+    def _blame(values: dict[str, Any]) -> list[Any]:
+        """What was counted against devices and jobs, and what devices were charged."""
+        leasing = values["leasing"]
+        devices = [(one["crashes"], one["failures"], one["device_secs"]) for one in leasing["devices"]]
+        return [devices, [(one["job"]["job_id"], one["crashes"]) for one in leasing["jobs"]["entries"]]]
 
     def _check_count(self, event: ev.JobFinished, before: dict[str, Any]) -> None:
         """Results count if their lease is the last of a job that has not ended, and did not expire."""

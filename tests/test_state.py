@@ -338,6 +338,24 @@ def test_results_of_a_released_lease_count_until_the_job_is_leased_again() -> No
     assert fleet.verdict("j2", 3) is Verdict.COUNTS
 
 
+def test_a_lease_that_was_never_sent_is_given_back_without_blame() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.now += 59.0
+    made = fleet.of_a(ev.LeaseReturned, job_id=JobId("j1"), epoch=1, reason="its traces are looked for")
+    assert [(one.job_id, one.epoch) for one in only(ev.GrantLease, made)] == [("j3", 3)]
+    assert fleet.verdict("j1", 1) is Verdict.LATE
+    assert fleet.leases() == {"j2": 2, "j3": 3}
+    assert fleet.show()["crashes"] == fleet.show()["failures"] == 0
+    assert fleet.show()["budget"]["device_secs"] == 0.0
+    before = fleet.state.to_json()["leasing"]["jobs"]
+    for epoch in (1, 2):  # ended before, or of another job
+        assert fleet.of_a(ev.LeaseReturned, job_id=JobId("j1"), epoch=epoch) == []
+    assert fleet.state.to_json()["leasing"]["jobs"] == before
+    fleet.finish("j2", 2)
+    assert fleet.leases() == {"j3": 3, "j1": 4}
+
+
 def test_released_jobs_are_next_in_their_order() -> None:
     fleet = Fleet().up()
     fleet.submit("j1", "j2", "j3")

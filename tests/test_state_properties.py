@@ -223,6 +223,19 @@ class Fleet(RuleBasedStateMachine):
                 )
             )
 
+    @rule(device=DEVICES, place=st.integers(0, 1))
+    def returned(self, device: str, place: int) -> None:
+        leases = self.world.device(device)["leases"]
+        for lease in leases[place : place + 1]:
+            self.world.tell(
+                ev.LeaseReturned(
+                    at_secs=self.at(),
+                    device_id=DeviceId(device),
+                    job_id=lease["job_id"],
+                    epoch=lease["epoch"],
+                )
+            )
+
     @rule(data=st.data())
     def late(self, data: st.DataObject) -> None:
         grant = self.draw_grant(data)

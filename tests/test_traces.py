@@ -3,10 +3,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from agents.records import CandidateId, DeviceId, content_hash
-from fleet.daemon.traces import Answer, StoreThread, find_candidates, find_records
+from fleet.daemon.traces import Answer, Found, StoreThread, find_candidates, find_records
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record, make_spec
 
@@ -30,9 +31,28 @@ def test_candidates_come_back_with_their_traces(store: Path) -> None:
     wanted = [one.candidate_id for one in records]
     nowhere = CandidateId(content_hash("nowhere"))
     found = find_candidates(Store.read(store), [A], [*wanted, nowhere])
-    assert {one.candidate_id: one.trace for one in found} == {one.candidate_id: one.trace for one in records}
-    assert {one.origin for one in found} == {"paired"}
-    assert find_candidates(Store.read(store), [B], wanted[1:]) == []
+    assert {one.candidate_id: one.trace for one in found.candidates} == {
+        one.candidate_id: one.trace for one in records
+    }
+    assert {one.origin for one in found.candidates} == {"paired"}
+    assert found.unread == ""
+    assert find_candidates(Store.read(store), [B], wanted[1:]) == Found()
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_searched(store: Path) -> None:
+    reader = Store.read(store)
+    here, there = make_record(3), make_record(500)
+    [broken] = [one for one in reader.data_files() if _holds(one, there.candidate_id)]
+    broken.write_bytes(b"no parquet")
+    found = find_candidates(reader, [A], [here.candidate_id, there.candidate_id])
+    assert [one.candidate_id for one in found.candidates] == [here.candidate_id]
+    assert found.unread.startswith(f"{broken}: ")
+    # Nothing that it could hold is missed.
+    assert find_candidates(reader, [A], [here.candidate_id]).unread == ""
+
+
+def _holds(path: Path, candidate_id: CandidateId) -> bool:
+    return candidate_id in pq.read_table(path, columns=["candidate_id"]).column(0).to_pylist()
 
 
 def test_all_records_of_some_candidates_are_found_in_every_layout(store: Path) -> None:

@@ -208,6 +208,20 @@ class JobCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReturned:
+    """The shell could not send a lease's batch yet, so its agent knows nothing of it: nobody is to blame.
+
+    The job waits behind all others of its device. Told only while nothing was sent.
+    """
+
+    at_secs: float
+    device_id: DeviceId
+    job_id: JobId
+    epoch: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResultArrivedLate:
     """Records of a lease that was taken back arrived. They are kept apart and counted as late only."""
 
@@ -335,18 +349,19 @@ class Tick:
 Event = (
     CoordinatorStarted | CoordinatorStopping | DeviceAdded | DeviceRetired | AgentStarted | ProbePassed
     | ProbeRefused | AgentBeat | AgentDied | JobSubmitted | JobFinished | JobCrashed | JobCancelled
-    | ResultArrivedLate | QuarantineLifted | DriftAlarm | EnvironmentChanged | RecordsStored | TrainingStarted
-    | TrainingFinished | TrainingFailed | ModelPublished | ModelRolledBack | DiskFull | DiskFreed | Tick
+    | LeaseReturned | ResultArrivedLate | QuarantineLifted | DriftAlarm | EnvironmentChanged | RecordsStored
+    | TrainingStarted | TrainingFinished | TrainingFailed | ModelPublished | ModelRolledBack | DiskFull
+    | DiskFreed | Tick
 )
 
 __all__ = [
     "Accept", "AgentBeat", "AgentDied", "AgentStarted", "Busy", "CoordinatorStarted", "CoordinatorStopping",
     "DeviceAdded", "DevicePolicy", "DeviceRetired", "DeviceState", "DiskFreed", "DiskFull", "DriftAlarm",
     "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
-    "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "ModelPublished", "ModelRolledBack",
-    "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted", "ReasonKind",
-    "RecordsStored", "ResultArrivedLate", "StartAgent", "StartTraining", "StopAccepting", "StopAgent",
-    "Tick", "TimeWindow", "TrainingFailed", "TrainingFinished", "TrainingReason", "TrainingStarted",
-    "Verdict", "WantJobs",
+    "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "LeaseReturned", "ModelPublished",
+    "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted",
+    "ReasonKind", "RecordsStored", "ResultArrivedLate", "StartAgent", "StartTraining", "StopAccepting",
+    "StopAgent", "Tick", "TimeWindow", "TrainingFailed", "TrainingFinished", "TrainingReason",
+    "TrainingStarted", "Verdict", "WantJobs",
 ]
 # fmt: on

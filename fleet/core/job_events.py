@@ -63,6 +63,16 @@ def job_cancelled(core: Core, event: ev.JobCancelled) -> list[Instruction]:
     return leasing.settle(device)
 
 
+def lease_returned(core: Core, event: ev.LeaseReturned) -> list[Instruction]:
+    """Queue a job again whose lease its agent never heard of; a lease that ended otherwise is no fault."""
+    leasing, device = core.leasing, core.lease_holder(event)
+    lease = device.lease(event.epoch)
+    if lease is None or lease.job_id != event.job_id:
+        return []
+    leasing.give_back(device, event.epoch)
+    return leasing.settle(device)
+
+
 def result_arrived_late(core: Core, event: ev.ResultArrivedLate) -> list[Instruction]:
     """Count late records, and nothing else."""
     device = core.lease_holder(event)

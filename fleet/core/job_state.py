@@ -26,7 +26,7 @@ class Entry:
     job: Job
     state: JobState = JobState.QUEUED
     #: Lease whose results count: the running one, or the last one if it was released; None before the first
-    #: and after one that expired.
+    #: and after one that expired or was given back.
     epoch: int | None = None
     crashes: int = 0
     #: Epoch of the last lease that counted as a crash: one lease is one crash, however often it is told.

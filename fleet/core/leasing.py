@@ -94,6 +94,12 @@ class Leasing:
             entry = self._end_lease(device, lease.epoch)
             self.jobs.requeue(entry, first=True)
 
+    def give_back(self, device: Device, epoch: int) -> None:
+        """End a lease under which nothing was sent: the device worked nothing, and no results can come."""
+        entry = self._end_lease(device, epoch, charged=False)
+        entry.epoch = None
+        self.jobs.requeue(entry, first=False)
+
     def crash(self, device: Device, entry: Entry, epoch: int, reason: str) -> list[Instruction]:
         """Count a crash of a job whose lease is no longer running."""
         if not self.jobs.crash(entry, epoch, reason, self.limits.job_crashes):

@@ -177,6 +177,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.JobFinished: job_events.job_finished,
     ev.JobCrashed: job_events.job_crashed,
     ev.JobCancelled: job_events.job_cancelled,
+    ev.LeaseReturned: job_events.lease_returned,
     ev.ResultArrivedLate: job_events.result_arrived_late,
     ev.QuarantineLifted: device_events.quarantine_lifted,
     ev.DriftAlarm: model_events.drift_alarm,

@@ -122,6 +122,7 @@ class Coordinator:
             self._receiving.hear(parts.links.poll(timeout_secs))
             for answer in parts.thread.poll():
                 self._doing.go_on(answer)
+            self._doing.look_again()
             for event in parts.trainer.poll() if parts.trainer is not None else ():
                 parts.chronicle.tell(event)
             parts.chronicle.tell(ev.Tick(at_secs=parts.clock()))

@@ -9,10 +9,10 @@ from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import Event, Instruction
 from fleet.daemon.announcing import announce_event, announce_instruction
-from fleet.daemon.granting import LeaseSearches
+from fleet.daemon.lease_searches import LeaseSearch, LeaseSearches
 from fleet.daemon.noise_runs import NoisePlan
 from fleet.daemon.parts import Drawn, Parts
-from fleet.daemon.traces import Answer
+from fleet.daemon.traces import Answer, Found
 from fleet.errors import StoreFull
 
 
@@ -100,13 +100,12 @@ class Doing:
     def go_on(self, answer: Answer) -> None:
         """Go on with what was looked up in the store."""
         parts = self._parts
-        if answer.error:
+        if answer.error and not isinstance(answer.tag, LeaseSearches):
             parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
         match answer.tag:
-            case LeaseSearches() as found:
-                parts.granting.searched(found, answer.value or [])
-                for search in found.searches:
-                    self._grant_again(search.grant, searched=True)
+            case LeaseSearches() as asked:
+                for grant, search in parts.granting.searching.answered(asked, answer, parts.clock()):
+                    self._grant_again(grant, search)
             case NoisePlan() as plan:
                 family = parts.families[plan.device_id]
                 for job in parts.noise.planned(plan, family, answer.value or []):
@@ -115,16 +114,21 @@ class Doing:
                 candidates, version = answer.value or (drawn.candidates, "")
                 parts.feeder.ranked(drawn.device_id, drawn.request_id, candidates, version)
             case (device_id, request_id):
-                parts.pools.remember(parts.families[device_id], answer.value or [])
+                found: Found = answer.value or Found()
+                parts.pools.remember(parts.families[device_id], found.candidates)
                 parts.feeder.searched(device_id, request_id)
 
-    def _grant(self, grant: ev.GrantLease, *, searched: bool = False) -> None:
+    def look_again(self) -> None:
+        """Look again for traces where the store could not be read a while ago."""
+        self._parts.granting.searching.look_again(self._parts.clock())
+
+    def _grant(self, grant: ev.GrantLease, searched: LeaseSearch | None = None) -> None:
         parts = self._parts
         job = parts.state.job(grant.job_id)
         if job is None:
             return
         try:
-            events = parts.granting.grant(grant, job, parts.clock(), searched=searched)
+            events = parts.granting.grant(grant, job, parts.clock(), searched)
         except StoreFull as error:
             self._held.append(grant)
             parts.disk.full(error)
@@ -132,13 +136,13 @@ class Doing:
         for event in events:
             parts.chronicle.tell(event)
 
-    def _grant_again(self, grant: ev.GrantLease, *, searched: bool = False) -> None:
+    def _grant_again(self, grant: ev.GrantLease, searched: LeaseSearch | None = None) -> None:
         """Go on with a lease, if it still is one."""
         parts = self._parts
         verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.epoch)
         is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
         if verdict is ev.Verdict.COUNTS and is_up:
-            self._grant(grant, searched=searched)
+            self._grant(grant, searched)
 
 
 __all__ = ["Doing"]

@@ -1,48 +1,29 @@
 """From a lease to a batch: fetch the traces of a job's candidates and send them to the agent.
 
 `fleet.daemon.coordinator` calls it for every `GrantLease`. Traces come from the pools, else from the store,
-which a thread searches meanwhile; the lease runs on. Candidates whose traces are nowhere are left out with a
-word, and a job that has none left ends: nothing waits for what cannot come.
+which a thread searches meanwhile. Candidates whose traces are nowhere are left out with a word, and a job
+that has none left ends: nothing waits for what cannot come. Where the store cannot be read, nobody knows that
+they are nowhere: they are left out of this lease only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 from agents.batch import Batch
 from agents.lease import Lease
 from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Protocol, Workload, WorkloadId
 from fleet.core.arrivals import Tallies
-from fleet.core.events import Event, GrantLease, Job, JobCancelled
+from fleet.core.events import Event, GrantLease, Job, JobCancelled, LeaseReturned
 from fleet.daemon.coverage import Coverage
 from fleet.daemon.feeding import Feeder
 from fleet.daemon.intake import Intake
+from fleet.daemon.lease_searches import LeaseSearch, Searching
 from fleet.daemon.pools import Pools
 from fleet.daemon.storing import Storing
-from fleet.daemon.traces import StoreThread, find_candidates
+from fleet.daemon.traces import StoreThread
 from fleet.links.links import Links
-
-#: Candidates that are looked for at once: all of them must stay in memory until their batches are sent.
-_MOST_AT_ONCE = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseSearch:
-    """A search in the store for the traces of one lease."""
-
-    grant: GrantLease
-    job: Job
-    missing: tuple[CandidateId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseSearches:
-    """Searches for leases of one family, as they come back from the thread."""
-
-    family: str
-    searches: tuple[LeaseSearch, ...]
 
 
 class Granting:
@@ -59,7 +40,10 @@ class Granting:
         thread: Searches the store.
         families: Family of every device, siblings that only the store knows included.
         protocols: How each device is timed.
-        say: Told of candidates that are nowhere.
+        say: Told of candidates that are nowhere, and of a store that cannot be read.
+
+    Attributes:
+        searching: Knows which leases wait for their traces.
     """
 
     def __init__(
@@ -78,22 +62,22 @@ class Granting:
     ) -> None:
         self._coverage, self._pools, self._feeder = coverage, pools, feeder
         self._storing, self._intake, self._tallies = storing, intake, tallies
-        self._links, self._thread = links, thread
-        self._families, self._protocols, self._say = families, protocols, say
-        #: Families for which the store is being searched, and what is to be looked for next.
-        self._searching: dict[str, list[LeaseSearch]] = {}
+        self._links, self._families, self._protocols, self._say = links, families, protocols, say
+        self.searching = Searching(pools, thread, families, say)
 
-    def grant(self, grant: GrantLease, job: Job, now: float, *, searched: bool = False) -> list[Event]:
+    def grant(
+        self, grant: GrantLease, job: Job, now: float, searched: LeaseSearch | None = None
+    ) -> list[Event]:
         """Send what is left of a job to its agent.
 
         Args:
             grant: The lease.
             job: The job.
             now: Unix seconds.
-            searched: Whether the store was searched for it already.
+            searched: What the store was searched for already.
 
         Returns:
-            The end of the job, where nothing of it can be sent.
+            The end of the job or of its lease, where nothing of it can be sent.
 
         Raises:
             StoreFull: No room to hand on what is to be searched; to be granted again once there is some.
@@ -105,8 +89,9 @@ class Granting:
         for workload_id in job.workload_ids if missing else ():
             found |= self._pools.get(family, workload_id, missing)
             missing = [one for one in missing if one not in found]
-        if missing and not searched:
-            self._look_for(family, LeaseSearch(grant=grant, job=job, missing=tuple(missing)))
+        if missing and (searched is None or not set(missing) <= set(searched.missing)):
+            self._intake.flush(candidate_ids=missing)
+            self.searching.look_for(grant, LeaseSearch(job=job, missing=tuple(missing)))
             return []
         workloads = self._feeder.workloads_of(job.device_id)
         candidates = [
@@ -115,42 +100,25 @@ class Granting:
             for one in left
             if one in found and found[one].workload_id in workloads
         ]
-        if missing:
+        unread = searched.unread if missing and searched is not None else ""
+        if missing and not unread:
             self._drop(job, family, missing)
         if candidates:
             self._send(grant, job, candidates, workloads)
             return []
+        if unread:
+            reason = f"the store cannot be read for its traces: {unread}"
+            return [
+                LeaseReturned(
+                    at_secs=now, device_id=job.device_id, job_id=job.job_id, epoch=grant.epoch, reason=reason
+                )
+            ]
         if left:
             reason = (
                 f"the traces of its {len(left)} candidates are gone, or their workloads are not measured now"
             )
             return [JobCancelled(at_secs=now, device_id=job.device_id, job_id=job.job_id, reason=reason)]
         return [self._tallies.finish(job.device_id, job.job_id, grant.epoch, grant.incarnation, now)]
-
-    def searched(self, found: LeaseSearches, candidates: list[Candidate]) -> None:
-        """Take in what the store had of some leases' candidates; the leases are to be granted then."""
-        self._pools.remember(found.family, candidates)
-        waiting = self._searching.pop(found.family, [])
-        if waiting:
-            self._ask(found.family, waiting)
-
-    def _look_for(self, family: str, search: LeaseSearch) -> None:
-        self._intake.flush(candidate_ids=search.missing)
-        if family in self._searching:
-            self._searching[family].append(search)
-        else:
-            self._ask(family, [search])
-
-    def _ask(self, family: str, searches: list[LeaseSearch]) -> None:
-        """Search for several leases at once: it takes as long as for one."""
-        count, wanted = 0, set[CandidateId]()
-        while count < len(searches) and len(wanted) < _MOST_AT_ONCE:
-            wanted.update(searches[count].missing)
-            count += 1
-        self._searching[family] = searches[count:]
-        siblings = [one for one, other in self._families.items() if other == family]
-        question = partial(find_candidates, device_ids=siblings, wanted=wanted)
-        self._thread.ask(LeaseSearches(family=family, searches=tuple(searches[:count])), question)
 
     def _send(
         self,
@@ -186,4 +154,4 @@ class Granting:
                 self._coverage.block(family, of, [one])
 
 
-__all__ = ["Granting", "LeaseSearch", "LeaseSearches"]
+__all__ = ["Granting"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,16 @@ class Answer:
     value: Any = None
     #: Why it failed; empty where it did not.
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What was found of some candidates."""
+
+    #: With the origin `paired`, in no order.
+    candidates: list[Candidate] = field(default_factory=list)
+    #: Why files could not be read that may hold the others; empty where all could be.
+    unread: str = ""
 
 
 class StoreThread:
@@ -88,10 +98,11 @@ class StoreThread:
 
 def find_candidates(
     reader: StoreReader, device_ids: Collection[DeviceId], wanted: Collection[CandidateId]
-) -> list[Candidate]:
+) -> Found:
     """Read some candidates back from the records of some devices.
 
-    Only the ids are read of every record; traces are read of the row groups that hold one.
+    Only the ids are read of every record; traces are read of the row groups that hold one. A file that cannot
+    be read keeps nobody from what the others hold.
 
     Args:
         reader: The store.
@@ -99,25 +110,32 @@ def find_candidates(
         wanted: Candidates to find.
 
     Returns:
-        Those that were found, with the origin `paired`, in no order.
+        Those that were found.
 
     Raises:
         FleetError: The store cannot be read.
     """
     left = set(wanted)
     found: list[Candidate] = []
+    unread: list[str] = []
     # Newest first: what is asked for was mostly measured lately.
     for path in reversed(reader.data_files()):
         if not left:
             break
         if path.parent.name.removeprefix("device_id=") not in device_ids:
             continue
-        with pq.ParquetFile(path) as file:
-            for candidate in _in_file(file, left):
-                if candidate.candidate_id in left:
-                    left.discard(candidate.candidate_id)
-                    found.append(candidate)
-    return found
+        try:
+            with pq.ParquetFile(path) as file:
+                for candidate in _in_file(file, left):
+                    if candidate.candidate_id in left:
+                        left.discard(candidate.candidate_id)
+                        found.append(candidate)
+        except (OSError, pa.ArrowException) as error:
+            unread.append(f"{path}: {error}")
+    if not left or not unread:
+        return Found(candidates=found)
+    more = f" (and {len(unread) - 1} other files)" if len(unread) > 1 else ""
+    return Found(candidates=found, unread=unread[0] + more)
 
 
 def find_records(
@@ -162,4 +180,4 @@ def _candidates(
         yield Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, trace=trace, origin="paired")
 
 
-__all__ = ["Answer", "StoreThread", "find_candidates", "find_records"]
+__all__ = ["Answer", "Found", "StoreThread", "find_candidates", "find_records"]

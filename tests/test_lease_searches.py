@@ -1,0 +1,97 @@
+"""Leases whose traces only the store has: while it cannot be read, or takes longer than a lease."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from agents.records import CandidateId, DeviceId
+from fleet.daemon import lease_searches
+from fleet.daemon.coordinator import Coordinator
+from fleet.daemon.lease_searches import TRIES
+from fleet.daemon.traces import Found, find_candidates
+from fleet.store.store import Store
+from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
+
+ALL = OFFERED * len(WORKLOADS)
+ONE, TWO = DeviceId("one"), DeviceId("two")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    """One device has measured everything; of what its sibling is to measure, only the store has traces."""
+    made = make_fleet(tmp_path)
+    both, made.specs = made.specs, {ONE: made.specs[ONE]}
+    made.run(everything_measured(made))
+    shutil.rmtree(tmp_path / "root")
+    made.specs = both
+    made.lines.clear()
+    return made
+
+
+def searching(question: Callable[..., Found]) -> Any:
+    return mock.patch.object(lease_searches, "find_candidates", question)
+
+
+def check(fleet: Fleet, view: dict[str, Any]) -> None:
+    assert view["store"]["records"] == 2 * ALL
+    assert view["jobs"]["cancelled"] == view["jobs"]["quarantined"] == 0
+    assert {one["crashes"] for one in view["devices"].values()} == {0}
+    assert not any("neither in the pools nor in the store" in line for line in fleet.lines)
+    assert not any("ended by force" in line for line in fleet.lines)
+
+
+@pytest.mark.parametrize("failures", [TRIES - 1, 3 * TRIES + 1])
+def test_a_store_that_cannot_be_read_for_a_while_costs_no_candidate(fleet: Fleet, failures: int) -> None:
+    asked = 0
+
+    def find(*args: Any, **options: Any) -> Found:
+        nonlocal asked
+        asked += 1
+        if asked <= failures:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return find_candidates(*args, **options)
+
+    with searching(find):
+        view = fleet.run(everything_measured(fleet))
+    assert asked > failures
+    check(fleet, view)
+    assert sum("cannot be read" in line and "Too many open files" in line for line in fleet.lines) == 1
+
+
+def test_a_file_that_cannot_be_read_keeps_nobody_from_the_others(fleet: Fleet) -> None:
+    reader = Store.read(fleet.folder / "store")
+    ids = sorted(one.candidate_id for one in reader.records(device_id=ONE))
+    hidden, is_hidden = set[CandidateId](ids[::5]), [True]
+
+    def find(reader: Any, device_ids: Any, wanted: Any) -> Found:
+        found = find_candidates(reader, device_ids, wanted)
+        if not (is_hidden[0] and hidden & set(wanted)):
+            return found
+        left = [one for one in found.candidates if one.candidate_id not in hidden]
+        return Found(candidates=left, unread="part-7.parquet: Input/output error")
+
+    def others_measured(coordinator: Coordinator) -> bool:
+        fleet.clock.now += 1.0
+        return coordinator.view()["devices"][TWO]["records"] >= ALL - len(hidden)
+
+    with searching(find), fleet.coordinator() as (coordinator, _):
+        for is_done in (others_measured, everything_measured(fleet)):
+            for _ in range(600):
+                coordinator.turn(0.0)
+                if is_done(coordinator):
+                    break
+            else:
+                raise AssertionError(coordinator.view())
+            is_hidden[0] = False
+        view = coordinator.view()
+        coordinator.close()
+    check(fleet, view)
+    assert sum("cannot be read" in line and "part-7" in line for line in fleet.lines) == 1
