@@ -75,7 +75,10 @@ _poll = StoreThread.poll
 
 
 def poll_answered(thread: StoreThread) -> list[Answer]:
-    """`StoreThread.poll` once every question is answered: the clock must not run ahead of a slow disk."""
+    """`StoreThread.poll` once every question is answered: the clock must not run ahead of a slow disk.
+
+    A test that needs a slow store withholds the answers, by a `StoreThread.poll` of its own around this.
+    """
     until = time.monotonic() + _ANSWER_SECS
     while thread._answers.qsize() < thread._waiting and time.monotonic() < until:
         time.sleep(0.001)

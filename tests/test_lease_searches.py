@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from agents.lease import Lease
 from agents.records import CandidateId, DeviceId
 from fleet.daemon import lease_searches
 from fleet.daemon.coordinator import Coordinator
 from fleet.daemon.lease_searches import TRIES
-from fleet.daemon.traces import Found, find_candidates
+from fleet.daemon.traces import Found, StoreThread, find_candidates
+from fleet.links.local import LocalLinks
 from fleet.store.store import Store
-from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
+from tests.coordinator_fixtures import (
+    OFFERED,
+    WORKLOADS,
+    Fleet,
+    everything_measured,
+    make_fleet,
+    poll_answered,
+)
 
 ALL = OFFERED * len(WORKLOADS)
 ONE, TWO = DeviceId("one"), DeviceId("two")
@@ -95,3 +105,60 @@ def test_a_file_that_cannot_be_read_keeps_nobody_from_the_others(fleet: Fleet) -
         coordinator.close()
     check(fleet, view)
     assert sum("cannot be read" in line and "part-7" in line for line in fleet.lines) == 1
+
+
+@contextlib.contextmanager
+def slow_store(is_slow: list[bool]) -> Iterator[None]:
+    """A store that answers nothing while `is_slow` says so; inside of `Fleet.coordinator`."""
+    with mock.patch.object(StoreThread, "poll", lambda thread: [] if is_slow[0] else poll_answered(thread)):
+        yield
+
+
+@pytest.mark.parametrize("slow_secs", [45, 320])
+def test_a_search_that_takes_longer_than_a_lease_is_nobodys_fault(fleet: Fleet, slow_secs: int) -> None:
+    is_slow = [True]
+    with fleet.coordinator() as (coordinator, _), slow_store(is_slow):
+        for _ in range(slow_secs):
+            fleet.clock.now += 1.0
+            coordinator.turn(0.0)
+        shown = coordinator.view()["devices"][TWO]
+        assert (shown["state"], shown["incarnation"], shown["failures"]) == ("leased", 1, 0)
+        assert shown["budget"]["device_secs"] == 0.0
+        is_slow[0] = False
+        is_done = everything_measured(fleet)
+        for _ in range(300):
+            coordinator.turn(0.0)
+            if is_done(coordinator):
+                break
+        view = coordinator.view()
+        coordinator.close()
+    check(fleet, view)
+
+
+def test_a_batch_goes_out_with_time_enough_for_its_agent(fleet: Fleet) -> None:
+    """Also where the coordinator itself was held up: the answer and the end of the lease come in one turn."""
+    is_slow, left = [True], []
+    real = LocalLinks.measure
+
+    def measure(self: LocalLinks, lease: Lease, *rest: Any) -> None:
+        left.append(lease.deadline_secs - fleet.clock.now)
+        real(self, lease, *rest)
+
+    with (
+        mock.patch.object(LocalLinks, "measure", measure),
+        fleet.coordinator() as (coordinator, _),
+        slow_store(is_slow),
+    ):
+        for pause in (50.0, 61.0, 10_000.0):
+            is_slow[0] = True
+            for _ in range(20):
+                coordinator.turn(0.0)
+            is_slow[0] = False
+            fleet.clock.now += pause
+            for _ in range(3):
+                coordinator.turn(0.0)
+        view = coordinator.view()
+        assert left
+        assert min(left) >= fleet.limits.lease_secs / 2
+        assert {one["crashes"] for one in view["devices"].values()} == {0}
+        coordinator.close()

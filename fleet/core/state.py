@@ -4,9 +4,10 @@ The coordinator applies what it saw and carries out what is answered; after a re
 applied again and give the same state. What each event does is in `device_events.py`, `job_events.py` and
 `model_events.py`, by the rules of `leasing.py`, `policies.py` and `refresh_triggers.py`.
 
-A lease ends in one of three ways. *Finished*: its results were counted. *Released*: the agent or the
+A lease ends in one of four ways. *Finished*: its results were counted. *Released*: the agent or the
 coordinator died; what its spool still holds counts until the job is leased again or ended. *Expired*: no beat
-renewed it; its results are late for ever, because its agent may be a zombie that measures on.
+renewed it; its results are late for ever, because its agent may be a zombie that measures on. *Returned*: its
+batch was never sent, so there are no results and nobody is to blame.
 """
 
 from __future__ import annotations

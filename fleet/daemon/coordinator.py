@@ -120,9 +120,10 @@ class Coordinator:
             self._flush()
         else:
             self._receiving.hear(parts.links.poll(timeout_secs))
+            # First: what is found under a lease that is nearly over goes out under the next one.
+            self._doing.look_after_searches()
             for answer in parts.thread.poll():
                 self._doing.go_on(answer)
-            self._doing.look_again()
             for event in parts.trainer.poll() if parts.trainer is not None else ():
                 parts.chronicle.tell(event)
             parts.chronicle.tell(ev.Tick(at_secs=parts.clock()))

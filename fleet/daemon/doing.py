@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import Event, Instruction
@@ -118,9 +120,34 @@ class Doing:
                 parts.pools.remember(parts.families[device_id], found.candidates)
                 parts.feeder.searched(device_id, request_id)
 
-    def look_again(self) -> None:
-        """Look again for traces where the store could not be read a while ago."""
-        self._parts.granting.searching.look_again(self._parts.clock())
+    def look_after_searches(self) -> None:
+        """Look again for traces where the store could not be read, and give leases back before they expire.
+
+        Nobody renews a lease that waits for its traces: its agent does not know of it, and must not be ended
+        for that. A batch is sent only under a lease with half of its time left, for its agent to take it up.
+        """
+        parts, now = self._parts, self._parts.clock()
+        searching = parts.granting.searching
+        searching.look_again(now)
+        if parts.disk.is_full:
+            return  # no lease expires
+        until = now + parts.state.limits.lease_secs / 2
+        for grant in searching.waiting(until):
+            leases = parts.state.describe(grant.device_id)["leases"]
+            deadline = next((one["deadline"] for one in leases if one["epoch"] == grant.epoch), None)
+            if deadline is not None and deadline > until:  # the beats of another lease renewed it
+                searching.renewed(replace(grant, deadline_secs=deadline))
+                continue
+            searching.let_go(grant.job_id)
+            if deadline is None:
+                continue
+            device_id, job_id, reason = grant.device_id, grant.job_id, "the store is slow to give its traces"
+            parts.chronicle.tell(
+                ev.LeaseReturned(
+                    at_secs=now, device_id=device_id, job_id=job_id, epoch=grant.epoch, reason=reason
+                )
+            )
+            parts.notices.say(f"{device_id}: job {job_id} waits again: {reason}", kind="slow")
 
     def _grant(self, grant: ev.GrantLease, searched: LeaseSearch | None = None) -> None:
         parts = self._parts
