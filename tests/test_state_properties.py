@@ -46,7 +46,8 @@ class Fleet(RuleBasedStateMachine):
         self.snapshot: tuple[str, int] | None = None
 
     def at(self, step: float = 0.0) -> float:
-        self.world.now += step
+        # A wait that was never begun is 0: time itself stays above.
+        self.world.now = max(0.0, self.world.now + step)
         return self.world.now
 
     def incarnation(self, name: str, behind: int) -> int:
