@@ -95,7 +95,9 @@ def _open_lock(path: Path) -> int:
         except FileNotFoundError:
             # In a folder such as /tmp the kernel refuses O_CREAT on other users' files, even to open them.
             with suppress(FileExistsError):
-                os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+                handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                os.fchmod(handle, 0o644)  # whatever the umask says
+                os.close(handle)
 
 
 def pin_process(cores: Sequence[int]) -> None:

@@ -288,7 +288,10 @@ class WorkerPool:
                 yield process.held.pop(number)
 
     def _gone(self, process: WorkerProcess, batch: PoolRun | None) -> Iterator[Result]:
-        """A process ended by itself: a strike against its job, or an error when it had not even started."""
+        """A process ended by itself.
+
+        A strike against its job if that was at work, or an error when it had not even started.
+        """
         number, stage = process.job, process.stage
         build_secs, wait_secs = process.build_secs, process.wait_secs
         words = self._zygote.last_words() if self._zygote and stage is Stage.STARTING else ""
@@ -300,12 +303,18 @@ class WorkerPool:
         if stage is Stage.REFERENCE:
             batch.leave_unchecked(number)
             return
-        if batch.strike(number, len(self._settings)):
+        if stage in _AT_WORK:
+            outcome = Outcome.BUILD_FAILED if stage is Stage.BUILDING else Outcome.RUN_FAILED
+            is_again = batch.strike(number, len(self._settings))
+        else:  # the host's doing, such as a timing lock that it may not open
+            outcome = Outcome.LOST
+            is_again = batch.excuse(number, len(self._settings))
+        if is_again:
             return
         batch.on_timed(number)
         yield Result(
             job=number,
-            outcome=Outcome.BUILD_FAILED if stage is Stage.BUILDING else Outcome.RUN_FAILED,
+            outcome=outcome,
             build_secs=build_secs,
             wait_secs=wait_secs,
             error=f"its worker process {fate} while {stage}: {tail or 'no output'}",

@@ -17,6 +17,8 @@ from agents.job import Job, Result
 #: A candidate that killed this many worker processes is not tried again. One death may have had another
 #: cause: the kernel's out-of-memory killer, an operator, a board that was unplugged.
 MAX_STRIKES = 3
+#: Times that a job is handed out again after a process died while nothing of the candidate ran.
+MAX_EXCUSES = 2
 
 
 @dataclass(slots=True)
@@ -37,6 +39,8 @@ class PoolRun:
     todo: deque[int] = field(default_factory=deque)
     #: Worker processes that each job has killed.
     strikes: dict[int, int] = field(default_factory=dict)
+    #: Worker processes that died of something else while they had the job.
+    excuses: dict[int, int] = field(default_factory=dict)
     #: Jobs whose unscheduled program cannot be run in time.
     unchecked: set[int] = field(default_factory=set)
     #: Why the device is out of reach; empty while it is not.
@@ -73,9 +77,26 @@ class PoolRun:
         self.strikes[number] = self.strikes.get(number, 0) + 1
         if self.strikes[number] >= MAX_STRIKES:
             return False
+        self._put_off(number, processes)
+        return True
+
+    def excuse(self, number: int, processes: int) -> bool:
+        """Note a death that no candidate can have caused; true if the job is to be tried again, later.
+
+        Args:
+            number: The job.
+            processes: How many jobs are under way at once.
+        """
+        self.excuses[number] = self.excuses.get(number, 0) + 1
+        if self.excuses[number] > MAX_EXCUSES:
+            return False
+        self._put_off(number, processes)
+        return True
+
+    def _put_off(self, number: int, processes: int) -> None:
+        """Let as many others go first as there are processes."""
         self.look_ahead(len(self.todo) + processes)
         self.todo.append(number)
-        return True
 
     def strikes_quality(self, number: int) -> dict[str, Any]:
         """What the quality of a record says of them."""
@@ -84,4 +105,4 @@ class PoolRun:
         return {**quality, "quarantined": True} if strikes >= MAX_STRIKES else quality
 
 
-__all__ = ["MAX_STRIKES", "PoolRun"]
+__all__ = ["MAX_EXCUSES", "MAX_STRIKES", "PoolRun"]

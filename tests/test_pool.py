@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,7 +15,7 @@ from conftest import child_settings
 from agents.errors import AgentError
 from agents.job import Job, Result
 from agents.pool import WorkerPool
-from agents.pool_run import MAX_STRIKES
+from agents.pool_run import MAX_EXCUSES, MAX_STRIKES
 from agents.records import Candidate, Outcome, Protocol, Workload
 from benchmarks.bad_programs import calling
 
@@ -120,6 +121,25 @@ def test_a_death_of_the_unscheduled_program_is_no_strike_against_its_candidate()
     assert result.outcome is Outcome.RUN_FAILED
     assert "while timing" in result.error
     assert result.quality == {"strikes": MAX_STRIKES, "quarantined": True}
+
+
+def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(
+    matmul: Workload, matmul_candidates: list[Candidate], tmp_path: Path
+) -> None:
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    settings = dataclasses.replace(child_settings(), lock_path=str(folder / "timing.lock"))
+    with WorkerPool([settings]) as own:
+        own.ask({"op": "networks", "networks": []})
+        folder.rename(tmp_path / "gone")
+        results = by_job(list(own.run(of(matmul, matmul_candidates[:2]))))
+        assert own.started == 2 * (1 + MAX_EXCUSES), "each is tried so often, and no more"
+        (tmp_path / "gone").rename(folder)
+        [after] = own.run(of(matmul, matmul_candidates[:1]))
+    assert [result.outcome for result in results] == [Outcome.LOST] * 2
+    assert [result.quality for result in results] == [{}, {}]
+    assert all("while waiting" in result.error and "timing.lock" in result.error for result in results)
+    assert after.outcome is Outcome.OK
 
 
 def test_what_a_dying_program_prints_travels_with_its_outcome() -> None:
