@@ -65,8 +65,9 @@ def cpu_secs(roots: Sequence[int]) -> tuple[float, float]:
     ticks: dict[int, int] = {}
     for path in _PROC.glob("[0-9]*/stat"):
         try:
-            # After the name in brackets, which may hold anything: parent 4, then times 14 to 17.
-            fields = path.read_text().rpartition(")")[2].split()
+            # After the name in brackets, which may hold any bytes (the kernel cuts it at 15, even within a
+            # letter): parent 4, then times 14 to 17.
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue  # it has ended meanwhile
         pid = int(path.parent.name)

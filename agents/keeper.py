@@ -102,8 +102,8 @@ def oom_kills() -> int | None:
 
 def _stat(pid: int) -> tuple[str, int]:
     """State and start of a process."""
-    # After the name in brackets, which may hold anything, state is field 3 and the start field 22.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    # After the name in brackets, which may hold any bytes, state is field 3 and the start field 22.
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return fields[0], int(fields[19])
 
 

@@ -234,8 +234,8 @@ class WorkerProcess:
     def cpu_secs(self) -> float:
         """Processor time that the process has used; 0 if it is gone."""
         try:
-            # After the name in brackets, which may hold anything: state is field 3, utime 14, stime 15.
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            # After the name in brackets, which may hold any bytes: state is field 3, utime 14, stime 15.
+            fields = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         except (OSError, IndexError):
             return 0.0

@@ -4,8 +4,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+
+import pytest
 
 from agents.host_load import HostLoad, cpu_secs
+from agents.keeper import ProcessName, is_alive
 
 
 class Host:
@@ -63,3 +67,22 @@ def test_what_children_do_is_own_work_and_what_is_not_below_is_not() -> None:
         assert cpu_secs([2**22 + 1])[1] == 0.0, "no process has this number"
     finally:
         child.communicate()
+
+
+@pytest.fixture
+def oddly_named() -> Iterator[int]:
+    """A process whose name is no UTF-8: the kernel cuts names after 15 bytes, wherever that is."""
+    code = "import ctypes\nctypes.CDLL(None).prctl(15, b'\\xd0')\nprint('', flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate(b"\n")
+
+
+def test_a_process_with_any_name_is_counted(oddly_named: int) -> None:
+    _, own = cpu_secs([oddly_named])
+    assert own > 0
+    assert is_alive(ProcessName.of(oddly_named))
