@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents import questions
-from agents.core_slot import CoreSlot
+from agents.core_slot import CoresHeldError, CoreSlot
 from agents.link import Link, LinkLostError, LocalLink, Session
 from agents.probe import environment
 from agents.record_json import workload_from_json
@@ -163,11 +163,11 @@ class Worker:
                 held.enter_context(self._lock())
             try:
                 session = held.enter_context(self._link.connect())
-            except LinkLostError as error:
+                wait_secs += time.perf_counter() - began
+                self._clear_cores(held)
+            except (LinkLostError, CoresHeldError) as error:
                 self._done(job, Outcome.LOST, str(error), device_lost=True)
                 return
-            wait_secs += time.perf_counter() - began
-            self._clear_cores(held)
             self._visit(self._run(job, built, session, wait_secs))
 
     def _clear_cores(self, held: ExitStack) -> None:

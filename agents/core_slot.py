@@ -17,11 +17,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from agents.errors import AgentError
+from agents.keeper import ProcessName, is_alive
 from agents.measure import not_timing
 
 #: How often to look whether a builder of another user, which we may not move, is done.
 _POLL_SEC = 0.005
+#: How long it may take: everybody else on the host waits for the timing lock meanwhile.
+_MOST_SECS = 120.0
 _STATE_BYTES = 1 << 16
+
+
+class CoresHeldError(AgentError):
+    """The timing cores do not come free."""
 
 
 class CoreSlot:
@@ -56,7 +64,11 @@ class CoreSlot:
 
     @contextmanager
     def cleared(self) -> Iterator[None]:
-        """Have the timing cores to oneself; the caller holds the timing lock."""
+        """Have the timing cores to oneself; the caller holds the timing lock.
+
+        Raises:
+            CoresHeldError: A builder of another user stays on them for minutes.
+        """
         moved = self._move_out()
         try:
             yield
@@ -66,14 +78,14 @@ class CoreSlot:
 
     def _enter(self) -> list[int] | None:
         with self._state() as state:
-            if state.value and _is_alive(state.value["token"][0]):
+            if state.is_held:
                 return None
             # Held until we are where the next timing will look for us. Where nobody has ever timed there is
             # no lock yet: the next build will find it.
             with suppress(FileNotFoundError), not_timing(self._timing_lock) as is_free:
                 if is_free:
                     self._turns += 1
-                    token = [os.getpid(), self._turns]
+                    token = [os.getpid(), ProcessName.of(os.getpid()).started, self._turns]
                     state.write({"token": token, "timing": self._timing_cores, "quiet": self._quiet_cores})
                     _move(os.getpid(), self._timing_cores)
                     return token
@@ -86,9 +98,10 @@ class CoreSlot:
             _move(os.getpid(), self._quiet_cores)
 
     def _move_out(self) -> list[int] | None:
+        end = time.monotonic() + _MOST_SECS
         while True:
             with self._state() as state:
-                if not state.value or not _is_alive(state.value["token"][0]):
+                if not state.is_held:
                     return None
                 token: list[int] = state.value["token"]
                 try:
@@ -97,11 +110,16 @@ class CoreSlot:
                     pass  # another user's; it leaves by itself
                 else:
                     return token
+            if time.monotonic() > end:
+                raise CoresHeldError(
+                    f"process {token[0]} of another user has built on timing cores {self._timing_cores} for "
+                    f"{_MOST_SECS:g} s and may not be moved from here: end it"
+                )
             time.sleep(_POLL_SEC)
 
     def _move_back(self, token: list[int]) -> None:
         with self._state() as state, suppress(PermissionError):
-            if state.value and state.value["token"] == token:
+            if state.is_held and state.value["token"] == token:
                 _move(token[0], state.value["timing"])
 
     @contextmanager
@@ -122,8 +140,16 @@ class _State:
         self.value: dict[str, Any] = {}
         with suppress(ValueError, KeyError, TypeError):
             found = json.loads(os.pread(handle, _STATE_BYTES, 0))
-            pid, turn = map(int, found["token"])
-            self.value = {**found, "token": [pid, turn]}
+            pid, started, turn = map(int, found["token"])
+            self.value = {**found, "token": [pid, started, turn]}
+
+    @property
+    def is_held(self) -> bool:
+        """Whether who is named there lives; a later process with its number was never in."""
+        if not self.value:
+            return False
+        pid, started, _ = self.value["token"]
+        return is_alive(ProcessName(pid=pid, started=started))
 
     def write(self, value: dict[str, Any]) -> None:
         os.ftruncate(self._handle, 0)
@@ -140,16 +166,6 @@ def _open_shared(path: Path) -> int:
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 os.fchmod(handle, 0o666)  # whatever the umask says
                 os.close(handle)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _move(pid: int, cores: Sequence[int]) -> None:

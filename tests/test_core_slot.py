@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agents.core_slot import CoreSlot
+from agents.core_slot import CoresHeldError, CoreSlot
+from agents.keeper import ProcessName
 from agents.measure import timing_lock
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -23,7 +26,8 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 BUILDER = """
 import os, sys
 from pathlib import Path
-from agents.core_slot import CoreSlot
+from agents.core_slot import CoresHeldError, CoreSlot
+from agents.keeper import ProcessName
 slot = CoreSlot(Path(sys.argv[1]), Path(sys.argv[2]), [int(sys.argv[3])], [int(sys.argv[4])])
 os.sched_setaffinity(0, [int(sys.argv[4])])
 with slot.building() as lent:
@@ -124,6 +128,50 @@ def test_a_killed_builder_frees_the_slot(paths: tuple[Path, Path], builder: Buil
     following = Builder(*paths)
     assert following.was_lent
     following.finish()
+
+
+@pytest.fixture
+def stranger() -> Iterator[ProcessName]:
+    """A process that never built anything."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield ProcessName.of(process.pid)
+        process.communicate(b"\n")
+
+
+def held_by(name: ProcessName) -> str:
+    token = [name.pid, name.started, 3]
+    return json.dumps({"token": token, "timing": CORES[:1], "quiet": CORES[1:2]})
+
+
+def test_a_later_process_with_the_number_of_a_builder_is_left_alone(
+    paths: tuple[Path, Path], stranger: ProcessName
+) -> None:
+    paths[0].write_text(held_by(replace(stranger, started=stranger.started - 1)))
+    everywhere, mine = os.sched_getaffinity(stranger.pid), os.sched_getaffinity(0)
+    try:
+        with timing_lock(paths[1]), timer(paths).cleared():
+            assert os.sched_getaffinity(stranger.pid) == everywhere
+        assert os.sched_getaffinity(stranger.pid) == everywhere
+        with timer(paths).building() as lent:
+            assert lent
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def test_a_builder_of_another_user_that_stays_is_told_instead_of_waited_for_without_end(
+    paths: tuple[Path, Path], stranger: ProcessName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    paths[0].write_text(held_by(stranger))
+    monkeypatch.setattr("agents.core_slot._move", refuse)
+    monkeypatch.setattr("agents.core_slot._MOST_SECS", 0.0)
+    told = pytest.raises(CoresHeldError, match=f"process {stranger.pid} of another user")
+    with told, timing_lock(paths[1]), timer(paths).cleared():
+        pytest.fail("it timed beside a builder")
+    with timing_lock(paths[1]):
+        pass
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"token":"x"}', '{"token":[1]}', "\x00" * 50])
