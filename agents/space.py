@@ -30,9 +30,11 @@ SPACE_TARGETS: dict[Family, dict[str, Any]] = {
     },
 }
 
-#: Draws allowed for one wanted candidate before the space counts as used up. CPU draws nearly all pass;
-#: about one CUDA draw in ten passes the post-processors.
-_TRIES_PER_CANDIDATE = {Family.CPU: 4, Family.GPU: 60}
+#: Draws in a row that show no program for the first time after which the space counts as used up. CPU draws
+#: nearly all pass; about one CUDA draw in ten passes the post-processors.
+_BARREN_SAMPLES = 600
+#: Draws in all, of some 7 ms each: whoever asked does not wait for minutes.
+_MOST_TRIES = 10_000
 #: Mutations in a row without a new candidate after which the neighbourhood counts as used up.
 _BARREN_DRAWS = 300
 _MOST_SEED = 2**31 - 1
@@ -117,7 +119,6 @@ class DesignSpace:
         from tvm.s_tir.meta_schedule import TuneContext
 
         self._workload = workload
-        self._family = family
         self._module = tvm.ir.load_json(workload.module_json)
         context = TuneContext(
             mod=self._module,
@@ -141,17 +142,20 @@ class DesignSpace:
         """Draw up to `count` distinct random candidates, none of them in `exclude`.
 
         Distinct means distinct programs: two traces that give the same scheduled module count once.
-        The same seed gives the same draws; `exclude` only filters them.
+        The same seed gives the same draws; `exclude` only filters them, so a question that excludes what the
+        seed gave before passes through all of that again.
         """
         from tvm.s_tir.schedule import Trace
 
         draws = random.Random(f"{seed}/{self._workload.workload_id}")
         search = _Search(WorkloadId(self._workload.workload_id), "random", exclude)
-        limit = count * _TRIES_PER_CANDIDATE[self._family] + 2 * len(exclude)
-        while len(search.found) < count and search.tries < limit:
+        barren = 0
+        while len(search.found) < count and barren < _BARREN_SAMPLES and search.tries < _MOST_TRIES:
+            before = len(search.programs)
             space = draws.choice(self._spaces)
             # Without its decisions the trace samples them afresh from the schedule's seed.
             search.take(self._finish(Trace(space.insts, {}), draws.randrange(1, _MOST_SEED)))
+            barren = barren + 1 if len(search.programs) == before else 0
         return search.proposal()
 
     def evolve(

@@ -188,3 +188,30 @@ def test_gpu_candidates_evolve_without_a_gpu(product: Workload) -> None:
     for child in children:
         assert min(changes(child.trace, parent) for parent in parents) == 1
         assert "threadIdx.x" in replay(module, child.trace).script()
+
+
+def test_a_gpu_space_is_not_used_up_by_the_candidates_that_are_known(product: Workload) -> None:
+    from agents.space import DesignSpace
+
+    space = DesignSpace(product, Family.GPU)
+    known = {candidate.candidate_id for candidate in space.sample(45, seed=0).candidates}
+    # Most draws are refused, and the same seed draws the known ones first.
+    more = space.sample(2, seed=0, exclude=known)
+    assert len(more.candidates) == 2
+    assert not known & {candidate.candidate_id for candidate in more.candidates}
+    assert more.repeated == 45
+
+
+def test_a_space_is_used_up_when_draws_show_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agents.space import DesignSpace
+    from agents.workloads import operator_workload
+
+    space = DesignSpace(operator_workload("SFM", (1, 4)), Family.GPU)  # some 200 programs
+    monkeypatch.setattr("agents.space._BARREN_SAMPLES", 8)
+    every = space.sample(500, seed=0)
+    assert 0 < len(every.candidates) < 200
+    assert every.tries == len(every.candidates) + every.repeated + every.refused
+    known = {candidate.candidate_id for candidate in every.candidates}
+    assert space.sample(500, seed=0, exclude=known).candidates == ()
+    monkeypatch.setattr("agents.space._MOST_TRIES", 20)
+    assert space.sample(500, seed=0).tries == 20
