@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agents.errors import AgentError, WorkerStartError
@@ -56,6 +56,8 @@ class WorkerPool:
         self._processes: list[WorkerProcess] = []
         #: Results that were held by processes that are gone.
         self._released: list[Result] = []
+        #: The batch that the processes work for.
+        self._running: PoolRun | None = None
         #: Processes started since the pool was made.
         self.started = 0
 
@@ -115,11 +117,14 @@ class WorkerPool:
         jobs: Iterable[Job],
         best_secs: Mapping[str, float] | None = None,
         on_timed: Callable[[int], None] = lambda _: None,
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         """Measure candidates; yields one result for each job, in the order in which they end.
 
         A program that is to be timed at several moments (`Protocol.visits`) ends with its last visit, or when
         all the others have been timed.
+
+        Nothing is left at work when it ends, raises or is closed, which whoever stops reading early should
+        do: only here somebody watches the clock.
 
         Args:
             jobs: What to measure; a result's `job` is the place here. Read as processes become free, so an
@@ -129,7 +134,14 @@ class WorkerPool:
             on_timed: Told the place of every job when it was timed for the first time, or failed.
         """
         self._abandon()
-        batch = PoolRun(iter(jobs), best_secs or {}, on_timed)
+        batch = self._running = PoolRun(iter(jobs), best_secs or {}, on_timed)
+        try:
+            yield from self._results(batch)
+        finally:
+            if self._running is batch:  # else another one has begun since
+                self._abandon()
+
+    def _results(self, batch: PoolRun) -> Iterator[Result]:
         while True:
             busy = sum(process.is_busy for process in self._processes)
             batch.look_ahead(len(self._settings) - busy)
@@ -151,6 +163,7 @@ class WorkerPool:
 
     def _abandon(self) -> None:
         """Let go of what an abandoned batch left: a late result must not count for the next one."""
+        self._running = None
         for process in [process for process in self._processes if process.is_busy]:
             self._discard(process)
         for process in [process for process in self._processes if process.held]:

@@ -8,7 +8,8 @@ what ended since the reading before belongs to it, whichever was handed in first
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from agents.canary_watch import CanaryWatch
@@ -64,7 +65,7 @@ def in_windows(
     *,
     window_secs: float,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Window]:
+) -> Generator[Window, None, None]:
     """Measure a stream of jobs.
 
     Args:
@@ -107,21 +108,22 @@ def in_windows(
 
     # One that is timed at several moments falls into the window of the last one.
     ended: list[tuple[Planned, Result]] = []
-    for result in pool.run(stream(), best_secs, on_timed):
-        one = handed[result.job]
-        if isinstance(one, Planned):
-            ended.append((one, result))
-            if result.outcome is Outcome.OK:
-                workload_id = one.job.workload.workload_id
-                best_secs[workload_id] = min(best_secs.get(workload_id, float("inf")), *result.run_secs)
-            continue
-        reading, place = one
-        reading.results[place] = result
-        # The last reading is taken in when everything has ended: nothing is timed after its window.
-        if not reading.is_complete or reading is behind:
-            continue
-        drift = watch.read(reading.ordered)
-        if reading is not ahead and ended:
-            yield Window(ended, drift, is_last=False)
-            ended = []
+    with closing(pool.run(stream(), best_secs, on_timed)) as results:
+        for result in results:
+            one = handed[result.job]
+            if isinstance(one, Planned):
+                ended.append((one, result))
+                if result.outcome is Outcome.OK:
+                    workload_id = one.job.workload.workload_id
+                    best_secs[workload_id] = min(best_secs.get(workload_id, float("inf")), *result.run_secs)
+                continue
+            reading, place = one
+            reading.results[place] = result
+            # The last reading is taken in when everything has ended: nothing is timed after its window.
+            if not reading.is_complete or reading is behind:
+                continue
+            drift = watch.read(reading.ordered)
+            if reading is not ahead and ended:
+                yield Window(ended, drift, is_last=False)
+                ended = []
     yield Window(ended, watch.read(behind.ordered), is_last=True)

@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -207,24 +208,29 @@ class DeviceWorker:
 
         began, is_last = time.monotonic(), False
         while not is_last:
-            for window in in_windows(stream(), self.pool, watch, best, count, window_secs=window_secs):
-                records = [
-                    self._record(batch, planned, result, window.drift, lasting)
-                    for planned, result in window.results
-                ]
-                again: list[Again] = []
-                if window.drift.suspect:
-                    watch.remember(records, batch.workloads)
-                else:
-                    again += watch.take_again()
-                if within := batch.confirm_within:
-                    again += leaders(records, batch.workloads, within=within, origin=CONFIRM, best_secs=best)
-                wanted.extend(unmeasured(again, measured))
-                self._spool.put(records, tag)
-                is_last = window.is_last and not wanted
-                ended = time.monotonic()
-                yield Part(records=records, device_secs=ended - began, is_last=is_last)
-                began = ended
+            windows = in_windows(stream(), self.pool, watch, best, count, window_secs=window_secs)
+            # Whoever stops reading, or a spool that takes no more, ends what is at work.
+            with closing(windows):
+                for window in windows:
+                    records = [
+                        self._record(batch, planned, result, window.drift, lasting)
+                        for planned, result in window.results
+                    ]
+                    again: list[Again] = []
+                    if window.drift.suspect:
+                        watch.remember(records, batch.workloads)
+                    else:
+                        again += watch.take_again()
+                    if within := batch.confirm_within:
+                        again += leaders(
+                            records, batch.workloads, within=within, origin=CONFIRM, best_secs=best
+                        )
+                    wanted.extend(unmeasured(again, measured))
+                    self._spool.put(records, tag)
+                    is_last = window.is_last and not wanted
+                    ended = time.monotonic()
+                    yield Part(records=records, device_secs=ended - began, is_last=is_last)
+                    began = ended
 
     def environment_id(self, protocol: Protocol) -> str:
         """Hash of what must be equal for two records of this device to be compared."""

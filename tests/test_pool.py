@@ -17,6 +17,7 @@ from agents.job import Job, Result
 from agents.pool import WorkerPool
 from agents.pool_run import MAX_EXCUSES, MAX_STRIKES
 from agents.records import Candidate, Outcome, Protocol, Workload
+from agents.stages import Stage
 from benchmarks.bad_programs import calling
 
 pytestmark = pytest.mark.tvm
@@ -365,6 +366,34 @@ def test_what_was_measured_survives_the_process_that_kept_the_program(
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.RUN_FAILED]
     assert "visits" not in results[0].quality, "it was not timed again, and is not lost"
     assert len(results[0].run_secs) >= QUICK.repeat
+
+
+def test_an_abandoned_batch_leaves_nobody_at_work(
+    matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    # Without a lock the endless program does not wait for the other one, nor the other way round.
+    settings = dataclasses.replace(child_settings(), lock_path="")
+    with WorkerPool([settings, settings]) as own:
+        pairs = [(matmul, matmul_candidates[0]), calling("sleeps", "sleep", 600)]
+        abandoned = own.run(jobs(pairs, protocol=dataclasses.replace(QUICK, run_timeout_sec=60.0)))
+        assert next(abandoned).job == 0
+        assert set(own.stages) - {Stage.IDLE}
+        abandoned.close()
+        assert not set(own.stages) - {Stage.IDLE}, "nobody watches its clock"
+
+
+def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(
+    pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    dropped = pool.run(of(matmul, matmul_candidates))
+    next(dropped)
+    following = pool.run(of(matmul, matmul_candidates[:3]))
+    results = [next(following)]
+    started = pool.started
+    dropped.close()
+    results += following
+    assert pool.started == started
+    assert [result.outcome for result in results] == [Outcome.OK] * 3
 
 
 def test_an_abandoned_batch_leaves_no_program_behind(

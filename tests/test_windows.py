@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from hypothesis import given
@@ -36,7 +37,7 @@ class Pool:
 
     def run(
         self, jobs: Iterable[Job], best_secs: Mapping[str, float], on_timed: Callable[[int], None]
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         source, busy = enumerate(jobs), list[tuple[int, Job]]()
         while True:
             while len(busy) < self.width and (one := next(source, None)) is not None:
@@ -145,3 +146,18 @@ def test_what_a_window_asks_for_comes_while_the_stream_still_runs() -> None:
         if place == 0:
             wanted.append(Planned(window.results[0][0].job, attempt=1))
     assert again == [1]
+
+
+def test_windows_that_nobody_reads_any_more_end_the_batch() -> None:
+    class Noted(Pool):
+        def run(self, *args: Any) -> Generator[Result, None, None]:
+            self.running = super().run(*args)
+            return self.running
+
+    pool = Noted(width=2, seed=0)
+    subject: Any = (cast(WorkerPool, pool), cast(CanaryWatch, Watch(pool, is_due=False)))
+    planned = (Planned(job(f"[{number}]", Protocol()), attempt=0) for number in range(20))
+    windows = in_windows(planned, *subject, {}, lambda: None, window_secs=4.0, clock=lambda: pool.now)
+    assert not next(windows).is_last
+    windows.close()
+    assert inspect.getgeneratorstate(pool.running) == inspect.GEN_CLOSED

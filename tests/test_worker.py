@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import agents.worker
 from agents.canary_watch import CanaryWatch
+from agents.errors import SpoolError
 from agents.job import Result
 from agents.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
+from agents.windows import Window, in_windows
 from agents.worker import Batch, DeviceRefusedError, DeviceWorker
 from benchmarks.bad_programs import calling
 
@@ -181,6 +185,28 @@ def test_leaders_of_a_drifting_window_come_back_at_once_and_with_the_next_batch(
     assert {record.candidate_id for record in again} <= {record.candidate_id for record in drifting}
     assert {record.origin for record in again} == {"remeasure"}
     assert len({record.record_id for record in drifting + steady}) == len(drifting + steady)
+
+
+def test_a_spool_that_takes_no_more_ends_what_is_at_work(
+    worker: DeviceWorker,
+    matmul: Workload,
+    matmul_candidates: list[Candidate],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Generator[Window, None, None]] = []
+
+    def noted(*args: Any, **options: Any) -> Generator[Window, None, None]:
+        made.append(in_windows(*args, **options))
+        return made[-1]
+
+    def full(*_: object) -> None:
+        raise SpoolError("no room")
+
+    monkeypatch.setattr(agents.worker, "in_windows", noted)
+    monkeypatch.setattr(worker._spool, "put", full)
+    with pytest.raises(SpoolError):
+        measure(worker, matmul, matmul_candidates[:1])
+    assert [inspect.getgeneratorstate(one) for one in made] == [inspect.GEN_CLOSED]
 
 
 @pytest.mark.parametrize(
