@@ -50,6 +50,9 @@ _LEADERS = 3
 _MOST_AGAIN = 24
 #: Slower ones than this, over the best of a drifting window, do not lead.
 _LEADING_RATIO = 1.2
+#: Attempts between a record and the second measurement that an agent makes of its candidate, at most: one is
+#: that of a leader right after its window, the next that after a drifting window, whenever it comes.
+MOST_AHEAD = 2
 _FILE = "canaries.json"
 
 
@@ -178,7 +181,8 @@ class CanaryWatch:
 
         The attempt before is that of a second measurement right after the window.
         """
-        for one in leaders(records, workloads, within=_LEADING_RATIO - 1, origin=REMEASURE, ahead=2):
+        within = _LEADING_RATIO - 1
+        for one in leaders(records, workloads, within=within, origin=REMEASURE, ahead=MOST_AHEAD):
             if len(self._again) < _MOST_AGAIN:
                 self._again[one.candidate.candidate_id] = one
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.canary_watch import MOST_AHEAD, leaders
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, Record, Workload, WorkloadId
 from fleet.collection.planning import (
     WORKLOADS_PER_BATCH,
@@ -218,9 +219,27 @@ def test_an_aa_run_takes_only_candidates_that_were_measured_in_full() -> None:
         *(record(one) for one in pool[3:]),
     ]
     jobs = plan_noise(records, known("a"), protocol=PROTOCOL, count=9, seed=0, batch_size=2)
-    assert [job.batch.attempt for job in jobs] == [1, 1, 2, 2]
+    assert [job.batch.attempt for job in jobs] == [3, 3, 4, 4]
     assert {one.trace for job in jobs for one in job.batch.candidates} == {"[3]", "[4]", "[5]"}
     assert plan_noise(records[:4], known("a"), protocol=PROTOCOL, count=9, seed=0) == []
+
+
+@given(attempt=st.integers(0, 5), is_suspect=st.booleans())
+def test_an_aa_run_leaves_room_for_what_the_agent_measures_again(attempt: int, is_suspect: bool) -> None:
+    quality = '{"suspect":true}' if is_suspect else "{}"
+    records = [record(one, attempt=attempt, quality=quality) for one in candidates("a", 3)]
+    again = [
+        (one.candidate.candidate_id, one.attempt)
+        for ahead in range(1, MOST_AHEAD + 1)
+        for one in leaders(records, known("a"), within=1.0, origin="remeasure", ahead=ahead)
+    ]
+    noise = [
+        (one.candidate_id, job.batch.attempt)
+        for job in plan_noise(records, known("a"), protocol=PROTOCOL, count=3, seed=0)
+        for one in job.batch.candidates
+    ]
+    assert len(again) == len(noise) == 6
+    assert not set(again) & set(noise)
 
 
 def test_other_days_choose_other_candidates() -> None:

@@ -246,7 +246,7 @@ def test_the_noise_is_measured_once_a_day_and_whenever_it_is_asked_for(
         assert collection.measure_noise() == []
         noise = log.records[before:]
         assert Counter((record.device_id, record.attempt) for record in noise) == {
-            (device_id, attempt): 10 for device_id in SPECS for attempt in (1, 2)
+            (device_id, attempt): 10 for device_id in SPECS for attempt in (3, 4)
         }
         assert {record.origin for record in noise} == {"noise"}
         assert collection.measure_noise() == []
@@ -257,6 +257,22 @@ def test_the_noise_is_measured_once_a_day_and_whenever_it_is_asked_for(
         assert collection.measure_noise() == []
         assert len(log.records) == before + 120
         assert len({record.record_id for record in log.records}) == len(log.records)
+
+
+def test_an_agent_that_dies_in_the_second_half_of_an_aa_run_still_measures_all_of_it(tmp_path: Path) -> None:
+    fleet = FakeFleet(SPECS)
+    how = dataclasses.replace(RANDOM, noise=10, batch_size=10)
+    with Store.open(tmp_path / "store") as store:
+        collection, _ = run(fleet, store, how)
+        known = {record.record_id for record in store.records()}
+        # What is acknowledged waits behind the batch that the agent works on, and dies with it.
+        fleet._acknowledge = lambda *_: None  # type: ignore[method-assign]
+        fleet.deaths = {len(fleet.batches) + 1}
+        collection.measure_noise()
+        noise = [record for record in store.records() if record.record_id not in known]
+    assert Counter((record.device_id, record.attempt) for record in noise) == {
+        (device_id, attempt): 10 for device_id in SPECS for attempt in (3, 4)
+    }
 
 
 def test_a_device_without_candidates_has_no_noise_to_measure(tmp_path: Path) -> None:

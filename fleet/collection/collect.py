@@ -269,8 +269,9 @@ class Collection:
                 f"last: {death}"
             ) from death
         self._session.await_restart(job.device_id)
-        finished = {record.candidate_id for record in self._take_over(job.device_id)}
-        left = tuple(c for c in job.batch.candidates if c.candidate_id not in finished)
+        # Records of a batch before may be among them: the other half of an A/A run has the same candidates.
+        finished = {(one.candidate_id, one.attempt) for one in self._take_over(job.device_id)}
+        left = tuple(c for c in job.batch.candidates if (c.candidate_id, job.batch.attempt) not in finished)
         return replace(job, batch=replace(job.batch, candidates=left), crashes=crashes)
 
     def _take_over(self, device_id: DeviceId) -> list[Record]:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agents.canary_watch import MOST_AHEAD
 from agents.records import (
     CONFIRM,
     NOISE,
@@ -174,8 +175,9 @@ def plan_noise(
 ) -> list[Job]:
     """Plan an A/A run of one device: the same candidates twice, in two random orders, nothing changed.
 
-    The halves have attempts n+1 and n+2, where n is even and no attempt of the chosen candidates is higher;
-    so a pair is always (odd, even), and half a run that was killed pairs with nothing.
+    The halves have attempts n+1 and n+2, where n is even; so a pair is always (odd, even), and half a run
+    that was killed pairs with nothing. No attempt of the chosen candidates is higher than n, nor can be that
+    of a second measurement which their agent has in mind.
 
     Args:
         records: Records of one device in one environment, in any order; only a sample of them is held.
@@ -199,7 +201,7 @@ def plan_noise(
     chosen = [eligible[candidate_id] for candidate_id in sample if candidate_id in eligible][:count]
     if not chosen:
         return []
-    highest = max(r.attempt for one in chosen for r in sample[one.candidate_id])
+    highest = max(r.attempt for one in chosen for r in sample[one.candidate_id]) + MOST_AHEAD
     highest += highest % 2
     jobs: list[Job] = []
     for attempt in (highest + 1, highest + 2):
