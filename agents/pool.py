@@ -189,10 +189,15 @@ class WorkerPool:
         yield from released
 
     def _give(self, process: WorkerProcess, batch: PoolRun) -> None:
+        number = batch.todo[0]
+        if process.jobs_done and number in batch.alone:
+            if all(other.jobs_done for other in self._processes):
+                self._discard(process)
+            return  # a fresh one takes it
         if process.jobs_done >= self._recycle_after:
             self._discard(process)
             return
-        number = batch.todo.popleft()
+        batch.todo.popleft()
         job = batch.jobs[number]
         process.begin(number)
         try:
@@ -335,9 +340,16 @@ class WorkerPool:
         )
 
     def _check_memory(self, process: WorkerProcess, batch: PoolRun) -> Iterator[Result]:
-        assert process.job is not None
-        limit_gib = batch.jobs[process.job].protocol.memory_limit_gib
-        if process.memory_bytes() > limit_gib * 2**30:
+        number = process.job
+        assert number is not None
+        limit_gib = batch.jobs[number].protocol.memory_limit_gib
+        if process.memory_bytes() <= limit_gib * 2**30:
+            return
+        if process.jobs_done:
+            # Arguments of other workloads and programs that wait for visits are there as well.
+            self._discard(process)
+            batch.give_alone(number)
+        else:
             yield self._end_job(
                 process,
                 batch,

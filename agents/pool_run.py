@@ -43,6 +43,8 @@ class PoolRun:
     excuses: dict[int, int] = field(default_factory=dict)
     #: Jobs whose unscheduled program cannot be run in time.
     unchecked: set[int] = field(default_factory=set)
+    #: Jobs that need a process which had no other before: theirs grew too large.
+    alone: set[int] = field(default_factory=set)
     #: Why the device is out of reach; empty while it is not.
     device_lost: str = ""
 
@@ -65,6 +67,11 @@ class PoolRun:
     def leave_unchecked(self, number: int) -> None:
         """Measure a candidate next, without the check: its unscheduled program failed, not the candidate."""
         self.unchecked.add(number)
+        self.todo.appendleft(number)
+
+    def give_alone(self, number: int) -> None:
+        """Measure a candidate next in a fresh process: what others left in this one is not its doing."""
+        self.alone.add(number)
         self.todo.appendleft(number)
 
     def strike(self, number: int, processes: int) -> bool:

@@ -18,7 +18,8 @@ from agents.pool import WorkerPool
 from agents.pool_run import MAX_EXCUSES, MAX_STRIKES
 from agents.records import Candidate, Outcome, Protocol, Workload
 from agents.stages import Stage
-from benchmarks.bad_programs import calling
+from agents.workloads import workload_from_module
+from benchmarks.bad_programs import EMPTY_TRACE, calling
 
 pytestmark = pytest.mark.tvm
 
@@ -193,6 +194,38 @@ def test_a_program_that_takes_memory_without_end_is_ended(
         results = by_job(list(own.run([*jobs([eats], protocol=greedy), *of(matmul, matmul_candidates[:1])])))
     assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
     assert "timing took more than 1 GiB of memory" in results[0].error
+
+
+def test_memory_that_earlier_workloads_hold_is_not_held_against_a_candidate() -> None:
+    # Arguments of 16 MiB, kept as values and as tensors; making the values takes some 50 MiB more.
+    pairs = [adding(2 << 20, number) for number in range(6)]
+    with WorkerPool([child_settings()]) as own:
+        [first] = own.run(jobs(pairs[:1]))
+        worker = psutil.Process(own.pids[-1])
+        limit = (worker.memory_info().rss + (90 << 20)) / 2**30
+        room = dataclasses.replace(QUICK, memory_limit_gib=limit)
+        results = by_job(list(own.run(jobs(pairs[1:], protocol=room))))
+        assert own.started > 1, "the limit was not met"
+        # In a process of its own, too, the memory that is taken is the candidate's.
+        started = own.started
+        tight = dataclasses.replace(QUICK, memory_limit_gib=0.05)
+        [refused] = own.run(jobs(pairs[:1], protocol=tight))
+        assert own.started == started + 1
+    assert [result.outcome for result in (first, *results)] == [Outcome.OK] * 6
+    assert refused.outcome in {Outcome.BUILD_FAILED, Outcome.RUN_FAILED}
+    assert "more than 0.05 GiB of memory" in refused.error
+
+
+def adding(size: int, constant: int) -> tuple[Workload, Candidate]:
+    """A workload that adds a number to `size` others, and its only candidate."""
+    import tvm
+    from tvm import te, tirx
+
+    source = te.placeholder((size,), name="A", dtype="float32")
+    added = te.compute((size,), lambda i: source[i] + tirx.FloatImm("float32", constant), name="B")
+    module = tvm.IRModule({"main": te.create_prim_func([source, added])})
+    workload = workload_from_module(module, name=f"adds_{constant}", operator="adds")
+    return workload, Candidate(workload_id=workload.workload_id, trace=EMPTY_TRACE)
 
 
 def test_wrong_output_is_an_outcome(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
