@@ -14,6 +14,7 @@ from typing import Any
 
 from agents import isa
 from agents.errors import AgentError
+from agents.own_program import command, environment
 
 # Importing TVM takes two to five seconds on an idle core; a board or a busy host needs longer.
 _TIMEOUT_SEC = 120.0
@@ -39,10 +40,10 @@ def ask_llvm(target: Mapping[str, Any], arch: str) -> tuple[frozenset[str], tupl
     """
     asked = {key: target[key] for key in ("kind", "mcpu", "mattr", "mtriple") if key in target}
     asked.setdefault("mtriple", f"{arch}-linux-gnu")
-    command = [sys.executable, "-m", "agents.llvm_features"]
     try:
         done = subprocess.run(
-            command,
+            command("agents.llvm_features"),
+            env=environment(),
             input=json.dumps(asked),
             capture_output=True,
             text=True,

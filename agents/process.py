@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import IO
 from agents.cuda import worker_environment
 from agents.errors import WorkerStartError
 from agents.job import Result
+from agents.own_program import command, environment
 from agents.records import Protocol, Workload, as_json_dict
 from agents.stages import ChildSettings, Stage
 from agents.wire import Channel
@@ -68,20 +68,17 @@ class Zygote:
         pinned = ",".join(map(str, cores))
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "agents.zygote",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                    pinned,
-                    lock_path,
-                ],
+                command("agents.zygote", str(theirs.fileno()), str(os.getpid()), pinned, lock_path),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,
-                env={**os.environ, **_ENVIRONMENT, **worker_environment(), "TVM_NUM_THREADS": str(threads)},
+                env={
+                    **environment(),
+                    **_ENVIRONMENT,
+                    **worker_environment(),
+                    "TVM_NUM_THREADS": str(threads),
+                },
                 # Ctrl-C in the terminal is for the coordinator, which then closes the processes in order.
                 start_new_session=True,
             )
