@@ -146,6 +146,17 @@ def test_config_show_tells_value_and_origin() -> None:
     assert "(empty)" in table
 
 
+@pytest.mark.parametrize("text", ["", "null"])
+def test_an_empty_change_takes_effect_or_is_refused(text: str) -> None:
+    Path("configs").mkdir()
+    Path("configs/fleet.yaml").write_text("schema: 1\nworkloads: {minimum: 9}\n")
+    settings = {each["key"]: each for each in json_of("config", "show", "--set", f"workloads.minimum={text}")}
+    assert (settings["workloads.minimum"]["value"], settings["workloads.minimum"]["origin"]) == (None, "flag")
+    refused = run("config", "show", "--set", f"protocol.repeat={text}")
+    assert isinstance(refused.exception, ConfigError)
+    assert "protocol.repeat: must be a valid integer, got nothing" in str(refused.exception)
+
+
 @pytest.mark.parametrize("change", ["repeat=5", "protocol.repeat", "protocol.repeat=[", "protocol.repeat=x"])
 def test_a_change_that_cannot_be_read_is_one_clear_error(change: str) -> None:
     result = run("config", "show", "--set", change)

@@ -219,7 +219,7 @@ def test_the_first_of_flag_environment_file_and_default_wins() -> None:
         "FLEET_HOME": "x",
         "PATH": "/",
     }
-    found = resolve(file, "f.yaml", environ, {"protocol.repeat": 6, "store.path": None})
+    found = resolve(file, "f.yaml", environ, {"protocol.repeat": 6})
     protocol = found.config.timing_protocol()
     assert (protocol.repeat, protocol.min_repeat_ms, protocol.max_number) == (6, 2.5, 7)
     assert found.origins["protocol.repeat"] == "flag"
@@ -239,6 +239,15 @@ def test_lists_in_the_environment_may_have_commas_or_brackets() -> None:
     for text in ("bert-tiny, resnet-50", "[bert-tiny, resnet-50]"):
         found = resolve({}, "f", {"FLEET_WORKLOADS__NETWORKS": text}, {})
         assert found.config.workloads.networks == ("bert-tiny", "resnet-50")
+
+
+def test_a_flag_may_take_a_value_back() -> None:
+    file = {"schema": 1, "workloads": {"minimum": 8}}
+    found = resolve(file, "f.yaml", {}, {"workloads.minimum": None})
+    assert found.config.workloads.minimum is None
+    assert found.origins["workloads.minimum"] == "flag"
+    with pytest.raises(ConfigError, match=r"^flag: protocol\.repeat: .*, got nothing"):
+        resolve({}, "f.yaml", {}, {"protocol.repeat": None})
 
 
 def test_text_settings_take_the_text_as_it_is() -> None:

@@ -105,8 +105,7 @@ def doctor(folder: _Folder = None, config: ConfigOption = None, as_json: JsonOpt
     from fleet.config.settings import load_fleet, select_devices
     from fleet.doctor.doctor import Level, diagnose, look
 
-    changes = {"devices.folder": str(folder) if folder else None}
-    settings = load_fleet(config, changes).config
+    settings = load_fleet(config, {"devices.folder": str(folder)} if folder else {}).config
     devices = list(select_devices(settings).values())
     findings = diagnose(look_at_host(), devices, look(Path(settings.store.path), specs=devices))
     if as_json:

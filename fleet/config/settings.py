@@ -218,7 +218,8 @@ def load_fleet(
 
     Args:
         path: The file. None means `configs/fleet.yaml`, and the defaults where that is absent.
-        overrides: What flags set, by dotted key (`protocol.repeat`); None values are flags not given.
+        overrides: What flags set, by dotted key (`protocol.repeat`). None is a value like any other: leave
+            out flags that were not given.
         environ: Environment variables; those of this process by default. Only names of the form
             `FLEET_SECTION__KEY` are read; a list may be written with commas.
 
@@ -352,7 +353,7 @@ def _from_environment(environ: Mapping[str, str], faults: list[str]) -> dict[str
 
 
 def _from_flags(overrides: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    return {key: (value, "flag") for key, value in overrides.items() if value is not None}
+    return {key: (value, "flag") for key, value in overrides.items()}
 
 
 def _origin_of_section(key: str, origins: Mapping[str, str]) -> str:

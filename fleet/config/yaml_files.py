@@ -143,6 +143,8 @@ def show(key: str, value: Any) -> str:
     """Write a value for a message: short, with its kind where that is the likely fault, never a secret."""
     if is_secret(key):
         return "***"
+    if value is None:
+        return kind_of(value)
     try:
         text = repr(value)
     except (ValueError, RecursionError):
