@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,53 @@ def test_the_list_tells_whom_each_version_serves(models: Path, capsys: pytest.Ca
     assert (first["serves"], second["serves"]) == (["box.b"], ["box.a"])
     assert (second["warm_start"], second["reasons"]) == ("v000001", ["50 new records"])
     assert "v000002" in shown(["list"], models, capsys)
+
+
+@pytest.mark.parametrize("has_champions", [True, False])
+def test_the_list_goes_on_past_a_damaged_version(
+    has_champions: bool, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (models / "v000001" / "manifest.json").write_text('{"heads": [')
+    if not has_champions:
+        (models / "champions.json").unlink()
+    first, second = told(["list"], models, capsys)
+    assert "v000001/manifest.json: no manifest" in first["damaged"]
+    assert (first["heads"], first["candidates"]) == ([], None)
+    assert (second["damaged"], "box.a" in second["serves"]) == (None, True)
+    text = shown(["list"], models, capsys)
+    assert "v000001 damaged" in text
+    assert "fleet models rollback DEVICE" in text
+
+
+def test_what_the_list_says_of_a_damaged_version_cures_it(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (models / "v000002" / "manifest.json").write_text("")
+    assert told(["rollback", "box.a"], models, capsys)["version"] == "v000001"
+    shutil.rmtree(models / "v000002")
+    assert [one["damaged"] for one in told(["list"], models, capsys)] == [None]
+
+
+def test_a_damaged_version_stops_no_other_one(models: Path) -> None:
+    (models / "v000001" / "manifest.json").write_text("")
+    registry = Registry(models)
+    assert registry.add(small_model("box.a"), {"run": "r"}) == "v000003"
+    assert registry.add(small_model("box.a"), {"run": "r"}) == "v000003"
+
+
+@pytest.mark.parametrize("size", [None, 100])
+def test_damaged_tensors_are_one_line(
+    size: int | None, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = models / "v000002" / "model.safetensors"
+    raw = tensors.read_bytes()
+    tensors.unlink()
+    if size is not None:
+        tensors.write_bytes(raw[:size])
+    assert run(["models", "diff", "v000001", "v000002", "--models", str(models)]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"fleet: {tensors}: {'missing' if size is None else 'torn or changed'}")
+    assert "restore it or roll back" in line
 
 
 def test_an_empty_folder_has_no_versions_and_that_is_no_failure(

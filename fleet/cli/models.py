@@ -44,7 +44,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
     rows = [
         (
             each["version"],
-            _date(each["created_at"]),
+            "damaged" if each["damaged"] else _date(each["created_at"]),
             _text(each["candidates"]),
             each["warm_start"] or "nothing",
             ", ".join(each["serves"]) or "nobody",
@@ -56,6 +56,9 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
         typer.echo(f"no model under {models}; `fleet train` makes one")
         return
     print_rows(("version", "made", "candidates", "from", "serves", "other heads"), rows)
+    for each in found:
+        if each["damaged"]:
+            typer.echo(each["damaged"])
 
 
 def show(version: _Version, models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = False) -> None:

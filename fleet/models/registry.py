@@ -86,8 +86,10 @@ class Registry(RegistryReader):
             run = manifest.get("run")
             if run is not None:
                 for version in reversed(known):
-                    if self.manifest(version).get("run") == run:
-                        return version
+                    # A damaged one is no reason to keep no more versions.
+                    with suppress(RegistryError):
+                        if self.manifest(version).get("run") == run:
+                            return version
             state = self.state()
             if not (self.folder / CHAMPIONS).exists():
                 # From here on nobody serves by being the newest.

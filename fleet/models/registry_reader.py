@@ -78,10 +78,13 @@ class RegistryReader:
             ) from error
 
     def _adopted(self) -> State:
-        """Champions of a folder whose versions are older than champions are."""
+        """Champions of a folder whose versions are older than champions are; a damaged one serves nobody."""
         champions: dict[DeviceId, Champion] = {}
         for version in self.versions():
-            manifest = self.manifest(version)
+            try:
+                manifest = self.manifest(version)
+            except RegistryError:
+                continue
             for head in manifest.get("trained_heads", manifest["heads"]):
                 champions[DeviceId(head)] = Champion(
                     device_id=DeviceId(head),
@@ -121,7 +124,8 @@ class RegistryReader:
                 raise TypeError("heads or hash of another type")
         except (ValueError, KeyError, TypeError) as error:
             raise RegistryError(
-                f"{path}: no manifest ({error!r}); restore the version or roll back"
+                f"{path}: no manifest ({error!r}); restore it, or roll the devices that {version} serves "
+                "back (fleet models rollback DEVICE) and delete its folder"
             ) from error
         return manifest, hashlib.sha256(raw).hexdigest()
 

@@ -6,12 +6,14 @@ weights went.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fleet.models.registry_reader import TENSORS, RegistryReader, as_json
+from fleet.models.registry_reader import TENSORS, RegistryError, RegistryReader, as_json
 
 #: Keys of a manifest that two versions are compared by.
 _COMPARED = (
@@ -30,16 +32,20 @@ _COMPARED = (
 
 
 def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
-    """Every version, oldest first: when and from what it was made, and the devices that it serves."""
+    """Every version, oldest first: when and from what it was made, and the devices that it serves.
+
+    `damaged` says why nothing is known of a version; None where its manifest can be read.
+    """
     champions = registry.champions()
     found = []
     for version in registry.versions():
-        manifest = registry.manifest(version)
+        manifest, damaged = _manifest_of(registry, version)
         found.append(
             {
                 "version": version,
+                "damaged": damaged,
                 "created_at": manifest.get("created_at"),
-                "heads": manifest["heads"],
+                "heads": manifest.get("heads", []),
                 "serves": [str(one) for one, champion in champions.items() if champion.version == version],
                 "table_version": manifest.get("table_version"),
                 "candidates": manifest.get("candidates"),
@@ -48,6 +54,14 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _manifest_of(registry: RegistryReader, version: str) -> tuple[Mapping[str, Any], str | None]:
+    """A version's manifest, or an empty one and what is wrong with it."""
+    try:
+        return registry.manifest(version), None
+    except RegistryError as error:
+        return {}, str(error)
 
 
 def show_version(registry: RegistryReader, version: str) -> dict[str, Any]:
@@ -128,9 +142,7 @@ def _workloads(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
 
 def _distances(registry: RegistryReader, one: str, other: str) -> dict[str, float | None]:
     """Norm of the difference over the norm of the first, by part of the model; None where sizes differ."""
-    from safetensors.numpy import load_file
-
-    first, second = (load_file(registry.path(version) / TENSORS) for version in (one, other))
+    first, second = (_tensors(registry, version) for version in (one, other))
     parts: dict[str, list[str]] = {}
     for name in sorted(first.keys() & second.keys()):
         whole = name.split(".", 1)[0]
@@ -147,6 +159,28 @@ def _distances(registry: RegistryReader, one: str, other: str) -> dict[str, floa
         size = sum(float((first[name].astype(np.float64) ** 2).sum()) for name in names)
         found[part] = float(np.sqrt(moved / size)) if size else 0.0
     return found
+
+
+def _tensors(registry: RegistryReader, version: str) -> dict[str, NDArray[Any]]:
+    """Tensors of a version, checked as `transfer.checkpoint` does, which would load torch.
+
+    Raises:
+        RegistryError: They are missing, torn or changed.
+    """
+    from safetensors.numpy import load
+
+    path, expected = registry.path(version) / TENSORS, registry.manifest(version)["tensors_sha256"]
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        raise RegistryError(f"{path}: missing; restore it or roll back") from error
+    found = hashlib.sha256(raw).hexdigest()
+    if found != expected:
+        raise RegistryError(
+            f"{path}: torn or changed since it was saved (sha256 {found[:12]}, manifest says "
+            f"{expected[:12]}); restore it or roll back"
+        )
+    return load(raw)
 
 
 def _head_name(tensor: str) -> str:
