@@ -258,6 +258,26 @@ def test_policies_become_those_of_the_devices(settings: Path) -> None:
     assert _policy(PolicySection(secs_per_day=60.0)) == DevicePolicy(secs_per_day=60.0)
 
 
+@pytest.mark.parametrize("ids", [("one",), ()])
+def test_a_policy_of_no_device_is_refused_and_of_one_not_chosen_is_not(
+    settings: Path, ids: tuple[str, ...]
+) -> None:
+    options, specs = UpOptions(models=Path("m")), {DeviceId("one"): None}
+    changes: dict[str, Any] = {"devices.ids": ids, "daemon.policies": {"two": {"idle_only": True}}}
+    told = _told(load_fleet(settings, changes).config, options, specs)  # type: ignore[arg-type]
+    assert list(told.policies) == ["one"]
+    changes["daemon.policies"] = {"onne": {"idle_only": True}}
+    with pytest.raises(FleetError, match=r"daemon\.policies: no device 'onne' in .*; did you mean 'one'"):
+        _told(load_fleet(settings, changes).config, options, specs)  # type: ignore[arg-type]
+
+
+def test_a_policy_of_no_device_is_told_before_anything_begins(settings: Path, tmp_path: Path) -> None:
+    config = load_fleet(settings, {"daemon.policies": {"onne": {}}}).config
+    with pytest.raises(FleetError, match=r"daemon\.policies: no device 'onne'"):
+        run_daemon(config, UpOptions(models=tmp_path / "models"), Console(quiet=True))
+    assert not Path(config.store.path).exists()
+
+
 @pytest.mark.parametrize(
     "text", ["", "22-23", "25:00-26:00", "10:00-10:00", "10:00-24:30", "1:00-2:00", "10:00"]
 )

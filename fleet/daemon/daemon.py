@@ -23,7 +23,7 @@ from fleet.api.client import ADDRESS
 from fleet.collection import replaying
 from fleet.collection.jobs import SPOOL, fitting_devices
 from fleet.config.day_windows import window_secs
-from fleet.config.settings import select_devices
+from fleet.config.settings import load_devices, select_devices, unknown_device
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.core.limits import Limits
 from fleet.daemon.collector import seldom_collected
@@ -96,6 +96,7 @@ def run_daemon(
     root = Path(settings.daemon.root)
     with _held(root), _stop_signals() as is_stopped, seldom_collected():
         specs = _devices(settings, options)
+        told = _told(settings, options, specs)
         clock = SteadyClock()
         notices = Notices(console, clock)
         with Store.open(settings.store.path) as store:
@@ -108,7 +109,7 @@ def run_daemon(
                         store,
                         links,
                         specs,
-                        _told(settings, options, specs),
+                        told,
                         notices,
                         trainer=trainer,
                         guide=Guide(RegistryReader(options.models)),
@@ -166,9 +167,12 @@ def _told(
     settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec]
 ) -> CoordinatorSettings:
     daemon = settings.daemon
-    unknown = sorted(set(daemon.policies) - set(specs))
-    if unknown and not settings.devices.ids:
-        raise FleetError(f"daemon.policies: {unknown[0]} is no device here; known: {', '.join(specs)}")
+    folder = Path(settings.devices.folder)
+    # A policy may wait for a device that is not chosen this time.
+    known = {*specs, *load_devices(folder)} if set(daemon.policies) - set(specs) else set(specs)
+    unknown = [unknown_device(one, known, folder) for one in sorted(set(daemon.policies) - known)]
+    if unknown:
+        raise FleetError("\n".join(f"daemon.policies: {error}" for error in unknown))
     return CoordinatorSettings(
         protocol=settings.timing_protocol(),
         choice=WorkloadChoice(
