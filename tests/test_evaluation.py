@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -167,6 +168,25 @@ def test_a_model_of_other_devices_is_refused(tmp_path: Path, store: Path) -> Non
         evaluate_model(settings_of(store), tmp_path / "models", "latest", ())
 
 
+def test_a_device_without_a_head_is_answered_with_the_heads(tmp_path: Path, store: Path) -> None:
+    train_version(settings_of(store, epochs=1), tmp_path / "models", ())
+    with pytest.raises(FleetError, match="v000001 has no head for x, y; it has: a, b"):
+        evaluate_model(settings_of(store), tmp_path / "models", "latest", ["x", "a", "y"])
+
+
+def test_a_store_older_than_the_model_is_doubted(tmp_path: Path, store: Path) -> None:
+    longer = make_store(tmp_path / "store", made_records(("a", "b"), range(3)))
+    with Store.open(longer) as opened:
+        for number in range(3, SAMPLES):
+            opened.append(made_records(("a", "b"), [number]))
+    train_version(settings_of(longer, epochs=1), tmp_path / "models", ())
+    at, here = Store.read(longer).version, Store.read(store).version
+    assert here < at
+    words = f"v000001 was trained on table version {at}, {store} is at {here}: is --store the right one"
+    with pytest.raises(FleetError, match=re.escape(words)):
+        evaluate_model(settings_of(store), tmp_path / "models", "latest", ())
+
+
 def test_an_unknown_baseline_is_named_with_those_known(store: Path) -> None:
     with pytest.raises(FleetError, match=f"unknown baseline 'oracle'; known: {BASELINES[0]}"):
         evaluate_store(settings_of(store), (), split="by-workload", seeds=1, baselines=["oracle"])
@@ -194,6 +214,18 @@ def test_the_table_fits_and_says_what_its_words_mean(
     assert told["near_copies"] > 0
 
 
-def test_a_kept_model_stands_alone(capsys: pytest.CaptureFixture[str], store: Path) -> None:
-    assert run(["eval", "--store", str(store), "--model", "latest", "--baselines", "mlp"]) == 2
-    assert "--baselines" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--baselines", "mlp"),
+        ("--split", "by-workload"),
+        ("--seeds", "3"),
+        ("--epochs", "2"),
+        ("--folds", "3"),
+    ],
+)
+def test_a_kept_model_stands_alone(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str], store: Path
+) -> None:
+    assert run(["eval", "--store", str(store), "--model", "latest", flag, value]) == 2
+    assert flag in capsys.readouterr().err

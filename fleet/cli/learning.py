@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from transfer.compare import Finished
 
 
+#: Runs of `fleet eval` unless told otherwise.
+_SEEDS = 3
+
+
 class SplitOption(StrEnum):
     """The values of `transfer.splits.SplitKind`, which help must not load."""
 
@@ -141,9 +145,12 @@ def evaluate(
     store: StoreOption = None,
     device: DevicesOption = None,
     split: Annotated[
-        SplitOption, typer.Option("--split", help="What is new about the candidates judged.")
-    ] = SplitOption.BY_WORKLOAD,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs with other splits and weights.")] = 3,
+        SplitOption | None,
+        typer.Option("--split", help="What is new about the candidates judged (by-workload)."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Runs with other splits and weights (3).")
+    ] = None,
     baselines: Annotated[
         str, typer.Option("--baselines", metavar="NAMES", help="Put these beside: xgboost,nearest-device,...")
     ] = "",
@@ -171,14 +178,27 @@ def evaluate(
     settings = learning_settings(config, store, epochs, seed, training__folds=folds)
     devices = tuple(device or ())
     names = [name.strip() for name in baselines.split(",") if name.strip()]
-    if model is not None and names:
-        raise typer.BadParameter("--model judges a model that is there: leave out --baselines")
+    training = {
+        "--baselines": names or None,
+        "--split": split,
+        "--seeds": seeds,
+        "--epochs": epochs,
+        "--folds": folds,
+    }
+    unused = [flag for flag, value in training.items() if value is not None]
+    if model is not None and unused:
+        raise typer.BadParameter(f"--model judges a model that is there: leave out {', '.join(unused)}")
     with _progress() as told:
         if model is not None:
             found = evaluate_model(settings, models, model, devices, told)
         else:
             found = evaluate_store(
-                settings, devices, split=split.value, seeds=seeds, baselines=names, on_progress=told
+                settings,
+                devices,
+                split=(split or SplitOption.BY_WORKLOAD).value,
+                seeds=seeds or _SEEDS,
+                baselines=names,
+                on_progress=told,
             )
     if as_json:
         print_json(found.as_json())

@@ -150,7 +150,8 @@ def evaluate_model(
         on_progress: Told when the scores are there.
 
     Raises:
-        FleetError: There is no such model, or every candidate was there when it was trained.
+        FleetError: There is no such model, it has no such head, it was not trained from this store, or every
+            candidate was there when it was trained.
     """
     import numpy as np
 
@@ -161,6 +162,11 @@ def evaluate_model(
 
     folder = latest(models) if version == "latest" else models / version
     model, manifest = checkpoint.load(folder, DEFAULT_SPEC)
+    headless = [device_id for device_id in device_ids if device_id not in model.device_ids]
+    if headless:
+        raise FleetError(
+            f"{folder.name} has no head for {', '.join(headless)}; it has: {', '.join(model.device_ids)}"
+        )
     reader = Store.read(Path(settings.store.path))
     known = [head for head in model.device_ids if head in reader.devices()]
     chosen = list(device_ids) or known
@@ -168,8 +174,14 @@ def evaluate_model(
         raise FleetError(
             f"{reader.path} has no records of the heads of {folder.name}: {', '.join(model.device_ids)}"
         )
+    trained_at = int(manifest["table_version"])
+    if reader.version < trained_at:
+        raise FleetError(
+            f"{folder.name} was trained on table version {trained_at}, {reader.path} is at {reader.version}: "
+            "is --store the right one?"
+        )
     snapshot = read_snapshot(reader.path, chosen)
-    dataset, trained_at = snapshot.dataset, int(manifest["table_version"])
+    dataset = snapshot.dataset
     trained_on = [DeviceId(head) for head in model.device_ids if head in reader.devices()]
     seen = {
         candidate_id
