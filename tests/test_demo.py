@@ -134,6 +134,7 @@ def test_the_report_keeps_its_contract(finished: tuple[Path, int]) -> None:
     assert new["samples"] == 8
     assert new["strategy"] == "multitask"
     assert new["seconds"] > 0
+    assert 0 < new["full_samples"] < report["devices"][new["device"]]["ok"]
     for key in ("top1", "top5", "scratch_top1", "scratch_top5", "full_top1"):
         assert 0 < new[key] <= 1
     assert new["top1"] <= new["top5"]

@@ -58,6 +58,13 @@ def test_every_workload_is_held_out_once_and_every_approach_is_judged_on_it(resu
         assert ((approach.scored.scores > 0) & (approach.scored.scores <= 1)).all()
 
 
+def test_full_learns_from_the_training_rows_of_the_target_only(result):
+    measured = DATASET.rows_of(TARGET)
+    counts = [np.intersect1d(measured, split.train).size for split in folds()]
+    assert result.full_samples == round(np.mean(counts)) < len(measured)
+    assert cross_validate(DATASET, folds(), replace(PLAN, with_full=False), seed=0).full_samples is None
+
+
 def test_pairs_for_plots_line_up_with_the_dataset(result):
     scored = result.target["warm"].scored
     assert np.array_equal(

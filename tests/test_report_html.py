@@ -11,7 +11,15 @@ import pytest
 from agents.records import Outcome
 from fleet.report.html import render
 from fleet.report.plots import panels
-from fleet.report.report import Estimate, FailureGroup, Report, Similarity, Timing, to_json
+from fleet.report.report import (
+    Estimate,
+    FailureGroup,
+    Report,
+    Similarity,
+    Timing,
+    WorkloadLatencies,
+    to_json,
+)
 from tests.report_fixtures import device, full_report, onboarding
 
 HOSTILE = "<script>alert('x')</script>\"' onload=\"#010203 url(#a) font: 9px $\\frac{"
@@ -113,6 +121,26 @@ def test_the_page_and_the_json_say_the_same_sentences(text: str) -> None:
     words = Page(text).text
     for sentence in to_json(full_report())["headline"]:
         assert sentence in words
+
+
+def test_the_page_and_the_json_say_the_same_median_of_an_even_count() -> None:
+    found = full_report(
+        devices=(
+            device(
+                "a",
+                latencies=(
+                    WorkloadLatencies(workload="one", latency_secs=(1.0, 2.0)),
+                    WorkloadLatencies(workload="two", latency_secs=(1.0, 10.0)),
+                ),
+            ),
+        )
+    )
+    assert to_json(found)["devices"]["a"]["slowest_over_fastest_median"] == 6.0
+    assert "<td>6.00\N{MULTIPLICATION SIGN}</td>" in re.sub(r"<td[^>]*>", "<td>", render(found))
+
+
+def test_the_page_says_which_latency_it_shows(text: str) -> None:
+    assert "by its fastest repeat" in text
 
 
 def test_the_same_report_gives_the_same_bytes(text: str) -> None:

@@ -98,6 +98,8 @@ class CrossValidation:
     target_device: str
     #: Target measurements used in each fold.
     samples: int
+    #: Those that `full` learns from, mean over the folds, rounded; None where it was not asked for.
+    full_samples: int | None
     #: Source heads by device.
     sources: Mapping[str, Approach]
     #: Ways to get the target's head: `warm`, `nearest`, `scratch` and, if asked for, `full`.
@@ -162,6 +164,7 @@ def cross_validate(
     return CrossValidation(
         target_device=plan.target_device,
         samples=plan.samples,
+        full_samples=_mean_training_rows(dataset, plan.target_device, splits) if plan.with_full else None,
         sources={device_id: approach for (part, device_id), approach in found.items() if part == "source"},
         target=target,
         seconds={part: float(np.mean([f.seconds[part] for f in folds])) for part in plan.parts},
@@ -169,6 +172,11 @@ def cross_validate(
             target["warm"].metrics.top1_by_workload, target["scratch"].metrics.top1_by_workload, seed
         ),
     )
+
+
+def _mean_training_rows(dataset: Dataset, device_id: str, splits: Sequence[Split]) -> int:
+    rows = dataset.rows_of(device_id)
+    return round(float(np.mean([np.isin(rows, split.train).sum() for split in splits])))
 
 
 def average_repeats(repeats: Sequence[CrossValidation], seed: int) -> CrossValidation:

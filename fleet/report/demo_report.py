@@ -212,7 +212,7 @@ def _onboarding(run: DemoRun, names: dict[WorkloadId, str]) -> OnboardingSummary
         nearest_top5=_estimate(nearest.metrics.top5, nearest.top5_interval),
         full_top1=_estimate(full.metrics.top1, full.top1_interval),
         full_top5=_estimate(full.metrics.top5, full.top5_interval),
-        full_samples=len(dataset.rows_of(run.target.device_id)),
+        full_samples=held_out.full_samples,
         random_top1=warm.metrics.random_top1,
         random_top5=warm.metrics.random_top5,
         pairs=tuple(

@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from agents.records import median
 from fleet.report.plots import panels
 from fleet.report.values import (
     INTERVAL_LEVEL,
@@ -148,10 +149,8 @@ def _columns(*names: str, text: tuple[str, ...] = ()) -> tuple[Column, ...]:
 def _devices(devices: tuple[DeviceSummary, ...]) -> Table:
     rows = []
     for device in devices:
-        spreads = sorted(device.spreads)
-        spread = (
-            f"{three_digits(spreads[len(spreads) // 2])}\N{MULTIPLICATION SIGN}" if spreads else NOT_MEASURED
-        )
+        spreads = device.spreads
+        spread = f"{three_digits(median(spreads))}\N{MULTIPLICATION SIGN}" if spreads else NOT_MEASURED
         rate = f"{device.records_per_s:.2f}" if known(device.records_per_s) else NOT_MEASURED
         rows.append(
             (
@@ -192,7 +191,7 @@ def _best(devices: tuple[DeviceSummary, ...]) -> Table:
         title="Best latency found",
         columns=(Column(name="workload"), *(Column(name=d.device_id, number=True) for d in devices)),
         rows=tuple((name, *(latency(best.get((d.device_id, name))) for d in devices)) for name in names),
-        note="Fastest measured candidate of each workload, median of its repeats.",
+        note="Fastest measured candidate of each workload, by its fastest repeat.",
     )
 
 

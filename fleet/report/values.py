@@ -54,7 +54,7 @@ class WorkloadLatencies:
     """Latencies of the `ok` candidates of one workload on one device (first measurements only)."""
 
     workload: str
-    #: Median seconds of each candidate, in any order.
+    #: Seconds of each candidate's fastest repeat, in any order.
     latency_secs: tuple[float, ...]
 
     @property
@@ -171,7 +171,7 @@ class OnboardingSummary:
     #: The head trained on every record of the device: the reference to reach.
     full_top1: Estimate = Estimate()
     full_top5: Estimate = Estimate()
-    #: Records of the device that `full_top1` was trained on.
+    #: Records of the device that `full_top1` was trained on, mean over the folds.
     full_samples: int | None = None
     random_top1: float | None = None
     random_top5: float | None = None
