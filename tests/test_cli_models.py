@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,15 @@ def test_show_tells_why_a_head_serves_or_not(models: Path, capsys: pytest.Captur
     text = shown(["show", "v000002"], models, capsys)
     assert "worse: no" in text
     assert found["sha256"][:16] in text
+
+
+def test_show_tells_moments_as_dates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = Registry(tmp_path / "models", clock=lambda: 1.795e9)
+    registry.add(small_model("box.a"), {"data_until": {"box.a": 1.795e9, "box.b": None}})
+    text = shown(["show", "v000001"], registry.folder, capsys)
+    assert "e+09" not in text
+    assert re.search(r"made \d{4}-\d\d-\d\d \d\d:\d\d", text)
+    assert re.search(r"data_until box\.a \d{4}-\d\d-\d\d \d\d:\d\d, box\.b not known", text)
 
 
 def test_diff_tells_data_weights_and_verdicts(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,9 +74,11 @@ def show(version: _Version, models: ModelsOption = DEFAULT_MODELS, as_json: Json
         print_json(found)
         return
     manifest = found["manifest"]
-    hidden = {"trained_workloads", "verdicts", "model", "heads", "trained_heads", "devices"}
+    hidden = {"created_at", "trained_workloads", "verdicts", "model", "heads", "trained_heads", "devices"}
+    until = {device: _date(at) for device, at in manifest.get("data_until", {}).items()}
     rows = [("sha256", found["sha256"]), ("made", _date(manifest.get("created_at")))]
-    rows += [(key, _text(value)) for key, value in manifest.items() if key not in hidden]
+    told = {**manifest, "data_until": until} if until else manifest
+    rows += [(key, _text(value)) for key, value in told.items() if key not in hidden]
     print_rows(("version", version), rows)
     print_rows(
         ("head", "serves", "why"),
