@@ -250,6 +250,51 @@ def test_a_flag_may_take_a_value_back() -> None:
         resolve({}, "f.yaml", {}, {"protocol.repeat": None})
 
 
+def test_an_unknown_key_of_a_policy_is_answered_with_the_nearest() -> None:
+    file = {
+        "schema": 1,
+        "daemon": {"policy": {"idle_onli": True}, "policies": {"box": {"secs_per_our": 1.0}}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        resolve(file, "f.yaml", {}, {})
+    assert sorted(caught.value.args) == [
+        "f.yaml: daemon.policies.box.secs_per_our: unknown key; did you mean 'secs_per_hour'?",
+        "f.yaml: daemon.policy.idle_onli: unknown key; did you mean 'idle_only'?",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"flag: daemon\.policy\.windows: unknown key; did you mean 'policy'"
+    ):
+        resolve({}, "f.yaml", {}, {"daemon.policy.windows": []})
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "cure"),
+    [
+        ("workloads.max_flops", "1e6", "write 1000000"),
+        ("workloads.max_flops", "2.5e30", "write 2.5e+30"),
+        ("protocol.target_interval", "1e-7", "write 1.0e-07"),
+        ("protocol.max_number", "1e6", "write 1000000"),
+        ("workloads.minimum", "1e2", "write 100"),
+    ],
+)
+def test_a_number_that_yaml_takes_for_text_is_told_how_to_write_it(key: str, text: str, cure: str) -> None:
+    value = parse_yaml(text)
+    assert value == text
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, "f", {}, {key: value})
+    (fault,) = caught.value.args
+    assert fault.endswith(f"got the text {text!r}: {cure}")
+    section, name = key.split(".")
+    written = parse_yaml(cure.removeprefix("write "))
+    assert getattr(getattr(resolve({}, "f", {}, {key: written}).config, section), name) == float(text)
+
+
+@pytest.mark.parametrize("text", ["fast", "nan", "1e999", "--1", "1e6 FLOPs"])
+def test_a_text_that_is_no_number_has_no_such_cure(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"got the text '.*'$"):
+        resolve({}, "f", {}, {"workloads.max_flops": text})
+
+
 def test_text_settings_take_the_text_as_it_is() -> None:
     assert resolve({}, "f", {"FLEET_STORE__PATH": "123"}, {}).config.store.path == "123"
 

@@ -175,7 +175,11 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     for name, field in FleetConfig.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 }
-_KNOWN = {"": list(_SECTIONS), **{name: list(section.model_fields) for name, section in _SECTIONS.items()}}
+_KNOWN = {
+    "": list(_SECTIONS),
+    **{name: list(section.model_fields) for name, section in _SECTIONS.items()},
+    "daemon.policy": list(PolicySection.model_fields),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +284,7 @@ def resolve(
     try:
         config = FleetConfig.model_validate(values)
     except ValidationError as error:
-        for key, fault in model_faults(error, _KNOWN):
+        for key, fault in model_faults(error, _known_keys(values)):
             setting = ".".join(key.split(".")[:2])
             faults.append(f"{origins.get(setting, _origin_of_section(setting, origins))}: {key}: {fault}")
     if faults:
@@ -354,6 +358,13 @@ def _from_environment(environ: Mapping[str, str], faults: list[str]) -> dict[str
 
 def _from_flags(overrides: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return {key: (value, "flag") for key, value in overrides.items()}
+
+
+def _known_keys(values: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Keys by mapping, those of the policies that are there included."""
+    policies = values.get("daemon", {}).get("policies")
+    named = policies if isinstance(policies, dict) else {}
+    return {**_KNOWN, **{f"daemon.policies.{one}": _KNOWN["daemon.policy"] for one in named}}
 
 
 def _origin_of_section(key: str, origins: Mapping[str, str]) -> str:

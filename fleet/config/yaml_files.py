@@ -7,6 +7,7 @@ means.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ MAX_YAML_BYTES = 256 * 1024
 
 _SECRET_WORDS = ("token", "secret", "password", "passwd", "credential", "api_key", "private_key")
 _SHOWN_CHARACTERS = 60
+#: Whole numbers from here on are shown with an exponent.
+_MOST_WRITTEN_OUT = 10**15
 
 # PyYAML raises these, beside its own YAMLError, on malformed scalars with a tag or an impossible date.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
@@ -112,16 +115,31 @@ def model_faults(error: ValidationError, known: Mapping[str, Iterable[str]]) -> 
     for entry in error.errors(include_url=False):
         key = ".".join(str(part) for part in entry["loc"])
         if entry["type"] == "extra_forbidden":
-            parent, _, last = key.rpartition(".")
-            faults.append((key, f"unknown key{nearest(last, known.get(parent, ()))}"))
+            *parents, last = map(str, entry["loc"])
+            # A flag that reaches too deep (`daemon.policy.windows`) leaves dots in the last one.
+            word = last.partition(".")[0]
+            faults.append((key, f"unknown key{nearest(word, known.get('.'.join(parents), ()))}"))
         elif entry["type"] == "missing":
             faults.append((key, "missing"))
         elif entry["type"] == "value_error":
             faults.append((key, str(entry["ctx"]["error"])))
         else:
             sentence = entry["msg"].replace("Input should be", "must be")
-            faults.append((key, f"{sentence}, got {show(key, entry['input'])}"))
+            cure = _as_number(entry["type"], entry["input"])
+            faults.append((key, f"{sentence}, got {show(key, entry['input'])}{cure}"))
     return faults
+
+
+def _as_number(fault: str, value: Any) -> str:
+    """End of a sentence: how to write a text that was meant as a number, such as `1e6`, in YAML."""
+    if fault not in ("int_type", "float_type") or not isinstance(value, str):
+        return ""
+    try:
+        number = float(value)
+        meant = int(number) if number.is_integer() and abs(number) < _MOST_WRITTEN_OUT else number
+    except (ValueError, OverflowError):
+        return ""
+    return f": write {yaml.safe_dump(meant).split()[0]}" if math.isfinite(number) else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
