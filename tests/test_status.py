@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from agents.records import DeviceId, Outcome, Record
 from fleet.cli.app import run
+from fleet.cli.output import short_moment
 from fleet.status import read_status, trust
 from fleet.store.schema import records_to_table
 from fleet.store.store import Store
@@ -75,6 +77,13 @@ def test_status_tells_how_far_each_device_can_be_trusted(store: Path, tmp_path: 
     assert empty["records"] == 0
     assert empty["suspect_share"] is None
     assert json.loads(json.dumps(found)) == found
+
+
+def test_a_moment_of_another_year_shows_its_date() -> None:
+    june = time.mktime((2024, 6, 1, 12, 0, 0, 0, 0, -1))
+    assert short_moment(june, june + 30 * DAY) == "06-01 12:00"
+    assert short_moment(june, june + 300 * DAY) == "2024-06-01"
+    assert short_moment(None) == short_moment(0.0) == "never"
 
 
 def test_an_aa_run_on_a_drifting_device_tells_nothing_and_says_so() -> None:

@@ -6,7 +6,6 @@ came of it; readers print one JSON value with `--json`. Loads nothing heavy befo
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +19,7 @@ from fleet.cli.options import (
     StoreOption,
     load_settings,
 )
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, print_rows
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, print_rows, short_moment
 
 DEFAULT_DEMO = Path("runs/demo")
 
@@ -191,5 +190,5 @@ def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:
         "-" if share is None else f"{share:.1%}",
         str(entry["quarantined"]),
         f"{noise['median_change']:.2%}" if noise else unknown,
-        time.strftime("%m-%d %H:%M", time.localtime(entry["last_at"])) if entry["last_at"] else "never",
+        short_moment(entry["last_at"]),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,6 +53,19 @@ def print_rows(
         # Values may hold square brackets, which rich would take for its markup.
         table.add_row(*(escape(cell) for cell in row))
     console.print(table)
+
+
+def short_moment(at_secs: float | None, now_secs: float | None = None) -> str:
+    """Write a moment for a table, in local time; its date where it was not this year.
+
+    Args:
+        at_secs: Unix seconds; None or 0 where there was none.
+        now_secs: The present in Unix seconds; that of the clock if None.
+    """
+    if not at_secs:
+        return "never"
+    at, now = time.localtime(at_secs), time.localtime(now_secs)
+    return time.strftime("%m-%d %H:%M" if at.tm_year == now.tm_year else "%Y-%m-%d", at)
 
 
 def parse_changes(changes: list[str]) -> dict[str, Any]:

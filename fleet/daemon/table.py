@@ -5,13 +5,12 @@ Reads the view of `fleet.daemon.viewing` as the API gives it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from fleet.cli.output import print_rows
+from fleet.cli.output import print_rows, short_moment
 
 _COLUMNS = ("device", "state", "records", "failed", "late", "per s", "batch", "last", "champion")
 _ALARMS = 5
@@ -30,8 +29,9 @@ def print_daemon(view: Mapping[str, Any]) -> None:
         if why := found["reason"] or found["closed"]:
             say(f"{name}: {why}")
     coordinator, store, jobs = view["coordinator"], view["store"], view["jobs"]
+    since = short_moment(view["started_at"])
     say(
-        f"daemon {coordinator['state']} since {_clock(view['started_at'])} (process {coordinator['pid']}); "
+        f"daemon {coordinator['state']} since {since} (process {coordinator['pid']}); "
         "jobs: " + ", ".join(f"{count} {state}" for state, count in jobs.items())
     )
     waiting = f", {store['waiting']} on their way there" if store.get("waiting") else ""
@@ -43,7 +43,7 @@ def print_daemon(view: Mapping[str, Any]) -> None:
     say(f"training: {training['state']}{last}")
     alarms: Sequence[Mapping[str, Any]] = view["alarms"]
     for alarm in alarms[-_ALARMS:]:
-        say(f"{_clock(alarm['at'])} {alarm['device_id']}: {alarm['text']}", style="yellow")
+        say(f"{short_moment(alarm['at'])} {alarm['device_id']}: {alarm['text']}", style="yellow")
 
 
 def _cells(found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -56,10 +56,6 @@ def _cells(found: Mapping[str, Any]) -> tuple[str, ...]:
         str(found["late"]),
         f"{found['records_per_s']:.1f}",
         f"{done}/{size}" if leases else "-",
-        _clock(found["last_record_at"]),
+        short_moment(found["last_record_at"]),
         found["champion"] or "-",
     )
-
-
-def _clock(at_secs: float | None) -> str:
-    return time.strftime("%m-%d %H:%M", time.localtime(at_secs)) if at_secs else "never"
