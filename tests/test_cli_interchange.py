@@ -76,6 +76,15 @@ def test_wrong_usage_is_told() -> None:
     assert run("export", "out", "--format", "tar").exit_code == 2
 
 
+@pytest.mark.parametrize(("path", "device"), [("missing", "x"), ("empty", "x"), ("log.json", "No Device")])
+def test_an_import_of_nothing_makes_no_store(path: str, device: str) -> None:
+    write_log(Path("log.json"), [ansor(0)])
+    Path("empty").mkdir()
+    refused = run("import", path, "--device", device, "--store", "new")
+    assert isinstance(refused.exception, FleetError)
+    assert not Path("new").exists()
+
+
 def test_export_hands_on_what_was_asked() -> None:
     write_log(Path("log.json"), [ansor(n) for n in range(5)])
     assert run("import", "log.json", "--device", "board-7").exit_code == 0

@@ -157,6 +157,12 @@ def test_rollback_changes_one_device_and_keeps_the_reason(
     assert (back["version"], back["reason"]) == ("v000002", "by hand")
 
 
+def test_rollback_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models", "rollback", "box.a", "--models", str(tmp_path / "none")]) == 1
+    assert f"no model under {tmp_path / 'none'}" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -59,7 +59,7 @@ def import_(
 
     from fleet.collection.progress import Display
     from fleet.config.settings import load_fleet
-    from fleet.interchange.import_logs import DIALECTS, ImportRequest, import_logs
+    from fleet.interchange.import_logs import DIALECTS, ImportRequest, check_request, import_logs
     from fleet.store.store import Store
 
     if dialect not in DIALECTS:
@@ -76,8 +76,9 @@ def import_(
     )
     console = Console(stderr=as_json)
     display = Display(console)
+    found = check_request(request)
     with Store.open(settings.store.path) as opened, display.live():
-        report = import_logs(opened, request, _kilobytes(display))
+        report = import_logs(opened, request, _kilobytes(display), found)
         display.finish()
     if as_json:
         print_json(report.to_json())

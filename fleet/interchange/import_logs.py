@@ -44,6 +44,8 @@ _LOOK_LINES = 50
 
 #: Told (bytes of the files read so far, bytes of all files, what is going on).
 Watch = Callable[[int, int, str], None]
+#: The logs, and files that are none.
+FoundLogs = tuple[list[LogFile], list[Path]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +107,31 @@ def _is_old_autotvm(value: Any) -> bool:
     return type(value) is list and len(value) >= 3 and type(value[0]) is str and type(value[1]) is str
 
 
-def import_logs(store: Store, request: ImportRequest, watch: Watch | None = None) -> ImportReport:
+def check_request(request: ImportRequest) -> FoundLogs:
+    """Find the files of an import. Needs no store, so that a wrong request need not make one.
+
+    Raises:
+        FleetError: A path, the device's id or the dialect is wrong.
+        OSError: A file cannot be read.
+    """
+    if request.dialect not in DIALECTS:
+        raise FleetError(f"dialect {request.dialect!r} is not known; expected {', '.join(DIALECTS)}")
+    check_device_id(request.device_id)
+    return find_logs(request.paths, request.network)
+
+
+def import_logs(
+    store: Store, request: ImportRequest, watch: Watch | None = None, found: FoundLogs | None = None
+) -> ImportReport:
     """Import files into an open store.
 
     Durable in batches as it goes on; after a kill the same call goes on, and a second call adds nothing.
+
+    Args:
+        store: Where records go.
+        request: What to import.
+        watch: Told of the progress.
+        found: What `check_request` said, if it was asked already.
 
     Raises:
         FleetError: A path, the device's id or the dialect is wrong, or CPU and GPU logs are mixed: what was
@@ -120,7 +143,7 @@ def import_logs(store: Store, request: ImportRequest, watch: Watch | None = None
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _Import(store, request, watch).run()
+        return _Import(store, request, watch).run(found or check_request(request))
     finally:
         if collects:
             gc.enable()
@@ -130,8 +153,6 @@ class _Import:
     """The state of one import."""
 
     def __init__(self, store: Store, request: ImportRequest, watch: Watch | None) -> None:
-        if request.dialect not in DIALECTS:
-            raise FleetError(f"dialect {request.dialect!r} is not known; expected {', '.join(DIALECTS)}")
         self._store = store
         self._request = request
         self._watch = watch
@@ -150,9 +171,9 @@ class _Import:
         self._environment: Environment | None = None
         self._read_bytes = self._all_bytes = 0
 
-    def run(self) -> ImportReport:
+    def run(self, found: FoundLogs) -> ImportReport:
         began = time.monotonic()
-        logs, self._report.files_skipped = find_logs(self._request.paths, self._request.network)
+        logs, self._report.files_skipped = found
         self._all_bytes = sum(log.bytes for log in logs)
         todo: list[tuple[LogFile, FileState]] = []
         for log in logs:
@@ -287,4 +308,12 @@ class _Import:
             self._watch(self._read_bytes, self._all_bytes, note)
 
 
-__all__ = ["DIALECTS", "MAX_RECORD_BYTES", "ImportRequest", "LineReader", "Watch", "import_logs"]
+__all__ = [
+    "DIALECTS",
+    "MAX_RECORD_BYTES",
+    "ImportRequest",
+    "LineReader",
+    "Watch",
+    "check_request",
+    "import_logs",
+]

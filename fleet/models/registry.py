@@ -164,6 +164,8 @@ class Registry(RegistryReader):
             RegistryError: The device has no champion, there is none before it, or `to` has no such head.
         """
         device = DeviceId(device_id)
+        if not self.folder.is_dir():
+            raise RegistryError(f"no model under {self.folder}; nothing to roll back")
         with self._changing():
             state = self.state()
             present = state.champions.get(device)
