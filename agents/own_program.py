@@ -1,7 +1,7 @@
 """How modules of this project are started as programs of their own, whatever folder the user is in.
 
-Called by `process.py` and `llvm_features.py`. Python would look for modules in the present folder first: a
-`random.py` that lies there would be run instead of the library's.
+Called by `process.py`, `llvm_features.py` and `fleet.refresh.child`. Python would look for modules in the
+present folder first: a `random.py` that lies there would be run instead of the library's.
 """
 
 from __future__ import annotations

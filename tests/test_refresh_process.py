@@ -416,7 +416,12 @@ def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(reques
     refresher.close()
 
 
-def test_a_failure_shows_the_end_of_standard_error(request_: Request) -> None:
+def test_a_failure_shows_the_end_of_standard_error(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Modules in the folder that the daemon was started from are none of the process's.
+    (tmp_path / "random.py").write_text("raise SystemExit('a module of the user was run')")
+    monkeypatch.chdir(tmp_path)
     refresher = make_refresher(request_)
     refresher.start("gpu", ["test"])
     failed = polled(refresher, until=TrainingFailed)[-1]

@@ -10,12 +10,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from agents.device_cores import quiet_cores
+from agents.own_program import command, environment
 from agents.probe import core_groups
 from agents.records import DeviceKind, DeviceSpec
 from fleet.durable import write_durably
@@ -58,11 +58,11 @@ class RefreshChild:
         count_tried(self._folder, 1)
         with (self._folder / "stdout").open("wb") as out, (self._folder / "stderr").open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fleet.refresh.process", str(path)],
+                command("fleet.refresh.process", str(path)),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())},
+                env={**environment(), "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())},
                 # A Ctrl-C in the coordinator's terminal is for the coordinator.
                 start_new_session=True,
             )
