@@ -271,10 +271,11 @@ def test_a_policy_of_no_device_is_refused_and_of_one_not_chosen_is_not(
         _told(load_fleet(settings, changes).config, options, specs)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("local")
 def test_a_policy_of_no_device_is_told_before_anything_begins(settings: Path, tmp_path: Path) -> None:
     config = load_fleet(settings, {"daemon.policies": {"onne": {}}}).config
     with pytest.raises(FleetError, match=r"daemon\.policies: no device 'onne'"):
-        run_daemon(config, UpOptions(models=tmp_path / "models"), Console(quiet=True))
+        run_daemon(config, UpOptions(models=tmp_path / "models", for_secs=0.0), Console(quiet=True))
     assert not Path(config.store.path).exists()
 
 
