@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from agents.records import DeviceId, Family
@@ -16,14 +18,16 @@ from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 from fleet.onboarding.adapting import history, more_samples, remember, strategy_for
 from fleet.onboarding.choice import siblings_of
-from fleet.onboarding.onboarding import CURVES, onboard_device
+from fleet.onboarding.onboarding import CURVES, _without_head, onboard_device
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
+from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import BROKEN, NEW, SIBLINGS, TILES, WORKLOADS, fill, records_of
 from transfer.adapt.standings import Standings
 from transfer.onboarding_cases import Regime
+from transfer.train import train
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +165,30 @@ def test_the_curve_so_far_survives_a_line_that_was_cut_short(tmp_path: Path) -> 
     with (tmp_path / f"{NEW}.jsonl").open("a") as file:
         file.write('{"samples": 12')
     assert history(tmp_path, NEW) == [{"samples": 16, "top1": 0.6}, {"samples": 64, "top1": 0.9}]
+
+
+def test_a_second_onboarding_starts_from_all_of_the_model_but_the_head() -> None:
+    """Trees, and what they and `validity` are told of the other devices, stay."""
+    dataset = make_dataset()
+    rows = np.arange(len(dataset))
+    source = train(dataset, rows, config=replace(CONFIG, epochs=1, trees=5), seed=0).model
+    for device_id in source.device_ids:
+        if not source.tells_validity(device_id):
+            source.set_validity(device_id, torch.ones(source.config.sizes.trunk_width + 1))
+    cut = _without_head(source, DeviceId("cpu-new"))
+    assert cut.device_ids == ("cpu.a", "cpu.b")
+    assert set(source.device_ids) == {"cpu.a", "cpu.b", "cpu-new"}
+    assert cut.trees is not None
+    assert len(cut.hardware) == len(cut.validity_outputs) == 2
+    states = source.state_dict()
+    for name, value in cut.state_dict().items():
+        assert torch.equal(value, states[name]), name
+    for one in cut.device_ids:
+        np.testing.assert_array_equal(cut.score(dataset.features, one), source.score(dataset.features, one))
+        np.testing.assert_array_equal(
+            cut.validity(dataset.features, one), source.validity(dataset.features, one)
+        )
+    assert _without_head(cut, DeviceId("cpu-new")) is cut
 
 
 @pytest.fixture

@@ -263,13 +263,12 @@ def _with_target(
 
 
 def _without_head(source: MultiTaskTLP, target: DeviceId) -> MultiTaskTLP:
-    """The model without the head of an earlier onboarding: it saw the samples that check the new one."""
+    """The model without the head of an earlier onboarding: it saw the samples that check the new one.
+
+    Trees and what is known of the other devices stay as they are.
+    """
     if target not in source.device_ids:
         return source
-    from transfer.model import MultiTaskTLP
-
-    kept = [one for one in source.device_ids if one != target]
-    model = MultiTaskTLP(source.config, kept)
-    states = source.state_dict()
-    model.load_state_dict({name: states[name] for name in model.state_dict()})
+    model = source.copy()
+    model.drop_head(target)
     return model.eval()
