@@ -210,6 +210,13 @@ def test_nearest_with_no_sample_takes_the_nearest_hardware(source):
     )
 
 
+def test_zero_shot_needs_the_fingerprint_of_every_source(source):
+    """Without that it goes by the description of the hardware, as it does without any."""
+    plain = adapted_by(ZeroShot(), source).notes
+    assert adapted_by(ZeroShot(distances={"cpu.a": 0.1}), source).notes == plain
+    assert adapted_by(ZeroShot(distances={"cpu.a": 0.1, "cpu.b": 9.0}), source).notes != plain
+
+
 def test_zero_shot_heads_say_what_the_mixture_says(source):
     adapted = adapted_by(ZeroShot(distances={"cpu.a": 0.0, "cpu.b": 100.0}, bandwidths=(1.0,)), source)
     said = adapted.model.score(DATASET.features, TARGET)

@@ -16,6 +16,7 @@ from transfer.adapt.multitask import MultiTask
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.standings import Standings, leave_one_out
+from transfer.adapt.zero_shot import ZeroShot
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import MultiTaskTLP
@@ -156,6 +157,24 @@ def test_standings_are_made_once_for_given_records(tmp_path: Path) -> None:
     kept.write_text("{")
     mended = leave_one_out(siblings, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert mended == made
+
+
+def test_standings_know_nothing_of_the_fingerprint_of_the_new_device(
+    source: MultiTaskTLP, tmp_path: Path
+) -> None:
+    """Its distances say nothing of the devices that are left out in turn, even where one of two has any."""
+    told, plain = (
+        Auto(strategies=(ZeroShot(distances=distances), Nearest()), cache=cache, guard=False)
+        for distances, cache in (({"cpu.a": 0.1}, tmp_path), (None, None))
+    )
+    made = told.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
+    assert made is not None
+    assert made == plain.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
+    # What is kept serves whoever asks next, whatever its fingerprint.
+    assert told.adapt(source, DATASET, TARGET, measured(0), source_rows=ROWS, config=SHORT, seed=0).notes[
+        "strategy"
+    ] in {"zero_shot", "nearest"}
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_one_known_device_tells_nothing() -> None:

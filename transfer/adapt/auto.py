@@ -22,6 +22,7 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.siblings import Siblings
 from transfer.adapt.standings import Standings, leave_one_out
+from transfer.adapt.zero_shot import ZeroShot
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import MultiTaskTLP
@@ -88,7 +89,11 @@ class Auto:
             failed=known.failed[:, others],
             hardware=known.hardware[others],
         )
-        return leave_one_out(siblings, self.strategies, self.regime, config, self.cache)
+        # Fingerprints tell how far each device is from the target, not from the one that is left out.
+        strategies = [
+            replace(one, distances=None) if isinstance(one, ZeroShot) else one for one in self.strategies
+        ]
+        return leave_one_out(siblings, strategies, self.regime, config, self.cache)
 
     def adapt(
         self,

@@ -37,8 +37,8 @@ class ZeroShot:
 
     Args:
         bandwidths: Distances to choose from; the last ones are nearly the plain mean of all heads.
-        distances: Distance of the target to each source, from a fingerprint where there is one; of the
-            hardware vectors where None.
+        distances: Distance of the target to each source by fingerprint; of the hardware vectors where None,
+            or where a source is missing: distances of two kinds cannot be compared.
     """
 
     name: str = "zero_shot"
@@ -67,8 +67,10 @@ class ZeroShot:
         x = represent(model, part.features)
         logits = logits_of(model, x, sources)
         bandwidth = self._bandwidth(part, sources, logits)
-        near = self.distances or hardware_distances(part, target_device, sources)
-        share = likeness({one: near[one] for one in sources if one in near}, bandwidth)
+        near = self.distances
+        if near is None or not near.keys() >= set(sources):
+            near = hardware_distances(part, target_device, sources)
+        share = likeness({one: near[one] for one in sources}, bandwidth)
         mixture = logits[:, [sources.index(one) for one in share]] @ np.array(list(share.values()))
         if target_device not in model.device_ids:
             with scoped_seed(seed):
