@@ -1,7 +1,8 @@
 """Ask champion and challenger about the same held-out candidates, device by device.
 
 The bridge between a registry's models and the pure decisions of `fleet.refresh.decisions`; called by the
-refresh, by `fleet train` and by `fleet onboard`. Imports torch when called.
+refresh and by `fleet train`. `fleet onboard` asks only what a manifest should say (`told_of`): its few
+samples judge nothing (`fleet.models.learning.why_kept`). Imports torch when called.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from agents.records import (
     WorkloadId,
 )
 from fleet.errors import FleetError
+from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
 from fleet.store.store import StoreReader
 
@@ -169,7 +170,7 @@ def adapt_version(
     Of the target only the support is seen, whatever else the snapshot holds of it. With `hold_out` nothing is
     learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be compared with
     it. What the strategy needs beside the head to score as it was judged is kept with it
-    (`transfer.adapt.kept`).
+    (`transfer.adapt.kept`). Where the target is served already, `why_kept` says whether it still is by that.
     """
     import numpy as np
 
@@ -207,10 +208,13 @@ def save_version(
 ) -> str:
     """Keep a model as the next version of a folder; it serves the devices that nothing serves yet.
 
+    A device that was onboarded with it is served by it, too, where its head before was onboarded from fewer
+    samples.
+
     Args:
         folder: Of the versions.
         model: The model.
-        manifest: What to remember of it.
+        manifest: What to remember of it; `onboarded` and `samples` name the device and what it measured.
         beside: Further files of the version by name.
 
     Returns:
@@ -219,11 +223,41 @@ def save_version(
     from fleet.models.registry import Registry
 
     registry = Registry(folder)
-    served = set(registry.champions())
+    served = registry.champions()
     version = registry.add(model, manifest, beside)
-    first = [head for head in model.device_ids if head not in served]
-    registry.publish(version, {head: {} for head in first}, reason="first head, not judged")
+    told: dict[str, dict[str, str]] = {head: {} for head in model.device_ids if head not in served}
+    target = manifest.get("onboarded")
+    if target in served and not why_kept(registry, target, manifest):
+        before = served[target].version
+        told[target] = {
+            "reason": f"onboarded from {manifest['samples']} samples, more than {before}; not judged"
+        }
+    registry.publish(version, told, reason="first head, not judged")
     return version
+
+
+def why_kept(registry: RegistryReader, target: DeviceId, manifest: Mapping[str, Any]) -> str:
+    """Why the champion of a device stays when the device is onboarded again; empty where it does not.
+
+    A few samples, all of them learnt from, judge nothing: of two heads from samples that with more serves,
+    and one that was trained stays until a training, which judges, replaces it.
+
+    Args:
+        registry: Who serves now.
+        target: The device.
+        manifest: Of the new version.
+    """
+    champion = registry.champion(target)
+    if champion is None:
+        return ""
+    try:
+        theirs = registry.manifest(champion.version)
+    except FleetError:
+        return ""
+    if theirs.get("onboarded") != target:
+        return "its head was trained, not onboarded from a few samples"
+    before, now = int(theirs.get("samples", 0)), int(manifest["samples"])
+    return "" if before < now else f"it was onboarded from {before} samples, this one from {now}"
 
 
 def manifest_of(

@@ -27,7 +27,7 @@ from fleet.collection.progress import Display
 from fleet.collection.replaying import ready_device
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
-from fleet.models.learning import Snapshot, adapt_version, load_snapshot, train_config
+from fleet.models.learning import Snapshot, adapt_version, load_snapshot, train_config, why_kept
 from fleet.models.registry import Registry
 from fleet.onboarding.adapting import STANDINGS, Onboarding, history, remember, strategy_for, told
 from fleet.onboarding.choice import choose, pools_of, siblings_of, unmeasured
@@ -54,6 +54,7 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
 
     Returns:
         What `fleet onboard --json` prints: samples, strategy asked for and taken, version of the model,
+        `served_by` (the version that serves the device now; where it is another one, `why_not_served`),
         likeness to siblings by fingerprint, what to expect with intervals (or why nothing can be told), the
         curve so far, what more samples would buy, seconds by part.
 
@@ -118,6 +119,7 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
         "notes": dict(adapted.notes),
         "version": version,
         "path": str(models / version),
+        **_serving(Registry(models), target, version),
         "siblings": list(siblings),
         "fingerprint": {"programs": mine.tried, "ran": len(mine.latency_secs), "distance": near},
     }
@@ -236,6 +238,15 @@ def _outcomes(store: Store, target: DeviceId, support: CollectionOf[CandidateId]
             f"`fleet doctor`, mend the device, and onboard it again"
         )
     return dict(counts)
+
+
+def _serving(registry: Registry, target: DeviceId, version: str) -> dict[str, str]:
+    """Which version serves the device from now on, and why not the new one."""
+    champion = registry.champion(target)
+    if champion is None or champion.version == version:
+        return {"served_by": version}
+    why = why_kept(registry, target, registry.manifest(version))
+    return {"served_by": champion.version, "why_not_served": why or "it was published meanwhile"}
 
 
 def _with_target(

@@ -40,6 +40,14 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"with {point['samples']} samples: top-1 {point['top1']:.3f}, as on the known devices"
     if "path" in result:
         yield f"model: {result['path']}"
+    if "why_not_served" in result:
+        device, served_by, version = result["device"], result["served_by"], result["version"]
+        yield (
+            f"{device} is still served by {served_by}, not by {version}: {result['why_not_served']}; to "
+            f"change that: fleet models rollback {device} --to {version}"
+        )
+    elif "served_by" in result:
+        yield f"{result['device']} is served by {result['served_by']} from now on"
     yield "seconds: " + ", ".join(f"{part} {value:.1f}" for part, value in result["seconds"].items())
 
 

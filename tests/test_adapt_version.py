@@ -1,0 +1,89 @@
+"""A new device's head as a version: which of several serves, and what the version says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.records import DeviceId
+from fleet.models.learning import Snapshot, adapt_version, load_snapshot, why_kept
+from fleet.models.registry import Registry
+from fleet.onboarding.onboarding import _serving
+from fleet.onboarding.text import lines_of
+from fleet.store.store import Store
+from tests.onboarding_fixtures import NEW, SIBLINGS, fill
+from transfer.adapt.nearest import Nearest
+from transfer.model import MultiTaskTLP
+from transfer.train import TrainConfig, train
+
+CONFIG = TrainConfig(epochs=1, trees=5)
+TARGET = DeviceId(NEW)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill(tmp_path_factory.mktemp("adapt") / "store", *SIBLINGS, NEW)
+
+
+@pytest.fixture(scope="module")
+def snapshot(store: Path) -> Snapshot:
+    return load_snapshot(Store.read(store))
+
+
+@pytest.fixture(scope="module")
+def source(snapshot: Snapshot) -> MultiTaskTLP:
+    rows = np.arange(len(snapshot.dataset))
+    return train(snapshot.dataset, rows, config=CONFIG, seed=0, devices=SIBLINGS).model
+
+
+def onboard(snapshot: Snapshot, models: Path, source: MultiTaskTLP, samples: int) -> str:
+    support = set(snapshot.dataset.candidate_ids[:samples])
+    return adapt_version(snapshot, models, source, TARGET, support, Nearest(), CONFIG, 0)[1]
+
+
+def test_a_head_from_more_samples_serves(snapshot: Snapshot, source: MultiTaskTLP, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    first = onboard(snapshot, tmp_path, source, 16)
+    assert {one.version for one in registry.champions().values()} == {first}
+    assert _serving(registry, TARGET, first) == {"served_by": first}
+    second = onboard(snapshot, tmp_path, source, 64)
+    champions = registry.champions()
+    assert {device: one.version for device, one in champions.items()} == {
+        **dict.fromkeys(SIBLINGS, first),
+        NEW: second,
+    }
+    assert champions[TARGET].reason == f"onboarded from 64 samples, more than {first}; not judged"
+    assert champions[TARGET].before == (first,)
+    assert _serving(registry, TARGET, second) == {"served_by": second}
+
+
+def test_a_head_from_no_more_samples_does_not_and_it_is_said(
+    snapshot: Snapshot, source: MultiTaskTLP, tmp_path: Path
+) -> None:
+    registry = Registry(tmp_path)
+    first = onboard(snapshot, tmp_path, source, 16)
+    second = onboard(snapshot, tmp_path, source, 16)
+    found = _serving(registry, TARGET, second)
+    assert found == {
+        "served_by": first,
+        "why_not_served": "it was onboarded from 16 samples, this one from 16",
+    }
+    told = {"device": NEW, "samples": 16, "strategy": "nearest", "taken": "nearest", "siblings": [], **found}
+    text = "\n".join(lines_of({**told, "version": second, "path": "p", "seconds": {}}))
+    assert f"{NEW} is still served by {first}, not by {second}: it was onboarded from 16" in text
+    registry.rollback(TARGET, second, reason="as the report says")
+    assert registry.champions()[TARGET].version == second
+
+
+def test_a_trained_head_stays(snapshot: Snapshot, source: MultiTaskTLP, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    trained = train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
+    registry.publish(registry.add(trained, {}), {one: {} for one in trained.device_ids})
+    version = onboard(snapshot, tmp_path, source, 64)
+    assert registry.champions()[TARGET].version == "v000001"
+    assert "was trained" in _serving(registry, TARGET, version)["why_not_served"]
+    # One that cannot be asked any more protects nobody.
+    (registry.path("v000001") / "manifest.json").write_text("{")
+    assert why_kept(registry, TARGET, {"onboarded": NEW, "samples": 1}) == ""
