@@ -87,3 +87,14 @@ def test_a_trained_head_stays(snapshot: Snapshot, source: MultiTaskTLP, tmp_path
     # One that cannot be asked any more protects nobody.
     (registry.path("v000001") / "manifest.json").write_text("{")
     assert why_kept(registry, TARGET, {"onboarded": NEW, "samples": 1}) == ""
+
+
+def test_a_head_that_the_store_has_no_records_of_is_no_error(
+    store: Path, source: MultiTaskTLP, tmp_path: Path
+) -> None:
+    """It was seen at the very end, when all samples had been measured."""
+    fewer = load_snapshot(Store.read(store), device_ids=[DeviceId("dev-a"), DeviceId("dev-b"), TARGET])
+    version = onboard(fewer, tmp_path, source, 16)
+    manifest = Registry(tmp_path).manifest(version)
+    assert set(manifest["heads"]) == {*SIBLINGS, NEW}
+    assert set(manifest["trained_heads"]) == {"dev-a", "dev-b", NEW}

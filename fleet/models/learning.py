@@ -195,7 +195,9 @@ def adapt_version(
         snapshot, seed=seed, config=config, seconds=time.perf_counter() - started, sources=source.device_ids
     )
     onboarded = {"onboarded": target, "samples": len(support_rows), "strategy": strategy.name}
-    told = told_of(dataset, rows, model.device_ids, {}, holds_out=bool(kept_out))
+    # A model may have heads of devices that this store never saw.
+    heads = [one for one in model.device_ids if one in dataset.device_ids]
+    told = told_of(dataset, rows, heads, {}, holds_out=bool(kept_out))
     version = save_version(models, model, {**manifest, **onboarded, **told}, files_of(adapted))
     return model, version
 
