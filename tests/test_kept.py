@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save as save_arrays
 
-from agents.records import DeviceId
+from agents.records import Candidate, DeviceId
+from fleet.config.settings import FleetConfig
+from fleet.daemon import watch_run
 from fleet.daemon.guide import Guide
+from fleet.models import evaluation, judging
 from fleet.models.learning import adapt_version, load_snapshot, train_config
 from fleet.models.registry import Registry
 from fleet.store.store import Store
+from tests.dataset_fixtures import gmm_trace, record_of
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import NEW, SIBLINGS, TILES, WORKLOADS, candidate, fill
 from transfer import checkpoint
@@ -26,6 +31,7 @@ from transfer.checkpoint import CheckpointError
 from transfer.errors import TransferError
 from transfer.features import DEFAULT_SPEC, Extractor
 from transfer.model import MultiTaskTLP
+from transfer.rankers import KeptRanker
 from transfer.train import train
 from transfer.tvm_cost_model import load_scorer
 
@@ -175,6 +181,54 @@ def test_an_onboarded_device_is_served_by_what_was_judged(version: tuple[Registr
     scorer = load_scorer(registry.path(name), NEW, [workload])
     assert scorer._head.correction is not None  # what it scores by is that of the file
     np.testing.assert_array_equal(scorer._head.score_unseen(block), expected)
+
+
+def test_what_is_judged_is_what_serves(
+    version: tuple[Registry, str, Adapted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a later version, on fresh records, and by `fleet eval --model`."""
+    registry, name, _ = version
+    store = registry.folder.parent / "store"
+    reader = Store.read(store)
+    snapshot = load_snapshot(reader)
+    dataset = snapshot.dataset
+    served = load_adapted(registry.path(name), NEW, DEFAULT_SPEC)
+    scores = served.score_unseen(dataset.features)
+    assert not np.array_equal(scores, served.model.score(dataset.features, NEW))
+    rows = np.arange(len(dataset))
+    asked: dict[str, np.ndarray] = {}
+
+    def seen_by(who: str) -> Any:
+        def head_standing(head: Adapted, dataset: Any, rows: np.ndarray, floor: float) -> None:
+            if head.model.device_ids == served.model.device_ids:
+                asked[who] = head.score_unseen(dataset.features)
+
+        return head_standing
+
+    monkeypatch.setattr(judging, "head_standing", seen_by("judge"))
+    judge = judging.Judge(registry, reader, dataset, snapshot.workloads)
+    champion = served.model.copy()
+    champion.drop_head(SIBLINGS[0])
+    judge.verdicts(champion, [NEW], [])
+    np.testing.assert_array_equal(asked["judge"], scores)
+
+    monkeypatch.setattr(watch_run, "head_standing", seen_by("watch"))
+    monkeypatch.setattr(watch_run, "look", lambda *_, **__: None)
+    looks = watch_run._Looks(registry, reader, {DeviceId(NEW): registry.champions()[DeviceId(NEW)]})
+    looks._data = SimpleNamespace(snapshot=snapshot, floors={})  # type: ignore[assignment]
+    looks._standing(name, DeviceId(NEW), rows)
+    np.testing.assert_array_equal(asked["watch"], scores)
+
+    made: list[KeptRanker] = []
+    monkeypatch.setattr(evaluation, "_judge", lambda _reader, _snapshot, rankers, *_: made.extend(rankers))
+    # Only what was measured later is judged on.
+    later = gmm_trace(i=(64, 1, 1, 1), j=(64, 1, 1, 1))
+    with Store.open(store) as writer:
+        extra = Candidate(workload_id=WORKLOADS[0].workload_id, trace=later)
+        writer.append([record_of(extra, NEW, 1e-3)])
+    settings = FleetConfig.model_validate({"store": {"path": str(store)}})
+    evaluation.evaluate_model(settings, registry.folder, name, [NEW])
+    np.testing.assert_array_equal(made[0].score(dataset, rows, NEW), scores)
 
 
 def test_a_scorer_keeps_what_belongs_to_its_head(

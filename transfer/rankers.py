@@ -6,12 +6,13 @@ some rows and scores others; see `transfer.baselines.base.Ranker` for what it pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.adapt.base import Adapted, Correction
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import MultiTaskTLP
@@ -83,6 +84,9 @@ class SingleRanker:
 class KeptRanker(ModelRanker):
     """A model that was trained before: `fit` changes nothing."""
 
+    #: What belongs to heads beside the model, by device: scores are those that a search is served.
+    corrections: Mapping[str, Correction] = field(default_factory=dict)
+
     def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
         """Check that the kept model reads the dataset's features and has the heads asked for.
 
@@ -94,6 +98,17 @@ class KeptRanker(ModelRanker):
         self.model.check_block(dataset.features)
         for device_id in devices:
             self.model.head(device_id)
+
+    def score(self, dataset: Dataset, rows: NDArray[np.int64], device_id: str) -> NDArray[np.float64]:
+        """Scores (n,) of the device's head as it is served, higher is faster.
+
+        Raises:
+            TransferError: There is no model, or the device has no head.
+        """
+        if self.model is None:
+            raise TransferError(f"ranker {self.name!r} was made without a model")
+        head = Adapted(device_id=device_id, model=self.model, correction=self.corrections.get(device_id))
+        return head.score_unseen(dataset.features.take(rows))
 
 
 __all__ = ["KeptRanker", "ModelRanker", "SingleRanker"]

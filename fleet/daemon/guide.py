@@ -91,22 +91,21 @@ class Guide:
 
     def _head(self, ref: ModelRef) -> Adapted | None:
         """A champion with what belongs to its head; None, and why, where it cannot be read."""
-        from transfer.adapt.base import Adapted
-        from transfer.adapt.kept import load_correction
+        from transfer.adapt.kept import head_of
         from transfer.errors import TransferError
 
         if ref not in self._heads:
             try:
                 model = self._model(ref)
                 manifest = self._registry.manifest(ref.version)
-                correction = load_correction(self._registry.path(ref.version), manifest, ref.device_id)
+                head = head_of(model, self._registry.path(ref.version), manifest, ref.device_id)
             except (FleetError, TransferError, OSError) as error:
                 # Published versions never change: what cannot be read now will not be later.
                 self._refused[ref] = str(error)
                 return None
             while len(self._heads) >= _MOST_HEADS:
                 self._heads.pop(next(iter(self._heads)))
-            self._heads[ref] = Adapted(device_id=ref.device_id, model=model, correction=correction)
+            self._heads[ref] = head
         return self._heads[ref]
 
     def _model(self, ref: ModelRef) -> MultiTaskTLP:

@@ -24,6 +24,7 @@ from fleet.refresh.request import Request
 from fleet.store.store import Store, StoreReader
 
 if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
     from transfer.model import MultiTaskTLP
 
 
@@ -67,7 +68,8 @@ class _Looks:
         self, registry: Registry, reader: StoreReader, champions: Mapping[DeviceId, Champion]
     ) -> None:
         self._registry = registry
-        self._models: dict[str, MultiTaskTLP | None] = {}
+        #: Model and manifest by version; None where they cannot be read.
+        self._models: dict[str, tuple[MultiTaskTLP, dict[str, Any]] | None] = {}
         self._fresh_from = {device_id: self._cutoff(one) for device_id, one in champions.items()}
         self._data = self._read(reader) if champions else None
 
@@ -113,24 +115,28 @@ class _Looks:
         return chosen
 
     def _standing(self, version: str, device_id: DeviceId, rows: np.ndarray) -> Standing | None:
-        model = self._model(version)
-        if model is None or self._data is None or device_id not in model.device_ids:
+        head = self._head(version, device_id)
+        if head is None or self._data is None:
             return None
         floor = self._data.floors.get(device_id, 0.0)
-        return head_standing(model, self._data.snapshot.dataset, device_id, rows, floor)
+        return head_standing(head, self._data.snapshot.dataset, rows, floor)
 
-    def _model(self, version: str) -> MultiTaskTLP | None:
-        """A version's model; None where it cannot be asked, which the next refresh will report."""
+    def _head(self, version: str, device_id: DeviceId) -> Adapted | None:
+        """A head as it serves; None where it cannot be asked, which the next refresh will report."""
         from transfer import checkpoint
+        from transfer.adapt.kept import head_of
         from transfer.errors import TransferError
         from transfer.features import DEFAULT_SPEC
 
-        if version not in self._models:
-            try:
-                self._models[version] = checkpoint.load(self._registry.path(version), DEFAULT_SPEC)[0]
-            except (FleetError, TransferError, OSError):
+        try:
+            folder = self._registry.path(version)
+            if version not in self._models:
                 self._models[version] = None
-        return self._models[version]
+                self._models[version] = checkpoint.load(folder, DEFAULT_SPEC)
+            loaded = self._models[version]
+            return None if loaded is None else head_of(loaded[0], folder, loaded[1], device_id)
+        except (FleetError, TransferError, OSError):
+            return None
 
 
 __all__ = ["run_watch"]

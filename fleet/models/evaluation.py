@@ -156,6 +156,7 @@ def evaluate_model(
     import numpy as np
 
     from transfer import checkpoint
+    from transfer.adapt.kept import head_of
     from transfer.features import DEFAULT_SPEC
     from transfer.rankers import KeptRanker
     from transfer.splits import Split, SplitKind
@@ -200,7 +201,9 @@ def evaluate_model(
         train=np.flatnonzero(~is_new),
         test=np.flatnonzero(is_new),
     )
-    ranker = KeptRanker(name=folder.name, model=model)
+    heads = {one: head_of(model, folder, manifest, one) for one in chosen}
+    corrections = {one: head.correction for one, head in heads.items() if head.correction is not None}
+    ranker = KeptRanker(name=folder.name, model=model, corrections=corrections)
     seed = settings.training.seed
     return _judge(
         reader,

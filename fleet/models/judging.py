@@ -22,6 +22,7 @@ from fleet.refresh.decisions import Kind, Standing, Verdict, judge, standing
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
     from transfer.dataset import Dataset
     from transfer.model import MultiTaskTLP
 
@@ -94,7 +95,7 @@ class Judge:
         verdict = judge(
             device_id,
             challenger,
-            self._standing(champion, device_id, rows, floor),
+            head_standing(champion, self._dataset, rows, floor),
             served_by=ref.version,
             floor=floor,
         )
@@ -107,8 +108,9 @@ class Judge:
         found = by_workload(challenger, self._dataset.workload_ids, self._workloads)
         return replace(verdict, judged={**verdict.judged, "by_workload": found})
 
-    def _load(self, ref: ModelRef) -> tuple[MultiTaskTLP, dict[str, Any]] | str:
-        """A champion's model and manifest, or why it cannot be asked."""
+    def _load(self, ref: ModelRef) -> tuple[Adapted, dict[str, Any]] | str:
+        """A champion's head as it serves, and manifest, or why it cannot be asked."""
+        from transfer.adapt.kept import head_of
         from transfer.errors import TransferError
 
         if ref.version not in self._loaded:
@@ -117,9 +119,16 @@ class Judge:
             except (FleetError, TransferError, OSError) as error:
                 self._loaded[ref.version] = str(error)[:_WORDS]
         found = self._loaded[ref.version]
-        if not isinstance(found, str) and ref.device_id not in found[0].device_ids:
+        if isinstance(found, str):
+            return found
+        model, manifest = found
+        if ref.device_id not in model.device_ids:
             return f"{ref.version} has no head for it"
-        return found
+        try:
+            head = head_of(model, self._registry.path(ref.version), manifest, ref.device_id)
+        except (FleetError, TransferError, OSError) as error:
+            return str(error)[:_WORDS]
+        return head, manifest
 
     def _learnt(self, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
         if "trained_workloads" in manifest:
@@ -147,7 +156,10 @@ class Judge:
     def _standing(
         self, model: MultiTaskTLP, device_id: str, rows: NDArray[np.int64], floor: float
     ) -> Standing | None:
-        return head_standing(model, self._dataset, device_id, rows, floor)
+        """How a head of the challenger, which has nothing beside it yet, orders some rows."""
+        from transfer.adapt.base import Adapted
+
+        return head_standing(Adapted(device_id=device_id, model=model), self._dataset, rows, floor)
 
 
 def by_workload(
@@ -175,14 +187,12 @@ def by_workload(
     }
 
 
-def head_standing(
-    model: MultiTaskTLP, dataset: Dataset, device_id: str, rows: NDArray[np.int64], floor: float
-) -> Standing | None:
-    """How a head orders some measured rows; None where no workload has enough of them."""
+def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floor: float) -> Standing | None:
+    """How a head orders some measured rows as a search asks it; None where no workload has enough of them."""
     if not len(rows):
         return None
-    scores = model.score(dataset.features.take(rows), device_id)
-    latency = dataset.latency_secs[rows, dataset.column(device_id)]
+    scores = head.score_unseen(dataset.features.take(rows))
+    latency = dataset.latency_secs[rows, dataset.column(head.device_id)]
     return standing(scores, latency, dataset.group[rows], floor)
 
 

@@ -24,6 +24,7 @@ from transfer.adapt.base import Adapted, Correction
 from transfer.adapt.siblings import SiblingCorrection
 from transfer.errors import TransferError
 from transfer.features import FeatureSpec
+from transfer.model import MultiTaskTLP
 
 #: Most bytes that a device may add to a model.
 MOST_BYTES = 2_000_000
@@ -70,6 +71,22 @@ def load_adapted(folder: Path, device_id: str, spec: FeatureSpec | None = None) 
         TransferError: There is no such head, or its correction is of a kind that nobody here reads.
     """
     model, manifest = checkpoint.load(folder, spec)
+    return head_of(model, folder, manifest, device_id)
+
+
+def head_of(model: MultiTaskTLP, folder: Path, manifest: Mapping[str, Any], device_id: str) -> Adapted:
+    """A head of a version that was read already, with what belongs to it: whoever judges asks what is served.
+
+    Args:
+        model: Of the version.
+        folder: Of the version.
+        manifest: Its manifest.
+        device_id: Whose head.
+
+    Raises:
+        CheckpointError: The file of the correction is missing, torn or changed.
+        TransferError: There is no such head, or nobody here reads its correction.
+    """
     model.head(device_id)
     return Adapted(device_id=device_id, model=model, correction=load_correction(folder, manifest, device_id))
 
@@ -115,4 +132,4 @@ def _about(path: Path, raw: bytes) -> dict[str, str]:
     return found
 
 
-__all__ = ["MOST_BYTES", "file_of", "files_of", "load_adapted", "load_correction"]
+__all__ = ["MOST_BYTES", "file_of", "files_of", "head_of", "load_adapted", "load_correction"]
