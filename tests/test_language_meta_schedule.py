@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from typing import Any
@@ -243,8 +244,23 @@ def test_unusable_decisions_are_refused(decisions: list[Any], seen_before: bool)
     reader = MetaScheduleReader()
     if seen_before:
         reader.read(gmm_trace(tail=False))
-    with pytest.raises(TraceError, match="MetaSchedule"):
-        reader.read(canonical_json([GMM_HEAD, decisions]))
+        reader.check(gmm_trace(tail=False))
+    for _ in range(2):  # what was found wrong once is not taken for checked
+        for ask in (reader.read, reader.check):
+            with pytest.raises(TraceError, match="MetaSchedule"):
+                ask(canonical_json([GMM_HEAD, decisions]))
+
+
+@pytest.mark.parametrize("doubles", [True, False])
+def test_loops_fused_over_and_over_are_refused(doubles: bool) -> None:
+    """A stranger's trace must neither fill the stack nor take for ever."""
+    names = [f"l{900 + n}" if n else "l10" for n in range(3001)]
+    fused = [
+        ["Fuse", [loop, loop if doubles else "l11"], [1], [fresh]]
+        for loop, fresh in itertools.pairwise(names)
+    ]
+    with pytest.raises(TraceError, match="more than 1024 loops into one"):
+        read([*GMM_HEAD, *fused, ["ComputeAt", ["b34", names[-1]], [1], []]], GMM_DECISIONS)
 
 
 def test_the_error_survives_pickling() -> None:
@@ -278,6 +294,21 @@ def test_any_well_formed_trace_is_read_or_refused(
         assert all(type(number) is int for number in step.numbers)
         assert len(step.names) == 3
         assert all(isinstance(name, str) for name in step.names)
+
+
+@given(st.lists(st.lists(DECISIONS, max_size=4), min_size=1, max_size=6))
+def test_a_check_says_of_every_trace_what_reading_says(several: list[list[Any]]) -> None:
+    checker = MetaScheduleReader()
+    for decisions in several:
+        text = canonical_json([GMM_HEAD, GMM_DECISIONS + decisions])
+        told = []
+        for ask in (MetaScheduleReader().read, checker.check):
+            try:
+                ask(text)
+                told.append("")
+            except TraceError as error:
+                told.append(str(error))
+        assert told[0] == told[1]
 
 
 @given(st.text(max_size=40))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Role
 from transfer.language.trace_stages import NO_LOOP, LoopInfo, TraceStage
-from transfer.language.trace_values import Amount, Product, Sampled, resolve, tile_maker
+from transfer.language.trace_values import Amount, Sampled, as_int, product, resolve, tile_maker
 from transfer.language.trace_walk import Instruction, Step, Walker
 
 PREFIX = "meta_schedule."
@@ -77,9 +77,9 @@ def _fuse(walker: Walker, instruction: Instruction) -> None:
     extent: Amount = 0
     if infos:
         parts = [info.extent for info in infos]
-        extent = Product(tuple(parts))
+        extent = product(parts)
         if all(isinstance(part, int) for part in parts):
-            extent = resolve(extent, {})
+            extent = as_int(resolve(extent, {}))
     positions = [walker.table.position(loop) if loop >= 0 else () for loop in loops]
     fused = first._replace(
         axis=first.axis if len(loops) == 1 else -1,
@@ -158,7 +158,7 @@ def _remaining(extent: Amount, factors: Sequence[Amount]) -> Amount:
     others = [factor for factor in factors if factor != 0]
     if not isinstance(extent, int) or not all(isinstance(factor, int) for factor in others):
         return 0
-    whole = resolve(Product(tuple(others)), {})
+    whole = resolve(product(others), {})
     return -(-extent // whole) if whole > 0 else 0
 
 

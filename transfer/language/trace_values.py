@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from transfer.errors import TraceError
@@ -16,6 +16,10 @@ from transfer.language.primitives import MAX_NUMBER, Kind, Primitive
 
 #: Sets of sampled compute locations kept per design space before starting over.
 _TAIL_LIMIT = 2048
+#: Loops that are fused into one at most; real schedules fuse some twenty.
+_MOST_FUSED = 1024
+#: Forms of decisions kept per design space before starting over.
+_FORM_LIMIT = 4096
 
 Decisions = Mapping[int, Any]
 Fill = Callable[[Decisions], Primitive]
@@ -66,6 +70,23 @@ class Plan:
         self._locations = locations
         self._follow = follow
         self._tails: dict[tuple[int, ...], Tail] = {}
+        self._filled: set[tuple[object, ...]] = set()
+
+    def check(self, decisions: Decisions) -> None:
+        """Raise what `fill` would; of tile factors only the number matters, so one of each form is filled.
+
+        Raises:
+            TraceError: A decision is missing or of another form.
+        """
+        form = tuple(
+            (place, (len(value),) if isinstance(value, list) else value) for place, value in decisions.items()
+        )
+        if form in self._filled:
+            return
+        self.fill(decisions)
+        if len(self._filled) >= _FORM_LIMIT:
+            self._filled.clear()
+        self._filled.add(form)
 
     def fill(self, decisions: Decisions) -> tuple[Primitive, ...]:
         """Steps of the candidate with these decisions.
@@ -94,13 +115,27 @@ class Sampled(NamedTuple):
 
 
 class Product(NamedTuple):
-    """The extent of fused loops."""
+    """The extent of fused loops; no part is a product (`product`)."""
 
     parts: tuple[Amount, ...]
 
 
 #: A number known now, or one that decisions will give. 0 stands for unknown in extents and factors.
 Amount: TypeAlias = "int | Sampled | Product"
+
+
+def product(parts: Iterable[Amount]) -> Product:
+    """The extent of loops fused into one, of which some were fused before.
+
+    Raises:
+        TraceError: A loop is fused again and again, as no schedule does: every step may double its parts.
+    """
+    flat: list[Amount] = []
+    for part in parts:
+        flat.extend(part.parts if isinstance(part, Product) else (part,))
+    if len(flat) > _MOST_FUSED:
+        raise TraceError(f"MetaSchedule trace fuses more than {_MOST_FUSED} loops into one")
+    return Product(tuple(flat))
 
 
 def resolve(amount: Amount, decisions: Decisions) -> int:
