@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dataset_fixtures import gmm_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_fixtures import ANSOR_KEY, CUDA_TARGET, DATA, ansor, autotvm, meta_schedule, workload_line, write_log
@@ -22,6 +23,7 @@ from fleet.interchange.import_logs import ImportRequest, LineReader, import_logs
 from fleet.interchange.import_report import ImportReport
 from fleet.interchange.log_json import Rejected
 from fleet.interchange.read_meta_schedule import Database
+from fleet.models.learning import load_snapshot
 from fleet.store.store import Store
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")
@@ -225,6 +227,27 @@ def test_earlier_ansor_lines_may_lack_fields(tmp_path: Path) -> None:
     assert report.imported == 2
     (workload,) = Store.read(tmp_path / "store").workloads().values()
     assert (workload.name, workload.operator) == ("matmul 64 64 64 float32", "matmul")
+
+
+def test_a_trace_that_learning_could_not_read_is_rejected(tmp_path: Path) -> None:
+    """One of them kept every snapshot of the store from being made."""
+    lines = [meta_schedule(n) for n in range(7)]
+    for number, one in enumerate(lines):
+        one[1][0] = json.loads(gmm_trace(i=(16, 2, 1, 4 + number)))
+    faulty = [one[1][0][1] for one in lines]
+    del faulty[1][0]
+    faulty[2][0][1] = [4]
+    faulty[3][4][1] = "16"
+    faulty[4][4][1] = 4  # of four choices
+    faulty[5][0][1][0] = 2**63
+    log = write_log(tmp_path / "database_tuning_record.json", lines)
+    report = run(tmp_path, log)
+    assert report.imported == 2
+    assert report.counts.rejected == {"trace cannot be read": 5}
+    assert report.examples["trace cannot be read"] == (
+        f"{log}:2: MetaSchedule instruction 4 needs 4 tile factors, got None"
+    )
+    assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 2
 
 
 @pytest.mark.parametrize("packed", ["", ".gz"])

@@ -18,6 +18,8 @@ from fleet.interchange.log_json import Rejected, cache_key, canonical_text, pars
 from fleet.interchange.log_operators import Shape, block_operator, shape_of, tensor_name
 from fleet.interchange.log_results import database_result
 from fleet.interchange.log_targets import Machine, parse_target
+from transfer.errors import TraceError
+from transfer.language.meta_schedule import MetaScheduleReader as TraceReader
 
 DIALECT = "meta_schedule"
 
@@ -114,6 +116,7 @@ class MetaScheduleReader:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self._traces = TraceReader()
 
     def read(self, value: list[Any], database: Database) -> Measurement:
         """Read one tuning record, `[workload index, [trace, run_secs, target, args_info]]`.
@@ -139,7 +142,19 @@ class MetaScheduleReader:
             key, lambda: _workload(database, index, args, _blocks(instructions))
         )
         environment = self._catalog.environment((DIALECT, cache_key(target)), lambda: _environment(target))
+        self._check_readable(trace_text, workload.workload)
         return Measurement(workload, environment, trace_text, result)
+
+    def _check_readable(self, trace: str, workload: Workload) -> None:
+        """Read a trace as whoever learns from it will.
+
+        Raises:
+            Rejected: It cannot be read: a decision is missing, or of another form.
+        """
+        try:
+            self._traces.check(trace, workload)
+        except TraceError as error:
+            raise Rejected("trace cannot be read", str(error)[:100]) from None
 
 
 def _checked_trace(trace: Any) -> list[Any]:
