@@ -329,6 +329,20 @@ def test_target_attributes_are_applied_on_top_of_the_cpu_name() -> None:
     assert vector["target_vector_bytes"] == pytest.approx(np.log2(33))
 
 
+@pytest.mark.parametrize("mattr", ["null", "7", "[]", '""'])
+def test_a_target_of_a_stranger_may_hold_anything(mattr: str) -> None:
+    spec, descriptor = cpu_device("dev", "x86-64-v3")
+    plain = hardware_vector(spec, descriptor)
+    odd = replace(spec, target_json=f'{{"kind":"llvm","mattr":{mattr},"mcpu":"x86-64-v3"}}')
+    np.testing.assert_array_equal(hardware_vector(odd, descriptor), plain)
+
+
+def test_a_target_without_a_cpu_name_may_say_so() -> None:
+    spec, descriptor = cpu_device("dev", "")
+    odd = replace(spec, target_json='{"kind":"llvm","mattr":null,"mcpu":null}')
+    np.testing.assert_array_equal(hardware_vector(odd, descriptor), hardware_vector(spec, descriptor))
+
+
 def test_an_arm_board_has_fused_multiply_add_and_its_own_vectors() -> None:
     changes = {"arch": "aarch64", "isa_flags": ("asimd",), "vector_bytes": 16, "clock_max_mhz": 0.0}
     vector = dict(

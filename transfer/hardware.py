@@ -106,16 +106,19 @@ def target_isa(target: dict[str, Any], descriptor: Descriptor) -> Isa:
         target: TVM target as a dictionary.
         descriptor: Host on which the programs run.
     """
-    name = str(target.get("mcpu", ""))
+    name = str(target.get("mcpu") or "")
     x86 = _is_x86(descriptor)
-    if not name and x86 and target.get("kind") == "llvm" and "mattr" not in target:
+    if not name and x86 and target.get("kind") == "llvm" and target.get("mattr") is None:
         isa = _SSE  # LLVM's own default for x86-64 without a CPU name
     elif name == "generic" and x86:
         isa = _SSE
     else:
         isa = _ISA_OF.get(name) or _host_isa(descriptor)
-    attributes = target.get("mattr", ())
-    for word in attributes.split(",") if isinstance(attributes, str) else attributes:
+    attributes = target.get("mattr") or ()
+    if isinstance(attributes, str):
+        attributes = attributes.split(",")
+    # Targets of imported logs hold whatever a stranger wrote.
+    for word in attributes if isinstance(attributes, list) else ():
         isa = _with_attribute(isa, str(word).strip())
     return isa
 
