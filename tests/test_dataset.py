@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +254,31 @@ def test_records_of_unknown_devices_and_workloads_are_refused() -> None:
         build([stray])
     with pytest.raises(DatasetError, match="not in the table of workloads"):
         build_dataset([record_of(CANDIDATES[0], "old", 1e-3)], {}, DEVICES)
+
+
+def test_what_cannot_be_read_is_left_out_and_counted_once(caplog: pytest.LogCaptureFixture) -> None:
+    """One bad row of an older import kept a whole store from being learnt from."""
+    trace = json.loads(CANDIDATES[0].trace)
+    bad = []
+    for place in range(2):
+        instructions, decisions = trace
+        bad.append(replace(CANDIDATES[0], trace=json.dumps([instructions, decisions[place + 1 :]])))
+    strangers = [record_of(one, device, 1e-4) for one in bad for device in ("old", "idle")]
+    records = [record_of(one, "old", 1e-3 * (2 + place)) for place, one in enumerate(CANDIDATES)]
+    plain = build(records)
+    assert not caplog.records
+    # Whoever stands first or last, the others are what they are without.
+    dataset = build([*strangers[:2], *records, *strangers[2:]])
+    assert dataset.candidate_ids == plain.candidate_ids
+    assert dataset.device_ids == plain.device_ids == ("old",)
+    np.testing.assert_array_equal(dataset.latency_secs, plain.latency_secs)
+    np.testing.assert_array_equal(dataset.features.summary, plain.features.summary)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(
+        f"2 candidates are left out: their traces cannot be read; the first: candidate {bad[0].candidate_id}"
+    )
+    with pytest.raises(DatasetError, match="none of the 4 records is ok and can be read"):
+        build(strangers)
 
 
 LATENCIES = st.lists(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from agents.records import Candidate, Workload, WorkloadId
 from transfer.blocks import FeatureBlock
 from transfer.features import Extractor
+from transfer.language.primitives import Primitive
 from transfer.slots import StepTable
 
 #: Candidates whose features are extracted at a time.
@@ -33,7 +34,7 @@ class BlockBuilder:
         spec = extractor.spec
         self._extractor = extractor
         self._table = StepTable()
-        self._pending: list[tuple[Workload, Candidate]] = []
+        self._pending: list[tuple[Workload, tuple[Primitive, ...]]] = []
         self._vectors: dict[WorkloadId, tuple[int, NDArray[np.float32]]] = {}
         self._steps = _Rows(np.int32, spec.max_steps)
         self._workloads = _Rows(np.int32, 1)
@@ -43,10 +44,10 @@ class BlockBuilder:
         """Take one more candidate.
 
         Raises:
-            TraceError: One of the latest traces is not a schedule of its dialect.
-            TransferError: A dialect has no reader.
+            TraceError: The trace is not a schedule of its dialect; the candidate is not taken then.
+            TransferError: The dialect has no reader.
         """
-        self._pending.append((workload, candidate))
+        self._pending.append((workload, self._extractor.read(candidate, workload)))
         if len(self._pending) >= _CHUNK:
             self._extract()
 
@@ -55,10 +56,6 @@ class BlockBuilder:
 
         Args:
             order: (N,) number of the candidate, as added, of each row of the block.
-
-        Raises:
-            TraceError: One of the latest traces is not a schedule of its dialect.
-            TransferError: A dialect has no reader.
         """
         self._extract()
         categories, numbers = self._table.rows()
@@ -79,7 +76,7 @@ class BlockBuilder:
         if not self._pending:
             return
         workloads = [workload for workload, _ in self._pending]
-        sequences = [self._extractor.read(candidate, workload) for workload, candidate in self._pending]
+        sequences = [sequence for _, sequence in self._pending]
         steps, summary = self._extractor.encode(workloads, sequences, self._table)
         self._steps.append(steps)
         self._summary.append(summary)

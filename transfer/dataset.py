@@ -6,6 +6,7 @@ nothing of where records are kept, nor of any model.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from transfer.errors import DatasetError
 from transfer.features import DEFAULT_SPEC, Extractor, FeatureSpec, hardware_vector
 from transfer.joining import Joiner, Measured
 from transfer.labels import relative_speed
+
+_LOG = logging.getLogger(__name__)
 
 #: Kind of a saved dataset, and the version of its layout.
 _SAVED_AS = "dataset", 1
@@ -170,7 +173,8 @@ def build_dataset(
 
     Several ok records of one candidate on one device give the median of their latencies. Devices of the
     result are those with at least one record, by name; rows go by workload, then candidate. A candidate
-    whose every record was lost or rejected is left out. Of the records only the result stays in memory:
+    whose every record was lost or rejected is left out, and so is one whose trace cannot be read: how many
+    such there are is logged once. Of the records only the result stays in memory:
     about 0.8 KB a candidate and 20 bytes a record.
 
     Args:
@@ -182,13 +186,19 @@ def build_dataset(
     Raises:
         DatasetError: There is no ok record; a record names an unknown workload or device, or its seconds
             are not finite and above 0.
-        TransferError: A trace is not a schedule of its dialect, or nobody reads that dialect.
+        TransferError: Nobody reads the dialect of a trace.
     """
     extractor = extractor or Extractor(spec=DEFAULT_SPEC)
     joiner = Joiner(workloads, devices, extractor)
     for record in records:
         joiner.add(record)
     joined = joiner.finish()
+    if joined.unreadable:
+        _LOG.warning(
+            "%d candidates are left out: their traces cannot be read; the first: %s",
+            len(joined.unreadable),
+            joined.unreadable[0],
+        )
     described = [workloads[workload_id] for workload_id in joined.workload_ids]
     return Dataset(
         features=joined.features,

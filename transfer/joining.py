@@ -28,7 +28,7 @@ from agents.records import (
 )
 from transfer.block_builder import BlockBuilder
 from transfer.blocks import FeatureBlock
-from transfer.errors import DatasetError
+from transfer.errors import DatasetError, TraceError
 from transfer.features import Extractor
 from transfer.labels import check_latency
 
@@ -66,7 +66,7 @@ class Measured(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What records tell of candidates; the fields are those of `transfer.dataset.Dataset`."""
+    """What records tell of candidates; all fields but the last are those of `transfer.dataset.Dataset`."""
 
     features: FeatureBlock
     candidate_ids: tuple[CandidateId, ...]
@@ -75,6 +75,8 @@ class Joined(NamedTuple):
     device_ids: tuple[DeviceId, ...]
     latency_secs: NDArray[np.float64]
     failed: NDArray[np.bool_]
+    #: Why a candidate was left out, one sentence for each whose trace cannot be read.
+    unreadable: tuple[str, ...]
 
 
 class Joiner:
@@ -102,6 +104,8 @@ class Joiner:
         self._columns: dict[DeviceId, int] = {}
         self._ok = array("q"), array("i"), array("d")
         self._failed = array("q"), array("i")
+        #: Why, by candidate whose trace cannot be read.
+        self._unreadable: dict[CandidateId, str] = {}
         self._total = 0
 
     def add(self, record: Record | Measured) -> None:
@@ -113,7 +117,10 @@ class Joiner:
         self._total += 1
         if record.outcome is not Outcome.OK and record.outcome not in _FAILURES:
             return
-        row, column = self._row(record), self._column(record)
+        row = self._row(record)
+        if row is None:
+            return
+        column = self._column(record)
         if record.outcome is Outcome.OK:
             rows, columns, seconds = self._ok
             rows.append(row)
@@ -123,10 +130,13 @@ class Joiner:
             self._failed[0].append(row)
             self._failed[1].append(column)
 
-    def _row(self, record: Record | Measured) -> int:
+    def _row(self, record: Record | Measured) -> int | None:
+        """Row of the record's candidate; None where its trace cannot be read."""
         row = self._rows.get(record.candidate_id)
         if row is not None:
             return row
+        if record.candidate_id in self._unreadable:
+            return None
         workload = self._workloads.get(record.workload_id)
         if workload is None:
             raise DatasetError(
@@ -134,7 +144,12 @@ class Joiner:
                 "of workloads; collect or import that workload again"
             )
         candidate = Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
-        self._builder.add(workload, candidate)
+        try:
+            self._builder.add(workload, candidate)
+        except TraceError as error:
+            # One bad row of a stranger's log must not keep a whole store from being learnt from.
+            self._unreadable[record.candidate_id] = str(error)
+            return None
         row = self._rows[record.candidate_id] = len(self._rows)
         self._group.append(self._workload_numbers.setdefault(record.workload_id, len(self._workload_numbers)))
         return row
@@ -159,6 +174,8 @@ class Joiner:
         """
         if not self._ok[0]:
             found = f"none of the {self._total} records is ok" if self._total else "there are no records"
+            if self._unreadable:
+                found += f" and can be read (the first that cannot: {next(iter(self._unreadable.values()))})"
             raise DatasetError(f"no dataset: {found}; run `fleet collect` first")
         device_ids, column_of = _sorted_places(self._columns)
         workload_ids, workload_of = _sorted_places(self._workload_numbers)
@@ -187,6 +204,7 @@ class Joiner:
             device_ids=device_ids,
             latency_secs=latency,
             failed=failed,
+            unreadable=tuple(self._unreadable.values()),
         )
 
 
