@@ -12,19 +12,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from agents.records import DeviceId, Family
+from agents.records import DeviceId, Family, WorkloadId
 from fleet.collection.progress import Display
 from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
+from fleet.models.holdout import held_out, is_held_out
+from fleet.models.learning import load_snapshot
 from fleet.onboarding.adapting import history, more_samples, remember, strategy_for
-from fleet.onboarding.choice import siblings_of
-from fleet.onboarding.onboarding import CURVES, _without_head, onboard_device
+from fleet.onboarding.choice import pools_of, siblings_of
+from fleet.onboarding.onboarding import CURVES, _onboarding, _without_head, onboard_device
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
-from tests.dataset_fixtures import cpu_device
+from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.model_fixtures import CONFIG, make_dataset
-from tests.onboarding_fixtures import BROKEN, NEW, SIBLINGS, TILES, WORKLOADS, fill, records_of
+from tests.onboarding_fixtures import BROKEN, NEW, SIBLINGS, TILES, WORKLOADS, candidate, fill, records_of
 from transfer.adapt.standings import Standings
 from transfer.onboarding_cases import Regime
 from transfer.train import train
@@ -189,6 +191,33 @@ def test_a_second_onboarding_starts_from_all_of_the_model_but_the_head() -> None
             cut.validity(dataset.features, one), source.validity(dataset.features, one)
         )
     assert _without_head(cut, DeviceId("cpu-new")) is cut
+
+
+def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> None:
+    """Workloads of the fingerprint made the rule hold out some of the few that samples were chosen from."""
+    plain = gmm_workload()
+    workloads = [
+        replace(plain, workload_id=WorkloadId(f"{n:016x}"), arg_shapes=((n + 1, 64), (64, 64), (n + 1, 64)))
+        for n in range(14)
+    ]
+    few, others = workloads[:8], workloads[8:]
+    spent = {one.workload_id for one in few if is_held_out(one)}
+    assert spent
+    assert not held_out(few)
+    assert spent <= held_out(workloads)
+    by_device = {"dev-a": few, "dev-b": few, NEW: others}
+    with Store.open(tmp_path / "store") as store:
+        store.put_workloads(workloads)
+        for device, its in by_device.items():
+            store.put_device(*cpu_device(device))
+            made = [(one, candidate(one, *tiles)) for one in its for tiles in TILES[:4]]
+            store.append([record_of(each, device, 1e-3 * (1 + n)) for n, (_, each) in enumerate(made)])
+        pools, holds_out = pools_of(store, [DeviceId("dev-a"), DeviceId("dev-b")], 8)
+        snapshot = load_snapshot(store)
+    samples = frozenset(one.candidate_id for pool in pools.values() for one in pool)
+    nothing: Any = None
+    one = _onboarding(snapshot, DeviceId(NEW), samples, nothing, nothing, 0, holds_out=holds_out)
+    assert len(samples) == len(one.support) == 32
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agents.records import Candidate, CandidateId, DeviceId, Family, WorkloadId
 from fleet.collection.collect import known_candidates
 from fleet.errors import FleetError
-from fleet.models.holdout import held_out
+from fleet.models.holdout import held_out, is_held_out
 from fleet.models.learning import Snapshot
 from fleet.onboarding.adapting import Onboarding
 from fleet.store.store import Store
@@ -53,7 +53,10 @@ def siblings_of(
 def pools_of(
     store: Store, siblings: CollectionOf[DeviceId], samples: int
 ) -> tuple[dict[WorkloadId, list[Candidate]], bool]:
-    """Candidates to choose among by workload, and whether held-out workloads are kept out of them.
+    """Candidates to choose among by workload, and whether none of them is of a held-out workload.
+
+    The dataset of the onboarding may have workloads beside these, those of the fingerprint, and with them
+    enough that the rule holds out some of which samples are chosen here: these would be paid for nothing.
 
     Raises:
         FleetError: Siblings have measured fewer candidates than samples asked for.
@@ -67,7 +70,7 @@ def pools_of(
     open_pools = {one: pool for one, pool in pools.items() if one not in kept_out}
     # What is held out teaches nothing: samples of it would be spent in vain.
     if sum(map(len, open_pools.values())) >= samples:
-        return open_pools, True
+        return open_pools, not any(is_held_out(known[one]) for one in open_pools)
     there = sum(map(len, pools.values()))
     if there < samples:
         raise FleetError(
