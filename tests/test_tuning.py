@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from record_fixtures import make_record, make_workload
 
-from agents.records import REPEATS, Candidate, Outcome, Record
+from agents.records import REPEATS, Candidate, DeviceId, Outcome, Record
 from fleet.cli.app import run
+from fleet.collection.clock import Clock
 from fleet.store.store import Store
 from fleet.tuning.search import PARENTS, Search, choose, next_search
-from fleet.tuning.tuning import network_seconds
+from fleet.tuning.tuning import _Rounds, network_seconds
 
 
 def search(number: int, *, uses: int = 1, best: float = math.inf, rounds: int = 0, idle: int = 0) -> Search:
@@ -104,6 +106,24 @@ def test_a_network_counts_when_all_of_its_tuned_workloads_ran() -> None:
     assert network_seconds([first, second], ["net"])["net"]["before_secs"] == pytest.approx(12e-3)
     second.best_secs = math.inf
     assert network_seconds([first, second], ["net"]) == {}
+
+
+def test_what_several_siblings_share_is_measured_once() -> None:
+    """Twice in a round it would take the place, and the trial, of another candidate."""
+    one = make_workload(1)
+    shared = [each.trace for each in candidates(4)]
+    answers = SimpleNamespace(
+        call=lambda device, method, *_: candidates(30)[10:] if method == "propose" else []
+    )
+    nobody = SimpleNamespace(rank=lambda *_: None)
+    rounds = _Rounds(answers, None, DeviceId("new"), [one], nobody, Clock())  # type: ignore[arg-type]
+    rounds._foreign = {one.workload_id: shared * 3}
+    [search] = rounds.searches
+    search.known = {candidates(4)[3].candidate_id}
+    _, chosen, _ = rounds.draw(count=23, seed=0)
+    ids = [each.candidate_id for each in chosen]
+    assert len(ids) == len(set(ids)) == 23
+    assert {each.trace for each in chosen if each.origin == "paired"} == set(shared[:3])
 
 
 @pytest.mark.tvm

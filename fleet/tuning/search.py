@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload
@@ -99,6 +99,15 @@ def next_search(searches: Sequence[Search]) -> Search:
         return share if math.isfinite(share) else _HOPE**one.idle_rounds
 
     return max(searches, key=hope)
+
+
+def unmeasured(candidates: Iterable[Candidate], known: Collection[CandidateId]) -> list[Candidate]:
+    """Candidates that need a measurement, each once: siblings often share their best ones."""
+    found: dict[CandidateId, Candidate] = {}
+    for one in candidates:
+        if one.candidate_id not in known:
+            found.setdefault(one.candidate_id, one)
+    return list(found.values())
 
 
 def choose(ranked: Sequence[Candidate], count: int, exploration: float, seed: str) -> list[Candidate]:

@@ -27,7 +27,7 @@ from fleet.interchange.export_store import export
 from fleet.models.registry_reader import RegistryReader
 from fleet.ray_session import RaySession
 from fleet.store.store import Store
-from fleet.tuning.search import PARENTS, Search, choose, next_search
+from fleet.tuning.search import PARENTS, Search, choose, next_search, unmeasured
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -210,7 +210,7 @@ class _Rounds:
         foreign = self._foreign.get(workload.workload_id, [])
         # What is fast on a sibling is seldom slow here.
         paired = [Candidate(workload_id=workload.workload_id, trace=t, origin="paired") for t in foreign]
-        drawn = [candidate for candidate in paired if candidate.candidate_id not in one.known]
+        drawn = unmeasured(paired, one.known)
         with self._clock.part("draw"):
             parents = one.parents or foreign
             exclude = sorted(one.known | {candidate.candidate_id for candidate in drawn})
