@@ -14,6 +14,7 @@ from transfer.compare import Finished, compare
 from transfer.dataset import Dataset
 from transfer.errors import DatasetError, TransferError
 from transfer.intervals import paired_bootstrap
+from transfer.kept_scores import KeptScores
 from transfer.metrics import MEASURES, evaluate_ranking
 from transfer.rankers import KeptRanker, ModelRanker
 from transfer.splits import Split, leave_device_out
@@ -278,12 +279,18 @@ def test_other_data_rows_or_settings_are_fitted_afresh(tmp_path) -> None:
         assert len(set(tmp_path.iterdir()) - before) == number
 
 
-def test_damaged_kept_scores_are_named(tmp_path) -> None:
-    compare([Noisy(0.3)], DATASET, folds()[:1], [0], keep=tmp_path)
+@pytest.mark.parametrize("left", [b"", b"PK\x03\x04", b"no scores", None])
+def test_damaged_kept_scores_are_made_again(tmp_path, left: bytes | None) -> None:
+    whole = compare([Noisy(0.3)], DATASET, folds()[:1], [0], keep=tmp_path)
     [path] = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(TransferError, match=r"noisy-.*kept scores are damaged .* delete the file"):
-        compare([Noisy(0.3)], DATASET, folds()[:1], [0], keep=tmp_path)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2] if left is None else left)
+    again = compare([Noisy(0.3)], DATASET, folds()[:1], [0], keep=tmp_path)
+    np.testing.assert_array_equal(
+        again.metrics["noisy", "cpu.a"][0].tau_by_workload, whole.metrics["noisy", "cpu.a"][0].tau_by_workload
+    )
+    assert KeptScores(tmp_path, DATASET).load(path) is not None
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_slow_ranker_may_run_with_fewer_seeds() -> None:

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.dataset import Dataset
-from transfer.errors import TransferError
 from transfer.splits import Split
 from transfer.training_state import digest
 
@@ -56,20 +55,14 @@ class KeptScores:
         return self._folder / f"{ranker.name}-{name.hexdigest()}.npz"
 
     def load(self, path: Path) -> tuple[dict[str, NDArray[np.float64]], float] | None:
-        """Scores by device and the seconds they took; None where nothing is kept.
-
-        Raises:
-            TransferError: The file is damaged.
-        """
-        if not path.exists():
-            return None
+        """Scores by device and the seconds they took; None where nothing is kept, or the file is damaged."""
         try:
             # An own file, which is closed whatever is wrong with what is in it.
             with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
                 scores = {self._devices[int(name)]: kept[name] for name in kept.files if name != "seconds"}
                 return scores, float(kept["seconds"])
-        except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-            raise TransferError(f"{path}: kept scores are damaged ({error}); delete the file") from error
+        except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, zipfile.BadZipFile):
+            return None  # they are made again
 
     def save(self, path: Path, scores: Mapping[str, NDArray[np.float64]], seconds: float) -> None:
         """Keep scores by device; the file appears whole or not at all."""
