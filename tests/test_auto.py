@@ -154,6 +154,11 @@ def test_standings_are_made_once_for_given_records(tmp_path: Path) -> None:
     other = leave_one_out(fewer, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert other is not None
     assert other.key != made.key
+    # A device file that was corrected moves the trees' and the mixtures' opinions.
+    described = replace(siblings, hardware=siblings.hardware * 2)
+    corrected = leave_one_out(described, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert corrected is not None
+    assert corrected.key not in {made.key, other.key}
     kept.write_text("{")
     mended = leave_one_out(siblings, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert mended == made

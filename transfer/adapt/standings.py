@@ -135,7 +135,9 @@ def leave_one_out(
         canonical_json([regime.value, list(devices), list(_SAMPLES), _MOST_POOL, _MOST_JUDGED]),
         canonical_json(asdict(config)),
         dataset.spec.hash,
-        digest(dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary),
+        digest(
+            dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary, dataset.hardware
+        ),
     )
     kept = None if cache is None else cache / f"standings-{key}.json"
     if kept is not None and (found := _read(kept, key)) is not None:
