@@ -272,6 +272,7 @@ def test_other_data_rows_or_settings_are_fitted_afresh(tmp_path) -> None:
             (ModelRanker(config=replace(CONFIG, epochs=2)), DATASET, folds()[:1]),
             (ranker, replace(DATASET, latency_secs=slower), folds()[:1]),
             (ranker, DATASET, fewer),
+            (ranker, replace(DATASET, hardware=DATASET.hardware * 2), folds()[:1]),
         ),
         start=1,
     ):

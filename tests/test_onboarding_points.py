@@ -131,5 +131,7 @@ def test_other_records_are_other_cases(tmp_path: Path) -> None:
         config=CONFIG,
         samples=(0, 8),
     )
-    run_curve(replace(DATASET, latency_secs=DATASET.latency_secs * 2), None, plan, kept=tmp_path)
-    assert counting.asked == 2 * asked
+    changed = {"latency_secs": DATASET.latency_secs * 2, "hardware": DATASET.hardware * 2}
+    for times, (name, values) in enumerate(changed.items(), start=2):
+        run_curve(replace(DATASET, **{name: values}), None, plan, kept=tmp_path)
+        assert counting.asked == times * asked, name

@@ -42,6 +42,7 @@ class KeptScores:
             dataset.group,
             dataset.latency_secs,
             dataset.failed,
+            dataset.hardware,
             *dataset.features.arrays().values(),
         )
 

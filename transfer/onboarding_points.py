@@ -64,7 +64,13 @@ class KeptPoints:
             canonical_json([case.regime.value, case.target, case.split, case.seed]),
             canonical_json(list(map(str, dataset.device_ids))),
             digest(case.pool, case.source_rows, case.test),
-            digest(dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary),
+            digest(
+                dataset.latency_secs,
+                dataset.failed,
+                dataset.group,
+                dataset.features.summary,
+                dataset.hardware,
+            ),
         )
 
     def get(self, about: Any) -> dict[int | None, Point | None]:
