@@ -339,7 +339,7 @@ def test_an_aa_run_is_made_once_a_day(fleet: Fleet) -> None:
 
     fleet.run(has_noise)
     records = [one for one in Store.read(fleet.folder / "store").records() if one.origin == "noise"]
-    assert sorted(one.attempt for one in records) == [1] * 8 + [2] * 8
+    assert sorted(one.attempt for one in records) == [3] * 8 + [4] * 8
     for device in ("one", "two"):
         chosen = [one for one in records if one.device_id == device]
         assert len({one.candidate_id for one in chosen}) == 4
