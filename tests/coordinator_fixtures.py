@@ -132,6 +132,15 @@ class Fleet:
                 links,
             )
 
+    @staticmethod
+    def turn_until(coordinator: Coordinator, until: Callable[[Coordinator], bool], turns: int = 300) -> None:
+        """Turn until something is so."""
+        for _ in range(turns):
+            coordinator.turn(0.0)
+            if until(coordinator):
+                return
+        raise AssertionError(f"not within {turns} turns: {coordinator.view()}")
+
     def run(
         self, until: Callable[[Coordinator], bool], turns: int = 300, *, once: bool = False
     ) -> dict[str, Any]:
@@ -139,12 +148,7 @@ class Fleet:
         if once:
             self.settings["once"] = True
         with self.coordinator() as (coordinator, _):
-            for _ in range(turns):
-                coordinator.turn(0.0)
-                if until(coordinator):
-                    break
-            else:
-                raise AssertionError(f"not within {turns} turns: {coordinator.view()}")
+            self.turn_until(coordinator, until, turns)
             coordinator.stop()
             for _ in range(turns):
                 coordinator.turn(0.0)

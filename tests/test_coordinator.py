@@ -147,11 +147,7 @@ def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -
         for _ in range(8):
             coordinator.turn(0.0)
         links.crash(DeviceId("one"), 1)
-        is_done = everything_measured(fleet)
-        for _ in range(200):
-            coordinator.turn(0.0)
-            if is_done(coordinator):
-                break
+        fleet.turn_until(coordinator, everything_measured(fleet), 200)
         view = coordinator.view()
         coordinator.close()
     assert view["devices"]["one"]["incarnation"] == 2
@@ -202,11 +198,7 @@ def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fle
             coordinator.turn(0.0)
         assert coordinator.view()["devices"][one]["incarnation"] >= 2
         # What the first one had measured comes out of its spool, under leases that were taken back.
-        is_done = everything_measured(fleet)
-        for _ in range(200):
-            coordinator.turn(0.0)
-            if is_done(coordinator):
-                break
+        fleet.turn_until(coordinator, everything_measured(fleet), 200)
         view = coordinator.view()
         coordinator.close()
     assert epoch >= 1
@@ -245,11 +237,7 @@ def test_a_full_disk_stops_the_grants_and_loses_nothing(fleet: Fleet) -> None:
         assert [one["epoch"] for one in view["devices"].values()] == epochs
         assert view["store"]["records"] == before
         is_full = False
-        is_done = everything_measured(fleet)
-        for _ in range(300):
-            coordinator.turn(0.0)
-            if is_done(coordinator):
-                break
+        fleet.turn_until(coordinator, everything_measured(fleet))
         view = coordinator.view()
         coordinator.close()
     assert view["coordinator"]["state"] == "running"
@@ -283,11 +271,7 @@ def test_a_journal_without_room_holds_everything_back(fleet: Fleet) -> None:
             assert not grant.called
         assert coordinator.view()["coordinator"]["state"] == "disk_full"
         is_full = False
-        is_done = everything_measured(fleet)
-        for _ in range(300):
-            coordinator.turn(0.0)
-            if is_done(coordinator):
-                break
+        fleet.turn_until(coordinator, everything_measured(fleet))
         view = coordinator.view()
         coordinator.close()
     assert view["store"]["records"] == 2 * ALL

@@ -94,12 +94,7 @@ def test_a_file_that_cannot_be_read_keeps_nobody_from_the_others(fleet: Fleet) -
 
     with searching(find), fleet.coordinator() as (coordinator, _):
         for is_done in (others_measured, everything_measured(fleet)):
-            for _ in range(600):
-                coordinator.turn(0.0)
-                if is_done(coordinator):
-                    break
-            else:
-                raise AssertionError(coordinator.view())
+            fleet.turn_until(coordinator, is_done, 600)
             is_hidden[0] = False
         view = coordinator.view()
         coordinator.close()
@@ -125,11 +120,7 @@ def test_a_search_that_takes_longer_than_a_lease_is_nobodys_fault(fleet: Fleet, 
         assert (shown["state"], shown["incarnation"], shown["failures"]) == ("leased", 1, 0)
         assert shown["budget"]["device_secs"] == 0.0
         is_slow[0] = False
-        is_done = everything_measured(fleet)
-        for _ in range(300):
-            coordinator.turn(0.0)
-            if is_done(coordinator):
-                break
+        fleet.turn_until(coordinator, everything_measured(fleet))
         view = coordinator.view()
         coordinator.close()
     check(fleet, view)
