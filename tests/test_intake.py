@@ -554,9 +554,9 @@ def test_acknowledged_records_survive_real_kills(tmp_path: Path, seed: int) -> N
         for batch in acknowledged:
             for name in "abcde":
                 assert all(one in seen for one in make_batch(batch * 3, 3, device=name))
-        assert len(seen) - 15 * len(acknowledged) in (0, 15)
-        if len(seen) > 15 * len(acknowledged):
-            acknowledged.add(max(acknowledged) + 1)
+        # A write that a kill cuts off leaves the groups of devices (two, two and one) that were whole by
+        # then; the next writer brings the batch again.
+        assert len(seen) - 15 * len(acknowledged) in (0, 6, 12, 15)
     assert len(acknowledged) >= 3
 
 
