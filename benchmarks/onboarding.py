@@ -29,6 +29,7 @@ from transfer.adapt.base import Strategy
 from transfer.adapt.registry import CHOICES, NAMES, strategies
 from transfer.adapt.select import SELECTORS, selector_named
 from transfer.baselines.few_shot import FewShot, baselines
+from transfer.errors import DatasetError
 from transfer.onboarding_cases import CasePlan, Regime, networks_to_hold_out
 from transfer.onboarding_contenders import Adapting
 from transfer.onboarding_curve import SAMPLES, CurvePlan, run_curve
@@ -135,13 +136,9 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
 
 def _held(one: DeviceSet, options: argparse.Namespace) -> tuple[str, ...]:
     """Networks to hold out of a set; all in turn where empty."""
-    there = networks_to_hold_out(one.dataset, one.workloads)
-    if there and (unknown := sorted(set(options.held) - set(there))):
-        raise SystemExit(
-            f"--held {' '.join(unknown)}: no such network in {one.name}; there are {', '.join(there)}"
-        )
     if options.held or one.is_own:
         return tuple(options.held)
+    there = networks_to_hold_out(one.dataset, one.workloads)
     return tuple(name for name in _LOGGED_HELD if name in there)
 
 
@@ -305,7 +302,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, run, print."""
     options = _parser().parse_args(arguments)
     with tempfile.TemporaryDirectory() as made:
-        result, runs = measure(options, Path(made))
+        try:
+            result, runs = measure(options, Path(made))
+        except DatasetError as error:
+            raise SystemExit(str(error)) from error
     if options.table is not None:
         given = [part for part in (arguments or sys.argv[1:]) if part != "--json"]
         # Where things lie on this host is nobody's business.

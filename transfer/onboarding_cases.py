@@ -84,7 +84,7 @@ def make_cases(
     Raises:
         DatasetError: No target has anything to be judged on, or `held` names a family that is not there.
     """
-    there = networks_to_hold_out(dataset, workloads)
+    there = networks_to_hold_out(dataset, workloads) if plan.held else ()
     if there and (unknown := sorted(set(plan.held) - set(there))):
         raise DatasetError(f"no network {', '.join(unknown)} to hold out; there are {', '.join(there)}")
     cases = []

@@ -120,31 +120,41 @@ def _run(
     cases: Sequence[Case], dataset: Dataset, plan: CurvePlan, workers: int, kept: Path | None
 ) -> Iterator[tuple[Case, list[Point], float]]:
     """The points of each case, those that were kept first; what is found anew is kept at once."""
-    known: dict[int, dict[tuple[str, int | None], Point | None]] = {}
-    keepers = [None if kept is None else KeptPoints(kept, dataset, case) for case in cases]
-    jobs: list[tuple[Case, list[Asked]]] = []
-    for place, (case, keeper) in enumerate(zip(cases, keepers, strict=True)):
-        known[place] = {
+    jobs = [_Job.of(case, plan, None if kept is None else KeptPoints(kept, dataset, case)) for case in cases]
+    # Whole ones first: they can be shown while the others run.
+    jobs.sort(key=lambda job: bool(job.missing))
+    for job, (found, seconds) in zip(jobs, _run_anew(jobs, dataset, plan, workers), strict=True):
+        for contender in plan.contenders:
+            new = {k: point for (k, one), point in zip(job.missing, found, strict=True) if one is contender}
+            if new and job.keeper is not None:
+                job.keeper.put(_about(plan, contender), new)
+            job.points.update({(contender.name, k): point for k, point in new.items()})
+        every = [job.points[contender.name, k] for k, contender in _asked(plan, job.case)]
+        random = judged("random", job.case, dataset, 0, 0, None, 0.0)
+        yield job.case, [random, *(point for point in every if point is not None)], seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A case, and what of it is known already."""
+
+    case: Case
+    keeper: KeptPoints | None
+    #: By contender and number of samples; None where it could say nothing.
+    points: dict[tuple[str, int | None], Point | None]
+    missing: list[Asked]
+
+    @classmethod
+    def of(cls, case: Case, plan: CurvePlan, keeper: KeptPoints | None) -> _Job:
+        """Look up what was kept of a case."""
+        points = {
             (contender.name, k): point
             for contender in plan.contenders
             if keeper is not None
             for k, point in keeper.get(_about(plan, contender)).items()
         }
-        jobs.append((case, [one for one in _asked(plan, case) if (one[1].name, one[0]) not in known[place]]))
-    # Whole ones first: they can be shown while the others run.
-    order = sorted(range(len(jobs)), key=lambda place: bool(jobs[place][1]))
-    anew = _run_anew([jobs[place] for place in order], dataset, plan, workers)
-    for place, (found, seconds) in zip(order, anew, strict=True):
-        case, asked = jobs[place]
-        for contender in plan.contenders:
-            new = {k: point for (k, one), point in zip(asked, found, strict=True) if one is contender}
-            keeper = keepers[place]
-            if new and keeper is not None:
-                keeper.put(_about(plan, contender), new)
-            known[place] |= {(contender.name, k): point for k, point in new.items()}
-        every = [known[place][contender.name, k] for k, contender in _asked(plan, case)]
-        random = judged("random", case, dataset, 0, 0, None, 0.0)
-        yield case, [random, *(point for point in every if point is not None)], seconds
+        missing = [(k, one) for k, one in _asked(plan, case) if (one.name, k) not in points]
+        return cls(case, keeper, points, missing)
 
 
 def _about(plan: CurvePlan, contender: Contender) -> list[Any]:
@@ -157,15 +167,17 @@ def _about(plan: CurvePlan, contender: Contender) -> list[Any]:
 
 
 def _run_anew(
-    jobs: Sequence[tuple[Case, Sequence[Asked]]], dataset: Dataset, plan: CurvePlan, workers: int
+    jobs: Sequence[_Job], dataset: Dataset, plan: CurvePlan, workers: int
 ) -> Iterator[tuple[list[Point | None], float]]:
-    waiting = sum(1 for _, asked in jobs if asked)
+    waiting = sum(1 for job in jobs if job.missing)
     if workers <= 1 or waiting <= 1:
-        for case, asked in jobs:
-            yield _timed(dataset, case, plan, asked) if asked else ([], 0.0)
+        for job in jobs:
+            yield _timed(dataset, job.case, plan, job.missing) if job.missing else ([], 0.0)
         return
     with ProcessPoolExecutor(min(workers, waiting), get_context("spawn")) as pool:
-        futures = [pool.submit(_timed, dataset, case, plan, asked) if asked else None for case, asked in jobs]
+        futures = [
+            pool.submit(_timed, dataset, job.case, plan, job.missing) if job.missing else None for job in jobs
+        ]
         try:
             for future in futures:
                 yield ([], 0.0) if future is None else future.result()
