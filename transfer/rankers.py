@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.adapt.base import Adapted, Correction
+from transfer.adapt.base import Adapted
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import MultiTaskTLP
@@ -84,8 +84,8 @@ class SingleRanker:
 class KeptRanker(ModelRanker):
     """A model that was trained before: `fit` changes nothing."""
 
-    #: What belongs to heads beside the model, by device: scores are those that a search is served.
-    corrections: Mapping[str, Correction] = field(default_factory=dict)
+    #: Heads that something belongs to beside the model: their scores are those that a search is served.
+    heads: Mapping[str, Adapted] = field(default_factory=dict)
 
     def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
         """Check that the kept model reads the dataset's features and has the heads asked for.
@@ -107,7 +107,7 @@ class KeptRanker(ModelRanker):
         """
         if self.model is None:
             raise TransferError(f"ranker {self.name!r} was made without a model")
-        head = Adapted(device_id=device_id, model=self.model, correction=self.corrections.get(device_id))
+        head = self.heads.get(device_id) or Adapted(device_id=device_id, model=self.model)
         return head.score_unseen(dataset.features.take(rows))
 
 

@@ -202,8 +202,7 @@ def evaluate_model(
         test=np.flatnonzero(is_new),
     )
     heads = {one: head_of(model, folder, manifest, one) for one in chosen}
-    corrections = {one: head.correction for one, head in heads.items() if head.correction is not None}
-    ranker = KeptRanker(name=folder.name, model=model, corrections=corrections)
+    ranker = KeptRanker(name=folder.name, model=model, heads=heads)
     seed = settings.training.seed
     return _judge(
         reader,
