@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.model_fixtures import SIZES, SPEC, make_block
-from transfer import checkpoint
+from transfer import checked_folder, checkpoint
 from transfer.checkpoint import CheckpointError, load, save
 from transfer.model import MultiTaskTLP, model_config, scoped_seed
 
@@ -30,7 +30,7 @@ def saved(tmp_path: Path, model: MultiTaskTLP) -> Path:
 
 
 def edit(directory: Path, **changes: object) -> None:
-    path = directory / checkpoint.MANIFEST_NAME
+    path = directory / checked_folder.MANIFEST_NAME
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
@@ -145,11 +145,11 @@ def test_bad_manifest_leaves_nothing_behind(tmp_path, model, manifest):
 
 def test_interrupted_save_leaves_no_folder_of_that_name(tmp_path, model, monkeypatch):
     def fail(path: Path, raw: bytes) -> None:
-        if path.name == checkpoint.MANIFEST_NAME:
+        if path.name == checked_folder.MANIFEST_NAME:
             raise OSError(28, "No space left on device")
         path.write_bytes(raw)
 
-    monkeypatch.setattr(checkpoint, "_write_synced", fail)
+    monkeypatch.setattr(checked_folder, "_write_synced", fail)
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path / "v1", model, {})
     assert list(tmp_path.iterdir()) == []

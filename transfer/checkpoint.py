@@ -9,11 +9,7 @@ own keys, what is needed to build the model and to check the tensors.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,25 +20,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from transfer.errors import TransferError
+from transfer.checked_folder import (
+    MANIFEST_NAME,
+    TENSORS_NAME,
+    CheckpointError,
+    put_folder,
+    read_checked,
+    read_file,
+    sha256,
+)
 from transfer.features import FeatureSpec
 from transfer.model import ModelConfig, ModelSizes, MultiTaskTLP
 
 #: Version of the folder's layout. 1: first published layout.
 FORMAT_VERSION = 1
 
-TENSORS_NAME = "model.safetensors"
-MANIFEST_NAME = "manifest.json"
-
 #: Key of the manifest with the hashes of further files, by name; absent where there are none.
 BESIDE_KEY = "beside"
 
 #: Keys of the manifest that belong to this module, and are in every one.
 _OWN_KEYS = frozenset({"format_version", "model", "spec_hash", "heads", "parameters", "tensors_sha256"})
-
-
-class CheckpointError(TransferError):
-    """A checkpoint is missing, damaged, too new, or made for other features."""
 
 
 def save(
@@ -77,42 +74,16 @@ def save(
         "spec_hash": model.config.spec_hash,
         "heads": list(model.device_ids),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
+        "tensors_sha256": sha256(tensors),
     }
     further = dict(beside or {})
     if further:
-        own[BESIDE_KEY] = {name: hashlib.sha256(raw).hexdigest() for name, raw in further.items()}
+        own[BESIDE_KEY] = {name: sha256(raw) for name, raw in further.items()}
     try:
         text = json.dumps({**manifest, **own}, indent=2, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"manifest for {directory} is not plain JSON: {error}") from error
     put_folder(directory, {TENSORS_NAME: tensors, **further, MANIFEST_NAME: text.encode()})
-
-
-def put_folder(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder that appears under its name only when all of them are on disk.
-
-    Args:
-        directory: Folder to make, of a name that is free; its parent is made as needed.
-        files: Content by name.
-
-    Raises:
-        CheckpointError: The name was taken meanwhile.
-        OSError: There is no room, or no permission; nothing is left behind then.
-    """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, because a rename is atomic only inside one file system.
-    part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".part", dir=directory.parent))
-    try:
-        for name, raw in files.items():
-            _write_synced(part / name, raw)
-        # mkdtemp makes it private; readers of the registry may be other users.
-        part.chmod(0o755)
-        _sync_folder(part)
-        _rename(part, directory)
-        _sync_folder(directory.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[MultiTaskTLP, dict[str, Any]]:
@@ -135,14 +106,7 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[MultiTaskTLP
             f"{directory}: model reads features {manifest['spec_hash']}, this program makes {spec.hash} "
             f"(other vocabulary or slots); train it again or use the program that made it"
         )
-    raw = read_file(directory, TENSORS_NAME)
-    found = hashlib.sha256(raw).hexdigest()
-    if found != manifest["tensors_sha256"]:
-        raise CheckpointError(
-            f"{directory / TENSORS_NAME}: torn or changed since it was saved "
-            f"(sha256 {found[:12]}, manifest says {str(manifest['tensors_sha256'])[:12]}); "
-            "restore it or roll back"
-        )
+    raw = read_checked(directory, TENSORS_NAME, str(manifest["tensors_sha256"]))
     try:
         config = _config(manifest["model"])
         with torch.random.fork_rng(devices=[]):
@@ -170,14 +134,7 @@ def read_beside(directory: Path, manifest: Mapping[str, Any], name: str) -> byte
         CheckpointError: It is missing, torn or changed.
     """
     expected = manifest.get(BESIDE_KEY, {}).get(name)
-    if expected is None:
-        return None
-    raw = read_file(directory, name)
-    if hashlib.sha256(raw).hexdigest() != expected:
-        raise CheckpointError(
-            f"{directory / name}: torn or changed since it was saved; restore it or roll back"
-        )
-    return raw
+    return None if expected is None else read_checked(directory, name, str(expected))
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -216,41 +173,3 @@ def _config(values: Mapping[str, Any]) -> ModelConfig:
     fields["category_sizes"] = tuple(fields["category_sizes"])
     fields["sizes"] = ModelSizes(**fields["sizes"])
     return ModelConfig(**fields)
-
-
-def read_file(directory: Path, name: str) -> bytes:
-    """Content of one file of a folder.
-
-    Raises:
-        CheckpointError: It is missing.
-    """
-    try:
-        return (directory / name).read_bytes()
-    except FileNotFoundError as error:
-        state = "folder without this file" if directory.is_dir() else "no such folder"
-        raise CheckpointError(
-            f"{directory / name}: missing ({state}); expected a folder made by save()"
-        ) from error
-
-
-def _write_synced(path: Path, raw: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _rename(part: Path, directory: Path) -> None:
-    """Rename, refusing a target that appeared meanwhile (rename(2) would replace an empty folder only)."""
-    try:
-        part.rename(directory)
-    except OSError as error:
-        raise CheckpointError(f"{directory}: could not be put in place: {error}") from error

@@ -23,7 +23,14 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from transfer.checkpoint import MANIFEST_NAME, CheckpointError, put_folder, read_file
+from transfer.checked_folder import (
+    MANIFEST_NAME,
+    CheckpointError,
+    put_folder,
+    read_checked,
+    read_file,
+    sha256,
+)
 from transfer.training_config import EpochReport
 from transfer.training_loop import Progress
 from transfer.training_step import Stepper
@@ -58,7 +65,7 @@ def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress:
         "steps": progress.steps,
         "history": [asdict(report) for report in progress.history],
         "best": None if progress.best is None else list(progress.best[:2]),
-        "tensors_sha256": hashlib.sha256(raw).hexdigest(),
+        "tensors_sha256": sha256(raw),
     }
     text = json.dumps(manifest, indent=2, sort_keys=True, allow_nan=False)
     name = f"epoch-{len(progress.history):06d}"
@@ -101,9 +108,7 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Progre
             raise CheckpointError(
                 f"{path}: state of another training run ({', '.join(differing)} differ); {cure}"
             )
-        raw = read_file(path, _TENSORS_NAME)
-        if hashlib.sha256(raw).hexdigest() != manifest["tensors_sha256"]:
-            raise CheckpointError(f"{path / _TENSORS_NAME}: torn or changed since it was kept; {cure}")
+        raw = read_checked(path, _TENSORS_NAME, str(manifest["tensors_sha256"]), cure)
         return _restore(stepper, manifest, load_tensors(raw))
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged: {str(error).splitlines()[0]}; {cure}") from error

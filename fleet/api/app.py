@@ -14,7 +14,8 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 
 from fleet.api.metrics import CONTENT_TYPE, metrics_text
-from fleet.models.registry_reader import TENSORS, RegistryError, RegistryReader, as_json
+from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+from transfer.checked_folder import TENSORS_NAME
 
 #: Gives the coordinator's last view (`fleet.daemon.viewing`).
 View = Callable[[], Mapping[str, Any]]
@@ -95,7 +96,7 @@ def make_app(view: View, registry: RegistryReader, token: str) -> FastAPI:
         headers = {"ETag": tag, "X-Model-Version": name}
         if tag in (one.strip() for one in if_none_match.split(",")):
             return Response(status_code=304, headers=headers)
-        path = registry.path(name) / TENSORS
+        path = registry.path(name) / TENSORS_NAME
         if not path.is_file():
             raise HTTPException(503, f"version {name} has lost its tensors; restore it or roll back")
         return FileResponse(path, media_type=_TENSORS_TYPE, filename=f"{name}.safetensors", headers=headers)

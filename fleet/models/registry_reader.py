@@ -17,11 +17,10 @@ from agents.records import DeviceId, ModelRef, canonical_json
 from fleet.errors import FleetError
 from fleet.models.names import latest, version_number, versions
 from fleet.models.registry_file import CHAMPIONS, HISTORY, Champion, Change, State, parse_state, read_history
+from transfer.checked_folder import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from transfer.model import MultiTaskTLP
-
-MANIFEST, TENSORS = "manifest.json", "model.safetensors"
 
 
 class RegistryError(FleetError):
@@ -108,7 +107,7 @@ class RegistryReader:
         return self._manifest(version)[1]
 
     def _manifest(self, version: str) -> tuple[dict[str, Any], str]:
-        path = self.folder / version / MANIFEST
+        path = self.folder / version / MANIFEST_NAME
         try:
             # A name that is no version's must not lead out of the folder.
             version_number(version)
@@ -159,7 +158,7 @@ class RegistryReader:
 
         if self.sha256(ref.version) != ref.sha256:
             raise RegistryError(
-                f"{self.folder / ref.version / MANIFEST} was changed since the version was published; "
+                f"{self.folder / ref.version / MANIFEST_NAME} was changed since the version was published; "
                 f"restore it, or roll back: fleet models rollback {ref.device_id}"
             )
         return checkpoint.load(self.folder / ref.version, DEFAULT_SPEC)
@@ -191,4 +190,4 @@ def as_json(champion: Champion) -> dict[str, Any]:
     return found
 
 
-__all__ = ["MANIFEST", "TENSORS", "RegistryError", "RegistryReader", "as_json"]
+__all__ = ["RegistryError", "RegistryReader", "as_json"]

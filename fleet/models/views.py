@@ -6,14 +6,14 @@ weights went.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.models.registry_reader import TENSORS, RegistryError, RegistryReader, as_json
+from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+from transfer.checked_folder import TENSORS_NAME, read_checked
 
 #: Keys of a manifest that two versions are compared by.
 _COMPARED = (
@@ -162,25 +162,15 @@ def _distances(registry: RegistryReader, one: str, other: str) -> dict[str, floa
 
 
 def _tensors(registry: RegistryReader, version: str) -> dict[str, NDArray[Any]]:
-    """Tensors of a version, checked as `transfer.checkpoint` does, which would load torch.
+    """Tensors of a version.
 
     Raises:
-        RegistryError: They are missing, torn or changed.
+        CheckpointError: They are missing, torn or changed.
     """
     from safetensors.numpy import load
 
-    path, expected = registry.path(version) / TENSORS, registry.manifest(version)["tensors_sha256"]
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError as error:
-        raise RegistryError(f"{path}: missing; restore it or roll back") from error
-    found = hashlib.sha256(raw).hexdigest()
-    if found != expected:
-        raise RegistryError(
-            f"{path}: torn or changed since it was saved (sha256 {found[:12]}, manifest says "
-            f"{expected[:12]}); restore it or roll back"
-        )
-    return load(raw)
+    expected = registry.manifest(version)["tensors_sha256"]
+    return load(read_checked(registry.path(version), TENSORS_NAME, expected))
 
 
 def _head_name(tensor: str) -> str:
