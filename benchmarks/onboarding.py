@@ -17,11 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.onboarding_extras import How, across, breadth, coverage, selectors, tell
+from benchmarks.onboarding_extras import COVERED, How, across, breadth, coverage, selectors, tell
 from benchmarks.onboarding_page import page
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed
 from transfer.adapt.auto import Auto
@@ -36,14 +36,60 @@ from transfer.onboarding_curve import SAMPLES, CurvePlan, run_curve
 from transfer.onboarding_table import CurveTable
 from transfer.train import TrainConfig
 
-#: What `--quick` runs, and the seconds after which it begins no further seed.
-_QUICK_SAMPLES = (0, 64, 256)
-_QUICK_SECS = 420.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounds:
+    """How much is run where the command line does not say."""
+
+    samples: tuple[int, ...]
+    #: Candidates of a workload: kept, and judged.
+    most: int
+    judge: int
+    #: Epochs of source models.
+    epochs: int
+    #: Seeds of the curve, and of what stands beside it.
+    seeds: int
+    part_seeds: int
+    #: Networks held out in turn; 0 for all.
+    splits: int
+    #: What stands beside the curve.
+    parts: tuple[str, ...]
+    #: Samples at which stated intervals are compared with the truth.
+    covered: tuple[int, ...]
+    #: What `auto` chooses from, and the strategies beside it.
+    choices: tuple[str, ...]
+    strategies: tuple[str, ...]
+
+
+_FULL = _Bounds(
+    samples=SAMPLES,
+    most=320,
+    judge=256,
+    epochs=24,
+    seeds=5,
+    part_seeds=3,
+    splits=0,
+    parts=("selectors", "coverage", "breadth", "across"),
+    covered=COVERED,
+    choices=CHOICES,
+    strategies=NAMES,
+)
+#: The same figures from fewer candidates, epochs and seeds; `auto` has one choice, and guards that.
+_QUICK = _Bounds(
+    samples=(0, 64, 256),
+    most=24,
+    judge=64,
+    epochs=12,
+    seeds=1,
+    part_seeds=1,
+    splits=1,
+    parts=("selectors", "coverage"),
+    covered=(64, 256),
+    choices=CHOICES[:1],
+    strategies=("scratch",),
+)
 #: Families of networks held out of imported logs: the others have too few workloads to be judged by.
 _LOGGED_HELD = ("inception", "mobilenet", "vgg")
-#: What stands beside the curve: all of it, and in a quick run.
-_PARTS = ("selectors", "coverage", "breadth", "across")
-_QUICK_PARTS = ("selectors", "coverage")
 #: Most candidates of a workload that the target may measure and siblings did, of imported logs: they have
 #: hundreds of workloads.
 _LOGGED_POOL = 8
@@ -68,7 +114,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     """
     started = time.monotonic()
     sets = device_sets(options.store, options.device, folder, options.most, options.seed)
-    until = started + (options.seconds or (_QUICK_SECS if options.quick else float("inf")))
+    until = started + (options.seconds or float("inf"))
     runs = [_run(one, options, folder, until) for one in sets]
     parts = _parts(sets, options)
     result: dict[str, Any] = {
@@ -95,9 +141,7 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
         raise SystemExit(
             f"--target {' '.join(options.target)}: no such device in {one.name}; there are {', '.join(known)}"
         )
-    wanted = [Regime(name) for name in options.regime] or list(Regime)
-    if not one.is_own and not options.regime:
-        wanted = [Regime.BOTH_NEW]  # other people's tuners searched each device by itself
+    wanted = _regimes(one, options)
     held = _held(one, options)
     points = []
     for place, regime in enumerate(wanted):
@@ -108,13 +152,13 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
                 seeds=tuple(range(options.seed, options.seed + options.seeds)),
                 held=held,
                 most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
-                most_judged=64 if options.quick else options.judge,
-                most_splits=options.splits or (1 if options.quick else 0),
+                most_judged=options.judge,
+                most_splits=options.splits,
             ),
             contenders=_contenders(options, regime, folder),
             selector=selector_named(options.selector),
             config=TrainConfig(epochs=options.epochs, device="cpu"),
-            samples=tuple(options.samples or (_QUICK_SAMPLES if options.quick else SAMPLES)),
+            samples=tuple(options.samples),
             # What a device of the logs has in all is thousands of candidates.
             with_all=one.is_own or not options.quick,
         )
@@ -134,6 +178,14 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
     return _Run(one, CurveTable(points=points, strategies=(*names, *chosen), default=_DEFAULT))
 
 
+def _regimes(one: DeviceSet, options: argparse.Namespace) -> list[Regime]:
+    """What is new in a set."""
+    if options.regime:
+        return [Regime(name) for name in options.regime]
+    # Other people's tuners searched each device by itself.
+    return list(Regime) if one.is_own else [Regime.BOTH_NEW]
+
+
 def _held(one: DeviceSet, options: argparse.Namespace) -> tuple[str, ...]:
     """Networks to hold out of a set; all in turn where empty."""
     if options.held or one.is_own:
@@ -143,12 +195,11 @@ def _held(one: DeviceSet, options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _strategies(options: argparse.Namespace, regime: Regime, folder: Path) -> list[Strategy]:
-    """`auto` and those it is compared with; in a quick run it has one choice, and guards that."""
+    """`auto` and those it is compared with."""
     known = strategies()
-    choices = options.choices or (CHOICES[:1] if options.quick else CHOICES)
-    auto = Auto(strategies=tuple(known[one] for one in choices), regime=regime, cache=folder / "standings")
-    several = options.strategies or (["scratch"] if options.quick else NAMES)
-    return [auto, *(known[name] for name in several)]
+    choices = tuple(known[one] for one in options.choices)
+    auto = Auto(strategies=choices, regime=regime, cache=folder / "standings")
+    return [auto, *(known[name] for name in options.strategies)]
 
 
 def _contenders(options: argparse.Namespace, regime: Regime, folder: Path) -> tuple[Adapting | FewShot, ...]:
@@ -205,10 +256,8 @@ def figures(runs: Sequence[_Run]) -> dict[str, Any]:
 
 def _parts(sets: Sequence[DeviceSet], options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """What stands beside the curve, by name: an entry for each set that it applies to."""
-    wanted = options.parts
-    if wanted is None:
-        wanted = _QUICK_PARTS if options.quick else _PARTS
-    names = [name for name in _PARTS if name in wanted or (name == "breadth" and options.breadth)]
+    wanted = {*options.parts, *(["breadth"] if options.breadth else [])}
+    names = [name for name in _FULL.parts if name in wanted]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for one in sets:
         how = How(
@@ -219,18 +268,17 @@ def _parts(sets: Sequence[DeviceSet], options: argparse.Namespace) -> dict[str, 
             selector=options.selector,
             held=_held(one, options),
             most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
-            most_judged=min(64, options.judge) if options.quick else options.judge,
-            most_splits=options.splits or (1 if options.quick or not one.is_own else 0),
+            most_judged=options.judge,
+            most_splits=options.splits if one.is_own else options.splits or 1,
         )
         for name in names:
             if name == "selectors" and one.is_own:
                 found[name].append(selectors(one, how))
             elif name == "coverage":
-                regimes = [Regime.DEVICE_NEW, Regime.BOTH_NEW] if one.is_own else [Regime.BOTH_NEW]
                 found[name] += [
-                    coverage(one, how, regime)
-                    for regime in regimes
-                    if regime is Regime.DEVICE_NEW or not options.quick
+                    coverage(one, how, regime, options.covered)
+                    for regime in _regimes(one, options)
+                    if regime is Regime.DEVICE_NEW or options.regime or not options.quick
                 ]
             elif name == "breadth" and one.is_own:
                 found[name].append(breadth(one, how, options.breadth_samples))
@@ -257,15 +305,15 @@ def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.onboarding", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="the same keys in about ten minutes")
+    parser.add_argument("--quick", action="store_true", help="the same keys from less, in about ten minutes")
     parser.add_argument("--table", type=Path, default=None, help="write the page to this file")
     parser.add_argument("--keep", type=Path, default=None, help="folder of finished cases, not run again")
     parser.add_argument("--store", type=Path, action="append", default=[], help="may be given again")
     parser.add_argument("--device", action="append", default=[], help="device id; may be given again")
     parser.add_argument("--target", action="append", default=[], help="leave out only this device")
     parser.add_argument("--regime", action="append", default=[], choices=[one.value for one in Regime])
-    parser.add_argument("--strategies", nargs="*", default=[], choices=NAMES)
-    parser.add_argument("--choices", nargs="*", default=[], choices=NAMES, help="what auto chooses from")
+    parser.add_argument("--strategies", nargs="*", choices=NAMES)
+    parser.add_argument("--choices", nargs="*", choices=NAMES, help="what auto chooses from")
     parser.add_argument("--selector", default=next(iter(SELECTORS)), choices=list(SELECTORS))
     parser.add_argument(
         "--selectors",
@@ -275,18 +323,19 @@ def _parser() -> argparse.ArgumentParser:
         help="to compare by the default strategy",
     )
     parser.add_argument("--no-baselines", action="store_true", help="strategies alone")
-    parser.add_argument("--samples", nargs="*", type=int, default=[], help="numbers of samples (k)")
+    parser.add_argument("--samples", nargs="*", type=int, help="numbers of samples (k)")
     parser.add_argument("--held", action="append", default=[], help="only this network; may be given again")
-    parser.add_argument("--splits", type=int, default=0, help="most networks held out in turn; 0 for all")
+    parser.add_argument("--splits", type=int, help="most networks held out in turn; 0 for all")
     parser.add_argument("--pool", type=int, default=64, help="most candidates of a workload learnt from")
-    parser.add_argument("--judge", type=int, default=256, help="most candidates of a workload judged")
-    parser.add_argument("--most", type=int, default=320, help="most candidates of a workload kept")
-    parser.add_argument("--parts", nargs="*", default=None, choices=_PARTS, help="beside the curve")
-    parser.add_argument("--part-seeds", type=int, default=3, help="seeds of what stands beside the curve")
+    parser.add_argument("--judge", type=int, help="most candidates of a workload judged")
+    parser.add_argument("--most", type=int, help="most candidates of a workload kept")
+    parser.add_argument("--parts", nargs="*", choices=_FULL.parts, help="beside the curve")
+    parser.add_argument("--part-seeds", type=int, help="seeds of what stands beside the curve")
+    parser.add_argument("--covered", nargs="*", type=int, help="k at which stated intervals are checked")
     parser.add_argument("--breadth", action="store_true", help="the same as among --parts")
     parser.add_argument("--breadth-samples", nargs="*", type=int, default=[0, 64])
-    parser.add_argument("--epochs", type=int, default=24, help="epochs of source models")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, help="epochs of source models")
+    parser.add_argument("--seeds", type=int)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no further seed after these")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
@@ -301,6 +350,9 @@ def _shown(part: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, run, print."""
     options = _parser().parse_args(arguments)
+    for bound, value in asdict(_QUICK if options.quick else _FULL).items():
+        if getattr(options, bound) is None:
+            setattr(options, bound, value)
     with tempfile.TemporaryDirectory() as made:
         try:
             result, runs = measure(options, Path(made))

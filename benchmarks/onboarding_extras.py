@@ -9,7 +9,10 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from transfer.adapt.scratch import Scratch
 from transfer.adapt.select import SELECTORS, selector_named
 from transfer.adapt.siblings import Siblings
 from transfer.baselines.situation import Support, with_support
+from transfer.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.hardware import HARDWARE_NAMES
 from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
@@ -168,10 +172,12 @@ def coverage(one: DeviceSet, how: How, regime: Regime, samples: Sequence[int] = 
     strategy = Siblings()
     rows: dict[int, list[dict[str, float]]] = defaultdict(list)
     cases = make_cases(one.dataset, one.workloads, how.cases(one, regime))
-    for place, case in enumerate(cases):
-        for k, row in _stated(one, case, strategy, how, samples):
-            rows[k].append(row)
-        tell(place + 1, len(cases), case, 0.0)
+    asked = partial(_stated, one.dataset, strategy=strategy, how=how, samples=samples)
+    with ProcessPoolExecutor(min(how.workers, len(cases)), get_context("spawn")) as pool:
+        for place, (case, stated) in enumerate(zip(cases, pool.map(asked, cases), strict=True), start=1):
+            for k, row in stated:
+                rows[k].append(row)
+            tell(place, len(cases), case)
     by_k = {str(k): _covered(found) for k, found in sorted(rows.items())}
     every = [row for found in rows.values() for row in found]
     if every:
@@ -186,10 +192,9 @@ def coverage(one: DeviceSet, how: How, regime: Regime, samples: Sequence[int] = 
 
 
 def _stated(
-    one: DeviceSet, case: Case, strategy: Strategy, how: How, samples: Sequence[int]
+    dataset: Dataset, case: Case, *, strategy: Strategy, how: How, samples: Sequence[int]
 ) -> list[tuple[int, dict[str, float]]]:
     """What was stated and what was true, by number of samples."""
-    dataset = one.dataset
     view = shown(dataset, case)
     config = TrainConfig(epochs=how.epochs, device="cpu")
     situation = situation_of(view, case)
@@ -233,7 +238,7 @@ def _covered(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     return {"runs": len(rows), **means}
 
 
-def _mean_top(dataset: Any, case: Case, scores: np.ndarray, several: int) -> float:
+def _mean_top(dataset: Dataset, case: Case, scores: np.ndarray, several: int) -> float:
     latency = dataset.latency_secs[case.test, dataset.column(case.target)]
     group = dataset.group[case.test]
     return float(
@@ -281,10 +286,11 @@ def _value(estimate: Any) -> float | None:
     return None if estimate is None else round(estimate.value, 4)
 
 
-def tell(done: int, total: int, case: Case, seconds: float) -> None:
+def tell(done: int, total: int, case: Case, seconds: float | None = None) -> None:
     """A line for whoever waits."""
+    took = "" if seconds is None else f": {seconds:.0f} s"
     print(
-        f"{done}/{total} {case.regime} {case.target}, {case.split}, seed {case.seed}: {seconds:.0f} s",
+        f"{done}/{total} {case.regime} {case.target}, {case.split}, seed {case.seed}{took}",
         file=sys.stderr,
         flush=True,
     )
