@@ -82,7 +82,7 @@ def test_what_stands_beside_the_curve(store: Path, capsys: pytest.CaptureFixture
     found = run(
         capsys,
         *("--store", str(store), "--choices", "nearest", "--no-baselines", "--strategies", "nearest"),
-        *("--target", "x86-64-v3", "--samples", "0", "--regime", "device-new"),
+        *("--target", "x86-64-v3", "--samples", "0", "--regime", "device-new", "--covered", "32"),
     )
     [selectors] = found["parts"]["selectors"]
     assert selectors["samples"] == [k for k in SELECTED if k <= selectors["at"]]
