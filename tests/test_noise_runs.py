@@ -20,13 +20,14 @@ class Parts:
 
     def __init__(self) -> None:
         self.counted = dict.fromkeys(DEVICES, 100)
+        self.last = dict.fromkeys(DEVICES, 0.0)
         self.asked: list[NoisePlan] = []
         self.flushed: list[str] = []
         self.is_full = False
 
     def runs(self) -> NoiseRuns:
         coverage: Any = SimpleNamespace(
-            records=self.counted.__getitem__, noise_at=lambda _: 0.0, sample=lambda *_: []
+            records=self.counted.__getitem__, noise_at=self.last.__getitem__, sample=lambda *_: []
         )
         thread: Any = SimpleNamespace(ask=lambda tag, _: self.asked.append(tag))
         feeder: Any = SimpleNamespace(workloads_of=lambda _: {})
@@ -72,3 +73,19 @@ def test_without_room_a_run_stays_due() -> None:
         runs.begin(DEVICES[0], "e", NOW)
     parts.is_full = False
     assert begun(runs, NOW) == ["a", "b", "c", "d"]
+
+
+def test_a_run_by_a_clock_that_is_ahead_holds_for_a_day() -> None:
+    parts = Parts()
+    parts.last = dict.fromkeys(DEVICES, NOW)
+    runs = parts.runs()
+    parts.last[DEVICES[0]] = NOW + 365 * 86_400
+    assert begun(runs, NOW) == []
+    assert begun(runs, NOW + 86_399) == []
+    assert begun(runs, NOW + 86_400) == ["a", "b", "c", "d"]
+    # The next one, by the same clock.
+    parts.last[DEVICES[0]] += 86_400
+    runs.planned(parts.asked[0], "cpu", [])
+    assert not runs.is_due(DEVICES[0], NOW + 90_000)
+    assert not runs.is_due(DEVICES[0], NOW + 90_000 + 86_399)
+    assert runs.is_due(DEVICES[0], NOW + 90_000 + 86_400)

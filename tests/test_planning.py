@@ -262,3 +262,4 @@ def test_an_aa_run_is_due_after_a_day_in_this_environment() -> None:
     assert not noise_is_due([plain, half, whole], NOW + 23 * 3600, "e")
     assert noise_is_due([plain, half, whole], NOW + 24 * 3600, "e")
     assert noise_is_due([plain, half, whole], NOW, "another")
+    assert noise_is_due([whole], NOW - 24 * 3600, "e"), "made by a clock that was ahead"

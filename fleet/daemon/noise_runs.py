@@ -68,6 +68,8 @@ class NoiseRuns:
         self._intake = intake
         self._protocols, self._count, self._seed = protocols, count, seed
         self._next_at: dict[DeviceId, float] = {}
+        #: Last runs that their agents' clocks put into the future, and when they were first seen.
+        self._ahead: dict[DeviceId, tuple[float, float]] = {}
         #: Devices whose runs are being planned.
         self._open: set[DeviceId] = set()
 
@@ -79,7 +81,16 @@ class NoiseRuns:
         if not self._count or len(self._open) >= _MOST_OPEN or now < self._next_at.get(device_id, 0.0):
             return False
         is_new = self._coverage.records(device_id) < _SAMPLED * self._count
-        return not is_new and now - self._coverage.noise_at(device_id) >= NOISE_EVERY_SECS
+        return not is_new and now - self._last(device_id, now) >= NOISE_EVERY_SECS
+
+    def _last(self, device_id: DeviceId, now: float) -> float:
+        """When a device had its last run; never later than now, whatever the clock of its agent said."""
+        at = self._coverage.noise_at(device_id)
+        if at <= now:
+            return at
+        if self._ahead.get(device_id, (0.0, 0.0))[0] != at:
+            self._ahead[device_id] = at, now
+        return self._ahead[device_id][1]
 
     def begin(self, device_id: DeviceId, environment_id: str, now: float) -> None:
         """Have the run of a device planned.
