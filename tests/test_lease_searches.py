@@ -15,6 +15,7 @@ import pytest
 
 from agents.lease import Lease
 from agents.records import CandidateId, DeviceId
+from fleet.core.events import JobState
 from fleet.daemon import lease_searches
 from fleet.daemon.coordinator import Coordinator
 from fleet.daemon.lease_searches import TRIES
@@ -124,6 +125,27 @@ def test_a_search_that_takes_longer_than_a_lease_is_nobodys_fault(fleet: Fleet, 
         view = coordinator.view()
         coordinator.close()
     check(fleet, view)
+
+
+def test_agents_that_die_while_their_lease_is_searched_for_blame_no_job(fleet: Fleet) -> None:
+    is_slow = [True]
+    with fleet.coordinator() as (coordinator, links), slow_store(is_slow):
+        state = coordinator._parts.state
+        for _ in range(4):
+            fleet.turn_until(coordinator, lambda _: bool(state.describe(TWO)["leases"]))
+            incarnation = state.describe(TWO)["incarnation"]
+            links.crash(TWO, incarnation)
+            fleet.turn_until(
+                coordinator,
+                lambda _, last=incarnation: (
+                    fleet.clock.skip(1.0) > 0 and state.describe(TWO)["incarnation"] > last
+                ),
+            )
+        assert state.job_counts()[JobState.QUARANTINED] == 0
+        is_slow[0] = False
+        fleet.turn_until(coordinator, everything_measured(fleet))
+        assert coordinator.view()["jobs"]["quarantined"] == 0
+        coordinator.close()
 
 
 def test_a_batch_goes_out_with_time_enough_for_its_agent(fleet: Fleet) -> None:

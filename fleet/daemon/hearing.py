@@ -7,6 +7,7 @@ business.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from agents.messages import AgentGone, AgentRefused, AgentUp, Asked, Beat, Failed, Message, MorePending
 from fleet.core import events as ev
@@ -14,13 +15,16 @@ from fleet.core.events import Event, JobId
 from fleet.core.state import FleetState
 
 
-def events_of(message: Message, state: FleetState, now: float) -> list[Event]:
+def events_of(
+    message: Message, state: FleetState, now: float, *, unsent: Collection[JobId] = ()
+) -> list[Event]:
     """Translate a message.
 
     Args:
         message: Any; many tell the state nothing.
         state: As it was before the message.
         now: Unix seconds.
+        unsent: Jobs with leases that their agents have not heard of yet.
     """
     device_id, incarnation = message.device_id, message.incarnation
     match message:
@@ -34,7 +38,7 @@ def events_of(message: Message, state: FleetState, now: float) -> list[Event]:
             return [ev.ProbeRefused(at_secs=now, device_id=device_id, incarnation=incarnation, reason=reason)]
         case AgentGone(reason=reason):
             died = ev.AgentDied(at_secs=now, device_id=device_id, incarnation=incarnation, reason=reason)
-            return [*_blamed(message, state, now), died]
+            return [*_blamed(message, state, now, unsent), died]
         case Beat():
             return [
                 ev.AgentBeat(
@@ -75,11 +79,13 @@ def passed(up: AgentUp, now: float) -> ev.ProbePassed:
     )
 
 
-def _blamed(message: AgentGone, state: FleetState, now: float) -> list[Event]:
+def _blamed(message: AgentGone, state: FleetState, now: float, unsent: Collection[JobId]) -> list[Event]:
     """An agent that ends while it works on a job may have ended because of it, unless more is known."""
     at_work = state.at_work(message.device_id)
     is_current = state.describe(message.device_id)["incarnation"] == message.incarnation
     if message.was_asked or message.is_blameless or at_work is None or not is_current:
+        return []
+    if at_work[0] in unsent:
         return []
     return [
         ev.JobCrashed(

@@ -74,6 +74,11 @@ class Searching:
         if is_new:
             self._queue([search])
 
+    @property
+    def unsent(self) -> set[JobId]:
+        """Jobs whose leases wait for their traces: their agents know nothing of them."""
+        return {job_id for job_id, grant in self._open.items() if grant is not None}
+
     def waiting(self, deadline_secs: float) -> list[GrantLease]:
         """Leases that wait for their traces, and as far as is known here do not run beyond a time."""
         return [one for one in self._open.values() if one is not None and one.deadline_secs <= deadline_secs]
