@@ -193,6 +193,11 @@ STANDINGS = Standings(
     top1={"a": (0.7, 0.8, 0.9), "b": (None, 0.6, 0.95)},
     agreement={"a": (0.7, 0.7, 0.7), "b": (None, 0.6, 0.9)},
     devices=("x", "y"),
+    judged=(0, 1, 2, 3, 0, 1, 2, 3),
+    by_judged={
+        "a": ((0.7,) * 8, (0.8,) * 8, (0.9, 0.91, 0.89, 0.9) * 2),
+        "b": ((None,) * 8, (0.6,) * 8, (0.95,) * 8),
+    },
 )
 
 
@@ -232,9 +237,27 @@ def test_known_devices_tell_what_to_expect_of_one_more() -> None:
     assert replace(told, devices=("x",)).expected("a", 0) is None
 
 
-def test_equal_strategies_leave_the_first() -> None:
-    equal = replace(STANDINGS, top1={"a": (0.8, 0.8, 0.8), "b": (0.801, 0.801, 0.801)})
-    assert equal.best((Named("a"), Named("b")), 32).name == "a"
+@pytest.mark.parametrize(
+    ("lucky", "best"),
+    [((0.95, 0.95, 0.95, 0.95), "b"), ((1.0, 1.0, 1.0, 0.8), "a"), ((0.95, 0.95, 0.95, None), "a")],
+)
+def test_the_first_stays_where_another_leads_by_luck(lucky: tuple[float | None, ...], best: str) -> None:
+    of_a = STANDINGS.by_judged["a"]
+    told = replace(STANDINGS, by_judged={"a": of_a, "b": ((None,) * 8, (0.6,) * 8, lucky * 2)})
+    assert told.best((Named("a"), Named("b")), 256).name == best
+
+
+def test_gains_are_means_over_devices_of_what_both_were_judged_on() -> None:
+    rows = {"a": ((0.5,) * 8,) * 3, "b": ((0.6, 0.6, 0.6, None, 0.8, 0.6, 0.6, None),) * 3}
+    told = replace(STANDINGS, by_judged=rows)
+    np.testing.assert_allclose(told.gains("b", "a", 32), [0.2, 0.1, 0.1])
+    assert len(told.gains("unknown", "a", 32)) == 0
+
+
+def test_a_first_that_could_not_run_leaves_the_choice_to_the_others() -> None:
+    assert STANDINGS.best((Named("b"), Named("a")), 0).name == "a"
+    assert STANDINGS.best((Named("c"), Named("b")), 32).name == "b"
+    assert STANDINGS.best((Named("c"), Named("d")), 32).name == "c"
 
 
 def test_a_check_of_few_workloads_does_not_outweigh_what_is_known() -> None:

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
 
 #: Share of the resamples inside an interval unless told otherwise.
 LEVEL = 0.9
 _RESAMPLES = 2000
+#: One choice is given up for another that is better with this confidence, on so many workloads at least: 8
+#: workloads with a pair each once put a head from 48 samples before one that was right.
+_SURE, _LEAST_SURE = 0.95, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +138,24 @@ def paired_bootstrap(
     return float((a - b).mean()), low, high
 
 
+def is_beyond_luck(gains: Floats) -> bool:
+    """Whether gains are above 0 with 95 % confidence, by Student's t; never on fewer than 4 workloads.
+
+    Args:
+        gains: (G,) one value a workload.
+    """
+    if len(gains) < _LEAST_SURE:
+        return False
+    doubt = float(student.ppf(_SURE, len(gains) - 1)) * float(gains.std(ddof=1)) / np.sqrt(len(gains))
+    return bool(gains.mean() > doubt)
+
+
 __all__ = [
     "LEVEL",
     "Estimate",
     "Resampled",
     "bootstrap_interval",
+    "is_beyond_luck",
     "paired_bootstrap",
     "resample_ratio",
 ]

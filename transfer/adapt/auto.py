@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from transfer.adapt.base import Adapted, Strategy, visible_part
 from transfer.adapt.nearest import Nearest
@@ -25,6 +24,7 @@ from transfer.adapt.standings import Standings, leave_one_out
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.intervals import is_beyond_luck
 from transfer.model import MultiTaskTLP
 from transfer.onboarding_cases import Regime
 from transfer.ranking import order_agreement
@@ -38,9 +38,6 @@ _LEAST_CHECKED = 8
 #: Workloads of a check that count as much as what leave-one-device-out told: a check of a few workloads is
 #: mostly luck, one of many decides.
 _PRIOR_WORKLOADS = 8.0
-#: A choice is given up when a rival is better by the check with this confidence, and on so many workloads at
-#: least: 8 workloads with a pair each once put a head from 48 samples before one that was right.
-_SURE, _LEAST_SURE = 0.95, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +251,7 @@ def judge(
         after = float((values - found[chosen]).sum())
         shrunk[name] = (after + _PRIOR_WORKLOADS * before) / (workloads + _PRIOR_WORKLOADS)
     taken = max(shrunk, key=lambda name: (shrunk[name], name == chosen))
-    if taken != chosen and not _is_sure(found[taken] - found[chosen]):
+    if taken != chosen and not is_beyond_luck(found[taken] - found[chosen]):
         taken = chosen
     beaten_by = sorted(name for name in raw if raw[name] > raw[chosen])
     if taken != chosen:
@@ -274,14 +271,6 @@ def judge(
         "beaten_by": beaten_by,
         "says": says,
     }
-
-
-def _is_sure(gains: NDArray[np.float64]) -> bool:
-    """Whether gains by workload are above 0 beyond luck, by Student's t."""
-    if len(gains) < _LEAST_SURE:
-        return False
-    doubt = float(student.ppf(_SURE, len(gains) - 1)) * float(gains.std(ddof=1)) / np.sqrt(len(gains))
-    return bool(gains.mean() > doubt)
 
 
 __all__ = ["Auto", "check_agreement", "checking_view", "for_check", "judge", "split_support"]

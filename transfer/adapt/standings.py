@@ -23,23 +23,22 @@ from transfer.adapt.base import Strategy
 from transfer.adapt.select import FewOfEach
 from transfer.dataset import Dataset
 from transfer.errors import DatasetError
-from transfer.intervals import LEVEL, Estimate
+from transfer.intervals import LEVEL, Estimate, is_beyond_luck
 from transfer.onboarding_cases import CasePlan, Regime
 from transfer.onboarding_contenders import Adapting
 from transfer.onboarding_curve import CurvePlan, run_curve
+from transfer.onboarding_points import Point
 from transfer.train import TrainConfig, trainable_devices
 from transfer.training_state import digest
 
 Floats = NDArray[np.float64]
 
 #: Raise it when standings are made otherwise: those kept before are then made again.
-VERSION = 2
+VERSION = 3
 #: Numbers of samples at which strategies are compared; between them the logarithm of k is what counts.
 _SAMPLES = (0, 32, 256)
 #: Most candidates of a workload that are learnt from, and judged on.
 _MOST_POOL, _MOST_JUDGED = 32, 32
-#: Mean values closer than this are no difference: the strategy that was named first stands.
-_ALIKE = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +53,9 @@ class Standings:
         devices: Devices that were left out in turn.
         top5: Mean top-5, likewise.
         spread: Standard deviation over the devices of top-1, and of top-5; empty with fewer than two.
+        judged: What heads were judged on: a workload's number for each device and workload.
+        by_judged: Top-1 on each of them by strategy, a row for each number of samples; None where it could
+            not run.
         version: Of how they were made.
     """
 
@@ -66,6 +68,8 @@ class Standings:
     spread: Mapping[str, tuple[tuple[float | None, ...], tuple[float | None, ...]]] = field(
         default_factory=dict
     )
+    judged: tuple[int, ...] = ()
+    by_judged: Mapping[str, tuple[tuple[float | None, ...], ...]] = field(default_factory=dict)
     version: int = VERSION
 
     def at(self, k: int) -> dict[str, float]:
@@ -92,10 +96,36 @@ class Standings:
         return told[0], told[1]
 
     def best(self, able: Sequence[Strategy], k: int) -> Strategy:
-        """The strategy that stands best with k samples among those that are able; of equals the first."""
+        """The strategy to take with k samples: the first, unless another stands better beyond luck.
+
+        A few devices judged on the same workloads say little of small differences, and the first is what is
+        best on most stores: whichever came out on top was worse than it by .007 on average over k.
+
+        Args:
+            able: Those that can work with the samples, best guess first.
+            k: Number of samples.
+        """
         known = self.at(k)
-        most = max((known.get(one.name, -math.inf) for one in able), default=-math.inf)
-        return next((one for one in able if known.get(one.name, -math.inf) >= most - _ALIKE), able[0])
+        standing = [one for one in able if one.name in known] or able[:1]
+        first = standing[0]
+        better = [one for one in standing[1:] if is_beyond_luck(self.gains(one.name, first.name, k))]
+        return max([first, *better], key=lambda one: known.get(one.name, 0.0))
+
+    def gains(self, one: str, other: str, k: int) -> Floats:
+        """(workloads,) top-1 of a strategy less that of another with k samples, mean over the devices."""
+        mine, theirs = (self._judged(name, k) for name in (one, other))
+        apart = mine - theirs
+        known = np.isfinite(apart)
+        _, place = np.unique(np.array(self.judged, dtype=np.int64)[known], return_inverse=True)
+        counts = np.bincount(place)
+        return np.asarray(np.bincount(place, apart[known]) / np.maximum(1, counts))
+
+    def _judged(self, name: str, k: int) -> Floats:
+        """(judged,) top-1 of a strategy with k samples; NaN where it could not run."""
+        rows = self.by_judged.get(name, ())
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.judged)
+        found = (_between(self.samples, values, k) if values else None for values in columns)
+        return np.array([np.nan if one is None else one for one in found], dtype=np.float64)
 
     def difference(self, one: str, other: str, k: int) -> float:
         """Agreement of a strategy less that of another with k samples; 0 where it is not known."""
@@ -177,7 +207,8 @@ def _make(
     except DatasetError:
         # Siblings that share no candidates: nothing can be told, and nothing is.
         points = []
-    top1, top5, agreement, spread = {}, {}, {}, {}
+    top1, top5, agreement, spread, by_judged = {}, {}, {}, {}, {}
+    places = sorted({(p.target, int(group)) for p in points for group in p.groups})
     for one in strategies:
         mine = [[p for p in points if p.contender == one.name and p.k == k] for k in _SAMPLES]
         top1[one.name] = tuple(_mean([p.top1 for p in found]) for found in mine)
@@ -187,6 +218,7 @@ def _make(
             tuple(_spread([p.top1 for p in found]) for found in mine),
             tuple(_spread([p.top5 for p in found]) for found in mine),
         )
+        by_judged[one.name] = tuple(_by_place(found, places) for found in mine)
     return Standings(
         key=key,
         samples=_SAMPLES,
@@ -195,6 +227,8 @@ def _make(
         devices=tuple(map(str, devices)),
         top5=top5,
         spread=spread,
+        judged=tuple(group for _, group in places),
+        by_judged=by_judged,
     )
 
 
@@ -205,6 +239,16 @@ def _mean(values: Sequence[Floats]) -> float | None:
 def _spread(values: Sequence[Floats]) -> float | None:
     """Standard deviation of the means: one for each device, with one division and seed."""
     return float(np.std([one.mean() for one in values], ddof=1)) if len(values) > 1 else None
+
+
+def _by_place(points: Sequence[Point], places: Sequence[tuple[str, int]]) -> tuple[float | None, ...]:
+    """Top-1 on each of some workloads of devices; None where there is none."""
+    found = {
+        (point.target, int(group)): round(float(value), 4)
+        for point in points
+        for group, value in zip(point.groups, point.top1, strict=True)
+    }
+    return tuple(found.get(place) for place in places)
 
 
 def _between(samples: Sequence[int], values: Sequence[float | None], k: int) -> float | None:
@@ -233,6 +277,8 @@ def _read(path: Path, key: str) -> Standings | None:
             spread={
                 name: (tuple(several[0]), tuple(several[1])) for name, several in value["spread"].items()
             },
+            judged=tuple(value["judged"]),
+            by_judged={name: tuple(map(tuple, rows)) for name, rows in value["by_judged"].items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
