@@ -313,7 +313,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", action="append", default=[], help="leave out only this device")
     parser.add_argument("--regime", action="append", default=[], choices=[one.value for one in Regime])
     parser.add_argument("--strategies", nargs="*", choices=NAMES)
-    parser.add_argument("--choices", nargs="*", choices=NAMES, help="what auto chooses from")
+    parser.add_argument("--choices", nargs="+", choices=NAMES, help="what auto chooses from")
     parser.add_argument("--selector", default=next(iter(SELECTORS)), choices=list(SELECTORS))
     parser.add_argument(
         "--selectors",
@@ -323,7 +323,7 @@ def _parser() -> argparse.ArgumentParser:
         help="to compare by the default strategy",
     )
     parser.add_argument("--no-baselines", action="store_true", help="strategies alone")
-    parser.add_argument("--samples", nargs="*", type=int, help="numbers of samples (k)")
+    parser.add_argument("--samples", nargs="+", type=int, help="numbers of samples (k)")
     parser.add_argument("--held", action="append", default=[], help="only this network; may be given again")
     parser.add_argument("--splits", type=int, help="most networks held out in turn; 0 for all")
     parser.add_argument("--pool", type=int, default=64, help="most candidates of a workload learnt from")
@@ -331,7 +331,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--most", type=int, help="most candidates of a workload kept")
     parser.add_argument("--parts", nargs="*", choices=_FULL.parts, help="beside the curve")
     parser.add_argument("--part-seeds", type=int, help="seeds of what stands beside the curve")
-    parser.add_argument("--covered", nargs="*", type=int, help="k at which stated intervals are checked")
+    parser.add_argument("--covered", nargs="+", type=int, help="k at which stated intervals are checked")
     parser.add_argument("--breadth", action="store_true", help="the same as among --parts")
     parser.add_argument("--breadth-samples", nargs="*", type=int, default=[0, 64])
     parser.add_argument("--epochs", type=int, help="epochs of source models")
