@@ -77,7 +77,7 @@ class Receiving:
                 parts.disk.full(error)
                 # Nobody would ask again for what it had to tell.
                 parts.listing.agent_gone(message.device_id)
-            unsent = parts.granting.searching.unsent
+            unsent = parts.granting.searching.unsent if isinstance(message, AgentGone) else ()
             for event in events_of(message, parts.state, parts.clock(), unsent=unsent):
                 parts.chronicle.tell(event)
             self._look_for_last(message)
