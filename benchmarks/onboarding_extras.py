@@ -9,10 +9,8 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
 from transfer.onboarding_contenders import Adapting, choose_support, situation_of
 from transfer.onboarding_curve import CurvePlan, run_curve
 from transfer.onboarding_table import CurveTable
+from transfer.processes import run_each
 from transfer.ranking import top_k
 from transfer.train import TrainConfig, torch_threads, train
 
@@ -173,11 +172,11 @@ def coverage(one: DeviceSet, how: How, regime: Regime, samples: Sequence[int] = 
     rows: dict[int, list[dict[str, float]]] = defaultdict(list)
     cases = make_cases(one.dataset, one.workloads, how.cases(one, regime))
     asked = partial(_stated, one.dataset, strategy=strategy, how=how, samples=samples)
-    with ProcessPoolExecutor(min(how.workers, len(cases)), get_context("spawn")) as pool:
-        for place, (case, stated) in enumerate(zip(cases, pool.map(asked, cases), strict=True), start=1):
-            for k, row in stated:
-                rows[k].append(row)
-            tell(place, len(cases), case)
+    made = run_each(asked, cases, how.workers, of="the stated intervals", pieces="cases")
+    for place, (case, stated) in enumerate(zip(cases, made, strict=True), start=1):
+        for k, row in stated:
+            rows[k].append(row)
+        tell(place, len(cases), case)
     by_k = {str(k): _covered(found) for k, found in sorted(rows.items())}
     every = [row for found in rows.values() for row in found]
     if every:

@@ -47,11 +47,7 @@ def fleet(tmp_path: Path) -> Fleet:
 def turns(
     fleet: Fleet, coordinator: Coordinator, is_done: Callable[[Coordinator], bool], most: int = 400
 ) -> None:
-    for _ in range(most):
-        coordinator.turn(0.0)
-        if is_done(coordinator):
-            return
-    raise AssertionError(f"not within {most} turns: {coordinator.view()}")
+    fleet.turn_until(coordinator, is_done, most)
 
 
 # ---- poison ----

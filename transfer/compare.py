@@ -9,10 +9,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +20,10 @@ from scipy.stats import rankdata
 
 from transfer.comparison import Comparison
 from transfer.dataset import Dataset
-from transfer.errors import DatasetError, TransferError
+from transfer.errors import DatasetError
 from transfer.kept_scores import KeptScores
 from transfer.metrics import Metrics, evaluate_ranking, merge
+from transfer.processes import run_each
 from transfer.splits import Split
 from transfer.train import torch_threads, trainable_devices
 
@@ -238,22 +237,8 @@ def _each(
 
 def _run(jobs: Sequence[_Job], dataset: Dataset, workers: int) -> Iterator[tuple[_Job, _Scores]]:
     """Do every job, here or in processes, and give each with its result in the order of the jobs."""
-    if workers <= 1 or len(jobs) == 1:
-        for job in jobs:
-            yield job, _fit_and_score(job, dataset)
-        return
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(_fit_and_score, job, dataset) for job in jobs]
-        try:
-            for job, future in zip(jobs, futures, strict=True):
-                yield job, future.result()
-        except BrokenProcessPool as error:
-            raise TransferError(
-                f"a process of the comparison died (killed, or out of memory) in one of {len(jobs)} fits; "
-                "run it again with one worker"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+    run = partial(_fit_and_score, whole=dataset)
+    yield from zip(jobs, run_each(run, jobs, workers, of="the comparison", pieces="fits"), strict=True)
 
 
 def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context
 from typing import TypeVar
 
 import numpy as np
@@ -33,6 +30,7 @@ from transfer.errors import TransferError
 from transfer.intervals import bootstrap_interval, paired_bootstrap
 from transfer.metrics import Metrics, average, concatenate, evaluate_ranking
 from transfer.model import MultiTaskTLP
+from transfer.processes import run_each
 from transfer.splits import Split
 from transfer.train import TrainConfig, torch_threads, train, trainable_devices
 
@@ -238,23 +236,22 @@ def _run_folds(
     if workers <= 1 or len(splits) == 1:
         folds = [run(split, seed + i, tell) for i, split in enumerate(splits)]
     else:
-        with ProcessPoolExecutor(min(workers, len(splits)), mp_context=get_context("spawn")) as pool:
-            futures = [pool.submit(run, split, seed + i, None) for i, split in enumerate(splits)]
-            try:
-                for future in futures:
-                    folds.append(future.result())
-                    for part, seconds in folds[-1].seconds.items():
-                        tell(folds[-1].split, part, seconds)
-            except BrokenProcessPool as error:
-                raise TransferError(
-                    f"a worker of the cross-validation died (killed, or out of memory) in one of "
-                    f"{len(splits)} folds; run it again with workers=1"
-                ) from error
+        jobs = [(split, seed + i) for i, split in enumerate(splits)]
+        made = run_each(partial(_untold, run), jobs, workers, of="the cross-validation", pieces="folds")
+        for fold in made:
+            folds.append(fold)
+            for part, seconds in fold.seconds.items():
+                tell(fold.split, part, seconds)
     shared = set(folds[0].scores).intersection(*(fold.scores for fold in folds))
     for fold in folds:
         for key in set(fold.scores) - shared:
             del fold.scores[key]
     return folds
+
+
+def _untold(run: _FoldRunner, job: tuple[Split, int]) -> _Fold:
+    """One fold in a process of its own, from which no part can be told of."""
+    return run(*job, None)
 
 
 def _onboard(dataset: Dataset, plan: Plan, split: Split, seed: int, tell: _Tell | None) -> _Fold:

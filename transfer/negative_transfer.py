@@ -9,11 +9,8 @@ where data come from.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -23,6 +20,7 @@ from transfer.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.intervals import LEVEL, Estimate, paired_bootstrap
 from transfer.metrics import Metrics, concatenate, evaluate_ranking
+from transfer.processes import run_each
 from transfer.splits import Split
 from transfer.train import TrainConfig, train, trainable_devices
 
@@ -125,7 +123,8 @@ def check_transfer(
     jobs = [(fold, group) for fold in range(len(splits)) for group in sets]
     run = partial(_judge_set, dataset, splits, config, seed)
     found: dict[tuple[tuple[str, ...], str], list[Metrics]] = {}
-    for done, ((_, group), metrics) in enumerate(zip(jobs, _each(run, jobs, workers), strict=True), start=1):
+    made = run_each(run, jobs, workers, of="the transfer check", pieces="trainings")
+    for done, ((_, group), metrics) in enumerate(zip(jobs, made, strict=True), start=1):
         for head, one in metrics.items():
             found.setdefault((group, head), []).append(one)
         if on_progress is not None:
@@ -179,25 +178,6 @@ def _judge_set(
 def _has_pair(latency: NDArray[np.float64], group: NDArray[np.int32]) -> bool:
     measured = group[np.isfinite(latency)]
     return len(measured) > len(np.unique(measured))
-
-
-def _each(
-    run: Callable[[tuple[int, tuple[str, ...]]], dict[str, Metrics]],
-    jobs: Sequence[tuple[int, tuple[str, ...]]],
-    workers: int,
-) -> Any:
-    """Results of the jobs in their order, here or from processes."""
-    if workers <= 1:
-        yield from map(run, jobs)
-        return
-    try:
-        with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
-            yield from pool.map(run, jobs)
-    except BrokenProcessPool as error:
-        raise TransferError(
-            f"a worker of the transfer check died (killed, or out of memory) among {len(jobs)} trainings; "
-            "run it again with workers=1"
-        ) from error
 
 
 def _effect(

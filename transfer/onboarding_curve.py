@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agents.records import Workload, WorkloadId
 from transfer.adapt.select import Selector
 from transfer.dataset import Dataset
-from transfer.errors import TransferError
 from transfer.onboarding_cases import Case, CasePlan, make_cases
 from transfer.onboarding_contenders import Adapting, Asked, Contender, judged, run_case
 from transfer.onboarding_points import KeptPoints, Point
+from transfer.processes import run_each
 from transfer.train import TrainConfig
 
 #: Measured candidates of each point of the curve; the last point is always all there are.
@@ -109,8 +107,9 @@ def _asked(plan: CurvePlan, case: Case) -> list[Asked]:
 
 
 def _timed(
-    dataset: Dataset, case: Case, plan: CurvePlan, asked: Sequence[Asked]
+    dataset: Dataset, job: tuple[Case, Sequence[Asked]], plan: CurvePlan
 ) -> tuple[list[Point | None], float]:
+    case, asked = job
     started = time.perf_counter()
     found = run_case(dataset, case, asked, plan.selector, plan.config)
     return found, time.perf_counter() - started
@@ -169,25 +168,11 @@ def _about(plan: CurvePlan, contender: Contender) -> list[Any]:
 def _run_anew(
     jobs: Sequence[_Job], dataset: Dataset, plan: CurvePlan, workers: int
 ) -> Iterator[tuple[list[Point | None], float]]:
-    waiting = sum(1 for job in jobs if job.missing)
-    if workers <= 1 or waiting <= 1:
-        for job in jobs:
-            yield _timed(dataset, job.case, plan, job.missing) if job.missing else ([], 0.0)
-        return
-    with ProcessPoolExecutor(min(workers, waiting), get_context("spawn")) as pool:
-        futures = [
-            pool.submit(_timed, dataset, job.case, plan, job.missing) if job.missing else None for job in jobs
-        ]
-        try:
-            for future in futures:
-                yield ([], 0.0) if future is None else future.result()
-        except BrokenProcessPool as error:
-            raise TransferError(
-                f"a worker of the onboarding curve died (killed, or out of memory) in one of {waiting} "
-                "cases; run it again with one worker"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+    run = partial(_timed, dataset, plan=plan)
+    waiting = [(job.case, job.missing) for job in jobs if job.missing]
+    made = run_each(run, waiting, workers, of="the onboarding curve", pieces="cases")
+    for job in jobs:
+        yield next(made) if job.missing else ([], 0.0)
 
 
 __all__ = ["SAMPLES", "CurvePlan", "run_curve"]

@@ -1,0 +1,52 @@
+"""Independent pieces of work, here or side by side in processes.
+
+Called by comparisons and curves, whose pieces take seconds to minutes each. Knows nothing of what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import TypeVar
+
+from transfer.errors import TransferError
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def run_each(
+    run: Callable[[_Item], _Result], items: Sequence[_Item], workers: int, *, of: str, pieces: str
+) -> Iterator[_Result]:
+    """Results of a function for some items, in their order; what was not begun is dropped with the iterator.
+
+    Args:
+        run: What to do; like items and results it must be picklable where there are several workers.
+        items: What to do it with.
+        workers: Most processes; with one, or one item, all is done here.
+        of: What the work belongs to, for errors: "the onboarding curve".
+        pieces: What the items are, for errors: "cases".
+
+    Raises:
+        TransferError: A process died.
+    """
+    if workers <= 1 or len(items) <= 1:
+        yield from map(run, items)
+        return
+    with ProcessPoolExecutor(min(workers, len(items)), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(run, item) for item in items]
+        try:
+            for future in futures:
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise TransferError(
+                f"a worker of {of} died (killed, or out of memory) in one of {len(items)} {pieces}; run it "
+                "again with one worker"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+__all__ = ["run_each"]
