@@ -7,20 +7,25 @@ for every schedule of the workload. So they are parsed once a workload, without 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
 from transfer.box_access import BlockAccess, BufferAccess, element_bytes
+from transfer.language.budget import Budget
+from transfer.language.module_graph import GRAPH_ERRORS, ModuleGraph, parse_module
 from transfer.template_access import template_access
 
-#: Largest module text that is parsed; the largest operator of TVM's suite takes 0.1 MB.
-_MODULE_LIMIT = 8_000_000
 #: Deepest index expression that is followed; those of TVM's operator suite stay under ten.
 _DEPTH_LIMIT = 40
+#: Axes and buffers of a block, and dimensions of a buffer, that are described; real ones stay under ten. A
+#: block with more has no numbers that the features could hold.
+_MOST_AXES, _MOST_BUFFERS, _MOST_DIMENSIONS = 32, 64, 32
 #: `IterVar` type of a data-parallel axis (tvm/tirx/var.h: kDataPar).
 _DATA_PARALLEL = 0
+
+#: (slope, divisor) by variable: an index moves by slope every divisor steps of it.
+_Slopes = dict[int, tuple[float, int]]
 
 
 def block_accesses(module_json: str) -> dict[str, BlockAccess]:
@@ -29,82 +34,97 @@ def block_accesses(module_json: str) -> dict[str, BlockAccess]:
     A module in another form than TVM 0.27's JSON graph, or a block whose loops are not its axes one to one,
     gives nothing: the numbers that rest on it then stay 0, which is no error. The workload of an AutoTVM log
     has one nameless block, if its template is known.
+
+    Raises:
+        BudgetError: The module takes more work to read than any real one.
     """
-    if len(module_json) > _MODULE_LIMIT:
-        return {}
     try:
-        module = json.loads(module_json)
+        module = parse_module(module_json)
+        if module is None:
+            return {}
         if module.get("dialect") == "autotvm":
             access = template_access(str(module["name"]), list(module["args"]))
             return {} if access is None else {"": access}
-        return _Graph(module["nodes"]).blocks()
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return _Blocks(ModuleGraph(module["nodes"], Budget(len(module_json), "the module"))).blocks()
+    except GRAPH_ERRORS:
         return {}
 
 
-class _Graph:
-    """Nodes of TVM's JSON graph: `{"type": ..., "data": ...}`, children by their index."""
+class _Blocks:
+    """The blocks of a module and the loops around them."""
 
-    def __init__(self, nodes: list[Any]) -> None:
-        self._nodes = nodes
+    def __init__(self, graph: ModuleGraph) -> None:
+        self._graph = graph
         self._loops: dict[int, tuple[int, dict[str, Any]]] = {}
-        for index, node in enumerate(nodes):
-            if self._type(index) == "For":
-                for child in self._statements(node["data"]["body"]):
-                    self._loops[child] = (index, node["data"])
-
-    def _type(self, index: int) -> str:
-        # Name spaces of types change between TVM versions (tir, tirx, s_tir); their names hardly do.
-        return str(self._nodes[index]["type"]).rpartition(".")[2]
-
-    def _data(self, index: int) -> Any:
-        return self._nodes[index]["data"]
+        #: Of the index expressions met so far: their parts may be shared.
+        self._slopes_of: dict[int, _Slopes] = {}
+        for index in range(len(graph)):
+            if graph.type(index) == "For":
+                loop = graph.data(index)
+                for child in self._statements(loop["body"]):
+                    self._loops[child] = (index, loop)
 
     def _statements(self, index: int) -> list[int]:
-        if self._type(index) == "SeqStmt":
-            return list(self._data(self._data(index)["seq"]))
+        if self._graph.type(index) == "SeqStmt":
+            return list(self._graph.data(self._graph.data(index)["seq"]))
         return [index]
 
     def blocks(self) -> dict[str, BlockAccess]:
         """Every block that can be told, by name."""
         found: dict[str, BlockAccess] = {}
-        for index in range(len(self._nodes)):
-            if self._type(index) in ("SBlockRealize", "BlockRealize"):
-                realize = self._data(index)
-                block = self._data(realize["block"])
+        data = self._graph.data
+        for index in range(len(self._graph)):
+            if self._graph.type(index) in ("SBlockRealize", "BlockRealize"):
+                realize = data(index)
+                block = data(realize["block"])
                 access = self._block(index, realize, block)
                 if access is not None:
-                    found[str(self._data(block["name_hint"]))] = access
+                    found[self._graph.text(block["name_hint"])] = access
         return found
 
     def _block(self, index: int, realize: dict[str, Any], block: dict[str, Any]) -> BlockAccess | None:
+        data = self._graph.data
         nest: list[int] = []
         while index in self._loops:
             index, loop = self._loops[index]
-            nest.insert(0, loop["loop_var"])
-        values = list(self._data(realize["iter_values"]))
-        if not values or sorted(nest) != sorted(values):
+            self._graph.budget.spend(1)
+            nest.append(loop["loop_var"])
+        nest.reverse()
+        values = list(data(realize["iter_values"]))
+        if not 0 < len(values) <= _MOST_AXES or sorted(nest) != sorted(values):
             return None
-        axes = [self._data(axis) for axis in self._data(block["iter_vars"])]
-        axes = [axes[values.index(variable)] for variable in nest]
+        axes_of = dict(zip(values, (data(axis) for axis in data(block["iter_vars"])), strict=True))
+        axes = [axes_of[variable] for variable in nest]
         place = {axis["var"]: number for number, axis in enumerate(axes)}
-        extents = [self._integer(self._data(axis["dom"])["extent"]) for axis in axes]
-        buffers = [
-            self._buffer(self._data(region), place, is_write)
-            for regions, is_write in ((block["reads"], False), (block["writes"], True))
-            for region in self._data(regions)
+        extents = [self._graph.integer(data(axis["dom"])["extent"], 1) for axis in axes]
+        regions = [
+            (data(region), is_write)
+            for listed, is_write in ((block["reads"], False), (block["writes"], True))
+            for region in data(listed)
         ]
+        if len(regions) > _MOST_BUFFERS:
+            return None
+        buffers = []
+        for region, is_write in regions:
+            buffer = self._buffer(region, place, is_write)
+            if buffer is None:
+                return None
+            buffers.append(buffer)
         return BlockAccess(
             extents=tuple(extents),
             spatial=tuple(axis["iter_type"] == _DATA_PARALLEL for axis in axes),
             buffers=tuple(buffers),
         )
 
-    def _buffer(self, region: dict[str, Any], place: dict[int, int], is_write: bool) -> BufferAccess:
-        kind = self._data(self._data(region["source"])["ty"])
-        dtype = self._data(kind["dtype"])["dtype"]
-        shape = tuple(self._integer(extent) for extent in self._data(kind["shape"]))
-        ranges = [self._data(one) for one in self._data(region["region"])]
+    def _buffer(self, region: dict[str, Any], place: dict[int, int], is_write: bool) -> BufferAccess | None:
+        data, integer = self._graph.data, self._graph.integer
+        kind = data(data(region["source"])["ty"])
+        dtype = data(kind["dtype"])["dtype"]
+        shape = tuple(integer(extent, 1) for extent in data(kind["shape"]))
+        ranges = [data(one) for one in data(region["region"])]
+        if max(len(shape), len(ranges)) > _MOST_DIMENSIONS:
+            return None
+        self._graph.budget.spend(len(ranges) * len(place))
         coefficients = np.zeros((len(ranges), len(place)))
         divisors = np.ones(coefficients.shape)
         for row, one in enumerate(ranges):
@@ -117,20 +137,20 @@ class _Graph:
             shape=shape,
             coefficients=coefficients,
             divisors=divisors,
-            base=np.array([self._integer(one["extent"]) for one in ranges], dtype=np.float64),
+            base=np.array([integer(one["extent"], 1) for one in ranges], dtype=np.float64),
             is_write=is_write,
         )
 
-    def _integer(self, index: int) -> int:
-        """Value of an integer constant; 1 for anything symbolic."""
-        if self._type(index) != "IntImm":
-            return 1
-        value = self._data(index)["value"]
-        return int(self._data(value))
+    def _slopes(self, index: int, depth: int = 0) -> _Slopes:
+        """Slopes of an index expression in its variables."""
+        found = self._slopes_of.get(index)
+        if found is None:
+            found = self._slopes_of[index] = self._new_slopes(index, depth)
+        self._graph.budget.spend(1 + len(found))
+        return found
 
-    def _slopes(self, index: int, depth: int = 0) -> dict[int, tuple[float, int]]:
-        """(slope, divisor) of an index expression in each variable: it moves by slope every divisor steps."""
-        kind, data = self._type(index), self._nodes[index].get("data")
+    def _new_slopes(self, index: int, depth: int) -> _Slopes:
+        kind, data = self._graph.type(index), self._graph.nodes[index].get("data")
         if kind == "Var":
             return {index: (1.0, 1)}
         if depth > _DEPTH_LIMIT or not isinstance(data, dict) or "a" not in data or "b" not in data:
@@ -144,10 +164,10 @@ class _Graph:
             }
         if kind == "Mul":
             slopes, factor = (left, data["b"]) if left else (right, data["a"])
-            scale = self._integer(factor)
+            scale = self._graph.integer(factor, 1)
             return {variable: (slope * scale, divisor) for variable, (slope, divisor) in slopes.items()}
         if kind in ("FloorDiv", "Div"):
-            whole = max(1, self._integer(data["b"]))
+            whole = max(1, self._graph.integer(data["b"], 1))
             return {
                 variable: (slope, divisor * whole) if slope == 1 else (slope / whole, divisor)
                 for variable, (slope, divisor) in left.items()

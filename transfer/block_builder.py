@@ -19,6 +19,8 @@ from transfer.slots import StepTable
 
 #: Candidates whose features are extracted at a time.
 _CHUNK = 4096
+#: Numbers in the steps of so many at most: those of strangers may have thousands each.
+_CHUNK_NUMBERS = 2_000_000
 #: Columns put in order at a time; a copy of that many is the extra memory that ordering takes.
 _COLUMNS = 8
 
@@ -35,6 +37,7 @@ class BlockBuilder:
         self._extractor = extractor
         self._table = StepTable()
         self._pending: list[tuple[Workload, tuple[Primitive, ...]]] = []
+        self._pending_numbers = 0
         self._vectors: dict[WorkloadId, tuple[int, NDArray[np.float32]]] = {}
         self._steps = _Rows(np.int32, spec.max_steps)
         self._workloads = _Rows(np.int32, 1)
@@ -47,8 +50,10 @@ class BlockBuilder:
             TraceError: The trace is not a schedule of its dialect; the candidate is not taken then.
             TransferError: The dialect has no reader.
         """
-        self._pending.append((workload, self._extractor.read(candidate, workload)))
-        if len(self._pending) >= _CHUNK:
+        steps = self._extractor.crop(self._extractor.read(candidate, workload))
+        self._pending.append((workload, steps))
+        self._pending_numbers += sum(len(step.numbers) for step in steps)
+        if len(self._pending) >= _CHUNK or self._pending_numbers >= _CHUNK_NUMBERS:
             self._extract()
 
     def finish(self, order: NDArray[np.int64]) -> FeatureBlock:
@@ -82,6 +87,7 @@ class BlockBuilder:
         self._summary.append(summary)
         self._workloads.append(np.array([[self._workload_row(one)] for one in workloads], dtype=np.int32))
         self._pending.clear()
+        self._pending_numbers = 0
 
     def _workload_row(self, workload: Workload) -> int:
         found = self._vectors.get(workload.workload_id)

@@ -45,7 +45,8 @@ class BufferAccess:
 
     def stride(self, axis: int) -> float:
         """Elements between the accesses of neighbouring iterations of an axis; 0 where they are the same."""
-        weights = [math.prod(self.shape[place + 1 :]) for place in range(len(self.shape))]
+        # As floats, which have room for the product of any extents.
+        weights = [math.prod(map(float, self.shape[place + 1 :])) for place in range(len(self.shape))]
         moves = np.where(self.divisors[:, axis] > 1, 0, self.coefficients[:, axis])
         return float(np.dot(moves, weights)) if self.shape else 0.0
 

@@ -14,5 +14,9 @@ class TraceError(TransferError):
     """A schedule is not what its dialect says it is; the candidate is unusable, the program is not."""
 
 
+class BudgetError(TraceError):
+    """Reading data of others takes more work than any real program of its size: it was given up."""
+
+
 class DatasetError(TransferError):
     """The records cannot be joined into a dataset, or a dataset was asked for what it does not hold."""

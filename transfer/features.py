@@ -139,6 +139,8 @@ class Extractor:
             known = ", ".join(sorted(self._readers))
             raise TransferError(f"no reader for dialect {candidate.dialect!r}; known: {known}")
         try:
+            if workload is not None:
+                self._summariser.check(workload)
             return reader.read(candidate.trace, workload)
         except TraceError as error:
             raise TraceError(
@@ -158,7 +160,7 @@ class Extractor:
         Returns:
             (N, L) rows of the table, and the (N, S) summaries.
         """
-        cropped = [self._crop(sequence) for sequence in sequences]
+        cropped = [self.crop(sequence) for sequence in sequences]
         steps = table.look_up(cropped, self.spec.max_steps)
         categories, numbers = table.rows()
         summary = np.empty((len(cropped), len(self.spec.summary_names)), dtype=np.float32)
@@ -198,8 +200,8 @@ class Extractor:
             summary=summary,
         )
 
-    def _crop(self, sequence: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
-        """Drop the least telling steps of a sequence that is too long; the order stays."""
+    def crop(self, sequence: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
+        """Drop the least telling steps of a sequence that is longer than L; the order stays."""
         excess = len(sequence) - self.spec.max_steps
         if excess <= 0:
             return sequence

@@ -114,7 +114,8 @@ class LiveReader:
             values: Decisions among them.
         """
         beginning = type(trace)(trace.insts[:steps], trace.decisions)
-        instructions, decisions = json.loads(_stored_form(beginning))
+        text = _stored_form(beginning)
+        instructions, decisions = json.loads(text)
         sampled = [(place, value) for place, value in decisions if place < steps]
         ends_there = len(trace.insts) == steps or _begins_postprocessing(trace.insts[steps])
         if len(instructions) != steps or not ends_there or [value for _, value in sampled] != values:
@@ -123,7 +124,7 @@ class LiveReader:
         if steps not in lengths:
             # The shortest first: a longer one would end inside the post-processing of a shorter space.
             insort(lengths, steps)
-        plan = compile_plan(instructions, self._reader.program(workload))
+        plan = compile_plan(instructions, self._reader.program(workload), len(text))
         return _Space(plan, tuple(place for place, _ in sampled))
 
 

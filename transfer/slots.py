@@ -69,18 +69,26 @@ NUMBER_PLACE = {name: place for place, name in enumerate(NUMBER_NAMES)}
 
 _SPLITS = frozenset({Kind.SP, Kind.FSP, Kind.FFSP})
 _NUMBERED_NAME = re.compile(r"(_\d+)+$")
+#: Longest name that is kept, and whose number is looked for: the search takes the square of the length.
+_LONGEST_NAME = 256
 
 
 def _log(value: int) -> float:
     return math.log2(1 + abs(value))
 
 
-@lru_cache(maxsize=4096)
 def block_bucket(name: str) -> int:
     """Index of a block name; numbered copies (`T_add_1`) share the bucket of their first."""
-    if not name:
-        return UNKNOWN
-    return 2 + zlib.crc32(_NUMBERED_NAME.sub("", name).encode()) % _BLOCK_BUCKETS
+    return _named_bucket(name) if len(name) <= _LONGEST_NAME else _hashed_bucket(name)
+
+
+@lru_cache(maxsize=4096)
+def _named_bucket(name: str) -> int:
+    return _hashed_bucket(_NUMBERED_NAME.sub("", name)) if name else UNKNOWN
+
+
+def _hashed_bucket(name: str) -> int:
+    return 2 + zlib.crc32(name.encode()) % _BLOCK_BUCKETS
 
 
 def encode(step: Primitive) -> tuple[list[int], list[float]]:

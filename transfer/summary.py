@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from agents.records import Workload, WorkloadId
 from transfer.access import block_accesses
 from transfer.box_access import BlockAccess
+from transfer.errors import BudgetError
 from transfer.language.primitives import Kind, Primitive, Role, detail_index, kind_index, role_index
 from transfer.slots import CATEGORY_PLACE, NUMBER_PLACE
 from transfer.tiles import (
@@ -65,7 +66,15 @@ class Summariser:
     """Makes summaries; keeps the memory accesses of each workload met."""
 
     def __init__(self) -> None:
-        self._accesses: dict[WorkloadId, dict[str, BlockAccess]] = {}
+        self._accesses: dict[WorkloadId, dict[str, BlockAccess] | BudgetError] = {}
+
+    def check(self, workload: Workload) -> None:
+        """Refuse a workload whose candidates cannot be summarised.
+
+        Raises:
+            BudgetError: Its module takes more work to read than any real one.
+        """
+        self._of(workload)
 
     def summarise(
         self,
@@ -125,10 +134,19 @@ class Summariser:
 
     def _access(self, workload: Workload, block: str) -> BlockAccess | None:
         """Memory accesses of a block of a workload, parsed at the first call."""
-        accesses = self._accesses.get(workload.workload_id)
-        if accesses is None:
-            accesses = self._accesses[workload.workload_id] = block_accesses(workload.module_json)
-        return accesses.get(block)
+        return self._of(workload).get(block)
+
+    def _of(self, workload: Workload) -> dict[str, BlockAccess]:
+        found = self._accesses.get(workload.workload_id)
+        if found is None:
+            try:
+                found = block_accesses(workload.module_json)
+            except BudgetError as error:
+                found = error
+            self._accesses[workload.workload_id] = found
+        if isinstance(found, BudgetError):
+            raise BudgetError(str(found))
+        return found
 
 
 def _tiled_block(sequence: Sequence[Primitive]) -> str | None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from transfer.box_access import BlockAccess, BufferAccess, element_bytes
 from transfer.language.autotvm_templates import are_transposed, find_template, height_and_width
+from transfer.language.primitives import MAX_NUMBER
 
 #: How a template that runs on a GPU is named; its outer tiles are blocks and threads.
 _ON_GPU = re.compile(r"\.(cuda|gpu)$")
@@ -136,7 +137,7 @@ def _buffer(indexes: Sequence[_Index], order: Sequence[int], size: int, is_write
             coefficients[row, place[axis]] = slope
     return BufferAccess(
         element_bytes=size,
-        shape=tuple(index.extent for index in indexes),
+        shape=tuple(min(index.extent, MAX_NUMBER) for index in indexes),
         coefficients=coefficients,
         divisors=np.ones(coefficients.shape),
         base=np.ones(len(indexes)),

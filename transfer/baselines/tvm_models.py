@@ -9,7 +9,6 @@ takes. TVM is imported inside functions.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from agents.records import Workload
+from agents.trace_rules import read_trace
+from agents.trust import is_imported
 from transfer.baselines.base import Rows, Scores, hold_out_workloads, need, training_labels, unknown_device
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
@@ -66,18 +67,26 @@ def per_store_features(
     that may import `agents.tvm_import` call its `load_tensor_intrinsics` first.
 
     Args:
-        workload: With its TVM module.
+        workload: With its TVM module, one of ours (`fleet.store.reader.StoreReader.own_workloads`).
         traces: MetaSchedule traces, JSON text.
         target: TVM target, as text or as its JSON object; thread and vector limits enter the features.
         threads: Threads of TVM.
 
     Returns:
-        (stores, 172) of each trace; (0, 172) where the trace does not replay or the program does not lower.
+        (stores, 172) of each trace; (0, 172) where the trace is refused (`agents.trace_rules`), does not
+        replay, or the program does not lower.
+
+    Raises:
+        TransferError: The workload was imported: its module is not given to TVM.
     """
     import tvm
     from tvm.s_tir import meta_schedule as ms
     from tvm.s_tir.schedule import Schedule, Trace
 
+    if is_imported(workload.workload_id):
+        raise TransferError(
+            f"workload {workload.workload_id} was imported: TVM is given no module of others; leave it out"
+        )
     module = tvm.ir.load_json(workload.module_json)
     context = ms.TuneContext(mod=module, target=tvm.target.Target(target), num_threads=threads)
     extractor = ms.feature_extractor.PerStoreFeature(extract_workload=True)
@@ -86,7 +95,7 @@ def per_store_features(
     for trace in traces:
         schedule = Schedule(module, error_render_level="none")
         try:
-            Trace.apply_json_to_schedule(json.loads(trace), schedule)
+            Trace.apply_json_to_schedule(read_trace(trace), schedule)
             candidate = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(module, True))
             values = extractor.extract_from(context, [candidate])[0].numpy().astype(np.float32)
         except Exception:  # whatever TVM raises for a candidate, it is the candidate's fault

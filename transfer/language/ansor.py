@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from agents.records import Workload
-from transfer.language.ansor_stages import Loop, StageLoops, StageOrder, product, split_factors
+from transfer.language.ansor_stages import Loop, StageLoops, StageOrder, TooManyLoopsError, split_factors
 from transfer.language.ansor_steps import (
     ANNOTATIONS,
     TAGS,
@@ -27,7 +27,7 @@ from transfer.language.ansor_steps import (
     is_well_formed,
     parse_steps,
 )
-from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Primitive, Role
+from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Primitive, Role, extent_product
 
 _KINDS = {tag: Kind(tag) for tag in TAGS}
 _SPLITS = frozenset({Kind.SP, Kind.FSP, Kind.FFSP})
@@ -131,7 +131,7 @@ class _Walk:
                 continue
             try:
                 raw.append(_HANDLERS[step[0]](self, *step[1:]))
-            except _BadFieldsError as error:
+            except (_BadFieldsError, TooManyLoopsError) as error:
                 self._unknown[f"{step[0]}: {error}"] += 1
                 raw.append(None)
         for stage, levels in self._levels.items():
@@ -215,7 +215,7 @@ class _Walk:
         split = self._source(source)
         if not 1 <= count <= len(split.lengths) + 1:
             raise _BadFieldsError("more levels than the split has")
-        lengths = [*split.lengths[: count - 1], product(split.lengths[count - 1 :])]
+        lengths = [*split.lengths[: count - 1], extent_product(split.lengths[count - 1 :])]
         loop = self._loops.upto(stage, position + 1)[position]
         extent = loop.extent
         if split.is_tiling and loop.axis == split.axis:
@@ -233,7 +233,7 @@ class _Walk:
         splits = [self._source(source) for source in sources]
         if not splits or any(level >= len(split.lengths) for split in splits):
             raise _BadFieldsError("no such level")
-        length = product([split.lengths[level] for split in splits])
+        length = extent_product([split.lengths[level] for split in splits])
         extent = self._loops.upto(stage, position + 1)[position].extent
         return self._divide(
             Kind.FFSP,
@@ -274,7 +274,7 @@ class _Walk:
     def _compute_at(self, place: int, target: int, position: int) -> _Raw:
         stage, target_stage = self._order.number_at(place), self._order.number_at(target)
         extents = [loop.extent for loop in self._loops.upto(target_stage, position + 1)]
-        around, inside = product(extents[: position + 1]), product(extents[position + 1 :])
+        around, inside = extent_product(extents[: position + 1]), extent_product(extents[position + 1 :])
         self._loops.move_into(
             stage, target_stage, position, followed=(target_stage, stage) in self._followers
         )

@@ -10,11 +10,20 @@ and `transfer.language.to_ansor`. This is the reader's memory, not the interpret
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from transfer.language.primitives import CREATED, MAX_NUMBER, Kind
+from transfer.language.primitives import CREATED, Kind, extent_product
+
+#: Loops of one stage that are followed; published schedules have some forty.
+MOST_LOOPS = 256
+
+
+class TooManyLoopsError(Exception):
+    """A step on a stage that has, or would get, more loops than any schedule; the message is the reason."""
+
+    def __init__(self) -> None:
+        super().__init__("too many loops")
 
 
 class Loop(NamedTuple):
@@ -87,7 +96,13 @@ class StageLoops:
         self._moved: set[int] = set()
 
     def upto(self, stage: int, count: int) -> list[Loop]:
-        """The loops met of a stage, at least `count` of them: the list itself."""
+        """The loops met of a stage, at least `count` of them: the list itself.
+
+        Raises:
+            TooManyLoopsError: They are more than any stage has.
+        """
+        if count > MOST_LOOPS:
+            raise TooManyLoopsError
         loops = self._loops.get(stage)
         if loops is None:
             loops = self._loops[stage] = []
@@ -102,8 +117,13 @@ class StageLoops:
         """Replace a loop by its pieces, outermost first; return its axis.
 
         Every factor but the outermost is fixed by the split, also where it was written the other way round.
+
+        Raises:
+            TooManyLoopsError: There would be more than any stage has.
         """
         loops = self.upto(stage, position + 1)
+        if len(loops) + len(factors) > MOST_LOOPS:
+            raise TooManyLoopsError
         axis, _, fixed = loops[position]
         pieces = [Loop(axis, factor, True) for factor in factors]
         if not fixed:
@@ -115,7 +135,7 @@ class StageLoops:
         """Fuse consecutive loops; return the extent of the result, 0 unknown."""
         loops = self.upto(stage, first + count)
         fused = loops[first : first + count]
-        extent = product([loop.extent for loop in fused])
+        extent = extent_product([loop.extent for loop in fused])
         axis = fused[0].axis if count == 1 else -1
         loops[first : first + count] = [Loop(axis, extent, all(loop.fixed for loop in fused))]
         return extent
@@ -204,11 +224,6 @@ def split_factors(extent: int, lengths: Sequence[int], inner_to_outer: bool) -> 
     Returns:
         One factor more than `lengths`; 0 where it is unknown.
     """
-    inside = product(lengths)
+    inside = extent_product(lengths)
     rest = -(-extent // inside) if inside else 0
     return (rest, *lengths) if inner_to_outer else (*lengths, rest)
-
-
-def product(numbers: Sequence[int]) -> int:
-    """Product of extents, 0 where one is unknown, cut to 64 bits."""
-    return min(math.prod(numbers), MAX_NUMBER)

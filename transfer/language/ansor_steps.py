@@ -176,8 +176,9 @@ def is_well_formed(step: Any) -> bool:
     except (TypeError, KeyError, IndexError):
         return False
     if tag in _FLAT:
-        low, high = min(step[1:]), max(step[1:])
-        return bool(low >= 0 and (high <= MAX_POSITION or (tag == "SA" and high <= MAX_NUMBER)))
+        # Of a storage alignment the last two numbers are factor and offset.
+        places = step[1:3] if tag == "SA" else step[1:]
+        return bool(min(step[1:]) >= 0 and max(places) <= MAX_POSITION and max(step[1:]) <= MAX_NUMBER)
     place = _LIST_PLACE.get(tag)
     if place is not None:
         items = step[place]

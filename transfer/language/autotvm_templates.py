@@ -22,6 +22,8 @@ INNER = -1
 
 #: Side of the tiles that Winograd templates compute at once.
 _WINOGRAD_TILE = 4
+#: Largest stride, dilation or padding that is taken for one.
+_MOST_STRIDE = 1 << 20
 _REDUCTION_NAMES = re.compile(r"tile_(r|k|ic|ci)")
 
 
@@ -98,8 +100,14 @@ def _shape(argument: Any) -> tuple[int, ...]:
 
 
 def height_and_width(value: Any) -> tuple[int, int]:
-    """Strides or dilation, which one number may give for both."""
+    """Strides or dilation, which one number may give for both.
+
+    Raises:
+        ValueError, TypeError: It is neither, or out of range.
+    """
     first, second = (value, value) if isinstance(value, int) else value
+    if not 0 <= first <= _MOST_STRIDE or not 0 <= second <= _MOST_STRIDE:
+        raise ValueError("strides out of range")
     return int(first), int(second)
 
 

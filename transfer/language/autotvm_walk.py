@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from transfer.language.ansor_stages import product, split_factors
+from transfer.language.ansor_stages import split_factors
 from transfer.language.autotvm_templates import INNER, LoopName, Template, is_reduction_knob
-from transfer.language.primitives import MAX_NUMBER, REDUCTION, SPATIAL, Kind, Primitive, Role
+from transfer.language.primitives import MAX_NUMBER, REDUCTION, SPATIAL, Kind, Primitive, Role, extent_product
 
 #: Items of one knob's value read at most.
 MAX_VALUES = 32
@@ -133,7 +133,7 @@ class _Walk:
     def _split_axis(self, axis: int, extent: int, sizes: list[int], detail: str) -> None:
         if sizes[0] >= 0:
             factors = tuple(sizes)
-            extent = extent or product(sizes)
+            extent = extent or extent_product(sizes)
         else:
             factors = split_factors(extent, sizes[1:], inner_to_outer=True)
         loops: tuple[int, ...] = ()
@@ -222,8 +222,8 @@ class _Walk:
             detail = REDUCTION if about.is_reduction else SPATIAL
             self._split_axis(axis, about.extent, [-1, *inside], detail)
         self._emit(Kind.TENSORIZE, (rows, columns, _WMMA_DEPTH), "")
-        depth = product((size["chunk"], _WMMA_DEPTH))
-        width = product((size["block_col_warps"], size["warp_col_tiles"], columns))
+        depth = extent_product((size["chunk"], _WMMA_DEPTH))
+        width = extent_product((size["block_col_warps"], size["warp_col_tiles"], columns))
         for role, factor, offset in (
             (Role.READ_CACHE, depth, size["offset"]),
             (Role.WRITE_CACHE, width, size["offsetCS"]),

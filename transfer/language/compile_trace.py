@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from transfer.language.budget import Budget
 from transfer.language.program import ProgramStage
 from transfer.language.trace_block_steps import BLOCK_HANDLERS, PLAIN, other_step
 from transfer.language.trace_loop_steps import LOOP_HANDLERS, PREFIX
@@ -32,12 +33,18 @@ _TILES = frozenset({"SamplePerfectTile", "SamplePartitionedTile"})
 _LOCATION = "SampleComputeLocation"
 
 
-def compile_plan(instructions: Sequence[Sequence[Any]], program: Sequence[ProgramStage] = ()) -> Plan:
+def compile_plan(
+    instructions: Sequence[Sequence[Any]], program: Sequence[ProgramStage], text_chars: int
+) -> Plan:
     """Compile well-formed instructions `[kind, inputs, attributes, outputs]`, up to post-processing.
 
     Args:
         instructions: Those of one design space.
         program: Stages of the workload; `()` where it is not known.
+        text_chars: Length of the text that the instructions stand in: how much work they may cause.
+
+    Raises:
+        BudgetError: They cause more, at once or under some sampled locations.
     """
     taken: list[Instruction] = []
     for index, (kind, inputs, attributes, outputs) in enumerate(instructions):
@@ -46,13 +53,14 @@ def compile_plan(instructions: Sequence[Sequence[Any]], program: Sequence[Progra
         taken.append(Instruction(index, kind, inputs, attributes, outputs))
     locations = tuple(one.place for one in taken if one.kind == _LOCATION)
     cut = next((number for number, one in enumerate(taken) if one.kind == _LOCATION), len(taken))
-    head = Walker(StageTable(program))
+    head = Walker(StageTable(program, Budget(text_chars, "the MetaSchedule trace")))
     for instruction in taken[:cut]:
         _take(head, instruction)
     rest = taken[cut:]
 
     def follow(found: tuple[int, ...]) -> Tail:
-        walker = head.fork(dict(zip(locations, found, strict=True)))
+        budget = Budget(text_chars, "the MetaSchedule trace")
+        walker = head.fork(dict(zip(locations, found, strict=True)), budget)
         for instruction in rest:
             _take(walker, instruction)
         return walker.result()
@@ -79,10 +87,8 @@ def _sample_tile(walker: Walker, instruction: Instruction) -> None:
 
 def _sample_choice(walker: Walker, instruction: Instruction) -> None:
     choices = instruction.attributes[0] if instruction.attributes else ()
-    for output in instruction.outputs:
-        walker.values[output] = Sampled(
-            instruction.place, choices=tuple(choices) if isinstance(choices, list) else ()
-        )
+    sampled = Sampled(instruction.place, choices=tuple(choices) if isinstance(choices, list) else ())
+    walker.values.update(dict.fromkeys(instruction.outputs, sampled))
 
 
 def _sample_location(walker: Walker, instruction: Instruction) -> None:

@@ -19,16 +19,21 @@ from collections import Counter
 from typing import Any
 
 from agents.records import Workload
-from transfer.errors import TraceError
+from transfer.errors import BudgetError, TraceError
 from transfer.language.compile_trace import POSTPROCESSED_PATTERN, compile_plan
 from transfer.language.primitives import MAX_NUMBER, Primitive
 from transfer.language.program import ProgramStage, program_stages
 from transfer.language.trace_values import Plan
 
-#: Plans kept before starting over; a design space is one plan, a network has a few hundred at most.
+#: Plans kept before starting over; a design space is one plan, a network has a few hundred at most. Texts of
+#: strangers may be long: so many characters of them, which take up to twenty times as many bytes.
 _PLAN_LIMIT = 4096
-#: Programs kept before starting over, one a workload.
+_PLAN_CHARS = 12_000_000
+#: Characters that a step or a decision kept by a plan counts as.
+_STEP_CHARS = 16
+#: Programs kept before starting over, one a workload, and their stages.
 _PROGRAM_LIMIT = 4096
+_STAGE_LIMIT = 65_536
 
 # Where post-processing begins, as TVM writes it: only speeds up the look-up of a plan. Text in another form
 # has all of its instructions as the key.
@@ -48,7 +53,10 @@ class MetaScheduleReader:
         self.unknown: Counter[str] = Counter()
         # By workload ("" where its program is not known) and the text of the instructions.
         self._plans: dict[tuple[str, str], Plan] = {}
-        self._programs: dict[str, tuple[ProgramStage, ...]] = {}
+        #: Characters that the plans count as.
+        self._plan_chars = 0
+        self._programs: dict[str, tuple[ProgramStage, ...] | BudgetError] = {}
+        self._stages = 0
 
     def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
         """Read one trace.
@@ -68,7 +76,10 @@ class MetaScheduleReader:
         plan, decisions = self._plan(trace, workload)
         if plan.unknown:
             self.unknown.update(plan.unknown)
-        return plan.fill(decisions)
+        before = plan.size
+        steps = plan.fill(decisions)
+        self._plan_chars += _STEP_CHARS * (plan.size - before)
+        return steps
 
     def check(self, trace: str, workload: Workload | None = None) -> None:
         """Raise what `read` would, in a third of the time where many traces of a design space are checked.
@@ -77,7 +88,9 @@ class MetaScheduleReader:
             TraceError: The text is not such a trace.
         """
         plan, decisions = self._plan(trace, workload)
+        before = plan.size
         plan.check(decisions)
+        self._plan_chars += _STEP_CHARS * (plan.size - before)
 
     def _plan(self, trace: str, workload: Workload | None) -> tuple[Plan, dict[int, Any]]:
         """The compiled design space of a trace, and its decisions."""
@@ -87,22 +100,36 @@ class MetaScheduleReader:
         plan = self._plans.get((owner, split[0])) if split is not None else None
         if split is None or plan is None:
             instructions, decisions = _parse(trace)
-            plan = compile_plan(instructions, program)
-            if len(self._plans) >= _PLAN_LIMIT:
-                self._plans.clear()
+            plan = compile_plan(instructions, program, len(trace))
             if split is not None:
+                if len(self._plans) >= _PLAN_LIMIT or self._plan_chars > _PLAN_CHARS:
+                    self._plans.clear()
+                    self._plan_chars = 0
                 self._plans[owner, split[0]] = plan
+                self._plan_chars += len(split[0])
         else:
             decisions = split[1]
         return plan, _by_instruction(decisions)
 
     def program(self, workload: Workload) -> tuple[ProgramStage, ...]:
-        """Stages of a workload's program, read once; `()` where its module cannot be read."""
+        """Stages of a workload's program, read once; `()` where its module cannot be read.
+
+        Raises:
+            BudgetError: The module takes more work to read than any real one.
+        """
         found = self._programs.get(workload.workload_id)
         if found is None:
-            if len(self._programs) >= _PROGRAM_LIMIT:
+            if len(self._programs) >= _PROGRAM_LIMIT or self._stages > _STAGE_LIMIT:
                 self._programs.clear()
-            found = self._programs[workload.workload_id] = program_stages(workload.module_json)
+                self._stages = 0
+            try:
+                found = program_stages(workload.module_json)
+                self._stages += len(found)
+            except BudgetError as error:
+                found = error
+            self._programs[workload.workload_id] = found
+        if isinstance(found, BudgetError):
+            raise BudgetError(str(found))
         return found
 
 

@@ -37,7 +37,9 @@ Encoders read those three fields only. The rest says which loops a step moves, f
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -51,6 +53,9 @@ CREATED = 1000
 
 #: Largest extent or factor that a reader takes: extents are 64-bit.
 MAX_NUMBER = 2**63 - 1
+
+#: Numbers that are multiplied at once.
+_FEW_NUMBERS = 32
 
 #: Index of a padding step in every categorical slot.
 PADDING = 0
@@ -207,6 +212,17 @@ class Reader(Protocol):
             transfer.errors.TraceError: The text is not a schedule of this dialect.
         """
         ...
+
+
+def extent_product(numbers: Sequence[int]) -> int:
+    """Product of extents, none below 0; 0 where one is unknown, cut to 64 bits."""
+    if len(numbers) <= _FEW_NUMBERS:
+        return min(math.prod(numbers), MAX_NUMBER)
+    # The whole product of thousands of numbers would take minutes.
+    result = 0 if 0 in numbers else 1
+    for number in numbers:
+        result = min(result * number, MAX_NUMBER)
+    return result
 
 
 def kind_index(kind: str) -> int:

@@ -6,14 +6,20 @@ Called by the MetaSchedule reader, which numbers stages in the program's order, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-#: Largest module text that is parsed; the largest operator of TVM's suite takes 0.1 MB.
-_MODULE_LIMIT = 8_000_000
+from transfer.errors import BudgetError
+from transfer.language.budget import Budget
+from transfer.language.module_graph import GRAPH_ERRORS, ModuleGraph, parse_module
+
 #: Deepest nest of statements that is followed.
 _DEPTH_LIMIT = 200
+#: Blocks of a program at most: the largest fused operators have some thirty. Each design space is compiled
+#: against all of them.
+_MOST_STAGES = 512
+#: Buffers that one block reads, or writes, at most.
+_MOST_BUFFERS = 256
 #: `IterVar` type of a reduction axis (tvm/tirx/var.h: kCommReduce).
 _REDUCTION = 2
 #: Fields of statements that hold statements, in program order.
@@ -40,39 +46,41 @@ class ProgramStage(NamedTuple):
 def program_stages(module_json: str) -> tuple[ProgramStage, ...]:
     """Stages of a module in program order.
 
-    Loops around several blocks belong to the first of them. Read are TVM 0.27's JSON graph and the one that
-    TVM wrote until 0.20; a module of several functions, or in another form, gives nothing, which is no error.
+    Loops around several blocks belong to the first of them; a statement that stands in several places counts
+    where it is met first. Read are TVM 0.27's JSON graph and the one that TVM wrote until 0.20; a module of
+    several functions, or in another form, gives nothing, which is no error.
+
+    Raises:
+        BudgetError: The module takes more work to read than any real one.
     """
-    if len(module_json) > _MODULE_LIMIT:
-        return ()
     try:
-        return _Graph(json.loads(module_json)["nodes"]).stages()
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        value = parse_module(module_json)
+        if value is None:
+            return ()
+        return _Program(ModuleGraph(value["nodes"], Budget(len(module_json), "the module"))).stages()
+    except GRAPH_ERRORS:
         return ()
 
 
-class _Graph:
-    """Nodes of TVM's JSON graph: `{"type": ..., "data": ...}`, children by their index."""
+class _Program:
+    """The statements of a module."""
 
-    def __init__(self, nodes: list[Any]) -> None:
-        self._is_old = any("type_key" in node for node in nodes[:2])
-        self._nodes = [_renewed(node) for node in nodes] if self._is_old else nodes
-
-    def _type(self, index: int) -> str:
-        # Name spaces of types change between TVM versions (tir, tirx, s_tir); their names hardly do.
-        return str(self._nodes[index]["type"]).rpartition(".")[2]
-
-    def _data(self, index: int) -> Any:
-        return self._nodes[index]["data"]
+    def __init__(self, graph: ModuleGraph) -> None:
+        self._graph = graph
+        #: Statements met so far; False once all below them was met, too.
+        self._met: dict[int, bool] = {}
 
     def stages(self) -> tuple[ProgramStage, ...]:
         """Every block but the root."""
-        functions = [index for index in range(len(self._nodes)) if self._type(index) == "PrimFunc"]
+        graph = self._graph
+        functions = [index for index in range(len(graph)) if graph.type(index) == "PrimFunc"]
         if len(functions) != 1:
             return ()
         owners: dict[int, tuple[int, int]] = {}
         found: list[ProgramStage] = []
-        for nest, realize in self._blocks(self._data(functions[0])["body"], (), 0):
+        for nest, realize in self._blocks(graph.data(functions[0])["body"], (), 0):
+            if len(found) >= _MOST_STAGES:
+                raise BudgetError(f"the module has more than {_MOST_STAGES} blocks")
             shared = 0
             while shared < len(nest) and nest[shared] in owners:
                 shared += 1
@@ -88,12 +96,18 @@ class _Graph:
         """Blocks under a statement in program order, each with the nodes of the loops around it."""
         if depth > _DEPTH_LIMIT:
             raise ValueError("statements are nested too deeply")
-        kind, data = self._type(index), self._data(index)
+        if self._met.get(index):
+            raise ValueError("a statement contains itself")
+        if index in self._met:
+            return
+        self._met[index] = True
+        graph = self._graph
+        kind, data = graph.type(index), graph.data(index)
         if kind == "SeqStmt":
-            for child in self._data(data["seq"]):
+            for child in graph.data(data["seq"]):
                 yield from self._blocks(child, nest, depth + 1)
         elif kind in ("SBlockRealize", "BlockRealize"):
-            block = self._data(data["block"])
+            block = graph.data(data["block"])
             if depth:
                 yield nest, data
             else:  # the root, around everything
@@ -101,23 +115,25 @@ class _Graph:
         else:
             inner = (*nest, index) if kind == "For" else nest
             for field in _BODIES:
-                if isinstance(data.get(field), int) and self._nodes[data[field]].get("data") is not None:
+                if isinstance(data.get(field), int) and graph.nodes[data[field]].get("data") is not None:
                     yield from self._blocks(data[field], inner, depth + 1)
+        self._met[index] = False
 
     def _stage(
         self, own: tuple[int, ...], at: tuple[int, int] | None, realize: dict[str, Any]
     ) -> ProgramStage:
-        block = self._data(realize["block"])
-        axes = [self._data(axis) for axis in self._data(block["iter_vars"])]
+        data = self._graph.data
+        block = data(realize["block"])
+        axes = [data(axis) for axis in data(block["iter_vars"])]
         reduced = {
             value
-            for value, axis in zip(self._data(realize["iter_values"]), axes, strict=True)
+            for value, axis in zip(data(realize["iter_values"]), axes, strict=True)
             if axis["iter_type"] == _REDUCTION
         }
-        loops = [self._data(loop) for loop in own]
+        loops = [data(loop) for loop in own]
         return ProgramStage(
-            name=str(self._data(block["name_hint"])),
-            extents=tuple(self._integer(loop["extent"]) for loop in loops),
+            name=self._graph.text(block["name_hint"]),
+            extents=tuple(self._graph.integer(loop["extent"], 0) for loop in loops),
             reductions=tuple(loop["loop_var"] in reduced for loop in loops),
             at=at,
             axes=len(axes),
@@ -126,23 +142,11 @@ class _Graph:
         )
 
     def _buffers(self, regions: int) -> tuple[int, ...]:
-        field = "buffer" if self._is_old else "source"
-        return tuple(int(self._data(region)[field]) for region in self._data(regions))
-
-    def _integer(self, index: int) -> int:
-        """Value of an integer constant; 0 for anything symbolic."""
-        if self._type(index) != "IntImm":
-            return 0
-        value = self._data(index)["value"]
-        return int(value if self._is_old else self._data(value))
+        data, field = self._graph.data, "buffer" if self._graph.is_old else "source"
+        listed = data(regions)
+        if len(listed) > _MOST_BUFFERS:
+            raise BudgetError(f"a block of the module touches more than {_MOST_BUFFERS} buffers")
+        return tuple(int(data(region)[field]) for region in listed)
 
 
-def _renewed(node: dict[str, Any]) -> dict[str, Any]:
-    """A node of the old graph in the form of the new one; there, children are numbers written as text."""
-    data = node.get("data", node.get("repr_str", []))
-    if "attrs" in node:
-        data = {
-            name: int(value) if value.lstrip("-").isdigit() else value
-            for name, value in node["attrs"].items()
-        }
-    return {"type": node["type_key"], "data": data}
+__all__ = ["ProgramStage", "program_stages"]

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from transfer.language.ansor_stages import StageOrder, product, split_factors
+from transfer.language.ansor_stages import StageOrder, split_factors
 from transfer.language.ansor_steps import ANNOTATIONS, MAX_POSITION
-from transfer.language.primitives import CREATED, Kind, Primitive, Role
+from transfer.language.primitives import CREATED, Kind, Primitive, Role, extent_product
 
 _ANNOTATION_NUMBERS = {word: number for number, word in enumerate(ANNOTATIONS)} | {
     f"vthread.{axis}": ANNOTATIONS.index("vthread") for axis in "xyz"
@@ -23,6 +23,9 @@ _UNROLL = "auto_unroll_max_step"
 # What MetaSchedule notes on the root block for the whole program, Ansor writes on the main stage.
 _PRAGMAS = {"unroll_explicit": _UNROLL, "unroll_implicit": _UNROLL}
 _MAKERS = frozenset({Kind.CHR, Kind.CHW, Kind.RF})
+
+#: Splits of one stage, and levels of them, that a later step is looked for among; real ones have sixteen.
+_MOST_SPLITS, _MOST_LEVELS = 64, 16
 
 Step = list[object]
 
@@ -125,7 +128,9 @@ class _Writer:
         inner_to_outer = _is_inner_to_outer(extent, factors)
         lengths = tuple(factors[1:] if inner_to_outer else factors[:-1])
         if step.kind is Kind.SP:
-            self._splits.setdefault(step.stage, []).append(_Split(len(self.steps), axis, extent, lengths))
+            known = self._splits.setdefault(step.stage, [])
+            if len(known) < _MOST_SPLITS:
+                known.append(_Split(len(self.steps), axis, extent, lengths))
         return [Kind.SP.value, *head[1:], extent, list(lengths), int(inner_to_outer)]
 
     def _follow(self, step: Primitive) -> Step | None:
@@ -139,7 +144,7 @@ class _Writer:
             split
             for split in self._splits.get(step.targets[0], ())
             if count <= len(split.lengths) + 1
-            and [*split.lengths[: count - 1], product(split.lengths[count - 1 :])] == lengths
+            and [*split.lengths[: count - 1], extent_product(split.lengths[count - 1 :])] == lengths
         ]
         if not sources:
             return self._split(step)
@@ -158,8 +163,8 @@ class _Writer:
         # Ansor fetches with the threads that compute: all spatial splits, the last one first, at one level.
         spatial = [split for split in reversed(splits) if len(split.lengths) == deepest]
         for sources in (spatial, *([split] for split in splits)):
-            for level in (1, 0, *range(2, deepest)):
-                if all(level < len(split.lengths) for split in sources) and product(
+            for level in (1, 0, *range(2, min(deepest, _MOST_LEVELS))):
+                if all(level < len(split.lengths) for split in sources) and extent_product(
                     [split.lengths[level] for split in sources]
                 ) == (inner if inner_to_outer else outer):
                     return [*head, [split.place for split in sources], level, int(inner_to_outer)]

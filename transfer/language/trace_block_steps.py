@@ -11,7 +11,7 @@ from collections.abc import Callable
 from transfer.language.primitives import Kind, Role
 from transfer.language.trace_loop_steps import PASSING_KEYS, PREFIX
 from transfer.language.trace_stages import TraceStage
-from transfer.language.trace_values import Sampled, as_int, location_maker
+from transfer.language.trace_values import Product, Sampled, as_int, location_maker
 from transfer.language.trace_walk import Instruction, Step, Walker
 
 #: Instructions that only name blocks; they give no step.
@@ -78,6 +78,8 @@ def _compute_at(walker: Walker, instruction: Instruction) -> None:
         place = nest.index(loop) if nest and loop in nest else -1
     names = (stage.name, str(stage.role), target.name if target and target is not stage else "")
     infos = [walker.info(one) for one in nest or ()]
+    # Every candidate will multiply them.
+    table.budget.spend(sum(len(one.extent.parts) if isinstance(one.extent, Product) else 1 for one in infos))
     owner = walker.owner(loop)
     known = not owner.lost and owner is not stage
     step = Step(
@@ -144,7 +146,7 @@ def _rfactor(walker: Walker, instruction: Instruction) -> None:
         return
     # The partial result takes over the nest; the stage keeps its spatial loops and the factored one.
     infos = [walker.info(one) for one in old]
-    made.own = [table.add_loop(one._replace(key=table.key_of(made))) for one in infos]
+    made.own = [table.add_loop(one._replace(key=made.key)) for one in infos]
     made.axes = len(old)
     if all(one.reduction is not None for one in infos):
         stage.own = [

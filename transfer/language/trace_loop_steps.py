@@ -116,7 +116,7 @@ def _unit_loop(walker: Walker, instruction: Instruction) -> None:
     position: tuple[int, ...] = ()
     if not stage.lost and stage.own is not None:
         position = table.position(loop) if loop >= 0 else (len(stage.own),)
-    unit = table.add_loop(LoopInfo(table.key_of(stage), -1, extent=1, reduction=False))
+    unit = table.add_loop(LoopInfo(stage.key, -1, extent=1, reduction=False))
     if position and stage.own is not None:
         stage.own.insert(position[0], unit)
     table.loops.update(dict.fromkeys(instruction.outputs[:1], unit))
@@ -133,7 +133,7 @@ def _annotate(walker: Walker, instruction: Instruction) -> None:
     stage = walker.owner(loop) if loop >= 0 else walker.stage_at(instruction.inputs)
     if word == "tiling_structure" and isinstance(value, str):
         walker.structure = word = value.strip('"')
-        stage.role, walker.tiled = Role.TILED, walker.table.key_of(stage)
+        stage.role, walker.tiled = Role.TILED, stage.key
         value = 0
     kind = Kind.PR if word in _PRAGMA_KEYS else Kind.AN
     step = (

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from transfer.language.budget import Budget
 from transfer.language.primitives import CREATED, Role
 from transfer.language.program import ProgramStage
 from transfer.language.trace_values import Amount
@@ -44,6 +45,8 @@ class TraceStage:
     number: int = UNKNOWN_STAGE
     name: str = ""
     role: Role = Role.OTHER
+    #: Key in its table.
+    key: int = UNKNOWN_STAGE
     #: Own loops, outermost first; None where their number is not known.
     own: list[int] | None = None
     #: Loop that the own loops stand in.
@@ -60,13 +63,18 @@ class TraceStage:
 class StageTable:
     """Every stage and loop met so far.
 
+    Args:
+        program: Stages of the workload; `()` where it is not known.
+        budget: Pays for every stage and loop that is looked at.
+
     Attributes:
         infos: What is known of each loop, by its identity.
         blocks: Key of the stage that each block variable stands for.
         loops: Loop that each loop variable stands for.
     """
 
-    def __init__(self, program: Sequence[ProgramStage] = ()) -> None:
+    def __init__(self, program: Sequence[ProgramStage], budget: Budget) -> None:
+        self.budget = budget
         self.infos: list[LoopInfo] = []
         self.blocks: dict[str, int] = {}
         self.loops: dict[str, int] = {}
@@ -94,9 +102,9 @@ class StageTable:
             ]
             self._by_name.setdefault(one.name, key)
 
-    def copy(self) -> StageTable:
-        """A table that goes its own way from here."""
-        other = StageTable()
+    def copy(self, budget: Budget) -> StageTable:
+        """A table that goes its own way from here, on another budget."""
+        other = StageTable((), budget)
         other.infos = self.infos.copy()
         other.blocks = self.blocks.copy()
         other.loops = self.loops.copy()
@@ -119,6 +127,7 @@ class StageTable:
         key = self._next_key
         self._next_key += 1
         self._stages[key] = stage
+        stage.key = key
         return key
 
     def add_loop(self, info: LoopInfo) -> int:
@@ -139,10 +148,6 @@ class StageTable:
         """Stage that a loop belongs to."""
         return self._stages.get(self.infos[loop].key)
 
-    def key_of(self, stage: TraceStage) -> int:
-        """Key of a stage of this table."""
-        return next((key for key, one in self._stages.items() if one is stage), UNKNOWN_STAGE)
-
     def fetch(self, variable: str, name: str) -> None:
         """Let a variable stand for the block of a name; a first mention makes a stage of it."""
         if name not in self._by_name:
@@ -160,7 +165,7 @@ class StageTable:
         """Let variables stand for a block's relatives; for unknown blocks where their number differs."""
         known = len(variables) == len(stages)
         for place, variable in enumerate(variables):
-            self.blocks[variable] = self.key_of(stages[place]) if known else self._add(TraceStage(lost=True))
+            self.blocks[variable] = stages[place].key if known else self._add(TraceStage(lost=True))
 
     def create(self, variables: Sequence[str], name: str, role: Role) -> TraceStage:
         """Make the stage that a step creates."""
@@ -176,11 +181,15 @@ class StageTable:
         loops: list[int] = []
         seen = 0
         while stage.own is not None and not stage.lost:
+            self.budget.spend(1 + len(loops) + len(stage.own))
             loops[:0] = stage.own
             if stage.at == ROOT:
                 return loops
             owner = self.owner(stage.at)
-            if owner is None or owner.own is None or stage.at not in owner.own:
+            if owner is None or owner.own is None:
+                return None
+            self.budget.spend(len(owner.own))
+            if stage.at not in owner.own:
                 return None
             loops[:0] = owner.own[: owner.own.index(stage.at) + 1]
             # Continue with the place of the owner: its own loops up to here are taken already.
@@ -196,20 +205,25 @@ class StageTable:
 
     def fresh_loops(self, stage: TraceStage, count: int, first_axis: int) -> list[int]:
         """Make loops of unknown extent for a stage."""
-        key = self.key_of(stage)
-        return [self.add_loop(LoopInfo(key, first_axis + place)) for place in range(count)]
+        return [self.add_loop(LoopInfo(stage.key, first_axis + place)) for place in range(count)]
 
     def position(self, loop: int) -> tuple[int, ...]:
         """Position of a loop among its stage's own loops, `()` where unknown."""
         owner = self.owner(loop)
-        if owner is None or owner.lost or owner.own is None or loop not in owner.own:
+        if owner is None or owner.lost or owner.own is None:
+            return ()
+        self.budget.spend(len(owner.own))
+        if loop not in owner.own:
             return ()
         return (owner.own.index(loop),)
 
     def replace(self, old: Sequence[int], new: Sequence[int]) -> None:
         """Put new loops in the place of old ones that follow each other in one stage."""
         owner = self.owner(old[0]) if old else None
-        if owner is None or owner.own is None or old[0] not in owner.own:
+        if owner is None or owner.own is None:
+            return
+        self.budget.spend(len(owner.own) + len(self._stages))
+        if old[0] not in owner.own:
             return
         start = owner.own.index(old[0])
         gone = set(old)
@@ -222,23 +236,28 @@ class StageTable:
         """Permute loops of one stage among the places that they hold.
 
         Returns:
-            The old position of each new place; `()` where they are not loops of one known stage.
+            The old position of each new place; `()` where they are not loops of one known stage, or one is
+            named twice.
         """
         owner = self.owner(loops[0]) if loops else None
         if owner is None or owner.own is None:
             return ()
-        named = set(loops)
-        order = iter([loop for loop in loops if loop in owner.own])
+        self.budget.spend(len(loops) + len(owner.own) + len(self._stages))
         before = owner.own
+        old_place = {loop: place for place, loop in enumerate(before)}
+        named = set(loops)
+        if len(named) != len(loops):
+            return ()
+        order = iter([loop for loop in loops if loop in old_place])
         after = [next(order) if loop in named else loop for loop in before]
         owner.own = after
         for stage in self._stages.values():
             # What stands in the nest stays at the same depth.
-            if stage.at != ROOT and stage.at in before:
-                stage.at = after[before.index(stage.at)]
-        if owner.lost or not named.issubset(before) or len(named) != len(loops):
+            if stage.at in old_place:
+                stage.at = after[old_place[stage.at]]
+        if owner.lost or not named.issubset(before):
             return ()
-        return tuple(before.index(loop) for loop in after)
+        return tuple(old_place[loop] for loop in after)
 
     def move(self, stage: TraceStage, loop: int) -> None:
         """Compute a stage at a loop: its own loops are made anew, one an axis."""
@@ -256,6 +275,7 @@ class StageTable:
 
     def consumers(self, stage: TraceStage) -> list[TraceStage]:
         """Stages that read what a stage writes, as far as the program or the trace tells."""
+        self._spend_on_buffers()
         return [
             one
             for one in self._stages.values()
@@ -264,11 +284,16 @@ class StageTable:
 
     def producers(self, stage: TraceStage) -> list[TraceStage]:
         """Stages that write what a stage reads."""
+        self._spend_on_buffers()
         return [
             one
             for one in self._stages.values()
             if one is not stage and not one.inlined and not set(one.writes).isdisjoint(stage.reads)
         ]
+
+    def _spend_on_buffers(self) -> None:
+        """Pay for a look at the buffers of every stage."""
+        self.budget.spend(sum(1 + len(one.reads) + len(one.writes) for one in self._stages.values()))
 
     def _new_buffer(self) -> int:
         self._next_buffer -= 1
@@ -282,6 +307,7 @@ class StageTable:
         new = self._new_buffer()
         made.reads, made.writes = [old], [new]
         for reader in readers:
+            self.budget.spend(len(reader.reads))
             if old not in reader.reads:
                 reader.reads.append(old)
             reader.reads = [new if one == old else one for one in reader.reads]
@@ -305,11 +331,13 @@ class StageTable:
         """Merge a stage into its consumers, or into its producers."""
         if reverse:
             for producer in self.producers(stage):
+                self.budget.spend(len(stage.reads) + len(stage.writes))
                 merged = [one for one in stage.reads if one not in producer.writes]
                 producer.reads = list(dict.fromkeys([*producer.reads, *merged]))
                 producer.writes = stage.writes.copy()
         else:
             for consumer in self.consumers(stage):
+                self.budget.spend(len(stage.reads) + len(consumer.reads))
                 kept = [one for one in consumer.reads if one not in stage.writes]
                 consumer.reads = list(dict.fromkeys([*kept, *stage.reads]))
         stage.inlined, stage.own = True, []

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from transfer.errors import TraceError
-from transfer.language.primitives import MAX_NUMBER, Kind, Primitive
+from transfer.language.primitives import MAX_NUMBER, Kind, Primitive, extent_product
 
 #: Sets of sampled compute locations kept per design space before starting over.
 _TAIL_LIMIT = 2048
 #: Loops that are fused into one at most; real schedules fuse some twenty.
 _MOST_FUSED = 1024
+#: Loops of one nest, and factors of one split, that are multiplied at most; a longer nest counts as unknown.
+_DEEPEST_NEST = 256
 #: Forms of decisions kept per design space before starting over.
 _FORM_LIMIT = 4096
 
@@ -56,6 +58,7 @@ class Plan:
 
     Attributes:
         unknown: The same.
+        size: About how much of it is kept for later, in steps and decisions.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Plan:
         follow: Callable[[tuple[int, ...]], Tail],
     ) -> None:
         self.unknown = unknown
+        self.size = 0
         self._head = head
         self._locations = locations
         self._follow = follow
@@ -87,6 +91,7 @@ class Plan:
         if len(self._filled) >= _FORM_LIMIT:
             self._filled.clear()
         self._filled.add(form)
+        self.size += len(form)
 
     def fill(self, decisions: Decisions) -> tuple[Primitive, ...]:
         """Steps of the candidate with these decisions.
@@ -102,6 +107,7 @@ class Plan:
                 if len(self._tails) >= _TAIL_LIMIT:
                     self._tails.clear()
                 tail = self._tails[found] = self._follow(found)
+                self.size += 2 * len(tail.template)
             steps += tail.fill(decisions)
         return tuple(steps)
 
@@ -133,8 +139,8 @@ def product(parts: Iterable[Amount]) -> Product:
     flat: list[Amount] = []
     for part in parts:
         flat.extend(part.parts if isinstance(part, Product) else (part,))
-    if len(flat) > _MOST_FUSED:
-        raise TraceError(f"MetaSchedule trace fuses more than {_MOST_FUSED} loops into one")
+        if len(flat) > _MOST_FUSED:
+            raise TraceError(f"MetaSchedule trace fuses more than {_MOST_FUSED} loops into one")
     return Product(tuple(flat))
 
 
@@ -147,7 +153,8 @@ def resolve(amount: Amount, decisions: Decisions) -> int:
     if isinstance(amount, int):
         return amount
     if isinstance(amount, Product):
-        return math.prod(resolve(part, decisions) for part in amount.parts)
+        whole = math.prod(resolve(part, decisions) for part in amount.parts)
+        return max(-MAX_NUMBER, min(whole, MAX_NUMBER))
     decision = decisions.get(amount.instruction)
     if amount.place >= 0:
         if isinstance(decision, list) and amount.place < len(decision):
@@ -178,7 +185,8 @@ def tile_maker(
             raise TraceError(
                 f"MetaSchedule instruction {instruction} needs {parts} tile factors, got {factors!r}"
             )
-        return Primitive(Kind.SP, (axis, math.prod(factors), *factors), names, stage, loops)
+        whole = math.prod(factors) if parts <= _DEEPEST_NEST else extent_product(factors)
+        return Primitive(Kind.SP, (axis, whole, *factors), names, stage, loops)
 
     return make
 
@@ -204,10 +212,11 @@ def location_maker(
         targets: The target.
     """
     measure = _extents_maker(extents)
+    is_known = 0 <= place < len(extents) <= _DEEPEST_NEST
 
     def make(decisions: Decisions) -> Primitive:
         around = inside = 0
-        if 0 <= place < len(extents):
+        if is_known:
             sizes = measure(decisions)
             around = math.prod(sizes[: place + 1])
             inside = math.prod(itertools.compress(sizes[place + 1 :], counted[place + 1 :]))

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from transfer.language.budget import Budget
 from transfer.language.primitives import Kind, Primitive
 from transfer.language.trace_stages import NO_LOOP, UNKNOWN_STAGE, LoopInfo, StageTable, TraceStage
-from transfer.language.trace_values import Amount, Fill, Names, Sampled, Tail, as_int, resolve
+from transfer.language.trace_values import Amount, Fill, Names, Product, Sampled, Tail, as_int, resolve
 
 
 class Instruction(NamedTuple):
@@ -60,9 +61,9 @@ class Walker:
         self.tiled = UNKNOWN_STAGE
         self.structure = ""
 
-    def fork(self, locations: dict[int, int]) -> Walker:
+    def fork(self, locations: dict[int, int], budget: Budget) -> Walker:
         """A walk that continues from here, with an empty template, under some sampled locations."""
-        other = Walker(self.table.copy(), locations)
+        other = Walker(self.table.copy(budget), locations)
         other.values = self.values.copy()
         other.tiled, other.structure = self.tiled, self.structure
         return other
@@ -78,6 +79,8 @@ class Walker:
         if len(known) == len(kept):
             self._template.append(step.with_numbers(known))
         else:
+            # Every candidate will multiply what is fused.
+            self.table.budget.spend(sum(len(one.parts) for one in kept if isinstance(one, Product)))
             self.hole(lambda decisions: step.with_numbers(tuple(resolve(one, decisions) for one in kept)))
 
     def hole(self, make: Fill) -> None:
