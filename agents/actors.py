@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from agents.agent_host import AgentHost
+from agents.derivation import Derivation
 from agents.keeper import ProcessName, end_process, keep_stderr, oom_kills, stderr_tail
 from agents.messages import Message
 from agents.opening import ReplayShelf, open_device
@@ -66,6 +67,10 @@ class DeviceActor:
     ) -> list[Candidate]:
         """See `DeviceWorker.evolve`."""
         return self._worker.evolve(workload, parents, count, seed=seed, exclude=frozenset(exclude))
+
+    def derive(self, workload: Workload, traces: list[str]) -> Derivation:
+        """See `DeviceWorker.derive`."""
+        return self._worker.derive(workload, traces)
 
     def measure(self, batch: Batch) -> list[Record]:
         """See `DeviceWorker.measure`."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Protocol as Duck
 
 from agents.batch import Batch, Part
+from agents.derivation import Derivation
 from agents.errors import AgentError, SpoolError, WorkerStartError
 from agents.lease import LeaseTag
 from agents.messages import (
@@ -68,6 +69,9 @@ class Worker(Duck):
         seed: int,
         exclude: frozenset[CandidateId],
     ) -> list[Candidate]:
+        """See `DeviceWorker`."""
+
+    def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
         """See `DeviceWorker`."""
 
     def measure_parts(self, batch: Batch, tag: LeaseTag | None) -> Iterator[Part]:
@@ -234,7 +238,12 @@ class Agent:
 
 def _propose(worker: Worker, request: Propose) -> Proposed:
     wish = request.wish
-    if wish.parents:
+    found: Sequence[Candidate]
+    refused: Mapping[str, int] = {}
+    if wish.foreign:
+        derived = worker.derive(wish.workload, wish.foreign)
+        found, refused = derived.candidates, derived.refused
+    elif wish.parents:
         parents = list(wish.parents)
         found = worker.evolve(wish.workload, parents, wish.count, seed=wish.seed, exclude=wish.exclude)
     else:
@@ -245,6 +254,7 @@ def _propose(worker: Worker, request: Propose) -> Proposed:
         # Who asked knows what it excluded; it may be thousands.
         request=replace(wish, exclude=frozenset()),
         candidates=tuple(found),
+        refused=refused,
     )
 
 

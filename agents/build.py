@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from typing import Any
+
+from agents.trace_rules import TraceRefusedError, read_trace
 
 
 class CandidateRefused(Exception):  # noqa: N818  # a fate of a candidate, not a fault of the program
@@ -26,13 +27,17 @@ def replay(module: Any, trace: str) -> Any:
     """Apply a trace (JSON text) to an unscheduled `tvm.IRModule` and return the scheduled one.
 
     Raises:
-        CandidateRefused: The trace does not fit the module.
+        CandidateRefused: The trace says what no trace may say (`agents.trace_rules`), or does not fit.
     """
     from tvm.s_tir.schedule import Schedule, Trace
 
+    try:
+        checked = read_trace(trace)
+    except TraceRefusedError as error:
+        raise CandidateRefused(f"the trace is refused: {error}") from error
     schedule = Schedule(module, error_render_level="none")
     try:
-        Trace.apply_json_to_schedule(json.loads(trace), schedule)
+        Trace.apply_json_to_schedule(checked, schedule)
     except Exception as error:
         raise CandidateRefused(f"the trace does not replay on its workload: {error}") from error
     return schedule.mod

@@ -1,8 +1,8 @@
 """A worker process beside a device: builds and times candidates, makes design spaces.
 
-Forked by `zygote.py` for `pool.py`, spoken to in messages (`wire.py`). It holds everything that a candidate
-may harm: TVM's C++, the compiler, the running program. It may be killed at any moment and keeps nothing
-that must outlive it.
+Forked and confined by `zygote.py` for `pool.py`, spoken to in messages (`wire.py`). It holds everything that
+a candidate may harm: TVM's C++, the compiler, the running program. It may be killed at any moment and keeps
+nothing that must outlive it.
 
 It builds on its builder's cores, then moves to the device's timing cores and times, so compiled code never
 crosses a process and needs no file, tar or link step. Whoever times holds the host's lock. While nobody does,
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents import questions
-from agents.core_slot import CoresHeldError, CoreSlot
+from agents.core_slot import CoresHeldError, CoreSlot, MoverClient
+from agents.host_lock import HostLockError
 from agents.link import Link, LinkLostError, LocalLink, Session
 from agents.probe import environment
 from agents.record_json import workload_from_json
@@ -62,9 +63,10 @@ class Worker:
     Args:
         channel: To the pool.
         settings: The device and its cores.
+        mover: Of this process.
     """
 
-    def __init__(self, channel: Channel, settings: ChildSettings) -> None:
+    def __init__(self, channel: Channel, settings: ChildSettings, mover: MoverClient) -> None:
         import tvm
 
         from agents.programs import Programs
@@ -75,7 +77,8 @@ class Worker:
         self._link = _link(settings)
         self._device = tvm.device(settings.device, settings.index)
         self._programs: Programs = Programs()
-        self._slot = _slot(settings)
+        self._mover = mover
+        self._slot = _slot(settings, mover)
         self._visits = Visits()
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
@@ -96,12 +99,15 @@ class Worker:
             elif operation == "measure":
                 job = self._job(message)
                 self._visits.note(job.workload.workload_id, job.best_secs)
-                self._measure(job)
+                try:
+                    self._measure(job)
+                except (LinkLostError, CoresHeldError, HostLockError) as error:
+                    self._done(job, Outcome.LOST, str(error), device_lost=True)
             elif operation == "visit":
                 self._visit_all()
             elif operation == "forget":
                 self._visits.forget()
-            elif operation in ("propose", "evolve"):
+            elif operation in ("propose", "evolve", "derive"):
                 self._channel.send(questions.propose(message, self._workloads[message["workload_id"]]))
             elif operation == "networks":
                 self._channel.send(questions.list_workloads(message["networks"]))
@@ -135,6 +141,13 @@ class Worker:
         self._channel.send({"event": "done", "job": job.number, "outcome": outcome, "error": error, **facts})
 
     def _measure(self, job: _Job) -> None:
+        """Build and time a candidate.
+
+        Raises:
+            LinkLostError: The device is out of reach.
+            CoresHeldError: Its cores do not come free.
+            HostLockError: A lock of the host cannot be used, or does not come free.
+        """
         from agents.build import CandidateRefused
 
         with ExitStack() as held:
@@ -161,31 +174,23 @@ class Worker:
             began = time.perf_counter()
             if not self._settings.builds_where_it_times:
                 held.enter_context(self._lock())
-            try:
-                session = held.enter_context(self._link.connect())
-                wait_secs += time.perf_counter() - began
-                self._clear_cores(held)
-            except (LinkLostError, CoresHeldError) as error:
-                self._done(job, Outcome.LOST, str(error), device_lost=True)
-                return
+            session = held.enter_context(self._link.connect())
+            wait_secs += time.perf_counter() - began
+            self._clear_cores(held)
             self._visit(self._run(job, built, session, wait_secs))
 
     def _clear_cores(self, held: ExitStack) -> None:
         """Have the timing cores to itself, under the lock, until `held` ends; then be where it builds."""
-        from agents.measure import pin_process
-
         if self._slot:
             held.enter_context(self._slot.cleared())
-        held.callback(pin_process, self._settings.build_cores)  # before anything is given back
+        held.callback(self._mover.pin, timing=False)  # before anything is given back
 
     def _visit_all(self) -> None:
         """Time all programs that are kept a last time."""
-        from agents.measure import pin_process
-
         with ExitStack() as held:
             held.enter_context(self._lock())
             self._clear_cores(held)
-            pin_process(self._settings.timing_cores)
+            self._mover.pin(timing=True)
             self._channel.send({"event": "visiting"})
             self._visit(self._visits.last())
 
@@ -225,12 +230,12 @@ class Worker:
         Returns:
             Earlier programs that are to be visited now.
         """
-        from agents.measure import pin_process, time_again, time_module
+        from agents.measure import time_again, time_module
         from agents.programs import elsewhere
 
         self._enter(job, Stage.TIMING, build_secs=built.build_secs, wait_secs=wait_secs)
         if not self._settings.tracker:
-            pin_process(self._settings.timing_cores)
+            self._mover.pin(timing=True)
         began = time.perf_counter()
         wrong = ""
         try:
@@ -324,26 +329,24 @@ def _link(settings: ChildSettings) -> Link:
     )
 
 
-def _slot(settings: ChildSettings) -> CoreSlot | None:
+def _slot(settings: ChildSettings, mover: MoverClient) -> CoreSlot | None:
     if not settings.slot_path:
         return None
-    return CoreSlot(
-        Path(settings.slot_path), Path(settings.lock_path), settings.timing_cores, settings.build_cores
-    )
+    return CoreSlot(Path(settings.slot_path), Path(settings.lock_path), mover)
 
 
-def run(descriptor: int) -> None:
-    """Be a worker process: settings come first over the socket of `descriptor`, then jobs."""
-    from agents.measure import pin_process
+def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -> None:
+    """Be a worker process.
 
-    # Left open until the process ends: its end is what tells the parent, which then reads the last words.
-    channel = Channel(socket.socket(fileno=descriptor))
-    first = channel.receive()
-    if first is None:
-        return
-    cores = {key: tuple(first[key]) for key in ("timing_cores", "build_cores")}
-    settings = ChildSettings(**{**first, **cores})
-    pin_process(settings.build_cores)
-    worker = Worker(channel, settings)
-    channel.send({"event": "ready", "pid": os.getpid()})
+    Args:
+        channel: To the pool, which sends jobs; left open until the process ends: its end is what tells the
+            pool, which then reads the last words.
+        moves: To the zygote, which binds threads to cores.
+        settings: The device and its cores.
+    """
+    jobs = Channel(channel)
+    mover = MoverClient(moves, settings)
+    mover.pin(timing=False)
+    worker = Worker(jobs, settings, mover)
+    jobs.send({"event": "ready", "pid": os.getpid()})
     worker.serve()

@@ -13,7 +13,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 # Limits that the CUDA C++ Programming Guide (table "Technical Specifications per Compute Capability") gives
@@ -79,6 +81,22 @@ def cuda_devices(environ: Mapping[str, str] | None = None) -> tuple[dict[str, st
         found = _from_smi(_run_smi())
     chosen = visible(_by_bus(found), environ.get("CUDA_VISIBLE_DEVICES"))
     return tuple({"index": str(index), **device} for index, device in enumerate(chosen))
+
+
+def make_device_files(uvm: Path = Path("/dev/nvidia-uvm")) -> None:
+    """Make the driver's files in /dev where they are missing, as after a boot.
+
+    CUDA does so when it starts, through a set-user-id program, which a confined process cannot use.
+
+    Args:
+        uvm: The one that only CUDA needs.
+    """
+    program = shutil.which("nvidia-modprobe")
+    if program is None or uvm.exists():
+        return
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = [program, "-u", "-c", "0"]
+        subprocess.run(command, capture_output=True, timeout=_SMI_TIMEOUT_SEC, check=False)
 
 
 def gpu_state(index: int, environ: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -15,6 +16,9 @@ _TAIL_BYTES = 2000
 #: What is printed at the end of a process that goes down by itself: by Ray's handler of fatal signals, by
 #: Python's, by the C++ library.
 _FAULT = re.compile(r"\*\*\* SIG(SEGV|ILL|FPE|ABRT|BUS|TRAP)|Fatal Python error|terminate called|MemoryError")
+#: What the kernel says of a process that is no more. Anything else, such as a lack of file descriptors, says
+#: nothing of it.
+_GONE = frozenset({errno.ENOENT, errno.ESRCH})
 _VMSTAT = Path("/proc/vmstat")
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -38,11 +42,15 @@ class ProcessName:
 
 
 def is_alive(name: ProcessName) -> bool:
-    """Whether a process runs, or is stopped by a signal; one that only waits to be reaped has ended."""
+    """Whether a process runs, or is stopped by a signal; one that only waits to be reaped has ended.
+
+    One that cannot be looked at, as where no file descriptor is left, is not known to have ended: it counts
+    as alive.
+    """
     try:
         state, started = _stat(name.pid)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno not in _GONE
     return started == name.started and state not in "ZX"
 
 
@@ -50,6 +58,9 @@ def end_process(name: ProcessName) -> bool:
     """Kill a process, even one that is stopped by a signal; false if it had ended before.
 
     Its children see to their own end: agents' worker processes ask the kernel to die with their parent.
+
+    Raises:
+        OSError: It could not be reached, as where no file descriptor is left; it may be tried again.
     """
     try:
         # A file descriptor of the process, so that its number cannot go to another one in between.

@@ -32,7 +32,7 @@ class Lease(Portable):
     device_id: DeviceId
     job_id: str
     epoch: int
-    #: Unix seconds of the coordinator's clock; the agent does not judge it.
+    #: By the coordinator's own count of time, which nobody else has; the agent does not judge it.
     deadline_secs: float
 
     @property

@@ -7,10 +7,8 @@ where they disagree. How many are enough, and when a program is not worth them, 
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,10 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.host_lock import shared_folder, take_lock
 from agents.link import is_remote
 from agents.quality import surely_slower, wants_repeats
 from agents.records import Protocol
 
+#: Whoever waits longer for the timing lock is told who holds it. Many devices may take turns at it, with
+#: programs that take minutes each; their parent gives up a minute later (`agents.process`).
+LOCK_WAIT_SECS = 540.0
 #: A program's last warm-up run decides how many runs make a repeat; no clock is finer than this.
 _TINY_SECS = 1e-7
 #: A repeat of a program that is stopped early is this many times shorter: it is far from being chosen.
@@ -48,20 +50,20 @@ class Timing:
 
 def host_lock_path(device: str = "") -> Path:
     """Where a timing lock lies: one a host for its CPU, one for each other device, whoever runs the fleet."""
-    return Path(tempfile.gettempdir()) / f"tensor-fleet-timing{device and '-'}{device}.lock"
+    return shared_folder() / f"tensor-fleet-timing{device and '-'}{device}.lock"
 
 
 @contextmanager
-def timing_lock(path: Path) -> Iterator[float]:
-    """Hold the host's timing lock; yields the seconds that were spent waiting for it.
+def timing_lock(path: Path, wait_secs: float = LOCK_WAIT_SECS) -> Iterator[float]:
+    """Hold the host's timing lock, which `make_lock` made; yields the seconds that were spent waiting for it.
 
-    `flock` blocks in the kernel (no polling, so the next holder starts at once) and falls with its
-    process, however that dies.
+    Raises:
+        FileNotFoundError: There is no such file.
+        HostLockError: It cannot be used, or somebody else held it for `wait_secs`.
     """
-    handle = _open_lock(path)
+    started = time.perf_counter()
+    handle = take_lock(path, wait_secs=wait_secs)
     try:
-        started = time.perf_counter()
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield time.perf_counter() - started
     finally:
         os.close(handle)
@@ -73,31 +75,17 @@ def not_timing(path: Path) -> Iterator[bool]:
 
     Raises:
         FileNotFoundError: Nobody has ever timed here.
-        OSError: The lock cannot be opened.
+        HostLockError: The lock cannot be used.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        handle = take_lock(path, wait_secs=0.0, is_shared=True)
+    except BlockingIOError:
+        yield False
+        return
+    try:
+        yield True
     finally:
         os.close(handle)
-
-
-def _open_lock(path: Path) -> int:
-    """Open for reading, which is enough for a lock: the file may belong to another user of the host."""
-    while True:
-        try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            # In a folder such as /tmp the kernel refuses O_CREAT on other users' files, even to open them.
-            with suppress(FileExistsError):
-                handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-                os.fchmod(handle, 0o644)  # whatever the umask says
-                os.close(handle)
 
 
 def pin_process(cores: Sequence[int]) -> None:

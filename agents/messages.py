@@ -7,7 +7,7 @@ in which order they come.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -53,6 +53,8 @@ class ProposeRequest(Portable):
     parents: tuple[str, ...] = ()
     #: Candidates that are known already.
     exclude: frozenset[CandidateId] = frozenset()
+    #: Traces of imported candidates: what can be derived from them, and nothing else.
+    foreign: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,8 @@ class AgentGone(Message):
     #: Whether its end is known to have come from outside, and not of what it was doing: its host is gone, Ray
     #: broke down, or somebody killed it.
     is_blameless: bool = False
+    #: Whether that was because its host is out of reach: asleep, cut off, or not there.
+    is_host_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +147,8 @@ class Proposed(Message):
 
     request: ProposeRequest
     candidates: tuple[Candidate, ...]
+    #: How many of `ProposeRequest.foreign` nothing was derived from, by reason.
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,9 @@ import site
 import sys
 from pathlib import Path
 
+#: Ray's token runs code on every host: a program that is measured must not find it.
+_SECRETS = frozenset({"RAY_AUTH_TOKEN"})
+
 
 def command(module: str, *arguments: str) -> list[str]:
     """Command line that runs a module; needs `environment`."""
@@ -18,14 +21,15 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of this process, in which a program finds the same project that this process runs."""
+    """The environment of this process without its secrets, for a program to find the same project."""
     folder = str(Path(__file__).resolve().parents[1])
     # An empty entry would mean the present folder.
     known = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     # Installed, it is found by itself; its neighbours there must not come before the standard library.
     if folder not in (*site.getsitepackages(), site.getusersitepackages(), *known[:1]):
         known.insert(0, folder)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
+    kept = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    return {**kept, "PYTHONPATH": os.pathsep.join(known)}
 
 
 __all__ = ["command", "environment"]

@@ -32,6 +32,8 @@ from agents.stages import ChildSettings, Stage
 _PREPARE_TIMEOUT_SEC = 120.0
 #: Time for a process whose socket closed to print its last words and be gone.
 _LAST_WORDS_SEC = 2.0
+#: A wait that took so much longer than was asked for was held up: this process, or its host, was paused.
+_HELD_UP_SECS = 1.0
 #: How often the memory of working processes is looked at.
 _MEMORY_POLL_SEC = 0.2
 #: Stages in which the candidate itself is at work; elsewhere a death is not its doing.
@@ -227,16 +229,21 @@ class WorkerPool:
         with selectors.DefaultSelector() as selector:
             for process in self._processes:
                 selector.register(process.channel, selectors.EVENT_READ, process)
-            nearest = min(process.deadline for process in self._processes) - time.monotonic()
+            began = time.monotonic()
+            nearest = min(process.deadline for process in self._processes) - began
             is_working = any(process.stage in _AT_WORK for process in self._processes)
-            limit = _MEMORY_POLL_SEC if is_working else 60.0
-            events = selector.select(max(0.0, min(nearest, limit)))
+            wait_secs = max(0.0, min(nearest, _MEMORY_POLL_SEC if is_working else 60.0))
+            events = selector.select(wait_secs)
+        held_up_secs = time.monotonic() - began - wait_secs
+        if held_up_secs > _HELD_UP_SECS:
+            for process in self._processes:
+                process.extend(held_up_secs)
         for key, _ in events:
             process = key.data
             messages, alive = process.channel.receive_ready()
             for message in messages:
                 yield from self._advance(process, message, batch)
-            if not alive:
+            if not alive and process in self._processes:
                 yield from self._gone(process, batch)
         now = time.monotonic()
         for process in list(self._processes):
@@ -270,6 +277,8 @@ class WorkerPool:
             return
         if message.get("device_lost"):
             batch.device_lost = message["error"]
+            # A fresh process looks up its tracker and makes missing locks, which may be what was wrong.
+            self._discard(process)
         quality = message.get("quality", {}) | batch.strikes_quality(number)
         result = Result(
             job=number,
@@ -405,7 +414,7 @@ class WorkerPool:
         slot = next(slot for slot in range(len(self._settings)) if slot not in taken)
         try:
             process = WorkerProcess(self._living_zygote(), slot, self._settings[slot])
-        except OSError:  # it died a moment ago
+        except ConnectionError:  # it died a moment ago; a lack of file descriptors is no death
             self._end_zygote()
             process = WorkerProcess(self._living_zygote(), slot, self._settings[slot])
         self._processes.append(process)

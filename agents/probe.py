@@ -46,6 +46,10 @@ LASTING_KEYS = ("arch", "cpu_model", "versions")
 # checked or repeated, not what one repeat measures.
 _TIMING_FIELDS = ("repeat", "min_repeat_ms", "max_number", "warmup_ms", "cooldown_ms", "cache_flush")
 
+#: So many visits add nothing to the hash. Ids did not tell visits apart at first, and nearly all records were
+#: made with this number: their ids must stay, whatever the default becomes.
+_UNMARKED_VISITS = 8
+
 
 @cache
 def installed_version(package: str) -> str:
@@ -211,6 +215,7 @@ def environment_id(snapshot: Mapping[str, Any], spec: DeviceSpec, protocol: Prot
         spec: The device; its target, threads, cores, index, tracker and key enter the hash, its name and
             note do not.
         protocol: How candidates are timed; time-outs, early stop, checks and extra repeats do not enter.
+            Visits enter for devices of kind `local`: no others have more than one.
 
     Raises:
         KeyError: The snapshot lacks a key of `LASTING_KEYS`.
@@ -225,12 +230,12 @@ def environment_id(snapshot: Mapping[str, Any], spec: DeviceSpec, protocol: Prot
     else:
         lasting["governor"] = sorted(set(snapshot.get("governor", ())))
         lasting["turbo"] = snapshot.get("turbo", "")
+    # As floats: a file's `10` and a default's `10.0` are the same protocol.
+    timing = [float(getattr(protocol, name)) for name in _TIMING_FIELDS]
+    if spec.kind is DeviceKind.LOCAL and protocol.visits != _UNMARKED_VISITS:
+        timing.append(float(protocol.visits))
     return content_hash(
-        canonical_json(lasting),
-        canonical_json(spec.target),
-        canonical_json(place),
-        # As floats: a file's `10` and a default's `10.0` are the same protocol.
-        canonical_json([float(getattr(protocol, name)) for name in _TIMING_FIELDS]),
+        canonical_json(lasting), canonical_json(spec.target), canonical_json(place), canonical_json(timing)
     )
 
 

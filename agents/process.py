@@ -92,7 +92,7 @@ class Zygote:
         """Whether it can fork."""
         return self._process.poll() is None
 
-    def fork(self, channel: socket.socket, stderr: IO[bytes]) -> int:
+    def fork(self, channel: socket.socket, stderr: IO[bytes], settings: ChildSettings) -> int:
         """Ask for a worker process that talks over `channel`; returns its token at once.
 
         Raises:
@@ -100,7 +100,8 @@ class Zygote:
         """
         token = self._next_token
         self._next_token += 1
-        request = json.dumps({"op": "fork", "token": token}).encode()
+        message = {"op": "fork", "token": token, "settings": as_json_dict(settings)}
+        request = json.dumps(message).encode()
         socket.send_fds(self._control, [request], [channel.fileno(), stderr.fileno()])
         return token
 
@@ -154,7 +155,7 @@ class WorkerProcess:
     Args:
         zygote: Where it is forked from.
         slot: Its place in the pool.
-        settings: Its first message.
+        settings: The device and its cores.
     """
 
     def __init__(self, zygote: Zygote, slot: int, settings: ChildSettings) -> None:
@@ -166,13 +167,11 @@ class WorkerProcess:
         self.channel = Channel(ours)
         with theirs:
             try:
-                self._token = zygote.fork(theirs, self._stderr)
+                self._token = zygote.fork(theirs, self._stderr, settings)
             except OSError:
                 self.channel.close()
                 self._stderr.close()
                 raise
-        with contextlib.suppress(OSError):  # its end is read where its answers are read
-            self.channel.send(as_json_dict(settings))
         self.stage = Stage.STARTING
         self.deadline = time.monotonic() + START_TIMEOUT_SEC
         self.pid = 0
@@ -203,6 +202,11 @@ class WorkerProcess:
         self.stage = stage
         self._stage_began, self._cpu_secs_before = time.monotonic(), self.cpu_secs()
         self.deadline = self._stage_began + limit_of(stage, protocol)
+
+    def extend(self, secs: float) -> None:
+        """Give it more time: it, or whoever watches it, did not run for so long."""
+        self.deadline += secs
+        self._stage_began += secs
 
     @property
     def is_busy(self) -> bool:

@@ -14,7 +14,7 @@ from agents.build import Built, CandidateRefused
 from agents.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
 from agents.link import is_remote
 from agents.records import CandidateId, Workload
-from agents.workloads import arguments_of
+from agents.workloads import WorkloadRefusedError, arguments_of, own_module
 
 #: Workloads whose module and values stay loaded; a batch seldom holds more.
 _KEPT_WORKLOADS = 16
@@ -119,11 +119,12 @@ class Programs:
         return entry.values
 
     def _entry(self, workload: Workload) -> _Loaded:
-        import tvm
-
         key = workload.workload_id
         if key not in self._loaded:
-            module = tvm.ir.load_json(workload.module_json)
+            try:
+                module = own_module(workload)
+            except WorkloadRefusedError as error:
+                raise CandidateRefused(str(error)) from error
             _check_arguments(module, workload)
             self._loaded[key] = _Loaded(module)
             while len(self._loaded) > _KEPT_WORKLOADS:

@@ -14,15 +14,24 @@ if TYPE_CHECKING:
 
 
 def propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    """Draw candidates of a workload at random, or near those that the message names.
+    """Draw candidates of a workload at random, near those that the message names, or derive them from those.
 
     Args:
-        message: `op` (`propose` or `evolve`), `family`, `count`, `seed`, `exclude`, `parents` to evolve from.
+        message: `op` and `family`; for `propose` and `evolve` also `count`, `seed`, `exclude`, and `parents`
+            to evolve from; for `derive` the `traces`.
         workload: What they schedule.
     """
     from agents.space import DesignSpace
+    from agents.workloads import WorkloadRefusedError
 
-    space = DesignSpace(workload, Family(message["family"]))
+    try:
+        space = DesignSpace(workload, Family(message["family"]))
+    except WorkloadRefusedError as error:
+        return {"event": "refused", "error": str(error)}
+    if message["op"] == "derive":
+        made = space.derive(message["traces"])
+        traces = [candidate.trace for candidate in made.candidates]
+        return {"event": "derived", "traces": traces, "refused": made.refused}
     how: dict[str, Any] = {"seed": message["seed"], "exclude": frozenset(message["exclude"])}
     if message["op"] == "evolve":
         proposal = space.evolve(message["parents"], message["count"], **how)

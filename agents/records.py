@@ -334,8 +334,8 @@ class Candidate(_Identified):
     #: The schedule trace as canonical JSON (`[instructions, decisions]` for MetaSchedule).
     trace: str
     dialect: str = "meta_schedule"
-    #: Why it was chosen: `random`, `evolved`, `paired`, `model`, `remeasure`, `confirm`, `noise` (A/A run),
-    #: `canary`.
+    #: Why it was chosen: `random`, `evolved`, `paired`, `derived` (from an import), `model`, `remeasure`,
+    #: `confirm`, `noise` (A/A run), `canary`.
     origin: str = "random"
 
     @property

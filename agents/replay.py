@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.batch import Batch, Part
+from agents.derivation import Derivation
 from agents.errors import AgentError
 from agents.lease import LeaseTag
 from agents.measure import pin_process
@@ -196,6 +197,10 @@ class ReplayWorker:
                 far.append((distance, candidate_id))
         far.sort(key=lambda pair: pair[0])
         return self._as_candidates(workload, [one for _, one in far[:count]], "evolved")
+
+    def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
+        """Derive nothing: no program is made here, and imported candidates are answered for as they are."""
+        return Derivation((), {"a replay device makes no programs": len(traces)})
 
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
         """Answer a batch, at once: it takes no time that would be worth dividing."""

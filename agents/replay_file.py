@@ -26,6 +26,8 @@ HEAD_KEY = b"tensor_fleet"
 WORKLOADS_KEY = b"tensor_fleet_workloads"
 #: Version of the columns and of the footer.
 VERSION = 1
+#: Columns of texts that many rows share.
+SHARED_TEXTS = ["dialect", "outcome", "error", "environment", "environment_id", "protocol", "quality"]
 #: Most bytes that packed workloads may unpack to: some 10,000 workloads.
 _MOST_WORKLOADS_BYTES = 256 << 20
 
@@ -75,7 +77,8 @@ def open_file(path: Path) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path)
+        # Long texts that many rows share are held once: as plain ones they may not fit in one column.
+        return pq.ParquetFile(path, read_dictionary=SHARED_TEXTS)
     except FileNotFoundError as error:
         raise AgentError(f"{path}: no such file; write it with `fleet export`") from error
     except (OSError, pa.ArrowException) as error:

@@ -39,6 +39,8 @@ _COLUMNS = (
     "schema",
     "counts",
 )
+#: Columns of seconds; a file that did not come from `fleet export` may hold anything.
+_SECONDS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
 #: Row groups whose traces are kept decoded, some 30 MB each.
 _GROUPS_KEPT = 4
 #: Candidates whose measurements are kept decoded, some kilobytes each.
@@ -172,19 +174,42 @@ class ReplayRecords:
                 place = pa.array(range(first, first + table.num_rows), pa.int64())
                 table = table.append_column("place", place)
                 parts.append(table.filter(pc.equal(table.column("device_id"), device_id)))
-            table = pa.concat_tables(parts) if parts else None
+            table = pa.concat_tables(parts).unify_dictionaries() if parts else None
             if table is None or not table.num_rows:
                 raise AgentError(f"{self._path} holds no record of device {device_id!r}; export it again")
             seen = table.group_by("environment_id").aggregate([([], "count_all"), ("measured_at", "max")])
             order = [("count_all", "descending"), ("measured_at_max", "descending")]
             chosen = seen.sort_by(order).column("environment_id")[0].as_py()
             kept = table.filter(pc.equal(table.column("environment_id"), chosen))
+            self._check_seconds(kept)
             unknown = set(pc.unique(kept.column("outcome")).to_pylist()) - set(Outcome)
         except (OSError, pa.ArrowException) as error:
             raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
         if unknown:
             raise AgentError(f"{self._path}: outcome {unknown.pop()!r} is not known; upgrade tensor-fleet")
-        return kept.drop_columns(["device_id"]).combine_chunks(), chosen, table.num_rows - kept.num_rows
+        whole = kept.drop_columns(["device_id"]).combine_chunks()
+        return whole, chosen, table.num_rows - kept.num_rows
+
+    def _check_seconds(self, table: pa.Table) -> None:
+        """Refuse what no clock gives.
+
+        Raises:
+            AgentError: A number of seconds is missing or not finite, or an ok record has none above 0.
+        """
+        import pyarrow.compute as pc
+
+        is_ok = pc.equal(table.column("outcome").cast("string"), Outcome.OK)
+        run_secs = table.column("run_secs").filter(is_ok)
+        flat = pc.list_flatten(run_secs)
+        wrong = [name for name in _SECONDS if not _all(pc.is_finite(table.column(name)))]
+        is_there = pc.greater(pc.list_value_length(run_secs), 0)
+        if not all(map(_all, (is_there, pc.is_finite(flat), pc.greater(flat, 0.0)))):
+            wrong.append("run_secs")
+        if wrong:
+            raise AgentError(
+                f"{self._path}: {', '.join(wrong)}: expected finite seconds, above 0 where a run was ok; "
+                "export it again"
+            )
 
     def _index(self) -> None:
         columns = self._table.select(["candidate_id", "workload_id", "outcome", "counts"]).to_pydict()
@@ -208,6 +233,13 @@ class ReplayRecords:
                 raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
             self._traces[group] = table.column("trace").combine_chunks()
         return self._traces[group]
+
+
+def _all(mask: pa.ChunkedArray) -> bool:
+    """Whether every value is there and true."""
+    import pyarrow.compute as pc
+
+    return mask.null_count == 0 and pc.all(mask, min_count=0).as_py() is True
 
 
 def _unknown_descriptor(device_id: DeviceId) -> Descriptor:

@@ -5,8 +5,8 @@ crashes ends it for good, and a session whose client was killed in the middle of
 the session's time is over. Needs TVM and this package on the device, and a C compiler to link programs.
 
 **No security**: neither this server nor the tracker asks who is there, nothing is encrypted, and whoever
-reaches the server can run any code on it. Loopback is the default; listen on another address only in a
-network that you trust.
+reaches the server can run any code on it; its sessions are not confined as worker processes are. Loopback is
+the default; listen on another address only in a network that you trust.
 """
 
 from __future__ import annotations

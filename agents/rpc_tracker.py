@@ -146,6 +146,16 @@ class Tracker:
         )
 
 
+def reachable(tracker: str) -> str:
+    """Give the address of a tracker in numbers, one where it takes connections; unchanged if none does."""
+    try:
+        with socket.create_connection(host_and_port(tracker), ANSWER_SEC) as connection:
+            host, port = connection.getpeername()[:2]
+    except (OSError, ValueError):
+        return tracker
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def listing(tracker: str) -> dict[str, Listed]:
     """Ask a tracker once which keys are served; takes at most `ANSWER_SEC`.
 

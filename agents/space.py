@@ -7,14 +7,18 @@ so the same trace gives the same program under any target of the family. Runs in
 
 from __future__ import annotations
 
-import json
 import random
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.derivation import Derivation, comparable, match
 from agents.records import Candidate, CandidateId, Family, Workload, WorkloadId, canonical_json
+from agents.trace_rules import TraceRefusedError, read_trace
+from agents.trust import DERIVED
 from agents.tvm_import import load_tensor_intrinsics
+from agents.workloads import own_module
 
 #: Targets that design spaces are made for. One a family, not one a device: what a device can do is left to
 #: code generation, so every device of the family is asked for the same programs. `num-cores` scales only
@@ -119,7 +123,7 @@ class DesignSpace:
         from tvm.s_tir.meta_schedule import TuneContext
 
         self._workload = workload
-        self._module = tvm.ir.load_json(workload.module_json)
+        self._module = own_module(workload)
         context = TuneContext(
             mod=self._module,
             target=tvm.target.Target(SPACE_TARGETS[family]),
@@ -131,6 +135,7 @@ class DesignSpace:
         )
         self._spaces = [schedule.trace for schedule in context.generate_design_space()]
         self._space_steps = [plain_json(space.as_json())[0] for space in self._spaces]
+        self._comparable = [comparable(steps) for steps in self._space_steps]
         generator = context.space_generator
         self._postprocs = list(generator.postprocs)
         chances = generator.mutator_probs
@@ -206,6 +211,42 @@ class DesignSpace:
             barren = barren + 1 if len(search.found) == before else 0
         return search.proposal()
 
+    def derive(self, traces: Sequence[str]) -> Derivation:
+        """Make candidates of our own from the decisions of imported ones.
+
+        Of an imported trace only the decisions are used, on the design space of ours whose instructions it
+        begins with; then our own post-processors run. So what comes out is a member of our design space, with
+        a trace and an id of its own, whatever came in.
+
+        Args:
+            traces: Imported traces (JSON text) of a workload that claims to be this one.
+        """
+        found: dict[CandidateId, Candidate] = {}
+        refused: Counter[str] = Counter()
+        for trace in traces:
+            try:
+                made = self._derived(trace)
+            except TraceRefusedError as error:
+                refused[error.reason] += 1
+            else:
+                found.setdefault(made.candidate_id, made)
+        return Derivation(tuple(found.values()), dict(refused))
+
+    def _derived(self, trace: str) -> Candidate:
+        matched = match(self._comparable, trace)
+        steps = self._space_steps[matched.space]
+        base = self._replayed(steps, matched.decisions)
+        schedule = None if base is None else self._finish(base, 1)
+        if schedule is None:
+            raise TraceRefusedError("its decisions make no program in our design space")
+        mine = plain_json(schedule.trace.as_json())
+        # TVM mends a decision that does not fit its loop: that would be another candidate under this name.
+        if [one for one in mine[1] if one[0] < len(steps)] != matched.decisions:
+            raise TraceRefusedError("its decisions do not fit our loops")
+        return Candidate(
+            workload_id=WorkloadId(self._workload.workload_id), trace=canonical_json(mine), origin=DERIVED
+        )
+
     def _finish(self, trace: Any, seed: int) -> Any:
         """Apply a trace and the post-processors to the workload; None if it is refused."""
         from tvm.s_tir.schedule import Schedule
@@ -224,14 +265,20 @@ class DesignSpace:
         Traces of this project hold no mark where the post-processors begin, so `remove_postproc` leaves
         them in. But a trace begins with the instructions of its design space, all but the decisions.
         """
+        try:
+            steps, decisions = read_trace(parent)
+        except TraceRefusedError:
+            return None
+        length = max((len(space) for space in self._space_steps if steps[: len(space)] == space), default=0)
+        return self._replayed(steps[:length], [one for one in decisions if one[0] < length])
+
+    def _replayed(self, steps: list[Any], decisions: list[Any]) -> Any:
+        """The trace of instructions of ours with decisions; None if there are none, or they do not fit."""
         from tvm.s_tir.schedule import Schedule, Trace
 
         schedule = Schedule(self._module, error_render_level="none")
         try:
-            steps, decisions = json.loads(parent)
-            length = max(len(space) for space in self._space_steps if steps[: len(space)] == space)
-            kept = [decision for decision in decisions if decision[0] < length]
-            Trace.apply_json_to_schedule([steps[:length], kept], schedule)
+            Trace.apply_json_to_schedule([steps, decisions], schedule)
         except Exception:  # whatever else it holds, it is no parent for this space
             return None
-        return schedule.trace
+        return schedule.trace if steps else None

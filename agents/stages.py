@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -42,6 +42,16 @@ class ChildSettings:
     key: str = ""
     #: What the environment of a record says otherwise than this host does.
     environment: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ChildSettings:
+        """Read what `as_json_dict` made of one."""
+        cores = {key: tuple(value[key]) for key in ("timing_cores", "build_cores")}
+        return cls(**{**value, **cores})
+
+    def at_tracker(self, address: str) -> ChildSettings:
+        """The same with another address of the tracker."""
+        return replace(self, tracker=address)
 
     @property
     def builds_where_it_times(self) -> bool:

@@ -19,6 +19,7 @@ from agents.batch import PART_SECS, Batch, Part
 from agents.canaries import Canary
 from agents.canary_watch import Again, CanaryWatch, leaders, unmeasured
 from agents.check import is_checkable
+from agents.derivation import Derivation
 from agents.device_cores import quiet_cores, remote_environment, worker_settings
 from agents.errors import AgentError
 from agents.job import Job, Result
@@ -44,6 +45,7 @@ from agents.records import (
 )
 from agents.spool import Spool
 from agents.stages import Stage
+from agents.trust import DERIVED
 from agents.windows import Planned, in_windows
 
 #: Stages in which a program runs on the device.
@@ -167,6 +169,17 @@ class DeviceWorker:
         question = {"op": "evolve", "parents": list(parents)}
         return self._ask_space(question, "evolved", workload, count, seed, exclude)
 
+    def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
+        """Make candidates of our own from imported ones: their decisions in our design space, nothing else.
+
+        Args:
+            workload: One of ours.
+            traces: Imported traces of a workload that claims to be this one.
+        """
+        question = {"op": "derive", "traces": list(traces)}
+        answer = self._ask_design(question, workload)
+        return Derivation(_candidates(workload, answer["traces"], DERIVED), answer["refused"])
+
     def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Measure a batch in one window; the records are on disk in the spool before they are returned.
 
@@ -268,21 +281,15 @@ class DeviceWorker:
         seed: int,
         exclude: Collection[CandidateId],
     ) -> list[Candidate]:
-        answer = self.pool.ask(
-            {
-                **question,
-                "workload_id": workload.workload_id,
-                "family": self.spec.family,
-                "count": count,
-                "seed": seed,
-                "exclude": sorted(exclude),
-            },
-            workload,
-        )
-        return [
-            Candidate(workload_id=workload.workload_id, trace=trace, origin=origin)
-            for trace in answer["traces"]
-        ]
+        question = {**question, "count": count, "seed": seed, "exclude": sorted(exclude)}
+        return list(_candidates(workload, self._ask_design(question, workload)["traces"], origin))
+
+    def _ask_design(self, question: dict[str, Any], workload: Workload) -> dict[str, Any]:
+        question = {**question, "workload_id": workload.workload_id, "family": self.spec.family}
+        answer = self.pool.ask(question, workload)
+        if answer["event"] == "refused":
+            raise AgentError(answer["error"])
+        return answer
 
     def _job(self, candidate: Candidate, workload: Workload, protocol: Protocol) -> Job:
         # By the hash, so that every device checks the same ones and a run can be repeated.
@@ -344,6 +351,10 @@ def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:
         if missing := served(spec.tracker, spec.key):
             faults = [missing]
     return faults
+
+
+def _candidates(workload: Workload, traces: Sequence[str], origin: str) -> tuple[Candidate, ...]:
+    return tuple(Candidate(workload_id=workload.workload_id, trace=trace, origin=origin) for trace in traces)
 
 
 def _canary(value: Mapping[str, Any]) -> Canary:

@@ -12,6 +12,7 @@ from typing import Any
 from agents.errors import AgentError
 from agents.networks import NETWORKS, layers
 from agents.records import Workload, WorkloadId
+from agents.trust import is_imported
 
 #: Operator name of workloads that came from a network through Relax.
 RELAX_OPERATOR = "relax"
@@ -22,6 +23,36 @@ def workload_id_of(module: Any) -> WorkloadId:
     import tvm_ffi
 
     return WorkloadId(f"{tvm_ffi.structural_hash(module) & (2**64 - 1):016x}")
+
+
+class WorkloadRefusedError(AgentError):
+    """A workload whose program is not the one that its id names."""
+
+
+def own_module(workload: Workload) -> Any:
+    """Load the module of a workload of ours; whoever schedules or builds it comes through here.
+
+    Who sends a workload has made sure that it is ours (`docs/import.md`). This is a second look: structural
+    hashes are no secure ones, so it finds mistakes and clumsy forgeries, and does not stand alone.
+
+    Raises:
+        WorkloadRefusedError: It was imported, or its program has another structural hash than its id says.
+    """
+    import tvm
+
+    if is_imported(workload.workload_id):
+        raise WorkloadRefusedError(
+            f"workload {workload.workload_id} was imported: its program is not run; list the workload "
+            "with an agent of the fleet, and its imported candidates are derived again"
+        )
+    module = tvm.ir.load_json(workload.module_json)
+    found = workload_id_of(module)
+    if found != workload.workload_id:
+        raise WorkloadRefusedError(
+            f"workload {workload.workload_id} holds a program with structural hash {found}: another "
+            "version of TVM made it, or it is forged; list it again with this one"
+        )
+    return module
 
 
 def arguments_of(module: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
