@@ -1,8 +1,8 @@
 """Start Ray on this host, put one actor on each device, end both in order.
 
 One of the modules that import Ray (the others are `agents.actors`, `fleet.links.ray_hosts` and
-`fleet.models.ray_training`). A Ray of our own listens on the loopback interface only and asks for a token;
-both are checked after the start, not assumed.
+`fleet.models.ray_training`). A Ray of our own listens on the loopback interface only, which is checked after
+the start, asks for a token (`fleet.ray_token`), and has a folder of its own (`fleet.ray_folder`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from agents.measure import pin_process
 from agents.probe import core_groups
 from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError
+from fleet.ray_folder import RayFolder
+from fleet.ray_token import give_cluster_token, give_own_token
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,13 +62,15 @@ class RaySession:
 
     def __init__(self, specs: Sequence[DeviceSpec], spool_root: Path) -> None:
         self._actors: dict[DeviceId, Any] = {}
+        self._folder: RayFolder | None = None
         self._usable_cores = os.sched_getaffinity(0)
         # Ray's processes inherit this: with a dozen of them awake beside a timing, repeats differed by 7 %.
         timing = {core for spec in specs if spec.kind not in ELSEWHERE for core in spec.cores}
         # Threads of our own too: those of the store's libraries write while something is timed.
         pin_process(quiet_cores(sorted(timing), sorted(self._usable_cores), core_groups()))
         try:
-            start_ray({resource_of(spec.device_id): 1 for spec in specs}, len(self._usable_cores))
+            resources = {resource_of(spec.device_id): 1.0 for spec in specs}
+            self._folder = start_ray(resources, len(self._usable_cores))
             self._create(specs, spool_root)
         except BaseException:
             self.close()
@@ -153,6 +157,8 @@ class RaySession:
             ray.kill(actor)
         self._actors.clear()
         ray.shutdown()
+        if self._folder is not None:
+            self._folder.close()
 
     def _create(self, specs: Sequence[DeviceSpec], spool_root: Path) -> None:
         from agents.actors import create
@@ -171,13 +177,17 @@ class ActorDiedError(FleetError):
 
 def start_ray(
     resources: Mapping[str, float], cores: int, object_store_bytes: int = _OBJECT_STORE_BYTES
-) -> None:
+) -> RayFolder:
     """Start a Ray instance of our own on the loopback interface.
 
     Args:
         resources: Custom resources of this host.
         cores: Logical CPUs that it may use.
         object_store_bytes: Room for what processes hand each other.
+
+    Returns:
+        Its folder, to be closed after `ray.shutdown`. Where Ray does not start, its logs stay there until the
+        next start of a later process.
 
     Raises:
         FleetError: Ray runs already, does not start, or is not confined to loopback.
@@ -187,6 +197,8 @@ def start_ray(
     # Ray runs its workers at niceness 15, and what is timed would inherit it: any other program on the host
     # would then go first.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's own spelling
+    give_own_token()
+    folder = RayFolder()
     for attempt in range(1, _MOST_STARTS + 1):
         before = set(psutil.Process().children())
         try:
@@ -196,6 +208,7 @@ def start_ray(
                 resources=dict(resources),
                 object_store_memory=object_store_bytes,
                 include_dashboard=False,
+                _temp_dir=str(folder.inner),
             )
             break
         except FleetError:
@@ -209,7 +222,7 @@ def start_ray(
             if attempt == _MOST_STARTS or "timed out during startup" not in str(error):
                 raise FleetError(
                     f"Ray does not start on this host: {error}; a session left behind ends with `ray stop`, "
-                    "and Ray needs some free space under its temporary folder"
+                    f"and Ray needs some free space in {folder.path.parent} (RAY_TMPDIR names another place)"
                 ) from error
             _LOG.warning("Ray did not start in its own time; trying again")
     import ray
@@ -221,6 +234,7 @@ def start_ray(
             f"Ray would listen on {address} instead of 127.0.0.1: it was imported before this session could "
             f"confine it; set {_LOOPBACK_VARIABLE}=0 in the environment and start again"
         )
+    return folder
 
 
 def join_ray(address: str) -> None:
@@ -230,14 +244,9 @@ def join_ray(address: str) -> None:
         address: `host:port` of its head.
 
     Raises:
-        FleetError: There is no token, no cluster, or no node of it on this host.
+        FleetError: There is no token, others may read it, there is no cluster, or no node of it on this host.
     """
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    if not os.environ.get("RAY_AUTH_TOKEN") and not path.is_file():
-        raise FleetError(
-            f"no token for the Ray cluster at {address}: neither RAY_AUTH_TOKEN is set nor is there a file "
-            f"{path}; `ray get-auth-token --generate` makes one, and every host of the cluster needs the same"
-        )
+    give_cluster_token(address)
     if address.rpartition(":")[0] in {"127.0.0.1", "localhost"} and "ray" not in sys.modules:
         os.environ[_LOOPBACK_VARIABLE] = "0"
     try:
@@ -261,8 +270,11 @@ def _connect(**options: Any) -> None:
     if ray.is_initialized():
         raise FleetError("Ray runs in this process already; end it with ray.shutdown() first")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    if threading.current_thread() is threading.main_thread():
-        # Ray's handlers print a stack and end the process at once; ours close what is open first.
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    finally:
+        # Ray's handlers end the process at once; ours close what is open first. Ray sets its own even where
+        # it does not start, and the next try must not take them for ours.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

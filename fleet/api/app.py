@@ -1,18 +1,19 @@
 """The daemon's small HTTP API: status, devices, models, metrics.
 
 `fleet.api.server` serves it. It shows the coordinator's last view and what the registry's files say; it
-changes nothing, and no request waits for the coordinator. Everything but `/healthz` needs the token.
+changes nothing, and no request waits for the coordinator. Everything but `/healthz` needs the token, which
+`fleet.api.connections.Gate` asks for.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 
+from fleet.api.connections import OPEN_PATH, Connections
 from fleet.api.metrics import CONTENT_TYPE, metrics_text
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
 from transfer.checked_folder import TENSORS_NAME
@@ -23,50 +24,37 @@ View = Callable[[], Mapping[str, Any]]
 _TENSORS_TYPE = "application/octet-stream"
 
 
-def make_app(view: View, registry: RegistryReader, token: str) -> FastAPI:
+def make_app(view: View, registry: RegistryReader, connections: Connections) -> FastAPI:
     """Make the application.
 
     Args:
         view: Called by each request, from any thread.
         registry: Where the models are; read anew by each request, so a new champion shows at once.
-        token: What a client must send as `Authorization: Bearer TOKEN`.
+        connections: Those of the server, for the metrics.
     """
-
-    def authorised(authorization: Annotated[str, Header()] = "") -> None:
-        scheme, _, given = authorization.partition(" ")
-        # Compared as bytes: text with other than ASCII letters cannot be compared in constant time.
-        if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), token.encode()):
-            raise HTTPException(
-                401,
-                "this API needs the token of the daemon's folder (api.token), "
-                "sent as `Authorization: Bearer TOKEN`",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
     # The pages that FastAPI offers load scripts from elsewhere.
     app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None, openapi_url=None)
-    guarded: dict[str, Any] = {"dependencies": [Depends(authorised)]}
 
     @app.exception_handler(RegistryError)
     def refused(_: Request, error: RegistryError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 503)
 
-    @app.get("/healthz")
+    @app.get(OPEN_PATH)
     def health() -> dict[str, str]:
         """Whether the daemon runs; without a token, so it says nothing else."""
         return {"state": view()["coordinator"]["state"]}
 
-    @app.get("/v1/status", **guarded)
+    @app.get("/v1/status")
     def status() -> Mapping[str, Any]:
         """The whole view."""
         return view()
 
-    @app.get("/v1/devices", **guarded)
+    @app.get("/v1/devices")
     def devices() -> Any:
         """All devices by id."""
         return view()["devices"]
 
-    @app.get("/v1/devices/{device_id}", **guarded)
+    @app.get("/v1/devices/{device_id}")
     def device(device_id: str) -> Any:
         """One device."""
         found = view()["devices"]
@@ -74,7 +62,7 @@ def make_app(view: View, registry: RegistryReader, token: str) -> FastAPI:
             raise HTTPException(404, f"no device {device_id!r} in this fleet; it has: {_listed(found)}")
         return found[device_id]
 
-    @app.get("/v1/models", **guarded)
+    @app.get("/v1/models")
     def models() -> dict[str, Any]:
         """Who serves which device, and all versions."""
         return {
@@ -82,13 +70,13 @@ def make_app(view: View, registry: RegistryReader, token: str) -> FastAPI:
             "versions": registry.versions(),
         }
 
-    @app.get("/v1/models/{device_id}", **guarded)
+    @app.get("/v1/models/{device_id}")
     def manifest(device_id: str, version: str = "") -> dict[str, Any]:
         """The manifest of a device's champion, or of another version that has its head."""
         name, found = _version_of(registry, device_id, version)
         return {"device_id": device_id, "version": name, "manifest": found}
 
-    @app.get("/v1/models/{device_id}/model.safetensors", **guarded)
+    @app.get("/v1/models/{device_id}/model.safetensors")
     def tensors(device_id: str, version: str = "", if_none_match: Annotated[str, Header()] = "") -> Response:
         """The tensors of the same; the entity tag is their SHA-256, as the manifest has it."""
         name, found = _version_of(registry, device_id, version)
@@ -101,10 +89,10 @@ def make_app(view: View, registry: RegistryReader, token: str) -> FastAPI:
             raise HTTPException(503, f"version {name} has lost its tensors; restore it or roll back")
         return FileResponse(path, media_type=_TENSORS_TYPE, filename=f"{name}.safetensors", headers=headers)
 
-    @app.get("/metrics", **guarded)
+    @app.get("/metrics")
     def metrics() -> PlainTextResponse:
         """The view in the text format of Prometheus."""
-        return PlainTextResponse(metrics_text(view()), media_type=CONTENT_TYPE)
+        return PlainTextResponse(metrics_text(view(), connections), media_type=CONTENT_TYPE)
 
     return app
 

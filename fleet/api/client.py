@@ -8,6 +8,7 @@ from typing import Any
 
 from agents.keeper import ProcessName, is_alive
 from fleet.errors import FleetError
+from fleet.private_files import read_private
 
 #: Files of the daemon's folder: where the API listens, and what it asks for.
 ADDRESS, TOKEN = "api.json", "api.token"
@@ -28,14 +29,14 @@ def ask(root: Path, path: str) -> Any:
 
     try:
         address = json.loads((root / ADDRESS).read_text())
-        url, token = str(address["url"]), (root / TOKEN).read_text().strip()
+        url, token = str(address["url"]), read_private(root / TOKEN).strip()
         # Versions before did not tell the start; their daemons are not asked.
         daemon = ProcessName(pid=int(address["pid"]), started=int(address.get("started", -1)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(f"{root / ADDRESS}: cannot be read ({error}); start `fleet up` again") from error
-    if not is_alive(daemon):
+    if not _is_here(daemon, root):
         # It was killed and left its address behind. Whoever listens there now must not get the token.
         return None
     try:
@@ -49,3 +50,20 @@ def ask(root: Path, path: str) -> Any:
         return None
     except (httpx.HTTPError, ValueError) as error:
         raise FleetError(f"the daemon at {url} gives no answer to {path}: {error}") from error
+
+
+def _is_here(daemon: ProcessName, root: Path) -> bool:
+    """Whether a daemon runs on this host.
+
+    Raises:
+        FleetError: It cannot be told.
+    """
+    try:
+        return ProcessName.of(daemon.pid) == daemon and is_alive(daemon)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError as error:
+        raise FleetError(
+            f"{root / ADDRESS}: process {daemon.pid} cannot be looked at ({error.strerror}), so it does not "
+            "get the token; run this as the user of the daemon"
+        ) from error

@@ -1,15 +1,24 @@
-"""The coordinator's view in the text format of Prometheus. Pure."""
+"""The coordinator's view, and how the daemon itself does, in the text format of Prometheus."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from fleet.api.connections import Connections
 from fleet.core.event_words import DeviceState
+from fleet.daemon.histogram import BOUNDS_SECS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -19,19 +28,51 @@ _DEVICE_COUNTERS = (
     ("fleet_ok_records", "ok", "Records with a latency."),
     ("fleet_failed_records", "failed", "Records of candidates that failed."),
     ("fleet_late_records", "late", "Records of leases that were taken back; kept apart."),
+    ("fleet_lease_expiries", "expiries", "Leases that no sign of life renewed in time."),
 )
 _DEVICE_GAUGES = (
     ("fleet_records_per_second", "records_per_s", "Records a second over the last minute."),
     ("fleet_last_record_timestamp_seconds", "last_record_at", "Unix time of the last record."),
     ("fleet_incarnation", "incarnation", "Number of the agent's life."),
 )
+#: Name, key in the view's `health`, what it is.
+_HEALTH_GAUGES = (
+    ("fleet_journal_size_bytes", "journal_bytes", "Length of the journal's file."),
+    ("fleet_intake_log_size_bytes", "intake_bytes", "Log of records on their way to the table."),
+    (
+        "fleet_oldest_waiting_record_age_seconds",
+        "waiting_secs",
+        "How long the oldest record has been durable without being in the table; 0 where none waits.",
+    ),
+    (
+        "fleet_unacknowledged_records",
+        "unacknowledged",
+        "Records that have come and are not acknowledged, as while the disk is full.",
+    ),
+    (
+        "fleet_oldest_unacknowledged_record_age_seconds",
+        "unacknowledged_secs",
+        "Time since the oldest of them came; 0 where there is none.",
+    ),
+    (
+        "fleet_training_age_seconds",
+        "training_secs",
+        "How long the training that runs has run; 0 where none does.",
+    ),
+)
+#: The same of its `clock`.
+_CLOCK_COUNTERS = (
+    ("fleet_clock_gaps", "gaps", "Turns that came so late that the time before them was left out."),
+    ("fleet_clock_gap_seconds", "gap_secs", "Seconds that were left out."),
+    ("fleet_clock_steps", "steps", "Times that the wall clock was seen to be set."),
+)
 
 
 class _Collector:
-    """Gives the metrics of one view."""
+    """Gives the metrics of one view and of the API."""
 
-    def __init__(self, view: Mapping[str, Any]) -> None:
-        self._view = view
+    def __init__(self, view: Mapping[str, Any], connections: Connections) -> None:
+        self._view, self._connections = view, connections
 
     def collect(self) -> Iterator[Metric]:
         """What `generate_latest` asks for."""
@@ -83,14 +124,76 @@ class _Collector:
             value=store.get("refused", 0),
         )
         yield GaugeMetricFamily("fleet_alarms", "Alarms that are remembered.", value=len(view["alarms"]))
+        yield from _training(view["training"])
+        yield from _health(view["health"])
+        for name, key, text in _CLOCK_COUNTERS:
+            yield CounterMetricFamily(name, text, value=view["clock"].get(key, 0))
+        yield from _connections(self._connections)
 
 
-def metrics_text(view: Mapping[str, Any]) -> str:
-    """All metrics of a view, a line each.
+def _training(training: Mapping[str, Any]) -> Iterator[Metric]:
+    """What the trainer does, and whether it goes wrong."""
+    yield GaugeMetricFamily(
+        "fleet_training_running", "1 while a model is trained.", value=training["state"] == "running"
+    )
+    failures = GaugeMetricFamily(
+        "fleet_training_failures", "Trainings of a family that failed since one succeeded.", labels=["family"]
+    )
+    for family, count in training["failures"].items():
+        failures.add_metric([family], count)
+    yield failures
+
+
+def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
+    """How the coordinator itself does; see `fleet.daemon.health`."""
+    turns = HistogramMetricFamily("fleet_turn_seconds", "Time of a turn, without its wait for messages.")
+    _add(turns, [], health["turns"])
+    yield turns
+    waits = HistogramMetricFamily(
+        "fleet_fsync_seconds", "Time until the disk had what was written.", labels=["log"]
+    )
+    for name, found in health["disk_waits"].items():
+        _add(waits, [name], found)
+    yield waits
+    for name, key, text in _HEALTH_GAUGES:
+        yield GaugeMetricFamily(name, text, value=health[key])
+    free = GaugeMetricFamily("fleet_disk_free_bytes", "Room on the disk of a folder.", labels=["folder"])
+    for name, count in health["free_bytes"].items():
+        free.add_metric([name], count)
+    yield free
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], found: Mapping[str, Any]) -> None:
+    """Add a `fleet.daemon.histogram.Histogram`; Prometheus wants each class with all below it."""
+    bounds = [*map(str, BOUNDS_SECS), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(found["counts"]), strict=True)), found["sum_secs"])
+
+
+def _connections(connections: Connections) -> Iterator[Metric]:
+    """Who is connected to the API at this moment."""
+    yield GaugeMetricFamily("fleet_api_connections", "Open connections of the API.", value=connections.count)
+    yield GaugeMetricFamily(
+        "fleet_api_connections_limit", "Connections that it may have.", value=connections.limits.most
+    )
+    refused = CounterMetricFamily(
+        "fleet_api_connections_refused",
+        "Connections that it closed for want of room or time.",
+        labels=["why"],
+    )
+    for why, count in connections.refused.items():
+        refused.add_metric([why], count)
+    yield refused
+
+
+def metrics_text(view: Mapping[str, Any], connections: Connections) -> str:
+    """All metrics of a view, of the API and of this process, a line each.
 
     Args:
         view: See `fleet.daemon.viewing.make_view`.
+        connections: Those of the API.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(view))
+    registry.register(_Collector(view, connections))
+    # Under the names that every program gives them: process_open_fds, process_max_fds, memory, processor.
+    ProcessCollector(registry=registry)
     return generate_latest(registry).decode()

@@ -5,6 +5,7 @@ Called by `fleet up`. The token is made once and stays, so that clients and Prom
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import os
@@ -14,17 +15,33 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agents.keeper import ProcessName
 from fleet.api.app import View, make_app
 from fleet.api.client import ADDRESS, TOKEN
+from fleet.api.connections import (
+    ConnectionLimits,
+    Connections,
+    Gate,
+    GuardedConnection,
+    fitting_limits,
+)
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
+from fleet.private_files import read_private, write_private
 
 _START_SECS, _STOP_SECS = 10.0, 5.0
+#: Longest head of a request.
+_HEAD_BYTES = 16 << 10
+#: Connections that are accepted before those that are there are looked at: each takes a file descriptor.
+_ACCEPTED_AT_ONCE = 4
+#: Connections that the kernel lets wait meanwhile; the next ones are told to try again.
+_WAITING = 1024
 
 
 class ApiServer:
@@ -36,15 +53,25 @@ class ApiServer:
         root: The daemon's folder, which gets `api.token` and `api.json`.
         host: Address to listen on; a loopback one unless the user chose another.
         port: Port; 0 takes a free one.
+        limits: What connections may take; fitted to this process where None.
 
     Raises:
         FleetError: Nobody can listen there, or the folder cannot be written.
     """
 
-    def __init__(self, view: View, registry: RegistryReader, root: Path, host: str, port: int) -> None:
+    def __init__(
+        self,
+        view: View,
+        registry: RegistryReader,
+        root: Path,
+        host: str,
+        port: int,
+        limits: ConnectionLimits | None = None,
+    ) -> None:
         self._root = root
         with disk_errors("writing the API's token", root):
             token = read_or_make_token(root / TOKEN)
+        connections = Connections(limits or fitting_limits())
         listening = _listen(host, port)
         shown, bound = listening.getsockname()[:2]
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}"
@@ -52,11 +79,19 @@ class ApiServer:
         self.is_loopback = ipaddress.ip_address(shown).is_loopback
         self._server = uvicorn.Server(
             uvicorn.Config(
-                make_app(view, registry, token),
+                Gate(make_app(view, registry, connections), token, connections),
+                # Names of modules that may be installed or not decide nothing here.
+                http=_guarded(connections),
+                loop="asyncio",
+                ws="none",
+                h11_max_incomplete_event_size=_HEAD_BYTES,
+                # An address that a client claims must not stand for its own.
+                proxy_headers=False,
                 log_level="critical",
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                backlog=_ACCEPTED_AT_ONCE,
                 timeout_graceful_shutdown=int(_STOP_SECS),
             )
         )
@@ -69,10 +104,12 @@ class ApiServer:
             if not self._thread.is_alive() or time.monotonic() > ends_at:
                 raise FleetError(f"the API does not start on {self.url}; choose another daemon.api_port")
             time.sleep(0.01)
+        # Uvicorn has told the kernel that no more may wait than it accepts at once.
+        listening.listen(_WAITING)
         with disk_errors("writing the API's address", root):
             # The start tells clients this process from a later one with its number.
             told = {"url": self.url, **asdict(ProcessName.of(os.getpid()))}
-            _write_private(root / ADDRESS, json.dumps(told))
+            write_private(root / ADDRESS, json.dumps(told))
 
     def close(self) -> None:
         """Stop listening; requests that run are answered."""
@@ -85,15 +122,11 @@ def read_or_make_token(path: Path) -> str:
     """The token of a file that only its owner may read; made where there is none.
 
     Raises:
-        FleetError: Others can read the file, or it holds no token.
+        FleetError: Others can read or replace the file, or it holds no token.
     """
     if not path.exists():
-        _write_private(path, secrets.token_urlsafe(32))
-    if path.stat().st_mode & 0o077:
-        raise FleetError(
-            f"{path}: others may read this token; run chmod 600 {path}, or delete it for a new one"
-        )
-    token = path.read_text().strip()
+        write_private(path, secrets.token_urlsafe(32))
+    token = read_private(path).strip()
     if len(token) < 16:
         raise FleetError(f"{path}: holds no token of 16 characters at least; delete it, a new one is made")
     return token
@@ -115,13 +148,11 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read; it appears whole."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+def _guarded(connections: Connections) -> type[asyncio.Protocol]:
+    """What uvicorn makes for each connection."""
+
+    class Guarded(GuardedConnection):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(H11Protocol(**options), connections)
+
+    return Guarded

@@ -24,8 +24,10 @@ from fleet.cli import interchange as cli_interchange
 from fleet.cli import jobs as cli_jobs
 from fleet.cli import learning as cli_learning
 from fleet.cli import models as cli_models
+from fleet.cli import store as cli_store
 from fleet.cli import tuning as cli_tuning
 from fleet.errors import FleetError
+from fleet.terminal_text import make_logs_visible, say, say_traceback
 
 app = typer.Typer(
     name="fleet",
@@ -88,6 +90,7 @@ cli_interchange.register(app)
 cli_learning.register(app)
 cli_tuning.register(app)
 cli_models.register(app)
+cli_store.register(app)
 
 
 def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
@@ -104,7 +107,7 @@ def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
             raise
     except (FleetError, AgentError, TransferError, OSError) as error:
         if os.environ.get("FLEET_DEBUG") == "1":
-            traceback.print_exc()
+            say_traceback(traceback.format_exc())
         if signals is None or signals.number is None:
             _say(str(error) or type(error).__name__)
         code = 1
@@ -116,12 +119,13 @@ def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
 
 def _say(text: str) -> None:
     """One fault a line on standard error."""
-    for line in text.strip().splitlines():
-        print(f"fleet: {line}", file=sys.stderr)
+    for line in text.strip().split("\n"):
+        say(f"fleet: {line}", error=True)
 
 
 def main() -> None:
     """Entry point of the command."""
+    make_logs_visible()
     signals = _Signals()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signals)

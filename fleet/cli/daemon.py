@@ -50,9 +50,8 @@ def up(
 
     Example: fleet up --device x86-64-v3 --for 3600
     """
-    from rich.console import Console
-
     from fleet.daemon.daemon import UpOptions, run_daemon
+    from fleet.terminal_console import TerminalConsole
 
     settings = load_settings(
         config,
@@ -73,4 +72,4 @@ def up(
 
         return ApiServer(view, RegistryReader(models), folder, daemon.api_host, daemon.api_port)
 
-    run_daemon(settings, options, Console(), serve=serve if daemon.api_host else None)
+    run_daemon(settings, options, TerminalConsole(), serve=serve if daemon.api_host else None)

@@ -14,6 +14,7 @@ import typer
 
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json, print_rows
 from fleet.errors import FleetError
+from fleet.terminal_text import say
 
 if TYPE_CHECKING:
     from agents.records import Descriptor
@@ -56,7 +57,7 @@ def init(
         return
     print_rows(("device", "file", ""), [(each.device_id, str(each.path), str(each.action)) for each in done])
     if any(each.action is Action.KEPT for each in done):
-        typer.echo("kept: the file differs from what this host would write; --force replaces it")
+        say("kept: the file differs from what this host would write; --force replaces it")
 
 
 def probe(
@@ -87,7 +88,7 @@ def probe(
         print_rows(("host", descriptor.host), _descriptor_rows(descriptor))
         if spec and not found:
             reach = "reach" if spec.kind is DeviceKind.RPC else "be"
-            typer.echo(f"device {device}: this host can {reach} it")
+            say(f"device {device}: this host can {reach} it")
     if found:
         raise FleetError(f"device {device} cannot be measured on this host: {'; '.join(found)}")
 
@@ -102,19 +103,26 @@ def doctor(folder: _Folder = None, config: ConfigOption = None, as_json: JsonOpt
     from dataclasses import asdict
 
     from agents.probe import probe as look_at_host
+    from fleet.api.client import TOKEN
     from fleet.config.settings import load_fleet, select_devices
-    from fleet.doctor.doctor import Level, diagnose, look
+    from fleet.doctor.doctor import Level, confinement_line, diagnose, look
+    from fleet.ray_folder import ray_default_folder
+    from fleet.ray_token import token_path
 
     settings = load_fleet(config, {"devices.folder": str(folder)} if folder else {}).config
     devices = list(select_devices(settings).values())
-    findings = diagnose(look_at_host(), devices, look(Path(settings.store.path), specs=devices))
+    tokens = (token_path(), Path(settings.daemon.root) / TOKEN)
+    state = look(Path(settings.store.path), specs=devices, tokens=tokens, ray_folder=ray_default_folder())
+    findings = diagnose(look_at_host(), devices, state)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     elif findings:
         rows = [(str(each.level), each.what, each.why, each.do) for each in findings]
         print_rows(("", "what", "why", "what to do"), rows)
     else:
-        typer.echo("nothing found: this host is fit to measure")
+        say("nothing found: this host is fit to measure")
+    if not as_json and (line := confinement_line(state)):
+        say(line)
     errors = [finding for finding in findings if finding.level is Level.ERROR]
     if errors:
         raise FleetError("; ".join(f"{finding.what}: {finding.do}" for finding in errors))

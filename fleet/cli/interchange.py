@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleet.cli.output import ConfigOption, JsonOption, print_json, print_rows
+from fleet.terminal_text import say
 
 if TYPE_CHECKING:
     from fleet.collection.progress import Display
@@ -55,12 +56,11 @@ def import_(
 
     Example: fleet import logs/board-7 --device board-7
     """
-    from rich.console import Console
-
     from fleet.collection.progress import Display
     from fleet.config.settings import load_fleet
     from fleet.interchange.import_logs import DIALECTS, ImportRequest, check_request, import_logs
     from fleet.store.store import Store
+    from fleet.terminal_console import TerminalConsole
 
     if dialect not in DIALECTS:
         raise typer.BadParameter(f"--dialect {dialect}: expected {', '.join(DIALECTS)}")
@@ -74,7 +74,7 @@ def import_(
         devices_folder=Path(settings.devices.folder),
         again=again,
     )
-    console = Console(stderr=as_json)
+    console = TerminalConsole(stderr=as_json)
     display = Display(console)
     found = check_request(request)
     with Store.open(settings.store.path) as opened, display.live():
@@ -116,21 +116,21 @@ def _print_import(report: ImportReport, store: str) -> None:
     print_rows((f"device {report.device_id}", "", ""), rows)
     for reason, _ in reasons:
         if reason in report.examples and reason not in NO_MEASUREMENTS:
-            typer.echo(f"first {reason}: {report.examples[reason]}")
-    typer.echo(f"measurements: {_joined(report.counts.dialects) or 'none'}")
-    typer.echo(f"outcomes: {_joined(report.counts.outcomes) or 'none'}")
+            say(f"first {reason}: {report.examples[reason]}")
+    say(f"measurements: {_joined(report.counts.dialects) or 'none'}")
+    say(f"outcomes: {_joined(report.counts.outcomes) or 'none'}")
     if report.networks:
-        typer.echo(f"networks: {', '.join(sorted(report.networks))}")
+        say(f"networks: {', '.join(sorted(report.networks))}")
     if report.described_by:
-        typer.echo(
+        say(
             f"workloads: {report.workloads:,} new; device described by {report.described_by}"
             f" ({', '.join(sorted(report.targets))})"
         )
     for path, damage in report.damaged.items():
-        typer.echo(f"damaged: {path}: {damage}; what came before the damage was imported")
+        say(f"damaged: {path}: {damage}; what came before the damage was imported")
     if report.files_skipped:
-        typer.echo(f"not logs: {', '.join(path.name for path in report.files_skipped[:5])}{_more(report)}")
-    typer.echo(f"store {store}, table version {report.table_version}")
+        say(f"not logs: {', '.join(path.name for path in report.files_skipped[:5])}{_more(report)}")
+    say(f"store {store}, table version {report.table_version}")
 
 
 def _joined(counts: Mapping[str, int]) -> str:
@@ -185,4 +185,4 @@ def export(
         rows.append(("", "", f"and {len(result.files) - 3} more files"))
     rows += [("left out", f"{count:,}", reason) for reason, count in result.skipped.items()]
     print_rows((f"records as {result.fmt}", "", ""), rows)
-    typer.echo(f"store {settings.store.path}, table version {result.table_version}")
+    say(f"store {settings.store.path}, table version {result.table_version}")

@@ -20,6 +20,7 @@ from fleet.cli.options import (
     load_settings,
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, print_rows, short_moment
+from fleet.terminal_text import say
 
 DEFAULT_DEMO = Path("runs/demo")
 
@@ -58,14 +59,13 @@ def demo(
 
     Example: fleet demo --workloads 12 --samples 16
     """
-    from rich.console import Console
-
     from fleet.collection.progress import Display
     from fleet.config.settings import load_fleet, select_devices
     from fleet.report.demo import DemoSettings, run_demo, start_over
     from fleet.report.demo_report import build_report
     from fleet.report.report import to_json, write
     from fleet.report.summary import print_summary
+    from fleet.terminal_console import TerminalConsole
 
     settings = DemoSettings(
         workloads=workloads,
@@ -79,7 +79,7 @@ def demo(
     specs = list(select_devices(load_fleet(config).config).values())
     if fresh:
         start_over(folder)
-    display = Display(Console(stderr=as_json))
+    display = Display(TerminalConsole(stderr=as_json))
     report = build_report(run_demo(specs, folder, settings, display))
     _, page = write(report, folder)
     if as_json:
@@ -109,11 +109,10 @@ def collect(
 
     Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
     """
-    from rich.console import Console
-
     from fleet.collection.jobs import collect_records
     from fleet.collection.progress import Display
     from fleet.collection.spending import print_spending
+    from fleet.terminal_console import TerminalConsole
 
     if noise is not None and remeasure:
         raise typer.BadParameter("--noise makes an A/A run and nothing else: leave out --remeasure")
@@ -128,7 +127,7 @@ def collect(
         },
         changes,
     )
-    display = Display(Console())
+    display = Display(TerminalConsole())
     spent = collect_records(settings, display, remeasure=remeasure, noise=noise)
     display.finish()
     print_spending(spent)
@@ -171,13 +170,11 @@ def _print_status(store: Path, models: Path) -> None:
     found = read_status(store, models)
     rows = [(name, *_status_cells(entry)) for name, entry in found["devices"].items()]
     print_rows(_STATUS_COLUMNS, rows, _NARROW_STATUS_COLUMNS)
-    typer.echo(
-        "failed: all but ok, rejected too. suspect: measured while the device drifted.\n"
-        "quarantined: candidates that kill their process. noise: median change of the\n"
-        "same program measured twice (A/A run), unless the device drifted meanwhile."
-    )
+    say("failed: all but ok, rejected too. suspect: measured while the device drifted.")
+    say("quarantined: candidates that kill their process. noise: median change of the")
+    say("same program measured twice (A/A run), unless the device drifted meanwhile.")
     known = ", ".join(found["models"]) or "none yet"
-    typer.echo(f"store {found['store']}, table version {found['table_version']}; models: {known}")
+    say(f"store {found['store']}, table version {found['table_version']}; models: {known}")
 
 
 def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from fleet.cli.options import (
     learning_settings,
 )
 from fleet.cli.output import ConfigOption, JsonOption, print_json, print_rows
+from fleet.terminal_text import say
 
 if TYPE_CHECKING:
     from transfer.compare import Finished
@@ -117,19 +118,18 @@ def _print_transfer(found: dict[str, Any]) -> None:
     ]
     print_rows(("head", "with", "pairwise", "top1", "verdict"), rows)
     for head, sources in found["leave_out"].items():
-        typer.echo(f"{head}: train it without {', '.join(sources)}")
+        say(f"{head}: train it without {', '.join(sources)}")
     for head in found["better_alone"]:
-        typer.echo(f"{head}: better with a model of its own (fleet train --device {head})")
+        say(f"{head}: better with a model of its own (fleet train --device {head})")
 
 
 @contextmanager
 def _check_progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error while models of the transfer check are trained."""
-    from rich.console import Console
-
     from fleet.collection.progress import Display
+    from fleet.terminal_console import TerminalConsole
 
-    display = Display(Console(stderr=True))
+    display = Display(TerminalConsole(stderr=True))
     with display.live():
 
         def told(done: int, total: int) -> None:
@@ -209,11 +209,10 @@ def evaluate(
 @contextmanager
 def _progress() -> Iterator[Callable[[Finished], None]]:
     """Bars on standard error while rankers are fitted."""
-    from rich.console import Console
-
     from fleet.collection.progress import Display
+    from fleet.terminal_console import TerminalConsole
 
-    display = Display(Console(stderr=True))
+    display = Display(TerminalConsole(stderr=True))
     with display.live():
 
         def told(finished: Finished) -> None:
@@ -255,12 +254,11 @@ def onboard(
 
     Example: fleet onboard x86-64-v4 --samples 64
     """
-    from rich.console import Console
-
     from fleet.collection.progress import Display
     from fleet.onboarding.onboarding import onboard_device
     from fleet.onboarding.replay import onboard_recorded
     from fleet.onboarding.text import lines_of
+    from fleet.terminal_console import TerminalConsole
 
     settings = learning_settings(
         config,
@@ -274,14 +272,14 @@ def onboard(
     if replay:
         result = onboard_recorded(settings, device, models)
     else:
-        display = Display(Console(stderr=as_json))
+        display = Display(TerminalConsole(stderr=as_json))
         result = onboard_device(settings, device, models, display)
         display.finish()
     if as_json:
         print_json(result)
     else:
         for line in lines_of(result):
-            typer.echo(line)
+            say(line)
 
 
 def _text(value: Any) -> str:

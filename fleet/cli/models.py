@@ -13,6 +13,7 @@ import typer
 
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption
 from fleet.cli.output import JsonOption, print_json, print_rows
+from fleet.terminal_text import say
 
 _Version = Annotated[str, typer.Argument(help="Name of a version, such as v000012.")]
 
@@ -53,12 +54,12 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
         for each in found
     ]
     if not rows:
-        typer.echo(f"no model under {models}; `fleet train` makes one")
+        say(f"no model under {models}; `fleet train` makes one")
         return
     print_rows(("version", "made", "candidates", "from", "serves", "other heads"), rows)
     for each in found:
         if each["damaged"]:
-            typer.echo(each["damaged"])
+            say(each["damaged"])
 
 
 def show(version: _Version, models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = False) -> None:
@@ -134,7 +135,7 @@ def diff(
     print_rows(("", one, other), rows)
     workloads = found["workloads"]
     if workloads is not None:
-        typer.echo(
+        say(
             f"workloads learnt from: {workloads['both']} by both, {workloads['added']} only by {other}, "
             f"{workloads['removed']} only by {one}"
         )
@@ -174,7 +175,7 @@ def rollback(
     if as_json:
         print_json(champion_json(champion))
         return
-    typer.echo(f"{device} is served by {champion.version} from now on ({champion.reason})")
+    say(f"{device} is served by {champion.version} from now on ({champion.reason})")
 
 
 def _date(secs: Any) -> str:

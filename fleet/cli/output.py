@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fleet.errors import FleetError
+from fleet.terminal_text import visible
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Fleet file (configs/fleet.yaml).")]
@@ -38,11 +39,12 @@ def print_rows(
         narrow: Headings of the same columns for a terminal that is too narrow for the table. It is then set
             closer, and the first column keeps `_NAME_CHARS` whatever else must give way.
     """
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    from fleet.terminal_console import TerminalConsole
+
+    console = TerminalConsole()
+    rows = [tuple(map(visible, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     is_tight = narrow is not None and sum(widths) + 2 * (len(widths) - 1) > console.width
     table = Table(box=None, pad_edge=False, collapse_padding=is_tight, header_style="bold")
@@ -50,8 +52,7 @@ def print_rows(
         kept = min(widths[0], _NAME_CHARS) if is_tight and place == 0 else None
         table.add_column(column, overflow="fold", width=kept)
     for row in rows:
-        # Values may hold square brackets, which rich would take for its markup.
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*row)
     console.print(table)
 
 

@@ -43,9 +43,8 @@ def tune(
 
     Example: fleet tune x86-64-v4 --network bert-tiny --trials 200
     """
-    from rich.console import Console
-
     from fleet.collection.progress import Display
+    from fleet.terminal_console import TerminalConsole
     from fleet.tuning.text import print_tuning
     from fleet.tuning.tuning import TuneOptions, tune_device
 
@@ -65,7 +64,7 @@ def tune(
         models=models,
         out=out or Path("runs/tuned") / device,
     )
-    found = tune_device(settings, options, Display(Console(stderr=as_json)))
+    found = tune_device(settings, options, Display(TerminalConsole(stderr=as_json)))
     if as_json:
         print_json(found)
     else:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agents.networks import NETWORKS
 from agents.records import (
     Candidate,
     CandidateId,
@@ -24,6 +25,7 @@ from agents.records import (
     Workload,
     WorkloadId,
 )
+from agents.trust import is_live
 from fleet.collection.planning import (
     MAX_LOSSES,
     NOISE_EVERY_SECS,
@@ -38,6 +40,7 @@ from fleet.collection.proposing import GENERATIONS, Proposer, records_of
 from fleet.collection.selection import allocate, survey
 from fleet.collection.settings import CollectSettings, Pools, Watcher
 from fleet.collection.spending import Ledger, Spent
+from fleet.collection.trust import imported_candidates, ours
 from fleet.errors import FleetError
 from fleet.ray_session import ActorDiedError, RaySession
 from fleet.store.store import Store
@@ -81,15 +84,47 @@ class Collection:
         self._families: dict[Family, list[DeviceId]] = {}
         for device_id, spec in specs.items():
             self._families.setdefault(spec.family, []).append(device_id)
+        #: Devices on which programs run.
+        self._live = [device_id for device_id, spec in specs.items() if is_live(spec)]
+        self._imported: set[CandidateId] | None = None
         self._losses: Counter[tuple[DeviceId, CandidateId]] = Counter()
         self._ledger = Ledger()
-        self._proposer = Proposer(session, store, self._families, settings, watcher, self._ledger)
+        asked = {
+            family: [one for one in device_ids if one in self._live] or device_ids
+            for family, device_ids in self._families.items()
+        }
+        self._proposer = Proposer(session, store, asked, self._imported_of, settings, watcher, self._ledger)
 
     def register(self) -> None:
         """Store what the devices are, and take over what their agents measured but never had acknowledged."""
         for device_id, spec in self._specs.items():
             self._store.put_device(spec, self._session.call(device_id, "descriptor"))
             self._take_over(device_id)
+
+    def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
+        """The workloads of some networks, as an agent lists them: a live device's, if there is one."""
+        listed: list[Workload] = self._session.call(
+            (self._live or list(self._specs))[0], "network_workloads", list(networks)
+        )
+        return listed
+
+    def stored_workloads(self, wanted: Iterable[WorkloadId]) -> dict[WorkloadId, Workload]:
+        """Those of some workloads of the store that the session's devices may be given.
+
+        Live devices get modules of our own only. What an earlier version has stored does not say whose it is,
+        so an agent lists it again where it can.
+        """
+        known = self._store.workloads()
+        chosen = {one: known[one] for one in wanted if one in known}
+        if not self._live:
+            return chosen
+        own = self._store.own_workloads()
+        networks = {name for one in chosen.keys() - own.keys() for name, _ in chosen[one].networks}
+        if asked := sorted(networks & set(NETWORKS)):
+            listed = self.network_workloads(asked)
+            self._store.put_workloads([one for one in listed if one.workload_id in chosen], own=True)
+            own = self._store.own_workloads()
+        return {one: own[one] for one in chosen if one in own}
 
     def run(self, workloads: Sequence[Workload]) -> None:
         """Do everything for some workloads: random candidates first, then those that evolve from the best.
@@ -113,10 +148,10 @@ class Collection:
         """Fill the pool of each workload with known and random candidates (see `Proposer.begin`).
 
         Args:
-            workloads: What to schedule; they are stored.
+            workloads: What to schedule, as `network_workloads` listed it; they are stored.
             targets: Candidates of each workload; the settings' samples where None.
         """
-        self._store.put_workloads(workloads)
+        self._store.put_workloads(workloads, own=bool(self._live))
         samples = self._settings.samples
         return self._proposer.begin(workloads, targets or {one.workload_id: samples for one in workloads})
 
@@ -167,7 +202,7 @@ class Collection:
         now = time.time()
         # Other candidates every day; the same after an interruption.
         seed = self._settings.seed + int(now // NOISE_EVERY_SECS)
-        workloads = self._store.workloads()
+        workloads = self.stored_workloads(self._store.workloads())
         jobs: list[Job] = []
         empty: list[DeviceId] = []
         for device_id, protocol in self._protocols.items():
@@ -307,13 +342,23 @@ class Collection:
         return self._progress[device_id]
 
     def _present(self, device_id: DeviceId) -> Iterator[Record]:
-        """Records of a device in the environment that it has now."""
+        """Records of a device in the environment that it has now; of a live one, those of our candidates."""
         lasting = self._progress_of(device_id).environment_id
-        return (r for r in self._store.records(device_id=device_id) if r.environment_id == lasting)
+        present = (r for r in self._store.records(device_id=device_id) if r.environment_id == lasting)
+        imported = self._imported_of(self._specs[device_id].family) if device_id in self._live else None
+        return present if imported is None else ours(present, imported)
+
+    def _imported_of(self, family: Family) -> set[CandidateId] | None:
+        """Candidates that came with a log; None for a family of replay devices, where nothing runs."""
+        if not any(one in self._live for one in self._families[family]):
+            return None
+        if self._imported is None:
+            self._imported = set().union(*imported_candidates(self._store).values())
+        return self._imported
 
 
 def known_candidates(
-    store: Store, device_ids: Iterable[DeviceId], limit: int
+    store: Store, device_ids: Iterable[DeviceId], limit: int, *, live: bool
 ) -> dict[WorkloadId, list[Candidate]]:
     """Candidates that any of the devices has measured and none has put under quarantine.
 
@@ -321,11 +366,19 @@ def known_candidates(
         store: Where the records are.
         device_ids: Devices of one family.
         limit: Most candidates of each workload, for the memory that their traces take.
+        live: For a live device: only candidates of our own, which live devices have measured.
 
     Returns:
         By workload, in the order of their first record; workloads without any are left out.
     """
-    found = survey(records_of(store, device_ids), dict.fromkeys(store.workloads(), limit))
+    chosen = list(device_ids)
+    if live:
+        entries = store.devices()
+        chosen = [one for one in chosen if is_live(entries[one].spec)]
+    records = records_of(store, chosen)
+    if live:
+        records = ours(records, set().union(*imported_candidates(store).values()))
+    found = survey(records, dict.fromkeys(store.workloads(), limit))
     return {one: list(known.candidates.values()) for one, known in found.items() if known.candidates}
 
 

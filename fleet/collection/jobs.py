@@ -94,8 +94,7 @@ def collect_records(
         if noise is not None:
             _measure_noise_now(collection, specs)
             return collection.spent()
-        first = next(iter(specs))
-        listed = session.call(first, "network_workloads", list(settings.workloads.networks))
+        listed = collection.network_workloads(settings.workloads.networks)
         workloads = choose_workloads(
             listed,
             count=settings.workloads.count,

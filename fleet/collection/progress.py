@@ -6,7 +6,7 @@ Implements `collect_settings.Watcher`; knows nothing of stores, agents or models
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -49,12 +49,12 @@ class Display:
         self._console = console
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("[dim]{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=console,
             transient=False,
         )
@@ -75,7 +75,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print one line above the bars."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, markup=False)
 
     def phase(self, name: str, total: int) -> None:
         """Begin a phase of `total` steps."""
@@ -89,6 +89,13 @@ class Display:
     def proposed(self, workload: Workload, candidates: int) -> None:
         """One workload has its candidates."""
         self._advance(1, f"{workload.name}: {candidates}")
+
+    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        """Imported candidates of a workload are not measured."""
+        self.say(
+            f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: "
+            f"{'; '.join(f'{reason} ({count})' for reason, count in sorted(reasons.items()))}"
+        )
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Records of one device are durable."""

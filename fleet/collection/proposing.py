@@ -6,17 +6,21 @@ agents and reads the store, and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from agents.derivation import Derivation
 from agents.records import Candidate, CandidateId, DeviceId, Family, Record, Workload, WorkloadId
 from fleet.collection.selection import Known, best_traces, choose_parents, random_share, survey
 from fleet.collection.settings import CollectSettings, Pools, Watcher
 from fleet.collection.spending import Ledger
+from fleet.collection.trust import claims, imported_traces, ours, siblings
 from fleet.ray_session import RaySession
 from fleet.store.store import Store
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
 GENERATIONS = 2
+#: Imported candidates of a workload that are looked at, over those that it has room for: many fit nothing.
+_FOREIGN_SHARE = 4
 #: Best candidates of a workload on each device that others evolve from.
 _PARENTS_OF_DEVICE = 4
 
@@ -27,7 +31,9 @@ class Proposer:
     Args:
         session: The devices' agents.
         store: Read for what is known.
-        families: Devices of the session by family.
+        families: Devices of the session that are asked, by family: live ones where there are any.
+        imported: Gives candidates that came with a log, for families with live devices: these measure none of
+            them as it came. None for families of replay devices only, where nothing runs.
         settings: How many candidates of which kind.
         watcher: Told of every workload.
         ledger: Told of the time.
@@ -41,6 +47,7 @@ class Proposer:
         session: RaySession,
         store: Store,
         families: Mapping[Family, Sequence[DeviceId]],
+        imported: Callable[[Family], Collection[CandidateId] | None],
         settings: CollectSettings,
         watcher: Watcher,
         ledger: Ledger,
@@ -48,6 +55,7 @@ class Proposer:
         self._session = session
         self._store = store
         self._families = families
+        self._imported = imported
         self._settings = settings
         self._watcher = watcher
         self._ledger = ledger
@@ -56,6 +64,8 @@ class Proposer:
 
     def begin(self, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]) -> Pools:
         """Known candidates first, so that labels line up across devices, then the random share.
+
+        To the known ones belong those that a live device derives from imported ones.
 
         Args:
             workloads: What to schedule.
@@ -66,11 +76,13 @@ class Proposer:
         for family in self._families:
             self._survey(family, {one.workload_id: targets[one.workload_id] for one in workloads})
             pools[family] = {}
+            derived = self._derive(family, workloads, targets)
             asked: list[tuple[Workload, int]] = []
             for workload in workloads:
                 known = self._known[family, workload.workload_id]
-                there, target = len(known.candidates), targets[workload.workload_id]
-                pools[family][workload.workload_id] = list(known.candidates.values())
+                pool = {**known.candidates, **derived.get(workload.workload_id, {})}
+                there, target = len(pool), targets[workload.workload_id]
+                pools[family][workload.workload_id] = list(pool.values())
                 still_random = self._random_share(target) - (there - len(known.evolved))
                 asked.append((workload, min(target - there, still_random)))
             self._fill(family, pools[family], asked, {})
@@ -127,11 +139,39 @@ class Proposer:
 
     def _survey(self, family: Family, limits: Mapping[WorkloadId, int]) -> None:
         """Look up what the family's devices know of some workloads; forget the workloads before."""
-        siblings = [one for one, entry in self._store.devices().items() if entry.spec.family is family]
-        found = survey(records_of(self._store, siblings), limits)
+        imported = self._imported(family)
+        devices = siblings(self._store.devices(), family, live=imported is not None)
+        records = records_of(self._store, devices)
+        found = survey(records if imported is None else ours(records, imported), limits)
         self._known = {key: value for key, value in self._known.items() if key[0] is not family}
         self._known |= {(family, workload_id): known for workload_id, known in found.items()}
         self.quarantined |= {(family, one) for known in found.values() for one in known.quarantined}
+
+    def _derive(
+        self, family: Family, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]
+    ) -> dict[WorkloadId, dict[CandidateId, Candidate]]:
+        """Candidates of our own that imported ones lead to, as many as there is room for."""
+        if self._imported(family) is None:
+            return {}
+        known = {one.workload_id: self._known[family, one.workload_id] for one in workloads}
+        room = {one: targets[one] - len(known[one].candidates) for one in known}
+        wanted = {one: _FOREIGN_SHARE * targets[one] for one, count in room.items() if count > 0}
+        found: dict[WorkloadId, dict[CandidateId, Candidate]] = {}
+        chosen = {one: ids[: wanted[one]] for one, ids in claims(self._store, family, wanted).items()}
+        traces_of = imported_traces(self._store, family, [one for ids in chosen.values() for one in ids])
+        device_ids = self._families[family]
+        with self._ledger.proposing(device_ids):
+            for place, workload in enumerate(one for one in workloads if one.workload_id in chosen):
+                device_id = device_ids[place % len(device_ids)]
+                traces = [traces_of[one] for one in chosen[workload.workload_id]]
+                made: Derivation = self._session.call(device_id, "derive", workload, traces)
+                if made.refused:
+                    self._watcher.refused(workload, made.refused)
+                ids = known[workload.workload_id].ids
+                fresh = [one for one in made.candidates if one.candidate_id not in ids]
+                fresh = fresh[: room[workload.workload_id]]
+                found[workload.workload_id] = {one.candidate_id: one for one in fresh}
+        return found
 
     def _fill(
         self,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol as TypingProtocol
 
@@ -44,6 +44,9 @@ class Watcher(TypingProtocol):
 
     def proposed(self, workload: Workload, candidates: int) -> None:
         """One workload has its candidates."""
+
+    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        """Imported candidates of a workload are not measured: how many, by reason."""
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Records are durable."""

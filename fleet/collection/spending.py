@@ -166,8 +166,9 @@ class Ledger:
 
 def print_spending(spent: Sequence[Spent]) -> None:
     """Print two lines a device: the wall seconds of everything, and milliseconds of work a record."""
-    from rich.console import Console
     from rich.table import Table
+
+    from fleet.terminal_console import TerminalConsole
 
     shown = [one for one in spent if one.records]
     if not shown:
@@ -190,7 +191,7 @@ def print_spending(spent: Sequence[Spent]) -> None:
             *(f"{one.work.get(name, one.wall[name]) * a_record:.0f}" for name in PARTS),
             f"{one.wall_secs * a_record:.0f}",
         )
-    console = Console()
+    console = TerminalConsole()
     console.print(table)
     for line in (
         "s: every second once, as time, else wait (for the timing lock), build or store.",

@@ -19,13 +19,14 @@ def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instru
     that future has come.
     """
     leasing = core.leasing
-    leasing.limits = event.limits or leasing.limits
+    leasing.limits, leasing.rules = event.limits or leasing.limits, event.rules
     leasing.is_stopping = leasing.is_full = False
     for device in leasing.devices.values():
         leasing.release(device)
     if event.at_secs < leasing.now:
         core.triggers.set_back(leasing.now - event.at_secs, event.at_secs)
         leasing.set_back(event.at_secs)
+    leasing.set_wall(event.at_secs)
     made: list[Instruction] = []
     totals: dict[str, int] = {}
     for device in leasing.devices.values():
@@ -37,6 +38,13 @@ def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instru
         leasing.schedule(device)
     core.triggers.set_records(totals)
     return made + core.triggers.ask_again(leasing.now)
+
+
+def clock_set(core: Core, event: ev.ClockSet) -> list[Instruction]:
+    """Note where the wall clock is: windows and budgets may be open or closed now, and nothing else moves."""
+    leasing = core.leasing
+    leasing.set_wall(event.wall_secs)
+    return [one for device in leasing.devices.values() for one in leasing.settle(device)]
 
 
 def coordinator_stopping(core: Core, event: ev.CoordinatorStopping) -> list[Instruction]:
@@ -90,7 +98,8 @@ def device_added(core: Core, event: ev.DeviceAdded) -> list[Instruction]:
     device.family, device.policy = event.family, event.policy
     made: list[Instruction] = []
     if device.state in (DeviceState.UNKNOWN, DeviceState.RETIRED):
-        device.state, device.reason, device.failures = DeviceState.UNKNOWN, "", 0
+        device.state, device.reason = DeviceState.UNKNOWN, ""
+        device.proved()
         made = leasing.start(device)
     return made + leasing.settle(device)
 
@@ -166,11 +175,13 @@ def agent_beat(core: Core, event: ev.AgentBeat) -> list[Instruction]:
 
 
 def agent_died(core: Core, event: ev.AgentDied) -> list[Instruction]:
-    """Release the leases and count a failure."""
+    """Release the leases and count a failure, unless its host is out of reach."""
     device = core.device(event)
     if not core.is_current(device, event):
         return []
-    return core.leasing.fail(device, event.reason) + core.leasing.settle(device)
+    leasing = core.leasing
+    end = leasing.lose if event.is_outage else leasing.fail
+    return end(device, event.reason) + leasing.settle(device)
 
 
 def quarantine_lifted(core: Core, event: ev.QuarantineLifted) -> list[Instruction]:
@@ -183,5 +194,5 @@ def quarantine_lifted(core: Core, event: ev.QuarantineLifted) -> list[Instructio
         return leasing.settle(device)
     if device.state not in (DeviceState.QUARANTINED, DeviceState.LOST):
         return []
-    device.failures = 0
+    device.proved()
     return leasing.start(device) + leasing.settle(device)

@@ -19,6 +19,8 @@ from fleet.core.policies import Budget, Closed, closed_because
 _REMEMBERED_EPOCHS = 64
 #: A beat is worth its place in the journal if it moves a deadline by this share of a lease.
 _NEWS_SHARE = 0.25
+#: An agent is alive that was heard within this share of a lease: more than a beat is held back for.
+_HEARD_SHARE = 0.5
 #: States in which there is, or may be, an agent.
 WITH_AGENT = frozenset({DeviceState.PROBING, DeviceState.IDLE, DeviceState.LEASED})
 
@@ -61,7 +63,11 @@ class Device:
     at_work: int | None = None
     #: Deaths and refusals in a row without a finished candidate.
     failures: int = 0
-    #: Unix seconds of the next start (lost, quarantined), and until when an agent must have passed its probe.
+    #: Silences and hosts out of reach in a row, likewise: the next start waits for them, and that is all.
+    outages: int = 0
+    #: When its agent last said something under a lease, as far as it was worth noting.
+    heard_secs: float = 0.0
+    #: When the next start is due (lost, quarantined), and until when an agent must have passed its probe.
     start_at: float | None = None
     probe_by: float | None = None
     #: When jobs were asked for, and no room has come up since.
@@ -78,6 +84,7 @@ class Device:
     #: Since the beginning of the journal.
     jobs_done: int = 0
     crashes: int = 0
+    expiries: int = 0
     device_secs: float = 0.0
     outcomes: dict[str, int] = field(default_factory=dict)
     environment_id: str = ""
@@ -125,10 +132,23 @@ class Device:
             self.state = DeviceState.IDLE
         return lease.worked_secs(now) if is_front else 0.0
 
-    def charge(self, secs: float, now: float) -> None:
-        """Add seconds of the device to what was spent."""
+    def charge(self, secs: float, wall: float) -> None:
+        """Add seconds of the device to what was spent; `wall` is in Unix seconds."""
         self.device_secs += secs
-        self.budget.charge(now + self.utc_offset_secs, secs)
+        self.budget.charge(wall + self.utc_offset_secs, secs)
+
+    def proved(self) -> None:
+        """Note that it works: failures before this are no longer in a row."""
+        self.failures = self.outages = 0
+
+    def is_stalled(self, now: float, limits: Limits) -> bool:
+        """Whether its agent lives and gets no further with the lease at work: then that job is the cause.
+
+        Of an agent that says nothing nobody knows: it, or its whole host, may be asleep or cut off.
+        """
+        front = self.front()
+        is_named = front is not None and front.epoch == self.at_work
+        return is_named and now - self.heard_secs <= _HEARD_SHARE * limits.lease_secs
 
     def remember(self, epoch: int) -> None:
         """Note that a lease is over for good: what still comes of it is stored, and counts for no job."""
@@ -156,10 +176,10 @@ class Device:
             return True
         if beat.epoch is None or (lease := self.lease(beat.epoch)) is None:
             return beat.epoch is not None and beat.epoch > self.epoch
-        if beat.epoch != self.at_work or (self.failures and beat.done > lease.done):
+        if beat.epoch != self.at_work or ((self.failures or self.outages) and beat.done > lease.done):
             return True
         step = self.renewed_deadline(beat, limits) - lease.deadline_secs
-        return step >= _NEWS_SHARE * limits.lease_secs
+        return max(step, beat.at_secs - self.heard_secs) >= _NEWS_SHARE * limits.lease_secs
 
     def beat(self, beat: AgentBeat, limits: Limits) -> None:
         """Take in a beat of the living agent."""
@@ -170,11 +190,12 @@ class Device:
         lease = self.lease(beat.epoch) if beat.epoch is not None else None
         if lease is None:
             return
+        self.heard_secs = max(self.heard_secs, beat.at_secs)
         deadline = self.renewed_deadline(beat, limits)
         for one in self.leases:  # one that waits cannot show progress
             one.deadline_secs = max(one.deadline_secs, deadline)
         if beat.done > lease.done:
-            self.failures = 0
+            self.proved()
         if beat.done > lease.done or beat.epoch != self.at_work:
             lease.progress_secs = max(lease.progress_secs, beat.at_secs)
         lease.done = max(lease.done, beat.done)
@@ -186,8 +207,8 @@ class Device:
             lease.deadline_secs = max(lease.deadline_secs, now + limits.lease_secs)
             lease.progress_secs = now
 
-    def closed(self, now: float) -> Closed | None:
-        """Why its policy allows no lease now; None where it does."""
+    def closed(self, wall: float) -> Closed | None:
+        """Why its policy allows no lease now, in Unix seconds of the wall clock; None where it does."""
         if not self.policy.is_limiting:
             return None
         estimates = [one.expected_secs for one in self.leases]
@@ -195,21 +216,21 @@ class Device:
         return closed_because(
             self.policy,
             self.budget,
-            at_secs=now,
+            at_secs=wall,
             utc_offset_secs=self.utc_offset_secs,
             is_host_idle=self.is_host_idle,
             outstanding_secs=outstanding if estimates else None,
         )
 
     def restart_wait(self, limits: Limits) -> float:
-        """Seconds to wait before the next start, after `failures` in a row."""
-        if self.failures <= 1:
-            return 0.0
-        return min(limits.restart_wait_secs, 2.0 ** min(self.failures - 2, 30))
+        """Seconds to wait before the next start, after failures and outages in a row."""
+        times = self.failures + self.outages
+        return min(limits.restart_wait_secs, 2.0 ** min(times - 2, 30)) if times > 1 else 0.0
 
-    def describe(self, now: float) -> dict[str, Any]:
-        """What status and API show; JSON-ready. Times in Unix seconds."""
-        closed = self.closed(now)
+    def describe(self, now: float, wall_ahead_secs: float) -> dict[str, Any]:
+        """What status and API show; JSON-ready. Times in Unix seconds of the wall clock."""
+        wall = now + wall_ahead_secs
+        closed = self.closed(wall)
         return {
             "state": self.state.value,
             "reason": self.reason,
@@ -220,14 +241,16 @@ class Device:
                 {
                     "job_id": one.job_id,
                     "epoch": one.epoch,
-                    "deadline": one.deadline_secs,
+                    "deadline": one.deadline_secs + wall_ahead_secs,
                     "done": one.done,
                     "of": one.size,
                 }
                 for one in self.leases
             ],
             "failures": self.failures,
-            "next_start_at": self.start_at,
+            "outages": self.outages,
+            "expiries": self.expiries,
+            "next_start_at": None if self.start_at is None else self.start_at + wall_ahead_secs,
             "records": self.records,
             "ok": self.ok,
             "failed": self.records - self.ok,
@@ -236,9 +259,9 @@ class Device:
             "crashes": self.crashes,
             "outcomes": dict(self.outcomes),
             "budget": {
-                "hour_secs": self.budget.spent_of_hour(now + self.utc_offset_secs),
+                "hour_secs": self.budget.spent_of_hour(wall + self.utc_offset_secs),
                 "hour_limit_secs": self.policy.secs_per_hour,
-                "day_secs": self.budget.spent_of_day(now + self.utc_offset_secs),
+                "day_secs": self.budget.spent_of_day(wall + self.utc_offset_secs),
                 "day_limit_secs": self.policy.secs_per_day,
                 "device_secs": self.device_secs,
             },

@@ -18,6 +18,8 @@ from fleet.errors import FleetError
 
 _NAME = "event"
 _CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+#: What fields meant that an older version did not write, where that is not their default.
+_OLD: dict[str, dict[str, Any]] = {"CoordinatorStarted": {"rules": 1}}
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _Value = TypeVar("_Value")
 
@@ -45,7 +47,8 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
             f"the journal holds an event {name!r}, expected one of {', '.join(sorted(_CLASSES))}; "
             "was it written by a newer version?"
         )
-    event: Event = value_from_json(kind, {key: item for key, item in value.items() if key != _NAME})
+    told = {key: item for key, item in value.items() if key != _NAME}
+    event: Event = value_from_json(kind, _OLD.get(kind.__name__, {}) | told)
     return event
 
 

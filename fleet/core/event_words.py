@@ -49,6 +49,8 @@ class Origin(StrEnum):
     #: Known on sibling devices, so that labels line up.
     PAIRED = "paired"
     RANDOM = "random"
+    #: Made again in our own design space from the decisions of an imported one.
+    DERIVED = "derived"
     EVOLVED = "evolved"
     MODEL = "model"
     REMEASURE = "remeasure"

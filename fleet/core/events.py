@@ -1,9 +1,12 @@
 """What happened in the fleet, and what is to be done about it: the words between `state.py` and the shell.
 
 An event is a fact that the coordinator saw; it carries its own time, so the state needs no clock, and it can
-be written to the journal (`event_json.py`). An instruction is what the shell carries out; instructions are
-never journalled, because applying the same events gives the same ones again. All are frozen values: ids and
-counts only, no traces, no processes, no paths.
+be written to the journal (`event_json.py`). That time, `at_secs`, is Unix time at the start of a coordinator
+and goes on while it runs. It neither jumps nor goes back with the wall clock, which `ClockSet` tells.
+
+An instruction is what the shell carries out; instructions are never journalled, because applying the same
+events gives the same ones again. All are frozen values: ids and counts only, no traces, no processes, no
+paths.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ from fleet.core.instructions import (
 )
 from fleet.core.limits import Limits
 
+#: Version of the rules by which the state decides, where a change would replay a journal differently.
+RULES = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorStarted:
@@ -54,6 +60,21 @@ class CoordinatorStarted:
     #: Rules from here on; None keeps those before. They are part of the fact, because the same events must
     #: give the same state again after the configuration was changed.
     limits: Limits | None = None
+    #: Which rules hold from here on, likewise. Version 1, of journals that do not say, took the silence of an
+    #: agent for a crash of its job; in version 2 it counts against nobody.
+    rules: int = RULES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSet:
+    """The wall clock is not where it was: somebody set it, or the coordinator did not run for a while.
+
+    Budgets and windows go by it, and nothing else.
+    """
+
+    at_secs: float
+    #: Unix seconds that it shows.
+    wall_secs: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +176,8 @@ class AgentDied:
     device_id: DeviceId
     incarnation: int
     reason: str
+    #: Nothing is heard of it or of its host, which may be asleep or cut off: it counts against nobody.
+    is_outage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +322,8 @@ class TrainingFailed:
     at_secs: float
     family: str
     reason: str
+    #: Whether the same records would only fail again: it is asked for again once there are new ones.
+    is_hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,15 +372,16 @@ class Tick:
 
 # fmt: off
 Event = (
-    CoordinatorStarted | CoordinatorStopping | DeviceAdded | DeviceRetired | AgentStarted | ProbePassed
-    | ProbeRefused | AgentBeat | AgentDied | JobSubmitted | JobFinished | JobCrashed | JobCancelled
-    | LeaseReturned | ResultArrivedLate | QuarantineLifted | DriftAlarm | EnvironmentChanged | RecordsStored
-    | TrainingStarted | TrainingFinished | TrainingFailed | ModelPublished | ModelRolledBack | DiskFull
-    | DiskFreed | Tick
+    CoordinatorStarted | ClockSet | CoordinatorStopping | DeviceAdded | DeviceRetired | AgentStarted
+    | ProbePassed | ProbeRefused | AgentBeat | AgentDied | JobSubmitted | JobFinished | JobCrashed
+    | JobCancelled | LeaseReturned | ResultArrivedLate | QuarantineLifted | DriftAlarm | EnvironmentChanged
+    | RecordsStored | TrainingStarted | TrainingFinished | TrainingFailed | ModelPublished | ModelRolledBack
+    | DiskFull | DiskFreed | Tick
 )
 
 __all__ = [
-    "Accept", "AgentBeat", "AgentDied", "AgentStarted", "Busy", "CoordinatorStarted", "CoordinatorStopping",
+    "RULES", "Accept", "AgentBeat", "AgentDied", "AgentStarted", "Busy", "ClockSet", "CoordinatorStarted",
+    "CoordinatorStopping",
     "DeviceAdded", "DevicePolicy", "DeviceRetired", "DeviceState", "DiskFreed", "DiskFull", "DriftAlarm",
     "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
     "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "LeaseReturned", "ModelPublished",

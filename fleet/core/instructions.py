@@ -36,7 +36,7 @@ class GrantLease:
     incarnation: int
     epoch: int
     job_id: JobId
-    #: Unix seconds at which it expires if no beat renews it; renewals are not told to the agent.
+    #: Time of the events at which it expires if no beat renews it; renewals are not told to the agent.
     deadline_secs: float
 
 

@@ -31,7 +31,7 @@ def job_finished(core: Core, event: ev.JobFinished) -> list[Instruction]:
         return [ev.KeepLate(device_id=event.device_id, job_id=event.job_id, epoch=event.epoch)]
     entry = core.entry(event.job_id)
     if entry.state is JobState.LEASED and any(event.outcomes.values()):
-        device.failures = 0
+        device.proved()
     leasing.finish(device, entry, event.device_secs)
     leasing.jobs.end(entry, JobState.DONE)
     device.jobs_done += 1

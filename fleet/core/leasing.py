@@ -15,6 +15,7 @@ from agents.records import DeviceId
 from fleet.core.device_state import Device
 from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import (
+    RULES,
     DeviceState,
     GrantLease,
     Instruction,
@@ -38,7 +39,11 @@ class Leasing:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        #: Which rules hold (`CoordinatorStarted.rules`).
+        self.rules = RULES
         self.now = 0.0
+        #: How far the wall clock is ahead of `now`.
+        self.wall_ahead_secs = 0.0
         self.is_stopping = False
         self.is_full = False
         self.devices: dict[DeviceId, Device] = {}
@@ -47,13 +52,18 @@ class Leasing:
         self._wakes: dict[DeviceId, float] = {}
         self._heap: list[tuple[float, DeviceId]] = []
 
+    @property
+    def wall(self) -> float:
+        """Unix seconds of the wall clock: budgets and windows go by it."""
+        return self.now + self.wall_ahead_secs
+
     def next_wake(self) -> float:
-        """Unix seconds at which time alone may change something; infinite where it cannot."""
+        """The time at which time alone may change something; infinite where it cannot."""
         return self._heap[0][0] if self._heap else math.inf
 
     def start(self, device: Device) -> list[Instruction]:
         """Ask for an agent of the next incarnation, now."""
-        device.at_work = None
+        device.at_work, device.heard_secs = None, 0.0
         if self.is_stopping:
             device.start_at = self.now
             return []
@@ -68,7 +78,12 @@ class Leasing:
         for device in self.devices.values():
             if device.start_at is not None:
                 device.start_at -= ahead_secs
-            device.budget.set_back(now + device.utc_offset_secs)
+
+    def set_wall(self, wall: float) -> None:
+        """Note what the wall clock shows; what was spent in a future that it is not in was spent now."""
+        self.wall_ahead_secs = wall - self.now
+        for device in self.devices.values():
+            device.budget.set_back(wall + device.utc_offset_secs)
 
     def fail(self, device: Device, reason: str) -> list[Instruction]:
         """The agent is gone or no use: start another after a while, or quarantine the device."""
@@ -83,6 +98,17 @@ class Leasing:
             shown = f"{device.failures} failures in a row without a finished candidate; the last: {reason}"
             device.reason = shown
             return [Quarantine(device_id=device.device_id, job_id=None, reason=shown)]
+        return self._start_later(device)
+
+    def lose(self, device: Device, reason: str) -> list[Instruction]:
+        """Nothing is heard of the agent, or its host is out of reach: look for it again after a while."""
+        self.release(device)
+        device.outages += 1
+        device.probe_by = device.wanted_at = device.at_work = None
+        device.reason = reason
+        return self._start_later(device)
+
+    def _start_later(self, device: Device) -> list[Instruction]:
         device.state = DeviceState.LOST
         wait = device.restart_wait(self.limits)
         device.start_at = self.now + wait
@@ -117,7 +143,7 @@ class Leasing:
         assert epoch is not None
         if device.lease(epoch):
             self._end_lease(device, epoch, charged=False)
-        device.charge(max(0.0, device_secs - entry.charged_secs), self.now)
+        device.charge(max(0.0, device_secs - entry.charged_secs), self.wall)
         device.remember(epoch)
         device.wanted_at = None
 
@@ -134,12 +160,12 @@ class Leasing:
         made: list[Instruction] = []
         if device.state in _READY and not self.is_stopping and not self.is_full:
             while len(device.leases) < self.limits.leases and self.jobs.queued(device.device_id):
-                if device.closed(self.now):
+                if device.closed(self.wall):
                     break
                 made.append(self._grant(device))
             waiting = self.jobs.queued(device.device_id)
             asked = device.wanted_at is not None and self.now < device.wanted_at + self.limits.want_secs
-            is_usable = bool(device.leases) or device.closed(self.now) is None
+            is_usable = bool(device.leases) or device.closed(self.wall) is None
             if self._is_low(device) and is_usable and not asked:
                 room = (self.limits.queued_jobs - waiting) * self.limits.job_candidates
                 device.wanted_at = self.now
@@ -173,7 +199,9 @@ class Leasing:
         """All of it; JSON-ready."""
         return {
             "limits": value_to_json(self.limits),
+            "rules": self.rules,
             "now": self.now,
+            "wall_ahead_secs": self.wall_ahead_secs,
             "is_stopping": self.is_stopping,
             "is_full": self.is_full,
             "devices": [value_to_json(device) for device in self.devices.values()],
@@ -186,6 +214,8 @@ class Leasing:
         """Make what `to_json` wrote."""
         made = cls(value_from_json(Limits, value["limits"]))
         made.now = value["now"]
+        # Older snapshots lack these: time was the wall clock's.
+        made.rules, made.wall_ahead_secs = value.get("rules", 1), value.get("wall_ahead_secs", 0.0)
         made.is_stopping, made.is_full = value["is_stopping"], value["is_full"]
         devices = [value_from_json(Device, one) for one in value["devices"]]
         made.devices = {device.device_id: device for device in devices}
@@ -216,7 +246,7 @@ class Leasing:
         assert entry is not None
         worked = device.end_lease(lease, self.now)
         if charged:
-            device.charge(worked, self.now)
+            device.charge(worked, self.wall)
             entry.charged_secs += worked
         return entry
 
@@ -237,20 +267,27 @@ class Leasing:
         return []
 
     def _expire(self, device: Device) -> list[Instruction]:
-        """No beat renewed a lease: end the agent, and never count what overdue leases still bring."""
+        """No beat renewed a lease: end the agent, and never count what overdue leases still bring.
+
+        An agent that lives and gets no further is its job's doing. Silence is nobody's; the job at work waits
+        behind the others all the same.
+        """
         made: list[Instruction] = [self._kill(device)]
         front = device.front()
         assert front is not None
+        is_to_blame = self.rules < 2 or device.is_stalled(self.now, self.limits)
         overdue = [lease for lease in device.leases if lease.deadline_secs <= self.now]
-        reason = f"lease {overdue[0].epoch} (job {overdue[0].job_id}) expired: no beat renewed it"
+        why = "no beat renewed it" if is_to_blame else "nothing was heard of its agent"
+        reason = f"lease {overdue[0].epoch} (job {overdue[0].job_id}) expired: {why}"
+        device.expiries += len(overdue)
         for lease in reversed(overdue):
             entry = self._end_lease(device, lease.epoch)
             entry.epoch = None
-            if lease is front:
+            if lease is front and is_to_blame:
                 made += self.crash(device, entry, lease.epoch, reason)
             else:
-                self.jobs.requeue(entry, first=True)
-        return made + self.fail(device, reason)
+                self.jobs.requeue(entry, first=lease is not front)
+        return made + (self.fail if is_to_blame else self.lose)(device, reason)
 
     def _is_low(self, device: Device) -> bool:
         """Whether to ask for jobs: with half of them gone, for one plan costs as much as another."""
@@ -268,9 +305,9 @@ class Leasing:
         if not self.is_full:
             times += [lease.deadline_secs for lease in device.leases]
         if device.state in _READY and not self.is_stopping and not self.is_full:
-            closed = device.closed(self.now)
+            closed = device.closed(self.wall)
             if closed and len(device.leases) < self.limits.leases:
-                times.append(closed.until_secs)
+                times.append(closed.until_secs - self.wall_ahead_secs)
             is_usable = bool(device.leases) or not closed
             if self._is_low(device) and device.wanted_at is not None and is_usable:
                 times.append(device.wanted_at + self.limits.want_secs)

@@ -52,9 +52,9 @@ def training_finished(core: Core, event: ev.TrainingFinished) -> list[Instructio
 
 
 def training_failed(core: Core, event: ev.TrainingFailed) -> list[Instruction]:
-    """Its reasons stand; the next may come after a back-off."""
+    """Its reasons stand, unless they are hopeless; the next may come after a back-off."""
     _check_training(core, event, event.family, Phase.ASKED, Phase.RUNNING)
-    core.triggers.failed(core.leasing.now, event.reason, core.leasing.limits)
+    core.triggers.failed(core.leasing.now, event.reason, core.leasing.limits, is_hopeless=event.is_hopeless)
     return []
 
 

@@ -1,7 +1,7 @@
 """Whether a device may be used just now: its budget of device-seconds, its time windows, idle hosts. Pure.
 
-Asked by `state.py` before every grant. Time comes in as Unix seconds with the offset of the host's local
-time; nothing here looks at a clock or at a host.
+Asked by `state.py` before every grant. Time comes in as Unix seconds of the wall clock with the offset of the
+host's local time; nothing here looks at a clock or at a host.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class FamilyTriggers:
     #: By device and kind: with a thousand new devices nothing may look through all of them.
     pending: dict[_Key, Pending] = field(default_factory=dict)
     due: dict[_Key, TrainingReason] = field(default_factory=dict)
-    #: Failed trainings in a row, and Unix seconds before which none is asked for.
+    #: Failed trainings in a row, and the time before which none is asked for.
     failures: int = 0
     not_before: float = 0.0
 
@@ -162,10 +162,16 @@ class Triggers:
         one.failures, one.not_before = 0, now + limits.training_pause_secs
         self._end(now, text)
 
-    def failed(self, now: float, reason: str, limits: Limits) -> None:
-        """The training failed: its reasons stand, and it is tried again after a while."""
+    def failed(self, now: float, reason: str, limits: Limits, *, is_hopeless: bool = False) -> None:
+        """The training failed: its reasons stand, and it is tried again after a while.
+
+        A hopeless one has seen its records and its reasons: only new ones ask for the next.
+        """
         one = self._of(self.family)
-        if self.phase is Phase.RUNNING:
+        if is_hopeless:
+            self.reasons = ()
+            one.base = one.records if self.phase is Phase.ASKED else one.base
+        elif self.phase is Phase.RUNNING:
             one.base = one.base_before
         wait = limits.training_retry_secs * 2.0 ** min(one.failures, 30)
         one.failures += 1
@@ -175,16 +181,16 @@ class Triggers:
         self._end(now, f"failed: {reason}")
 
     def next_secs(self, limits: Limits) -> float:
-        """Unix seconds at which `ask` may have something to say; infinite where only an event can."""
+        """The time at which `ask` may have something to say; infinite where only an event can."""
         if self.phase is not Phase.IDLE:
             return math.inf
         return min((f.not_before for f in self._families.values() if f.wants(limits)), default=math.inf)
 
-    def describe(self) -> dict[str, Any]:
-        """What status and API show; JSON-ready."""
+    def describe(self, wall_ahead_secs: float) -> dict[str, Any]:
+        """What status and API show; JSON-ready. Times in Unix seconds."""
         return {
             "state": self.phase.value,
-            "since": self.since,
+            "since": self.since and self.since + wall_ahead_secs,
             "family": self.family,
             "reasons": [value_to_json(reason) for reason in self.reasons],
             "last": self.last,

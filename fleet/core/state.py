@@ -4,6 +4,9 @@ The coordinator applies what it saw and carries out what is answered; after a re
 applied again and give the same state. What each event does is in `device_events.py`, `job_events.py` and
 `model_events.py`, by the rules of `leasing.py`, `policies.py` and `refresh_triggers.py`.
 
+Time is that of the events: the seconds in which coordinators ran. Only budgets and windows go by the wall
+clock, whose distance the state knows (`ClockSet`).
+
 A lease ends in one of four ways. *Finished*: its results were counted. *Released*: the agent or the
 coordinator died; what its spool still holds counts until the job is leased again or ended. *Expired*: no beat
 renewed it; its results are late for ever, because its agent may be a zombie that measures on. *Returned*: its
@@ -115,6 +118,17 @@ class FleetState:
         """Jobs that were ever submitted: the sum of `job_counts`."""
         return self._core.leasing.jobs.submitted
 
+    def deadline(self, device_id: DeviceId, epoch: int) -> float | None:
+        """When a lease expires if no beat renews it, by the time of the events; None where it is over."""
+        device = self._core.leasing.devices.get(device_id)
+        lease = device.lease(epoch) if device else None
+        return lease.deadline_secs if lease else None
+
+    @property
+    def wall_ahead_secs(self) -> float:
+        """How far the wall clock is ahead of the time of the events."""
+        return self._core.leasing.wall_ahead_secs
+
     @property
     def limits(self) -> Limits:
         """The rules in force."""
@@ -127,12 +141,12 @@ class FleetState:
     def describe(self, device_id: DeviceId) -> dict[str, Any]:
         """One device for status and API, JSON-ready; see `Device.describe`, and `queued` jobs."""
         leasing = self._core.leasing
-        shown = leasing.devices[device_id].describe(leasing.now)
+        shown = leasing.devices[device_id].describe(leasing.now, leasing.wall_ahead_secs)
         return shown | {"queued": leasing.jobs.queued(device_id)}
 
     def training(self) -> dict[str, Any]:
         """The training, JSON-ready: state (idle, asked, running), since, family, reasons, last, failures."""
-        return self._core.triggers.describe()
+        return self._core.triggers.describe(self._core.leasing.wall_ahead_secs)
 
     def to_json(self) -> dict[str, Any]:
         """The whole state, JSON-ready, for a snapshot of the journal."""
@@ -166,6 +180,7 @@ class FleetState:
 
 _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.CoordinatorStarted: device_events.coordinator_started,
+    ev.ClockSet: device_events.clock_set,
     ev.CoordinatorStopping: device_events.coordinator_stopping,
     ev.DeviceAdded: device_events.device_added,
     ev.DeviceRetired: device_events.device_retired,

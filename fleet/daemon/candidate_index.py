@@ -17,8 +17,8 @@ MERGE_AT = 512
 MERGE_SHARE = 1 / 16
 
 #: Bytes of an id, and of its hexadecimal text.
-_WIDTH = 16
-_DIGITS = 2 * _WIDTH
+ID_BYTES = 16
+_DIGITS = 2 * ID_BYTES
 
 Raw = NDArray[np.bytes_]
 
@@ -26,16 +26,26 @@ Raw = NDArray[np.bytes_]
 def raw_ids(texts: NDArray[np.uint8]) -> Raw:
     """Turn hexadecimal texts, one after the other, into ids of 16 bytes."""
     digits = np.where(texts >= ord("a"), texts - (ord("a") - 10), texts - ord("0")).reshape(-1, 2)
-    return np.ascontiguousarray(digits[:, 0] * 16 + digits[:, 1]).view(f"S{_WIDTH}")
+    return np.ascontiguousarray(digits[:, 0] * 16 + digits[:, 1]).view(f"S{ID_BYTES}")
 
 
 class CandidateIndex:
-    """The candidates of one workload, numbered in the order in which they were added."""
+    """The candidates of one workload, numbered in the order in which they were added.
 
-    def __init__(self) -> None:
-        self._ids: Raw = np.empty(0, dtype=f"S{_WIDTH}")
+    Args:
+        ids: Candidates to begin with, (16 n,) bytes in the order of their places; not changed.
+        order: (n,) their places in the order of the ids; not changed.
+
+    Raises:
+        ValueError: There are not as many of one as of the other.
+    """
+
+    def __init__(self, ids: NDArray[np.uint8] | None = None, order: NDArray[np.int32] | None = None) -> None:
+        self._ids: Raw = np.empty(0, f"S{ID_BYTES}") if ids is None else ids.view(f"S{ID_BYTES}")
         #: Places in the order of the ids.
-        self._order: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._order: NDArray[np.int32] = np.empty(0, dtype=np.int32) if order is None else order
+        if len(self._ids) != len(self._order):
+            raise ValueError(f"{len(self._ids)} candidates, but {len(self._order)} of them in order")
         self._new: dict[bytes, int] = {}
         self._new_ids: list[bytes] = []
 
@@ -65,6 +75,11 @@ class CandidateIndex:
             _, first = np.unique(unknown, return_index=True)
             self._merge(unknown[np.sort(first)])
         return self._sorted_places(raw)
+
+    def arrays(self) -> tuple[Raw, NDArray[np.int32]]:
+        """All candidates in the order of their places, and the places in the order of the ids."""
+        self._merge_new()
+        return self._ids, self._order
 
     def find(self, candidate_ids: Iterable[CandidateId]) -> list[int]:
         """Place of each candidate, -1 for one that has none."""
@@ -113,7 +128,7 @@ class CandidateIndex:
 
 def as_raw(candidate_ids: list[CandidateId]) -> Raw:
     """Turn ids into what an index takes."""
-    return np.frombuffer(bytes.fromhex("".join(candidate_ids)), dtype=f"S{_WIDTH}")
+    return np.frombuffer(bytes.fromhex("".join(candidate_ids)), dtype=f"S{ID_BYTES}")
 
 
-__all__ = ["MERGE_AT", "CandidateIndex", "Raw", "as_raw", "raw_ids"]
+__all__ = ["ID_BYTES", "MERGE_AT", "CandidateIndex", "Raw", "as_raw", "raw_ids"]

@@ -39,14 +39,15 @@ class Chronicle:
 
     Attributes:
         state: Not to be changed by others.
+        journal: Not to be changed by others.
         jobs: Jobs that had not ended when the journal was opened, in the order in which they were submitted.
         notes: What had to be mended in the journal, one line each.
     """
 
     def __init__(self, folder: Path, limits: Limits) -> None:
-        self._journal = Journal(folder)
-        self.notes = tuple(self._journal.notes)
-        self.state, self.jobs = _replayed(self._journal, limits)
+        self.journal = Journal(folder)
+        self.notes = tuple(self.journal.notes)
+        self.state, self.jobs = _replayed(self.journal, limits)
         self._told: list[Event] = []
         #: Applied, but not durable yet.
         self._events: list[Event] = []
@@ -82,7 +83,7 @@ class Chronicle:
             if self.state.is_news(event):
                 self._instructions += self.state.apply(event)
                 self._events.append(event)
-        self._journal.append([event_to_json(event) for event in self._events])
+        self.journal.append([event_to_json(event) for event in self._events])
         done = Committed(tuple(self._events), tuple(self._instructions))
         self._events.clear()
         self._instructions.clear()
@@ -99,8 +100,8 @@ class Chronicle:
             StoreFull: No room; the journal is as it was.
             StoreError: The disk failed.
         """
-        if (now or self._journal.is_long) and not self.has_news:
-            self._journal.compact({"state": self.state.to_json(), "jobs": [job.job_id for job in jobs]})
+        if (now or self.journal.is_long) and not self.has_news:
+            self.journal.compact({"state": self.state.to_json(), "jobs": [job.job_id for job in jobs]})
 
 
 def _replayed(journal: Journal, limits: Limits) -> tuple[FleetState, list[Job]]:

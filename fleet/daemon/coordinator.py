@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from agents.messages import Message
 from agents.records import DeviceId, DeviceSpec
 from fleet.core import events as ev
 from fleet.core.events import DeviceState
@@ -25,13 +27,18 @@ from fleet.daemon.coordinator_settings import CoordinatorSettings
 from fleet.daemon.disk_watch import RETRY_SECS
 from fleet.daemon.doing import Doing
 from fleet.daemon.doubts import Doubts
+from fleet.daemon.fleet_clock import LEAST_SET_SECS, FleetClock
 from fleet.daemon.guide import Guide
+from fleet.daemon.health import health_of
+from fleet.daemon.histogram import Histogram
 from fleet.daemon.notices import Notices
 from fleet.daemon.parts import assemble
 from fleet.daemon.receiving import Receiving
+from fleet.daemon.table_summary import Saving
 from fleet.daemon.trainer import Trainer
 from fleet.daemon.viewing import Around, Rates, make_view
-from fleet.errors import StoreFull
+from fleet.durable import disk_errors
+from fleet.errors import StoreError, StoreFull
 from fleet.links.links import Links
 from fleet.store.store import Store
 
@@ -61,7 +68,7 @@ class Coordinator:
         trainer: Trains when the state asks for it; without one, trainings end at once and make nothing.
         guide: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
         doubts: Knows how unsure the champions are of workloads; without it, none is preferred for that.
-        clock: Gives Unix seconds.
+        clock: The time; that of the host where there is none. Each turn moves it on.
 
     Raises:
         FleetError: The journal cannot be replayed, or the disk is full or failed.
@@ -79,7 +86,7 @@ class Coordinator:
         trainer: Trainer | None = None,
         guide: Guide | None = None,
         doubts: Doubts | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: FleetClock | None = None,
     ) -> None:
         self._parts = assemble(
             root,
@@ -91,12 +98,12 @@ class Coordinator:
             trainer=trainer,
             guide=guide,
             doubts=doubts,
-            clock=clock,
+            clock=clock or FleetClock(),
         )
         self._receiving, self._doing = Receiving(self._parts), Doing(self._parts)
-        self._rates = Rates()
-        self._started_at = clock()
-        self._upkeep_at = self._started_at + settings.upkeep_secs
+        self._rates, self._turns = Rates(), Histogram()
+        self._started_at = self._parts.clock.wall()
+        self._upkeep_at = self._parts.clock() + settings.upkeep_secs
         self._upkeep: Iterator[object] | None = None
         self._upkeep_began = 0.0
         self._chores_at = self._view_at = 0.0
@@ -114,23 +121,32 @@ class Coordinator:
             FleetError: The disk failed, or an event is impossible: start again, nothing is lost.
         """
         parts = self._parts
+        parts.clock.tick()
         if parts.chronicle.is_behind or parts.pools.is_behind:
             # The state is ahead of the disk: nothing may follow from it before it is durable.
             time.sleep(min(timeout_secs, RETRY_SECS))
             self._flush()
         else:
-            self._receiving.hear(parts.links.poll(timeout_secs))
-            # First: what is found under a lease that is nearly over goes out under the next one.
-            self._doing.look_after_searches()
-            for answer in parts.thread.poll():
-                self._doing.go_on(answer)
-            for event in parts.trainer.poll() if parts.trainer is not None else ():
-                parts.chronicle.tell(event)
-            parts.chronicle.tell(ev.Tick(at_secs=parts.clock()))
-            self._flush()
-            self._do_chores(parts.clock())
+            messages = parts.links.poll(timeout_secs)
+            with self._turns.timed():
+                self._work(messages)
         if parts.clock() >= self._view_at:
             self._look()
+
+    def _work(self, messages: Sequence[Message]) -> None:
+        """All of a turn but the wait for messages."""
+        parts = self._parts
+        self._receiving.hear(messages)
+        # First: what is found under a lease that is nearly over goes out under the next one.
+        self._doing.look_after_searches()
+        for answer in parts.thread.poll():
+            self._doing.go_on(answer)
+        for event in parts.trainer.poll() if parts.trainer is not None else ():
+            parts.chronicle.tell(event)
+        self._tell_wall()
+        parts.chronicle.tell(ev.Tick(at_secs=parts.clock()))
+        self._flush()
+        self._do_chores(parts.clock())
 
     def stop(self) -> None:
         """Grant nothing from here on; what runs may end while `turn` goes on."""
@@ -168,6 +184,12 @@ class Coordinator:
         self._flush()
         parts.intake.close()
         try:
+            if parts.coverage.is_loaded and parts.summary.is_worth_it(parts.store):
+                with disk_errors("writing the summary of the table", parts.summary.folder):
+                    parts.summary.write(parts.pack_summary())
+        except StoreError as error:
+            parts.notices.say(f"the next start reads more of the store: {error}")
+        try:
             parts.chronicle.compact(parts.feeder.queues.jobs(), now=True)
         except StoreFull as error:
             parts.notices.say(f"the journal stays as long as it is: {error}")
@@ -194,6 +216,13 @@ class Coordinator:
         self._flush()
         parts.feeder.heads.update(one for one in state.device_ids() if state.describe(one)["champion"])
         self._look()
+
+    def _tell_wall(self) -> None:
+        """Tell the state of a wall clock that is not where it was: windows and budgets go by it."""
+        parts = self._parts
+        now, ahead = parts.clock(), parts.clock.wall_ahead_secs
+        if abs(ahead - parts.state.wall_ahead_secs) >= LEAST_SET_SECS:
+            parts.chronicle.tell(ev.ClockSet(at_secs=now, wall_secs=now + ahead))
 
     def _flush(self) -> None:
         """Make what was told durable, then do what follows from it, until nothing follows any more."""
@@ -233,12 +262,16 @@ class Coordinator:
                 return
             self._chores_at = now + _CHORES_SECS
             parts.chronicle.compact(parts.feeder.queues.jobs())
+            if parts.coverage.is_loaded and parts.summary.is_due(parts.store):
+                parts.thread.do(Saving(), partial(parts.summary.write, parts.pack_summary()))
             self._receiving.end_silent()
             for device_id, incarnation in parts.agents.up.items():
                 parts.listing.agent_up(parts.specs[device_id], incarnation)
                 is_over = self._is_stopping or parts.settings.once
-                if not is_over and parts.noise.is_due(device_id, now):
-                    parts.noise.begin(device_id, parts.state.describe(device_id)["environment_id"], now)
+                wall = parts.clock.wall()
+                if not is_over and parts.noise.is_due(device_id, now, wall):
+                    environment_id = parts.state.describe(device_id)["environment_id"]
+                    parts.noise.begin(device_id, environment_id, now, wall)
         except StoreFull as error:
             parts.disk.full(error)
 
@@ -266,7 +299,7 @@ class Coordinator:
         full, stopping = parts.disk.is_full, self._is_stopping
         around = Around(
             started_at=self._started_at,
-            now=now,
+            now=parts.clock.wall(),
             pid=os.getpid(),
             version=version("tensor-fleet"),
             state="disk_full" if full else "stopping" if stopping else "running",
@@ -274,8 +307,11 @@ class Coordinator:
             table_version=parts.store.version,
             waiting=parts.intake.waiting,
             refused=parts.storing.refused.count,
+            imports_refused=parts.imports.refused.total(),
             alarms=tuple(parts.notices.alarms),
             trainer=parts.trainer.view if parts.trainer is not None else {},
+            clock=parts.clock.counters,
+            health=health_of(parts, self._receiving, self._turns),
         )
         rates = self._rates.add(now, parts.storing.counts)
         self._view = make_view(parts.state, parts.specs, parts.storing.counts, rates, around)

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -30,9 +30,10 @@ from fleet.daemon.collector import seldom_collected
 from fleet.daemon.coordinator import Coordinator
 from fleet.daemon.coordinator_settings import CoordinatorSettings
 from fleet.daemon.doubts import Doubts
+from fleet.daemon.fleet_clock import FleetClock
 from fleet.daemon.guide import Guide
 from fleet.daemon.notices import Notices
-from fleet.daemon.steady_clock import SteadyClock
+from fleet.daemon.open_files import raise_open_files
 from fleet.daemon.workload_choice import WorkloadChoice
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
@@ -43,7 +44,7 @@ from fleet.store.store import Store
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig, PolicySection
 
-#: Longest wait for a message: so often the clock is looked at.
+#: Longest wait for a message: so often the clock is looked at. Far below what one turn may add to it.
 _TURN_SECS = 0.25
 #: How long agents may take to end; then they are ended.
 _CLOSE_SECS = 20.0
@@ -94,13 +95,14 @@ def run_daemon(
         FleetError: Another daemon runs on the same folder, a device cannot be had, or the disk failed.
     """
     root = Path(settings.daemon.root)
+    raise_open_files()
     with _held(root), _stop_signals() as is_stopped, seldom_collected():
         specs = _devices(settings, options)
         told = _told(settings, options, specs)
-        clock = SteadyClock()
-        notices = Notices(console, clock)
+        clock = FleetClock()
+        notices = Notices(console, clock, clock.wall)
         with Store.open(settings.store.path) as store:
-            links = _links(settings, options, specs)
+            links = _links(settings, options, specs, clock)
             try:
                 trainer = _trainer(settings, options, specs, clock) if settings.daemon.refresh else None
                 try:
@@ -209,7 +211,9 @@ def _policy(section: PolicySection) -> DevicePolicy:
     )
 
 
-def _links(settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec]) -> Links:
+def _links(
+    settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec], clock: FleetClock
+) -> Links:
     from fleet.links.ray_links import RayLinks
 
     # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
@@ -217,7 +221,12 @@ def _links(settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, D
     daemon = settings.daemon
     idle_only = [one for one in specs if daemon.policies.get(one, daemon.policy).idle_only]
     return RayLinks(
-        specs.values(), spool, settings.timing_protocol(), address=options.address, idle_only=idle_only
+        specs.values(),
+        spool,
+        settings.timing_protocol(),
+        address=options.address,
+        idle_only=idle_only,
+        clock=clock,
     )
 
 
@@ -225,7 +234,7 @@ def _trainer(
     settings: FleetConfig,
     options: UpOptions,
     specs: Mapping[DeviceId, DeviceSpec],
-    clock: Callable[[], float],
+    clock: FleetClock,
 ) -> Any:
     from fleet.models.registry import Registry
     from fleet.refresh.refresher import Refresher, RefreshSettings, refresh_cores
@@ -238,8 +247,10 @@ def _trainer(
             epochs=settings.training.epochs,
             seed=settings.training.seed,
             cores=refresh_cores(specs.values()),
+            deadline_secs=settings.daemon.training_deadline_secs,
         ),
         clock,
+        clock.wall,
     )
 
 
@@ -247,7 +258,8 @@ def _trainer(
 def _held(root: Path) -> Iterator[None]:
     """Be the one daemon of a folder; the lock ends with this process, however it ends."""
     with disk_errors("making the daemon's folder", root):
-        root.mkdir(parents=True, exist_ok=True)
+        # Who may write there could replace the API's token.
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
     lock = filelock.FileLock(root / LOCK, timeout=0)
     try:
         lock.acquire()
@@ -267,7 +279,9 @@ def _held(root: Path) -> Iterator[None]:
             (root / ADDRESS).unlink(missing_ok=True)
         yield
     finally:
-        (root / HOLDER).unlink(missing_ok=True)
+        # What ended the daemon may be a disk that became read-only: that is the error to show.
+        with suppress(OSError):
+            (root / HOLDER).unlink(missing_ok=True)
         lock.release()
 
 

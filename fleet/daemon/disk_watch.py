@@ -27,7 +27,7 @@ class DiskWatch:
         folder: Where room is looked for.
         chronicle: Told of both.
         notices: Told too.
-        clock: Gives Unix seconds.
+        clock: Seconds that the coordinator ran.
 
     Attributes:
         is_full: Whether the last write found no room.
@@ -39,6 +39,11 @@ class DiskWatch:
         self._folder, self._chronicle, self._notices, self._clock = folder, chronicle, notices, clock
         self._retry_at = 0.0
         self.is_full = False
+
+    @property
+    def folder(self) -> Path:
+        """Where room is looked for."""
+        return self._folder
 
     @property
     def may_try(self) -> bool:

@@ -14,7 +14,8 @@ from fleet.daemon.announcing import announce_event, announce_instruction
 from fleet.daemon.lease_searches import LeaseSearch, LeaseSearches
 from fleet.daemon.noise_runs import NoisePlan
 from fleet.daemon.parts import Drawn, Parts
-from fleet.daemon.traces import Answer, Found
+from fleet.daemon.table_summary import Saving
+from fleet.daemon.traces import Answer, Found, ImportedAsked
 from fleet.errors import StoreFull
 
 
@@ -102,22 +103,27 @@ class Doing:
     def go_on(self, answer: Answer) -> None:
         """Go on with what was looked up in the store."""
         parts = self._parts
-        if answer.error and not isinstance(answer.tag, LeaseSearches):
+        if answer.error and isinstance(answer.tag, Saving):
+            parts.notices.say(f"the next start reads more of the store: {answer.error}", kind="summary")
+        elif answer.error and not isinstance(answer.tag, LeaseSearches):
             parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
         match answer.tag:
             case LeaseSearches() as asked:
                 for grant, search in parts.granting.searching.answered(asked, answer, parts.clock()):
                     self._grant_again(grant, search)
             case NoisePlan() as plan:
-                family = parts.families[plan.device_id]
+                family = parts.sharing[plan.device_id]
                 for job in parts.noise.planned(plan, family, answer.value or []):
                     parts.chronicle.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
             case Drawn() as drawn:
                 candidates, version = answer.value or (drawn.candidates, "")
                 parts.feeder.ranked(drawn.device_id, drawn.request_id, candidates, version)
+            case ImportedAsked() as imported:
+                traces = list((answer.value or {}).values())
+                parts.feeder.found_imported(imported.device_id, imported.request_id, traces)
             case (device_id, request_id):
                 found: Found = answer.value or Found()
-                parts.pools.remember(parts.families[device_id], found.candidates)
+                parts.pools.remember(parts.sharing[device_id], found.candidates)
                 parts.feeder.searched(device_id, request_id)
 
     def look_after_searches(self) -> None:
@@ -133,8 +139,7 @@ class Doing:
             return  # no lease expires
         until = now + parts.state.limits.lease_secs / 2
         for grant in searching.waiting(until):
-            leases = parts.state.describe(grant.device_id)["leases"]
-            deadline = next((one["deadline"] for one in leases if one["epoch"] == grant.epoch), None)
+            deadline = parts.state.deadline(grant.device_id, grant.epoch)
             if deadline is not None and deadline > until:  # the beats of another lease renewed it
                 searching.renewed(replace(grant, deadline_secs=deadline))
                 continue

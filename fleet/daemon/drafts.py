@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,14 @@ class Outlet(Protocol):
 
     def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
         """Look for traces in the store, put what is found into the pools, then call `Feeder.searched`."""
+
+    def search_imported(
+        self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
+    ) -> None:
+        """Look for traces of imported candidates in the store; `Feeder.found_imported` follows."""
+
+    def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        """Tell people that imported candidates are not measured: how many, by reason."""
 
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]

@@ -23,6 +23,7 @@ from fleet.core.scheduling import EXPLORATION, Ask, plan
 from fleet.daemon.coverage import Coverage
 from fleet.daemon.drafts import Draft, Outlet
 from fleet.daemon.excluding import Excluding
+from fleet.daemon.imports import Imports
 from fleet.daemon.plan_view import Doubt, PlanViews
 from fleet.daemon.pools import Pools
 from fleet.daemon.sharing import Sharing, Wish
@@ -40,7 +41,7 @@ class Feeder:
     Args:
         coverage: What is measured and what is known.
         pools: Where new candidates are kept.
-        families: Family of every device.
+        families: Name under which every device shares candidates (`fleet.daemon.sharing.sharing_names`).
         spaces: What devices draw from (`fleet.daemon.sharing.space_of`).
         outlet: Carries out what it asks for.
         seed: Of the draws.
@@ -49,6 +50,7 @@ class Feeder:
         turns: What each device takes turns for with its neighbours (`fleet.daemon.plan_view.turn_of`).
         is_open: Whether the policy of a device lets it measure now.
         doubt: How unsure heads are of workloads.
+        imports: Imported candidates that wait to be derived.
 
     Attributes:
         queues: The jobs that have not ended.
@@ -70,7 +72,9 @@ class Feeder:
         turns: Mapping[DeviceId, str] | None = None,
         is_open: Callable[[DeviceId], bool] = lambda _: True,
         doubt: Doubt | None = None,
+        imports: Imports | None = None,
     ) -> None:
+        self._imports = Imports({}) if imports is None else imports
         self._coverage = coverage
         self._pools = pools
         self._families = families
@@ -87,7 +91,9 @@ class Feeder:
         self._guided: dict[str, Ask] = {}
         self._excluding, self._sharing = Excluding(coverage), Sharing(spaces)
         self.queues = Queues()
-        self._views = PlanViews(coverage, self.queues, turns=turns, is_open=is_open, doubt=doubt)
+        self._views = PlanViews(
+            coverage, self.queues, turns=turns, is_open=is_open, doubt=doubt, waiting=self._underived
+        )
         self.hosts, self.heads = self._views.hosts, self._views.heads
 
     @property
@@ -129,8 +135,14 @@ class Feeder:
             return
         asked, family = wishes[0], self._families[message.device_id]
         workload_id = asked.workload.workload_id
-        if not asked.parents and asked.told.is_end(message.candidates):
+        if message.refused:
+            self._imports.refuse(message.refused.items())
+            self._outlet.underived(asked.workload, message.refused)
+        if not asked.parents and not asked.foreign and asked.told.is_end(message.candidates):
             self._coverage.exhaust(family, workload_id)
+        if asked.foreign:
+            ids = [one.candidate_id for one in message.candidates]
+            self._coverage.free(family, workload_id, ids)
         drawn = asked.told.without(message.candidates)
         guided = self._guided.pop(asked.request_id, None)
         if guided is not None and len(drawn) > guided.count:  # such a wish is shared with nobody
@@ -191,6 +203,15 @@ class Feeder:
             self._send()
             self._settle(device_id)
 
+    def found_imported(self, device_id: DeviceId, request_id: str, traces: Sequence[str]) -> None:
+        """Have an agent derive candidates of our own from imported traces that were looked for."""
+        ask = self._asks.pop(request_id, None)
+        if ask is not None and self._answered(device_id, request_id) is not None:
+            if traces:
+                self._ask_agent(ask, [], traces)
+                self._send()
+            self._settle(device_id)
+
     def agent_gone(self, device_id: DeviceId) -> None:
         """Let go of what a device's agent was asked for; what was chosen so far becomes jobs."""
         self.hosts.pop(device_id, None)
@@ -209,6 +230,12 @@ class Feeder:
             found = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, taken)
             draft.chosen |= dict.fromkeys(found, ask.workload_id)
             draft.origins[Origin.PAIRED] += len(found)
+            family, short = self._families[ask.device_id], ask.count - len(found)
+            if imported := self._imports.take(family, ask.workload_id, short):
+                request_id = self._request_id()
+                self._asks[request_id] = replace(ask, count=len(imported))
+                draft.waiting.add(request_id)
+                self._outlet.search_imported(ask.device_id, request_id, imported)
         elif ask.origin is Origin.RANDOM:
             self._ask_agent(ask, [])
         else:
@@ -230,7 +257,10 @@ class Feeder:
         traces = [at_hand[one].trace for one in wanted if one in at_hand]
         return traces, [one for one in wanted if one not in at_hand]
 
-    def _ask_agent(self, ask: Ask, parents: Sequence[str]) -> None:
+    def _underived(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
+        return self._imports.count(self._families[device_id], workload_id)
+
+    def _ask_agent(self, ask: Ask, parents: Sequence[str], foreign: Sequence[str] = ()) -> None:
         is_guided = ask.origin is Origin.MODEL
         wish = Wish(
             device_id=ask.device_id,
@@ -239,6 +269,7 @@ class Feeder:
             count=ask.count * (_DRAWN_FOR_HEAD if is_guided else 1),
             told=self._excluding.tell(self._families[ask.device_id], ask.workload_id),
             parents=tuple(parents),
+            foreign=tuple(foreign),
             is_guided=is_guided,
             is_idle=not self.queues.taken(ask.device_id),
         )

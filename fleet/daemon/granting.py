@@ -63,7 +63,7 @@ class Granting:
         self._coverage, self._pools, self._feeder = coverage, pools, feeder
         self._storing, self._intake, self._tallies = storing, intake, tallies
         self._links, self._families, self._protocols, self._say = links, families, protocols, say
-        self.searching = Searching(pools, thread, families, say)
+        self.searching = Searching(pools, thread, families, coverage.holders, say)
 
     def grant(
         self, grant: GrantLease, job: Job, now: float, searched: LeaseSearch | None = None
@@ -73,7 +73,7 @@ class Granting:
         Args:
             grant: The lease.
             job: The job.
-            now: Unix seconds.
+            now: Seconds that the state goes by.
             searched: What the store was searched for already.
 
         Returns:

@@ -16,28 +16,35 @@ from fleet.core.state import FleetState
 
 
 def events_of(
-    message: Message, state: FleetState, now: float, *, unsent: Collection[JobId] = ()
+    message: Message, state: FleetState, now: float, wall: float, *, unsent: Collection[JobId] = ()
 ) -> list[Event]:
     """Translate a message.
 
     Args:
         message: Any; many tell the state nothing.
         state: As it was before the message.
-        now: Unix seconds.
+        now: Seconds that the state goes by.
+        wall: Unix seconds.
         unsent: Jobs with leases that their agents have not heard of yet.
     """
     device_id, incarnation = message.device_id, message.incarnation
     match message:
         case AgentUp(has_more=has_more):
             started = ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation)
-            return [started] if has_more else [started, passed(message, now)]
+            return [started] if has_more else [started, passed(message, now, wall)]
         case MorePending(is_last=False):
             # It needs more time, not another start.
             return [ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation)]
         case AgentRefused(reason=reason):
             return [ev.ProbeRefused(at_secs=now, device_id=device_id, incarnation=incarnation, reason=reason)]
         case AgentGone(reason=reason):
-            died = ev.AgentDied(at_secs=now, device_id=device_id, incarnation=incarnation, reason=reason)
+            died = ev.AgentDied(
+                at_secs=now,
+                device_id=device_id,
+                incarnation=incarnation,
+                reason=reason,
+                is_outage=message.is_host_gone,
+            )
             return [*_blamed(message, state, now, unsent), died]
         case Beat():
             return [
@@ -67,7 +74,7 @@ def events_of(
     return []
 
 
-def passed(up: AgentUp, now: float) -> ev.ProbePassed:
+def passed(up: AgentUp, now: float, wall: float) -> ev.ProbePassed:
     """That a device may have leases: to be told once all is stored that its spool still held."""
     return ev.ProbePassed(
         at_secs=now,
@@ -75,7 +82,7 @@ def passed(up: AgentUp, now: float) -> ev.ProbePassed:
         incarnation=up.incarnation,
         environment_id=up.environment_id,
         # Of this host: boards in another time zone keep its hours.
-        utc_offset_secs=float(time.localtime(now).tm_gmtoff),
+        utc_offset_secs=float(time.localtime(wall).tm_gmtoff),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -90,6 +90,7 @@ class Intake:
         clock: Seconds that never go back.
 
     Attributes:
+        log: Where they are durable first; not to be changed by others.
         no_room: Why rows that were to go on to the table wait in the log; None while they need not.
     """
 
@@ -103,7 +104,7 @@ class Intake:
         self._store = store
         self._settings = settings or IntakeSettings()
         self._clock = clock
-        self._log = IntakeLog(store.path / INTAKE)
+        self.log = IntakeLog(store.path / INTAKE)
         #: Each device stays in its group, so that a commit holds all that waits of its devices.
         self._group_of: dict[str, int] = {}
         self._groups: list[_Group] = []
@@ -132,6 +133,12 @@ class Intake:
         """How long the oldest of them has waited."""
         since = [group.since for group in self._groups if group.packed]
         return max(0.0, self._clock() - min(since)) if since else 0.0
+
+    def waiting_rows(self) -> Iterator[pa.Table]:
+        """Yield the records that are durable but not in the table yet, as rows of `TABLE_SCHEMA`."""
+        for group in self._groups:
+            for packed, _ in group.packed:
+                yield unpack(packed)
 
     def append(self, records: Sequence[Record]) -> Kept:
         """Keep records; when this returns, all of them are on the disk.
@@ -301,7 +308,7 @@ class Intake:
             rows = table.slice(start, len(chosen))
             pieces[number], candidates[number] = pack(rows), rows.column("candidate_id").to_pylist()
             start += len(chosen)
-        segment = self._log.append(list(pieces.values()))
+        segment = self.log.append(list(pieces.values()))
         now = self._clock()
         for number, packed in pieces.items():
             group = self._groups[number]
@@ -329,7 +336,7 @@ class Intake:
             self._left[segment] -= 1
             if not self._left[segment]:
                 del self._left[segment]
-                self._log.drop(segment)
+                self.log.drop(segment)
         self._rows -= rows.num_rows
         self._ids.difference_update(group.ids)
         group.packed.clear()

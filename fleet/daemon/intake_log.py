@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.spool_frames import HEAD, MARKER, fsync_folder, scan, set_aside, truncate
+from fleet.daemon.histogram import Histogram
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.store.schema import TABLE_SCHEMA
@@ -45,11 +46,15 @@ class IntakeLog:
     Args:
         folder: Folder of the segments; made with the first one.
         segment_bytes: Length at which a new segment is begun.
+
+    Attributes:
+        waits: How long the disk took to make rows durable.
     """
 
     def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder
         self._segment_bytes = segment_bytes
+        self.waits = Histogram()
         self._next = max(self.segments(), default=-1) + 1
         #: Whether the folder itself is known to be on the disk.
         self._is_made = False
@@ -81,7 +86,7 @@ class IntakeLog:
             path = self._path(number)
             before = self._sizes[number]
             try:
-                _write_at(path, before, data)
+                _write_at(path, before, data, self.waits)
             except BaseException:
                 # What is on the disk now nobody knows, so nothing more is written behind it.
                 self._writable = None
@@ -122,7 +127,7 @@ class IntakeLog:
             data = path.read_bytes()
             found = scan(data)
             tail = data[found.end :]
-            if tail and (number != self.segments()[-1] or not _is_begun(tail)):
+            if tail and (number != self.segments()[-1] or not is_begun(tail)):
                 found.holes.append(found.end)
             if found.holes:
                 notes.append(set_aside(path, data, found))
@@ -153,7 +158,7 @@ class IntakeLog:
         return self._folder / f"{number:010d}.log"
 
 
-def _is_begun(tail: bytes) -> bool:
+def is_begun(tail: bytes) -> bool:
     """Whether bytes are the beginning of a frame and no more, as a kill amid a write leaves it.
 
     A power cut may leave other bytes of an unfinished write, such as zeros. They look like a damaged frame,
@@ -167,13 +172,14 @@ def _is_begun(tail: bytes) -> bool:
     return bool(marker == MARKER and len(rest) < length and crc != zlib.crc32(rest, len(rest)))
 
 
-def _write_at(path: Path, offset: int, data: bytes) -> None:
+def _write_at(path: Path, offset: int, data: bytes, waits: Histogram) -> None:
     descriptor = os.open(path, os.O_WRONLY)
     try:
         done = 0
         while done < len(data):
             done += os.pwrite(descriptor, data[done:], offset + done)
-        os.fsync(descriptor)
+        with waits.timed():
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -220,4 +226,4 @@ def by_device(table: pa.Table) -> dict[str, pa.Table]:
     return found
 
 
-__all__ = ["INTAKE", "SEGMENT_BYTES", "IntakeLog", "by_device", "pack", "unpack"]
+__all__ = ["INTAKE", "SEGMENT_BYTES", "IntakeLog", "by_device", "is_begun", "pack", "unpack"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.spool_frames import Scan, frame, make_folder, scan, set_aside, truncate
+from fleet.daemon.histogram import Histogram
 from fleet.durable import FULL_ERRNOS, disk_errors, fsync
 from fleet.errors import FleetError, StoreError
 
@@ -47,6 +48,7 @@ class Journal:
     Attributes:
         snapshot: The state that the events come on top of; empty in a journal that began without one.
         notes: What had to be mended, one line each; mostly empty.
+        waits: How long the disk took to make events durable.
     """
 
     def __init__(self, folder: Path, *, compact_bytes: int = COMPACT_BYTES) -> None:
@@ -58,6 +60,7 @@ class Journal:
         self._has_tail = False
         self.snapshot: dict[str, Any] = {}
         self.notes: list[str] = []
+        self.waits = Histogram()
         self._events: list[tuple[int, int]] = []
         with disk_errors("opening the journal", folder):
             make_folder(folder)
@@ -69,6 +72,11 @@ class Journal:
     def path(self) -> Path:
         """The file that counts."""
         return self._path
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of that file."""
+        return self._size
 
     @property
     def is_long(self) -> bool:
@@ -194,7 +202,8 @@ class Journal:
                 os.ftruncate(descriptor, self._size)
                 raise
             try:
-                os.fsync(descriptor)
+                with self.waits.timed():
+                    os.fsync(descriptor)
             except OSError as error:
                 # The system may have dropped the bytes, or written them: nobody knows.
                 if error.errno in FULL_ERRNOS:

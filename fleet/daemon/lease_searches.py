@@ -6,7 +6,7 @@ its search goes on while its lease is given back and another is granted, and wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -47,6 +47,7 @@ class Searching:
         pools: Told what was found.
         thread: Searches the store.
         families: Family of every device, siblings that only the store knows included.
+        holders: Tells devices of a family that have measured some candidates (`Coverage.holders`).
         say: Told of a store that cannot be read.
     """
 
@@ -55,9 +56,11 @@ class Searching:
         pools: Pools,
         thread: StoreThread,
         families: Mapping[DeviceId, str],
+        holders: Callable[[str, Collection[CandidateId]], Collection[DeviceId]],
         say: Callable[[str], None],
     ) -> None:
         self._pools, self._thread, self._families, self._say = pools, thread, families, say
+        self._holders = holders
         #: Jobs that are looked for, each with its present lease, if it has one.
         self._open: dict[JobId, GrantLease | None] = {}
         #: Families for which the store is being searched, and what is to be looked for next.
@@ -145,7 +148,8 @@ class Searching:
             count += 1
         self._next[family] = searches[count:]
         siblings = [one for one, other in self._families.items() if other == family]
-        question = partial(find_candidates, device_ids=siblings, wanted=wanted)
+        first = frozenset(self._holders(family, wanted))
+        question = partial(find_candidates, device_ids=siblings, wanted=wanted, first=first)
         self._thread.ask(LeaseSearches(family=family, searches=tuple(searches[:count])), question)
 
 

@@ -13,8 +13,10 @@ from agents.records import DeviceId, DeviceSpec, Workload
 from fleet.collection.selection import none_fits
 from fleet.daemon.coverage import Coverage
 from fleet.daemon.feeding import Feeder
+from fleet.daemon.imports import Imports
 from fleet.daemon.pools import Pools
-from fleet.daemon.workload_choice import KeptChoices, WorkloadChoice, group_of
+from fleet.daemon.table_summary import TableSummary
+from fleet.daemon.workload_choice import REPLAYED, KeptChoices, WorkloadChoice, group_of
 from fleet.links.links import Links
 from fleet.store.store import Store
 
@@ -31,6 +33,8 @@ class Listing:
         feeder: Is told which devices measure which.
         links: The way to the agents.
         specs: The devices.
+        imports: Is told what may be derived from.
+        summary: What need not be read of the store again.
     """
 
     def __init__(
@@ -43,18 +47,23 @@ class Listing:
         feeder: Feeder,
         links: Links,
         specs: Mapping[DeviceId, DeviceSpec],
+        imports: Imports,
+        summary: TableSummary,
     ) -> None:
+        self._imports = imports
         self._choice, self._kept, self._store = choice, KeptChoices(path), store
         self._coverage, self._pools, self._feeder, self._links = coverage, pools, feeder, links
+        self._summary = summary
         self._groups: dict[str, list[DeviceSpec]] = {}
         for spec in specs.values():
             self._groups.setdefault(group_of(spec), []).append(spec)
         #: Devices that were asked, by group.
         self._asked: dict[str, DeviceId] = {}
         self._open = set(self._groups)
-        known = store.workloads()
         for group, members in self._groups.items():
-            if (chosen := self._kept.get(group, choice.key(members), known)) is not None:
+            # Live devices get modules of our own only: what is kept of others is listed again.
+            read = store.workloads if group == REPLAYED else store.own_workloads
+            if (chosen := self._kept.get(group, choice.key(members), read)) is not None:
                 self._use(group, chosen)
         if self._open != set(self._groups):
             self._load()
@@ -93,7 +102,7 @@ class Listing:
             asked = self._choice
             raise none_fits(len(workloads), asked.networks, asked.min_flops, asked.max_flops)
         members = self._groups[group]
-        self._store.put_workloads(chosen)
+        self._store.put_workloads(chosen, own=group != REPLAYED)
         self._kept.put(group, self._choice.key(members), chosen)
         self._use(group, chosen)
         self._load()
@@ -101,12 +110,15 @@ class Listing:
 
     def _load(self) -> None:
         """Read what is known of the workloads: measured candidates, and those that wait for it."""
-        self._coverage.load(self._store)
-        for (family, workload_id), waiting in self._pools.waiting().items():
+        pools = {key: dict.fromkeys(ids) for key, ids in self._pools.waiting().items()}
+        self._coverage.load(self._store, self._summary, pools)
+        imported = self._summary.imported_devices
+        self._imports.load(self._store, self._coverage, self._coverage.wanted, imported)
+        for (family, workload_id), waiting in pools.items():
             if self._coverage.is_wanted(workload_id):
                 stored = self._coverage.stored_among(family, workload_id, waiting)
                 self._pools.measured(family, workload_id, stored)
-                self._coverage.propose(family, workload_id, waiting)
+                self._coverage.propose(family, workload_id, list(waiting))
 
     def _use(self, group: str, chosen: Sequence[Workload]) -> None:
         self._coverage.want(one.workload_id for one in chosen)

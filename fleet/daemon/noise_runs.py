@@ -73,27 +73,32 @@ class NoiseRuns:
         #: Devices whose runs are being planned.
         self._open: set[DeviceId] = set()
 
-    def is_due(self, device_id: DeviceId, now: float) -> bool:
+    def is_due(self, device_id: DeviceId, now: float, wall: float) -> bool:
         """Whether a device that is up should have its run now.
 
         A device with few records has none yet: its first run would be all that it measures.
+
+        Args:
+            device_id: The device.
+            now: Seconds that the coordinator ran.
+            wall: Unix seconds: the records of the last run carry such.
         """
         if not self._count or len(self._open) >= _MOST_OPEN or now < self._next_at.get(device_id, 0.0):
             return False
         is_new = self._coverage.records(device_id) < _SAMPLED * self._count
-        return not is_new and now - self._last(device_id, now) >= NOISE_EVERY_SECS
+        return not is_new and self._age_secs(device_id, now, wall) >= NOISE_EVERY_SECS
 
-    def _last(self, device_id: DeviceId, now: float) -> float:
-        """When a device had its last run; never later than now, whatever the clock of its agent said."""
+    def _age_secs(self, device_id: DeviceId, now: float, wall: float) -> float:
+        """How long ago a device had its last run; one from the future is as old as it is known here."""
         at = self._coverage.noise_at(device_id)
-        if at <= now:
-            return at
+        if at <= wall:
+            return wall - at
         if self._ahead.get(device_id, (0.0, 0.0))[0] != at:
             self._ahead[device_id] = at, now
-        return self._ahead[device_id][1]
+        return now - self._ahead[device_id][1]
 
-    def begin(self, device_id: DeviceId, environment_id: str, now: float) -> None:
-        """Have the run of a device planned.
+    def begin(self, device_id: DeviceId, environment_id: str, now: float, wall: float) -> None:
+        """Have the run of a device planned; times as in `is_due`.
 
         Raises:
             StoreFull: No room to hand on what is to be read; it stays due.
@@ -102,7 +107,7 @@ class NoiseRuns:
         self._intake.flush(device_id=device_id)
         self._next_at[device_id] = now + _RETRY_SECS
         # Other candidates every day.
-        seed = self._seed + int(now // NOISE_EVERY_SECS)
+        seed = self._seed + int(wall // NOISE_EVERY_SECS)
         question = partial(
             _plan,
             device_id=device_id,

@@ -32,14 +32,20 @@ class Notices:
 
     Args:
         console: Where to print; None prints nothing.
-        clock: Gives Unix seconds.
+        clock: Gives seconds for the time between two summaries.
+        wall: Gives Unix seconds, for stamps.
 
     Attributes:
         alarms: The last alarms, oldest first: at, device_id, text.
     """
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._console, self._clock = console, clock
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._console, self._clock, self._wall = console, clock, wall
         self.alarms: deque[dict[str, Any]] = deque(maxlen=_ALARMS)
         self._kinds: Counter[str] = Counter()
         self._summary_at = clock() + SUMMARY_SECS
@@ -58,7 +64,7 @@ class Notices:
             if self._kinds[kind] > _MOST_OF_KIND:
                 return
         if self._console is not None:
-            at = time.strftime("%H:%M:%S", time.localtime(self._clock()))
+            at = time.strftime("%H:%M:%S", time.localtime(self._wall()))
             line = Text(f"{at} ", style="dim").append(text, style=style or "default")
             try:
                 self._console.print(line, soft_wrap=True)
@@ -70,7 +76,7 @@ class Notices:
 
     def alarm(self, device_id: str, text: str) -> None:
         """Print a line and remember it as an alarm."""
-        self.alarms.append({"at": self._clock(), "device_id": device_id, "text": text})
+        self.alarms.append({"at": self._wall(), "device_id": device_id, "text": text})
         self.say(f"{device_id}: {text}" if device_id else text, kind="alarm", style="yellow")
 
     def summarize(self, view: Mapping[str, Any]) -> None:

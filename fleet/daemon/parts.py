@@ -6,7 +6,6 @@ Made by `fleet.daemon.coordinator`; `fleet.daemon.receiving` and `fleet.daemon.d
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +13,8 @@ from pathlib import Path
 
 from agents.messages import ProposeRequest
 from agents.records import Candidate, CandidateId, Descriptor, DeviceId, DeviceSpec, Protocol, Workload
+from agents.trust import is_live
+from fleet.collection.trust import imported_traces
 from fleet.core import events as ev
 from fleet.core.arrivals import Tallies
 from fleet.core.events import Job
@@ -24,18 +25,22 @@ from fleet.daemon.coverage import Coverage
 from fleet.daemon.disk_watch import DiskWatch
 from fleet.daemon.doubts import Doubts
 from fleet.daemon.feeding import Feeder
+from fleet.daemon.fleet_clock import FleetClock
 from fleet.daemon.granting import Granting
 from fleet.daemon.guide import Guide
+from fleet.daemon.imports import Imports
 from fleet.daemon.intake import Intake
+from fleet.daemon.kept_files import KeptFiles
 from fleet.daemon.listing import Listing
 from fleet.daemon.noise_runs import NoiseRuns
 from fleet.daemon.notices import Notices, Steadiness
 from fleet.daemon.plan_view import turn_of
 from fleet.daemon.pools import Pools
 from fleet.daemon.refused import Refused
-from fleet.daemon.sharing import space_of
+from fleet.daemon.sharing import sharing_names, space_of
 from fleet.daemon.storing import Storing
-from fleet.daemon.traces import StoreThread, find_candidates
+from fleet.daemon.table_summary import Packed, TableSummary
+from fleet.daemon.traces import ImportedAsked, StoreThread, find_candidates
 from fleet.daemon.trainer import Trainer
 from fleet.links.links import Links
 from fleet.store.store import Store
@@ -59,6 +64,8 @@ class Parts:
     specs: Mapping[DeviceId, DeviceSpec]
     #: Siblings that only the store knows included.
     families: Mapping[DeviceId, str]
+    #: Names under which devices share candidates (`fleet.daemon.sharing.sharing_names`).
+    sharing: Mapping[DeviceId, str]
     links: Links
     agents: Agents
     chronicle: Chronicle
@@ -66,8 +73,10 @@ class Parts:
     intake: Intake
     pools: Pools
     coverage: Coverage
+    summary: TableSummary
     thread: StoreThread
     feeder: Feeder
+    imports: Imports
     listing: Listing
     storing: Storing
     granting: Granting
@@ -76,13 +85,20 @@ class Parts:
     steadiness: Steadiness
     notices: Notices
     trainer: Trainer | None
-    #: Gives Unix seconds.
-    clock: Callable[[], float]
+    #: Gives the seconds that decisions go by, and the wall clock.
+    clock: FleetClock
 
     @property
     def state(self) -> FleetState:
         """Of the chronicle, which alone changes it."""
         return self.chronicle.state
+
+    def pack_summary(self) -> Packed:
+        """Take a copy of what the next start wants to know of all records."""
+        coverage, waiting = self.coverage, self.intake.waiting_rows()
+        return self.summary.packed(
+            self.store, coverage.matrix, self.storing.counts, coverage.known_for, waiting
+        )
 
     def agent_gone(self, device_id: DeviceId, incarnation: int) -> None:
         """Let go of an agent that has ended or was given up: it will answer nothing any more."""
@@ -118,13 +134,15 @@ class _Outlet:
         agents: Agents,
         thread: StoreThread,
         chronicle: Chronicle,
-        families: Mapping[DeviceId, str],
+        sharing: Mapping[DeviceId, str],
+        specs: Mapping[DeviceId, DeviceSpec],
         guide: Guide | None,
+        notices: Notices,
         clock: Callable[[], float],
     ) -> None:
         self._links, self._agents, self._thread = links, agents, thread
-        self._chronicle, self._families, self._clock = chronicle, families, clock
-        self._guide = guide
+        self._chronicle, self._sharing, self._specs = chronicle, sharing, specs
+        self._guide, self._notices, self._clock = guide, notices, clock
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         """See `fleet.daemon.feeding.Outlet`."""
@@ -132,10 +150,23 @@ class _Outlet:
 
     def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
         """See `fleet.daemon.feeding.Outlet`."""
-        family = self._families[device_id]
-        siblings = [one for one, other in self._families.items() if other == family]
+        name = self._sharing[device_id]
+        siblings = [one for one, other in self._sharing.items() if other == name]
         question = partial(find_candidates, device_ids=siblings, wanted=list(candidate_ids))
         self._thread.ask((device_id, request_id), question)
+
+    def search_imported(
+        self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
+    ) -> None:
+        """See `fleet.daemon.feeding.Outlet`."""
+        question = partial(imported_traces, family=self._specs[device_id].family, wanted=list(candidate_ids))
+        self._thread.ask(ImportedAsked(device_id=device_id, request_id=request_id), question)
+
+    def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        """See `fleet.daemon.feeding.Outlet`."""
+        told = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
+        text = f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {told}"
+        self._notices.say(text, kind="imported")
 
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
@@ -167,25 +198,28 @@ def assemble(
     trainer: Trainer | None = None,
     guide: Guide | None = None,
     doubts: Doubts | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: FleetClock,
 ) -> Parts:
     """Put a coordinator together; see `fleet.daemon.coordinator.Coordinator`."""
     chronicle = Chronicle(root / "journal", settings.limits)
     pools = Pools(root / "pools")
     for note in (*store.repairs, *chronicle.notes, *pools.notes):
         notices.alarm("", note)
-    families = {one: str(entry.spec.family) for one, entry in store.devices().items()}
-    families |= {one: str(spec.family) for one, spec in specs.items()}
+    known = {**{one: entry.spec for one, entry in store.devices().items()}, **specs}
+    families = {one: str(spec.family) for one, spec in known.items()}
+    live = {spec.family for spec in specs.values() if is_live(spec)}
+    sharing = sharing_names(known, live)
+    imports = Imports({str(family): family for family in live})
     protocols = _protocols(specs, settings.protocol)
     spaces = {one: space_of(spec) for one, spec in specs.items()}
     agents, tallies = Agents(), Tallies()
     thread, intake = StoreThread(store.path), Intake(store)
-    coverage = Coverage(families, ())
-    outlet = _Outlet(links, agents, thread, chronicle, families, guide, clock)
+    coverage, summary = Coverage(sharing, ()), TableSummary.open(store)
+    outlet = _Outlet(links, agents, thread, chronicle, sharing, known, guide, notices, clock)
     feeder = Feeder(
         coverage,
         pools,
-        families,
+        sharing,
         spaces,
         outlet,
         seed=settings.seed,
@@ -194,14 +228,18 @@ def assemble(
         turns={one: turn_of(spec) for one, spec in specs.items()},
         is_open=lambda one: not chronicle.state.describe(one)["closed"],
         doubt=doubts.of if doubts is not None else None,
+        imports=imports,
     )
     refused = Refused(root / "refused")
-    storing = Storing(intake, store, coverage, pools, tallies, families, root / "late", refused)
+    late = KeptFiles(root / "late")
+    storing = Storing(intake, summary.counts, coverage, pools, tallies, sharing, late, refused)
     kept = root / "workloads.json"
     return Parts(
         settings=settings,
         specs=dict(specs),
         families=families,
+        sharing=sharing,
+        imports=imports,
         links=links,
         agents=agents,
         chronicle=chronicle,
@@ -209,12 +247,15 @@ def assemble(
         intake=intake,
         pools=pools,
         coverage=coverage,
+        summary=summary,
         thread=thread,
         feeder=feeder,
-        listing=Listing(settings.choice, kept, store, coverage, pools, feeder, links, specs),
+        listing=Listing(
+            settings.choice, kept, store, coverage, pools, feeder, links, specs, imports, summary
+        ),
         storing=storing,
         granting=Granting(
-            coverage, pools, feeder, storing, intake, tallies, links, thread, families, protocols, notices.say
+            coverage, pools, feeder, storing, intake, tallies, links, thread, sharing, protocols, notices.say
         ),
         noise=NoiseRuns(
             coverage, thread, pools, feeder, intake, protocols, count=settings.noise, seed=settings.seed

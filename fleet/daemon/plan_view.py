@@ -33,6 +33,7 @@ class PlanViews:
         turns: What each device takes turns for (`turn_of`); one that is missing shares nothing.
         is_open: Whether the policy of a device lets it measure now: nobody waits for one that may not.
         doubt: How unsure heads are; without it no workload is preferred for that.
+        waiting: Imported candidates of a workload that may be derived for a device.
 
     Attributes:
         hosts: Host of each device that is up.
@@ -47,8 +48,9 @@ class PlanViews:
         turns: Mapping[DeviceId, str] | None = None,
         is_open: Callable[[DeviceId], bool] = lambda _: True,
         doubt: Doubt | None = None,
+        waiting: Callable[[DeviceId, WorkloadId], int] = lambda *_: 0,
     ) -> None:
-        self._coverage, self._queues = coverage, queues
+        self._coverage, self._queues, self._waiting = coverage, queues, waiting
         self._turns = {one: turn for one, turn in (turns or {}).items() if turn}
         self._is_open, self._doubt = is_open, doubt
         self.hosts: dict[DeviceId, str] = {}
@@ -113,7 +115,7 @@ class PlanViews:
             cells[one] = Cell(
                 measured=measured,
                 queued=queued,
-                unpaired=max(0, gaps - queued),
+                unpaired=max(0, gaps - queued) + self._waiting(device_id, one),
                 interval=unsure.get(one),
                 is_exhausted=is_exhausted,
             )

@@ -139,7 +139,8 @@ class Pools:
             self._new.get((family, workload_id), {}).pop(one, None)
         if not waiting:
             del self._waiting[family, workload_id]
-            self._path((family, workload_id)).unlink(missing_ok=True)
+            with disk_errors("deleting a pool of candidates", self._folder):
+                self._path((family, workload_id)).unlink(missing_ok=True)
 
     def _remember(self, family: str, candidate: Candidate) -> None:
         key = family, candidate.candidate_id

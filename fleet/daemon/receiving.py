@@ -6,6 +6,7 @@ an agent that is up may get a lease at once, and that would make what its spool 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from agents.messages import (
@@ -45,8 +46,10 @@ class Receiving:
         self._parts = parts
         #: Agents that are up while their spool still comes.
         self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
-        self._silence = Silence(parts.settings.limits.lease_secs)
+        self._silence = Silence(parts.settings.limits.lease_secs, parts.clock)
         self.held: list[Arrival] = []
+        #: When the oldest of what nobody has acknowledged yet came, on the monotonic clock.
+        self._since = time.monotonic()
         self.acknowledge: list[tuple[DeviceId, int, tuple[str, ...]]] = []
 
     def hear(self, messages: Sequence[Message]) -> None:
@@ -58,7 +61,9 @@ class Receiving:
         parts = self._parts
         for message in messages:
             if isinstance(message, AgentUp):
-                parts.coverage.set_environment(message.device_id, message.environment_id)
+                self._enter_environment(message)
+        if not self.held and not self.acknowledge:
+            self._since = time.monotonic()
         self.held += arrivals_of(messages)
         if parts.disk.may_try:
             try:
@@ -78,19 +83,53 @@ class Receiving:
                 # Nobody would ask again for what it had to tell.
                 parts.listing.agent_gone(message.device_id)
             unsent = parts.granting.searching.unsent if isinstance(message, AgentGone) else ()
-            for event in events_of(message, parts.state, parts.clock(), unsent=unsent):
+            clock = parts.clock
+            for event in events_of(message, parts.state, clock(), clock.wall(), unsent=unsent):
                 parts.chronicle.tell(event)
             self._look_for_last(message)
             self._silence.heard(message)
 
+    @property
+    def unacknowledged(self) -> tuple[int, float]:
+        """Records that have come and are not acknowledged, and seconds since the oldest of them came."""
+        count = sum(len(one.records) for one in self.held) + sum(len(ids) for _, _, ids in self.acknowledge)
+        return count, time.monotonic() - self._since if self.held or self.acknowledge else 0.0
+
     def end_silent(self) -> None:
-        """End agents that say nothing any more and have no lease that could expire; others are started."""
+        """End agents that say nothing any more and have no lease that could expire; others are started.
+
+        Their host may be asleep or out of reach: that counts against nobody.
+        """
         parts = self._parts
         for device_id, incarnation in self._silence.silent(parts.agents.up):
             if not parts.state.describe(device_id)["leases"]:
-                parts.notices.say(f"{device_id}: its agent says nothing any more", kind="silent", style="red")
+                reason = "its agent says nothing any more"
+                parts.notices.say(f"{device_id}: {reason}", kind="silent", style="red")
                 parts.agent_gone(device_id, incarnation)
                 parts.links.stop(device_id, incarnation, kill=True)
+                parts.chronicle.tell(
+                    ev.AgentDied(
+                        at_secs=parts.clock(),
+                        device_id=device_id,
+                        incarnation=incarnation,
+                        reason=reason,
+                        is_outage=True,
+                    )
+                )
+
+    def _enter_environment(self, message: AgentUp) -> None:
+        """Note the environment of a device; say so where all that it has measured was in another one."""
+        parts, device_id = self._parts, message.device_id
+        parts.coverage.set_environment(device_id, message.environment_id)
+        if parts.coverage.records(device_id):
+            return
+        if before := parts.coverage.other_records(device_id):
+            parts.notices.alarm(
+                device_id,
+                f"is in a new environment: {before} records of earlier ones are kept and still train models,"
+                " but new ones are not compared with them, and its candidates are measured again"
+                " (docs/measuring.md says what makes an environment)",
+            )
 
     def _look_for_last(self, message: Message) -> None:
         """Let a device have leases once the last part of a long spool is in: later ones would be late."""
@@ -99,7 +138,8 @@ class Receiving:
             case AgentUp(has_more=True):
                 self._coming[key] = message
             case MorePending(is_last=True) if (up := self._coming.pop(key, None)) is not None:
-                self._parts.chronicle.tell(passed(up, self._parts.clock()))
+                clock = self._parts.clock
+                self._parts.chronicle.tell(passed(up, clock(), clock.wall()))
             case AgentGone() | AgentRefused():
                 self._coming.pop(key, None)
 
@@ -121,6 +161,8 @@ class Receiving:
             count, where = len(refusal.records), parts.storing.refused.folder
             text = f"the store refuses {count} of its records, which are set aside in {where}"
             parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}")
+        for note in parts.storing.kept_notes():
+            parts.notices.say(note, kind="deleted")
         if parts.intake.no_room is None:
             parts.disk.freed()
         else:

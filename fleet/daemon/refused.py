@@ -2,7 +2,8 @@
 
 What is wrong with such a record does not go away by trying again: a number that is none, a layout of a newer
 version, text where seconds belong. One JSON line a record with the reason, one file a delivery; nothing reads
-them but people. `fleet.daemon.storing` writes here before it acknowledges, and goes on with the others.
+them but people, and the oldest files go (`fleet.daemon.kept_files`). `fleet.daemon.storing` writes here
+before it acknowledges, and goes on with the others.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from pathlib import Path
 from agents.errors import AgentError
 from agents.record_json import record_to_json
 from agents.records import Record, content_hash
-from agents.spool_frames import make_folder
 from fleet.core.arrivals import Arrival
-from fleet.durable import disk_errors, fsync, write_durably
+from fleet.daemon.kept_files import KeptFiles
 from fleet.errors import StoreError
 from fleet.store.catalog import check_name
 from fleet.store.columns import check_columns
@@ -44,12 +44,22 @@ class Refused:
         folder: Made with the first of them.
 
     Attributes:
-        count: How many there are, those of earlier starts included.
+        files: The files.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.count = sum(path.read_bytes().count(b"\n") for path in folder.glob("*/*.jsonl"))
+        self.files = KeptFiles(folder)
+        self._lines = {path: path.read_bytes().count(b"\n") for path in self.files.sizes}
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self.files.folder
+
+    @property
+    def count(self) -> int:
+        """How many there are, those of earlier starts included."""
+        return sum(self._lines.values())
 
     def sift(self, arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Refusal]]:
         """Part arrivals from what of them the store would refuse; the refused is on the disk on return.
@@ -79,19 +89,16 @@ class Refused:
         lease = refusal.arrival.lease
         about = {"job_id": lease.job_id, "epoch": lease.epoch} if lease is not None else {}
         lines = [
-            json.dumps({**about, "reason": reason, "record": _shown(record)}) + "\n"
+            json.dumps({**about, "reason": reason, "record": _shown(record)})
             for record, reason in zip(refusal.records, refusal.reasons, strict=True)
         ]
         # The same delivery makes the same file again.
-        path = self.folder / refusal.arrival.device_id / f"{content_hash(*lines)[:16]}.jsonl"
-        with disk_errors("setting refused records aside", self.folder):
-            if path.exists():
-                # A kill may have come between its name and this.
-                fsync(path.parent)
-                return
-            make_folder(path.parent)
-            write_durably(path, "".join(lines).encode())
-        self.count += len(lines)
+        name = content_hash(*(f"{line}\n" for line in lines))[:16]
+        path = self.folder / refusal.arrival.device_id / f"{name}.jsonl"
+        if self.files.put("setting refused records aside", path, lines):
+            self._lines[path] = len(lines)
+            for gone in self._lines.keys() - self.files.sizes.keys():
+                del self._lines[gone]
 
 
 def find_faults(records: Sequence[Record]) -> dict[int, str]:

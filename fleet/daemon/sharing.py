@@ -7,11 +7,12 @@ no candidate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from agents.messages import ProposeRequest
-from agents.records import DeviceId, DeviceSpec, Workload, WorkloadId, canonical_json
+from agents.records import DeviceId, DeviceSpec, Family, Workload, WorkloadId, canonical_json
+from agents.trust import is_live
 from fleet.daemon.excluding import Excluded
 
 _Key = tuple[str, WorkloadId, int, tuple[str, ...], str]
@@ -29,6 +30,8 @@ class Wish:
     told: Excluded
     #: Traces to evolve from; empty for random ones.
     parents: tuple[str, ...]
+    #: Imported traces to derive from: nothing is drawn then.
+    foreign: tuple[str, ...] = ()
     #: A head chooses among them.
     is_guided: bool
     #: The device has nothing else to do, so its agent answers at once.
@@ -44,6 +47,7 @@ class Wish:
             seed=(seed + self.told.known) % 2**31,
             parents=self.parents,
             exclude=self.told.ids,
+            foreign=self.foreign,
         )
 
 
@@ -106,9 +110,26 @@ class Sharing:
 
     def _key(self, wish: Wish) -> _Key:
         space = self._spaces.get(wish.device_id, f"/{wish.device_id}")
-        # Each head chooses among draws of its own: it leaves out what others have chosen meanwhile.
-        own = wish.request_id if wish.is_guided else ""
+        # Each head chooses among draws of its own: it leaves out what others have chosen meanwhile. Imported
+        # candidates are taken once.
+        own = wish.request_id if wish.is_guided or wish.foreign else ""
         return space, wish.workload.workload_id, wish.told.known, wish.parents, own
+
+
+def sharing_names(specs: Mapping[DeviceId, DeviceSpec], live: Collection[Family]) -> dict[DeviceId, str]:
+    """Names under which devices share candidates: equal for those that measure what one of them has drawn.
+
+    Devices of a family share. But where some are live, replay devices keep to themselves: what they answer
+    from may be of others, and must not run.
+
+    Args:
+        specs: All devices, those that only the store knows included.
+        live: Families of which the fleet has live devices.
+    """
+    return {
+        one: str(spec.family) if is_live(spec) or spec.family not in live else f"{spec.family}-replay"
+        for one, spec in specs.items()
+    }
 
 
 def space_of(spec: DeviceSpec) -> str:
@@ -118,4 +139,4 @@ def space_of(spec: DeviceSpec) -> str:
     return canonical_json([spec.kind, spec.family, spec.target_json, *source])
 
 
-__all__ = ["Sharing", "Wish", "space_of"]
+__all__ = ["Sharing", "Wish", "sharing_names", "space_of"]

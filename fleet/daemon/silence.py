@@ -6,7 +6,6 @@ ever, and what it was asked for would be waited for. `fleet.daemon.receiving` as
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 from agents.messages import Message
@@ -14,8 +13,6 @@ from agents.records import DeviceId
 
 #: Three beats of a replay device, the slowest of all.
 _LEAST_SECS = 30.0
-#: Looks farther apart than this were held up themselves: what was said meanwhile is still to be heard.
-_HELD_UP_SECS = 15.0
 
 
 class Silence:
@@ -23,13 +20,13 @@ class Silence:
 
     Args:
         most_secs: Longest silence; never less than some beats.
-        clock: Seconds that never go back.
+        clock: Seconds in which this process listened (`fleet.daemon.fleet_clock`): a pause of its own must
+            not pass for a silence of theirs.
     """
 
-    def __init__(self, most_secs: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most_secs: float, clock: Callable[[], float]) -> None:
         self._most_secs, self._clock = max(_LEAST_SECS, most_secs), clock
         self._heard: dict[tuple[DeviceId, int], float] = {}
-        self._looked_at = clock()
 
     def heard(self, message: Message) -> None:
         """Note a sign of life."""
@@ -41,10 +38,8 @@ class Silence:
         Args:
             up: Which of its lives the agent of each device is in.
         """
-        now, before = self._clock(), self._looked_at
-        self._looked_at = now
-        since = now if now - before > _HELD_UP_SECS else 0.0
-        self._heard = {key: max(since, self._heard.get(key, now)) for key in up.items()}
+        now = self._clock()
+        self._heard = {key: self._heard.get(key, now) for key in up.items()}
         return [key for key, at in self._heard.items() if now - at > self._most_secs]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from fleet.core.arrivals import Arrival, Tallies, sort
@@ -16,21 +15,12 @@ from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLat
 from fleet.core.state import FleetState
 from fleet.daemon.coverage import Coverage
 from fleet.daemon.intake import Intake
+from fleet.daemon.kept_files import KeptFiles
 from fleet.daemon.late import keep_late
 from fleet.daemon.pools import Pools
 from fleet.daemon.refused import FAULTS, Refusal, Refused, check_flags, record_ids
+from fleet.daemon.table_summary import Counts
 from fleet.errors import StoreFull
-from fleet.store.store import Store
-
-
-@dataclass(slots=True)
-class Counts:
-    """What the store has of one device."""
-
-    records: int = 0
-    ok: int = 0
-    #: Unix seconds of the last measurement; 0 for none.
-    last_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -51,12 +41,12 @@ class Storing:
 
     Args:
         intake: Makes records durable.
-        store: The store behind it, which says what there was at the start.
+        counts: What the store has, by device; kept up.
         coverage: Told of every record.
         pools: Told of candidates that the store has now.
         tallies: Counts by job.
         families: Family of every device.
-        late: Folder of late results.
+        late: Keeps late results for people.
         refused: What the store would not have.
 
     Attributes:
@@ -66,12 +56,12 @@ class Storing:
     def __init__(
         self,
         intake: Intake,
-        store: Store,
+        counts: dict[DeviceId, Counts],
         coverage: Coverage,
         pools: Pools,
         tallies: Tallies,
         families: Mapping[DeviceId, str],
-        late: Path,
+        late: KeptFiles,
         refused: Refused,
     ) -> None:
         self._intake, self._late = intake, late
@@ -80,9 +70,14 @@ class Storing:
         self._untold: list[Event] = []
         self._coverage, self._pools, self._tallies = coverage, pools, tallies
         self._families = families
-        self.counts = {
-            device_id: Counts(one.records, one.ok, one.last_at) for device_id, one in store.counts().items()
-        }
+        self.counts = counts
+
+    def kept_notes(self) -> list[str]:
+        """Which late and refused files were deleted since the last call, for being too many."""
+        notes = [*self._late.notes, *self.refused.files.notes]
+        self._late.notes.clear()
+        self.refused.files.notes.clear()
+        return notes
 
     def take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
         """Keep what arrived.
@@ -90,7 +85,7 @@ class Storing:
         Args:
             arrivals: In the order in which they came.
             state: Says what each lease is worth.
-            now: Unix seconds.
+            now: Seconds that the state goes by.
 
         Raises:
             StoreFull: No room; nothing was counted, so all of it may be given again.
@@ -166,9 +161,8 @@ class Storing:
         measured: dict[tuple[str, WorkloadId], dict[CandidateId, None]] = {}
         for device_id, some in taken.fresh.items():
             counts = self.counts.setdefault(device_id, Counts())
-            counts.records += len(some)
-            counts.ok += sum(record.outcome is Outcome.OK for record in some)
-            counts.last_at = max(counts.last_at, *(record.measured_at for record in some))
+            ok = sum(record.outcome is Outcome.OK for record in some)
+            counts.add(len(some), ok, max(record.measured_at for record in some))
             family = self._families.get(device_id, "")
             for record in some:
                 measured.setdefault((family, record.workload_id), {})[record.candidate_id] = None
@@ -217,4 +211,4 @@ class Storing:
         )
 
 
-__all__ = ["Counts", "Storing", "Taken"]
+__all__ = ["Storing", "Taken"]

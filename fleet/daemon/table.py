@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from fleet.cli.output import print_rows, short_moment
+from fleet.terminal_console import TerminalConsole
 
 _COLUMNS = ("device", "state", "records", "failed", "late", "per s", "batch", "last", "champion")
 _ALARMS = 5
@@ -20,7 +19,7 @@ def print_daemon(view: Mapping[str, Any]) -> None:
     """Print a view on standard output."""
     devices: Mapping[str, Mapping[str, Any]] = view["devices"]
     print_rows(_COLUMNS, [(name, *_cells(found)) for name, found in devices.items()])
-    console = Console()
+    console = TerminalConsole()
 
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, markup=False, highlight=False)

@@ -45,6 +45,14 @@ class Found:
     unread: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedAsked:
+    """The question for traces of imported candidates: they never mix with those that are measured."""
+
+    device_id: DeviceId
+    request_id: str
+
+
 class StoreThread:
     """Asks the store in the background, one question after the other.
 
@@ -97,7 +105,10 @@ class StoreThread:
 
 
 def find_candidates(
-    reader: StoreReader, device_ids: Collection[DeviceId], wanted: Collection[CandidateId]
+    reader: StoreReader,
+    device_ids: Collection[DeviceId],
+    wanted: Collection[CandidateId],
+    first: Collection[DeviceId] = (),
 ) -> Found:
     """Read some candidates back from the records of some devices.
 
@@ -108,6 +119,7 @@ def find_candidates(
         reader: The store.
         device_ids: Devices of one family.
         wanted: Candidates to find.
+        first: Those of the devices that are known to have them: the others are read for what is missing then.
 
     Returns:
         Those that were found.
@@ -119,10 +131,11 @@ def find_candidates(
     found: list[Candidate] = []
     unread: list[str] = []
     # Newest first: what is asked for was mostly measured lately.
-    for path in reversed(reader.data_files()):
+    newest = [(path.parent.name.removeprefix("device_id="), path) for path in reversed(reader.data_files())]
+    for device_id, path in sorted(newest, key=lambda one: one[0] not in first):
         if not left:
             break
-        if path.parent.name.removeprefix("device_id=") not in device_ids:
+        if device_id not in device_ids:
             continue
         try:
             with pq.ParquetFile(path) as file:
@@ -180,4 +193,4 @@ def _candidates(
         yield Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, trace=trace, origin="paired")
 
 
-__all__ = ["Answer", "Found", "StoreThread", "find_candidates", "find_records"]
+__all__ = ["Answer", "Found", "ImportedAsked", "StoreThread", "find_candidates", "find_records"]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.core.events import JobState
 from fleet.core.state import FleetState
-from fleet.daemon.storing import Counts
+from fleet.daemon.table_summary import Counts
 
 #: Seconds over which the rate of records is told.
 RATE_SECS = 60.0
@@ -36,9 +36,15 @@ class Around:
     waiting: int
     #: Records that the store would not have; they are set aside.
     refused: int = 0
+    #: Imported candidates that nothing was derived from.
+    imports_refused: int = 0
     alarms: tuple[Mapping[str, Any], ...]
     #: What the trainer says of itself; empty where there is none.
     trainer: Mapping[str, Any]
+    #: How the coordinator itself does (`fleet.daemon.health`).
+    health: Mapping[str, Any]
+    #: Gaps between turns, and settings of the wall clock (`FleetClock.counters`).
+    clock: Mapping[str, float] = field(default_factory=dict)
 
 
 class Rates:
@@ -71,8 +77,8 @@ def make_view(
     """Draw the picture.
 
     Returns:
-        `started_at`, `now`, `coordinator`, `devices`, `jobs`, `store`, `training`, `alarms`; times in Unix
-        seconds. Devices that were retired are among them.
+        `started_at`, `now`, `clock`, `coordinator`, `devices`, `jobs`, `store`, `training`, `alarms`,
+        `health`; times in Unix seconds. Devices that were retired are among them.
     """
     devices: dict[str, Any] = {}
     for device_id in state.device_ids():
@@ -91,6 +97,7 @@ def make_view(
     return {
         "started_at": around.started_at,
         "now": around.now,
+        "clock": dict(around.clock),
         "coordinator": {"pid": around.pid, "version": around.version, "state": around.state},
         "devices": devices,
         "jobs": {one.value: jobs[one] for one in JobState},
@@ -100,9 +107,11 @@ def make_view(
             "records": sum(one.records for one in counts.values()),
             "waiting": around.waiting,
             "refused": around.refused,
+            "imports_refused": around.imports_refused,
         },
         "training": {**around.trainer, **state.training()},
         "alarms": [dict(one) for one in around.alarms],
+        "health": dict(around.health),
     }
 
 

@@ -7,15 +7,18 @@ once. The file may be deleted; the same settings choose the same again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agents.records import DeviceKind, DeviceSpec, Workload, WorkloadId, canonical_json, content_hash
+from agents.records import DeviceSpec, Workload, WorkloadId, canonical_json, content_hash
+from agents.trust import is_live
 from fleet.collection.selection import choose_workloads
 from fleet.durable import disk_errors, write_durably
 
 _SCHEMA = 1
+#: The group of devices that answer from records.
+REPLAYED = "replay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class WorkloadChoice:
 
 def group_of(spec: DeviceSpec) -> str:
     """Devices of one group choose from one list: programs are the same for all devices that time them."""
-    return "replay" if spec.kind is DeviceKind.REPLAY else "live"
+    return "live" if is_live(spec) else REPLAYED
 
 
 class KeptChoices:
@@ -61,13 +64,25 @@ class KeptChoices:
             # It is a cache: whatever is wrong with it, the workloads are listed again.
             self._groups = {}
 
-    def get(self, group: str, key: str, known: Mapping[WorkloadId, Workload]) -> list[Workload] | None:
-        """What was chosen for a group; None where nothing was, or other settings chose it."""
+    def get(
+        self,
+        group: str,
+        key: str,
+        read: Callable[[Collection[WorkloadId]], Mapping[WorkloadId, Workload]],
+    ) -> list[Workload] | None:
+        """What was chosen for a group; None where nothing was, or other settings chose it.
+
+        Args:
+            group: The group.
+            key: Of the settings (`WorkloadChoice.key`).
+            read: Gives those of some workloads that are known.
+        """
         kept = self._groups.get(group)
         ids = kept.get("ids") if isinstance(kept, dict) and kept.get("key") == key else None
-        if not isinstance(ids, list) or not all(one in known for one in ids):
+        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
             return None
-        return [known[WorkloadId(one)] for one in ids]
+        known = read(ids)
+        return [known[one] for one in ids] if all(one in known for one in ids) else None
 
     def put(self, group: str, key: str, chosen: Sequence[Workload]) -> None:
         """Keep a choice.
@@ -80,4 +95,4 @@ class KeptChoices:
             write_durably(self._path, canonical_json({"schema": _SCHEMA, "groups": self._groups}).encode())
 
 
-__all__ = ["KeptChoices", "WorkloadChoice", "group_of"]
+__all__ = ["REPLAYED", "KeptChoices", "WorkloadChoice", "group_of"]

@@ -44,7 +44,8 @@ def diagnose(
         state: What `look` gathered; None judges the descriptor and the specs alone.
 
     Returns:
-        Findings, the worst first. Errors stop the program or a device, warnings spoil measurements.
+        Findings, the worst first. Errors stop the program or a device, warnings spoil measurements or let
+        other users in.
     """
     devices = list(specs)
     state = state or HostState()
@@ -52,11 +53,28 @@ def diagnose(
         *_software(descriptor, state),
         *_specs(descriptor, devices),
         *_remote(state),
+        *_secrets(state),
         *timing_findings(descriptor, devices, state),
+        *_confinement(state),
         *_room(state),
     ]
     order = list(Level)
     return sorted(found, key=lambda finding: order.index(finding.level))
+
+
+def confinement_line(state: HostState) -> str:
+    """Say how far worker processes are confined here; empty if nobody looked."""
+    trial = state.confinement
+    if isinstance(trial, str):
+        return f"worker processes: how far they are confined is unknown: {trial}" if trial else ""
+    means = [f"Landlock {trial.landlock}"] * bool(trial.landlock) + [
+        "system calls filtered"
+    ] * trial.has_filter
+    tried = len(trial.refused) + len(trial.allowed)
+    return (
+        f"worker processes: {len(trial.refused)} of {tried} ways to do harm were tried and refused "
+        f"({', '.join(means) or 'neither Landlock nor a filter of system calls'})"
+    )
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
@@ -129,6 +147,45 @@ def _remote(state: HostState) -> Iterable[Finding]:
         )
 
 
+def _confinement(state: HostState) -> Iterable[Finding]:
+    trial = state.confinement
+    if isinstance(trial, str):
+        if trial:
+            yield Finding(
+                level=Level.WARNING,
+                what="how far worker processes are confined could not be tried",
+                why=trial,
+                do="run `python -m agents.confinement_trial FOLDER` by hand and look at what it says",
+            )
+        return
+    if not trial.allowed:
+        return
+    cures = []
+    if not trial.landlock:
+        cures.append(
+            "run Linux 5.13 or later with Landlock on (CONFIG_SECURITY_LANDLOCK, and `landlock` in "
+            "/sys/kernel/security/lsm), in a container that allows it"
+        )
+    if not trial.has_filter:
+        cures.append("run Linux with CONFIG_SECCOMP_FILTER, on x86-64 or AArch64")
+    yield Finding(
+        level=Level.WARNING,
+        what=f"worker processes can {', '.join(trial.allowed)}",
+        why="so can a program that is measured; everything else that was tried is refused",
+        do="; ".join(cures) or "look at what the worker processes print when they start",
+    )
+
+
+def _secrets(state: HostState) -> Iterable[Finding]:
+    for path, fault, cure in state.exposed:
+        yield Finding(
+            level=Level.WARNING,
+            what=f"{path}: {fault}",
+            why="with Ray's token or sockets others run code as you; with the API's they see the fleet",
+            do=cure,
+        )
+
+
 def _room(state: HostState) -> Iterable[Finding]:
     if 0 < state.memory_available_bytes < _LOW_MEMORY_BYTES:
         yield Finding(
@@ -154,6 +211,7 @@ __all__ = [
     "InterruptRate",
     "Level",
     "LockState",
+    "confinement_line",
     "diagnose",
     "look",
     "version_numbers",

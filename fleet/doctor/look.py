@@ -1,7 +1,7 @@
 """The doctor's eyes: gathers the state of this host from `/proc`, `/sys`, NVIDIA's library and RPC trackers.
 
 Called by the command line through `fleet.doctor.doctor`. Judges nothing and changes nothing; looking takes
-about a third of a second, in which one core is kept busy.
+about half a second, in most of which one core is kept busy.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from agents import host
+from agents.confinement_trial import Trial, try_confinement
 from agents.cuda import gpu_state
+from agents.errors import AgentError
+from agents.host_lock import HostLockError, open_lock
 from agents.measure import host_lock_path, not_timing
 from agents.probe import core_groups
 from agents.records import DeviceKind, DeviceSpec
 from agents.rpc import served
 from fleet.doctor.words import WANTED_MODULES, HostState, InterruptRate, LockState
+from fleet.private_files import NotPrivateError, read_private
 
 _WATCH_SECS = 0.3
 # The timing lock is held for most of a measurement, but not all the time; so it is tried several times.
@@ -40,13 +44,22 @@ class _Counters:
     interrupts: Mapping[tuple[int, str, int], int]
 
 
-def look(store: Path, root: Path = Path("/"), specs: Iterable[DeviceSpec] = ()) -> HostState:
+def look(
+    store: Path,
+    root: Path = Path("/"),
+    specs: Iterable[DeviceSpec] = (),
+    *,
+    tokens: Iterable[Path] = (),
+    ray_folder: Path | None = None,
+) -> HostState:
     """Gather the state of this host.
 
     Args:
         store: Where the dataset is or will be kept.
         root: Root of the file tree to read.
         specs: The devices that this host is to be or to reach; an RPC tracker is asked for its devices.
+        tokens: Files that only this user may read; those that are not there are left out.
+        ray_folder: Where `ray start` keeps its sockets.
     """
     usable = sorted(os.sched_getaffinity(0))
     devices = list(specs)
@@ -77,12 +90,15 @@ def look(store: Path, root: Path = Path("/"), specs: Iterable[DeviceSpec] = ()) 
         interrupts=_rates(before, after, secs, host.uptime_secs(root)),
         timing_lock=lock,
         timing_lock_path=str(host_lock_path()),
+        timing_lock_fault=_lock_fault(host_lock_path()),
+        confinement=_confinement(),
         missing_modules=tuple(name for name in WANTED_MODULES if importlib.util.find_spec(name) is None),
         store=str(store),
         disk_free_bytes=_free_bytes(store),
         nvidia_driver=bool(host.cuda_driver(root)),
         gpus=gpus,
         unserved=_unserved(devices),
+        exposed=tuple(_exposed(tokens, ray_folder)),
     )
 
 
@@ -109,8 +125,25 @@ def _try_lock(path: Path) -> LockState:
             return LockState.FREE if is_free else LockState.HELD
     except FileNotFoundError:
         return LockState.FREE
-    except OSError:
+    except HostLockError:
         return LockState.REFUSED
+
+
+def _lock_fault(path: Path) -> str:
+    try:
+        os.close(open_lock(path))
+    except FileNotFoundError:
+        return ""
+    except HostLockError as error:
+        return str(error)
+    return ""
+
+
+def _confinement() -> Trial | str:
+    try:
+        return try_confinement()
+    except AgentError as error:
+        return str(error)
 
 
 def _counters(root: Path, cores: Collection[int]) -> _Counters:
@@ -194,3 +227,20 @@ def _free_bytes(store: Path) -> int:
         return shutil.disk_usage(place).free
     except OSError:
         return -1
+
+
+def _exposed(tokens: Iterable[Path], ray_folder: Path | None) -> Iterator[tuple[str, str, str]]:
+    for path in tokens:
+        try:
+            read_private(path)
+        except FileNotFoundError:
+            continue
+        except NotPrivateError as error:
+            yield str(error.path), error.fault, error.cure
+    try:
+        found = ray_folder.lstat() if ray_folder is not None else None
+    except OSError:
+        return
+    if found is not None and found.st_uid == os.geteuid() and found.st_mode & 0o002:
+        cure = f"run: ray stop; rm -r {ray_folder} and start Ray with --temp-dir as docs/cluster.md says"
+        yield str(ray_folder), "every user may replace the sockets and files of Ray in it", cure

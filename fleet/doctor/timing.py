@@ -123,9 +123,9 @@ def _neighbours(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
     if state.timing_lock is LockState.REFUSED:
         yield Finding(
             level=Level.ERROR,
-            what=f"the host's timing lock {state.timing_lock_path} cannot be opened",
-            why="another user's fleet made it, and nothing may be timed without it",
-            do="start the fleet as that user, or have that user stop and remove the file",
+            what=f"the host's timing lock {state.timing_lock_path} cannot be used",
+            why=f"nothing may be timed without it, and {state.timing_lock_fault}",
+            do="have that user, or root, remove what has its name",
         )
 
 

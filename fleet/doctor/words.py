@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from agents.confinement_trial import Trial
+
 # TVM as this project is tested with it.
 TVM_VERSION = "0.27.0.post1"
 
@@ -41,7 +43,7 @@ class LockState(StrEnum):
 
     FREE = "free"
     HELD = "held"
-    #: This user may not open the file.
+    #: Its file cannot be used.
     REFUSED = "refused"
 
 
@@ -89,6 +91,10 @@ class HostState:
     interrupts: tuple[InterruptRate, ...] = ()
     timing_lock: LockState = LockState.FREE
     timing_lock_path: str = ""
+    #: Why it cannot be used, if so.
+    timing_lock_fault: str = ""
+    #: How far worker processes are confined, or why that could not be tried; empty if nobody looked.
+    confinement: Trial | str = ""
     #: Modules of `WANTED_MODULES` that are not installed.
     missing_modules: tuple[str, ...] = ()
     #: Where the dataset is kept, and the bytes free there; -1 if unknown.
@@ -100,6 +106,8 @@ class HostState:
     gpus: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     #: RPC devices that cannot be reached: device, and what `agents.rpc.served` says of it.
     unserved: tuple[tuple[str, str], ...] = ()
+    #: What other users could read or replace and must not: file or folder, what is wrong, and what to do.
+    exposed: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,10 @@ def write_autotvm(path: Path, name: str, source: Source) -> int:
             if record.dialect != "autotvm":
                 source.skipped[f"dialect {record.dialect}"] += 1
                 continue
-            key = json.loads(workload.module_json)
+            key = _key_of(workload)
+            if not {"name", "args"} <= key.keys():
+                source.skipped["its workload is none of AutoTVM's"] += 1
+                continue
             seen = _environment(record)
             value = {
                 "input": [_target(seen, source.spec), key["name"], key["args"], key.get("kwargs", {})],
@@ -141,22 +144,39 @@ def _ansor_version(record: Record) -> str:
     return str(seen.get("log_version", "")) if "imported" in seen else "v0.6"
 
 
+def _key_of(workload: Workload) -> Mapping[str, Any]:
+    """What stands for the module of an imported workload; empty where there is a module."""
+    try:
+        value = json.loads(workload.module_json)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _workload_key(record: Record, workload: Workload) -> str:
     """The key of Ansor's own workload; for others a digest and the extents of all arguments, as it has."""
-    if record.dialect == "ansor":
-        return json.dumps(json.loads(workload.module_json)["key"])
+    key = _key_of(workload).get("key")
+    if record.dialect == "ansor" and key is not None:
+        return json.dumps(key)
     extents = [extent for shape in workload.arg_shapes for extent in shape]
     return json.dumps([content_hash(workload.workload_id), *extents])
+
+
+def _count(target: Mapping[str, Any], name: str, otherwise: int) -> int:
+    """An option of a target as a number; targets of imported logs hold whatever a stranger wrote."""
+    found = target.get(name)
+    return found if type(found) is int and 0 < found <= _INT_MAX else otherwise
 
 
 def hardware_params(spec: DeviceSpec | None, descriptor: Descriptor | None) -> list[int]:
     """Ansor's eight hardware parameters of a device, with its defaults where nothing is known."""
     target: Mapping[str, Any] = {} if spec is None else spec.target
     if spec is not None and spec.family is Family.GPU:
-        warp = int(target.get("thread_warp_size", 32))
-        shared = int(target.get("max_shared_memory_per_block", 49152))
-        return [-1, 16, 64, shared, _INT_MAX, int(target.get("max_threads_per_block", 1024)), warp // 4, warp]
-    cores = int(target.get("num-cores", 1))
+        warp = _count(target, "thread_warp_size", 32)
+        shared = _count(target, "max_shared_memory_per_block", 49152)
+        threads = _count(target, "max_threads_per_block", 1024)
+        return [-1, 16, 64, shared, _INT_MAX, threads, warp // 4, warp]
+    cores = _count(target, "num-cores", 1)
     probed = descriptor.ansor_params if descriptor is not None else ()
     vector, line = (*probed[1:3], 0, 0)[:2]
     return [cores, vector or 64, line or 64, 0, 0, 0, 0, 0]
@@ -180,7 +200,9 @@ def _target(seen: Mapping[str, Any], spec: DeviceSpec | None) -> str:
 def target_text(target: Mapping[str, Any]) -> str:
     """Write a target in the form of those tools' time: `llvm -keys=cpu -mcpu=core-avx2`."""
     kind = str(target.get("kind", "llvm"))
-    keys = ",".join(target.get("keys", ())) or {"llvm": "cpu", "cuda": "cuda,gpu"}.get(kind, kind)
+    listed = target.get("keys")
+    told = ",".join(map(str, listed)) if isinstance(listed, list) else ""
+    keys = told or {"llvm": "cpu", "cuda": "cuda,gpu"}.get(kind, kind)
     words = [kind, f"-keys={keys}"]
     for name in sorted(target.keys() - {"kind", "keys", "host"}):
         value = target[name]

@@ -13,6 +13,8 @@ import json
 from pathlib import Path
 
 from agents.records import Outcome, Workload, WorkloadId, canonical_json
+from agents.trace_rules import TraceRefusedError, read_trace
+from agents.trust import claimed_id
 from fleet.errors import FleetError
 from fleet.interchange.export_files import text_lines
 from fleet.interchange.export_source import Source, has_module
@@ -56,11 +58,20 @@ def write_database(folder: Path, source: Source) -> int:
                 or record.workload_id not in indices
             ):
                 continue
+            try:
+                read_trace(record.trace)
+            except TraceRefusedError as error:
+                source.skipped[f"TVM is not to see its trace: {error.reason}"] += 1
+                continue
             secs = json.dumps([float(value) for value in record.run_secs])
             inner = f"[{record.trace},{secs},{target},{arguments[record.workload_id]}]"
             lines.write(f"[{indices[record.workload_id]},{inner}]\n")
             count += 1
             source.wrote(1)
+    if not count:
+        for path in (folder / WORKLOADS, folder / RECORDS):
+            path.unlink()
+        folder.rmdir()
     return count
 
 
@@ -83,7 +94,7 @@ def _indices(source: Source) -> dict[WorkloadId, int]:
 
 def _workload_line(workload: Workload) -> str:
     # TVM reads the hash as a decimal number and works it out again from the module.
-    name = str(int(workload.workload_id, 16))
+    name = str(int(claimed_id(workload.workload_id) or workload.workload_id, 16))
     text = workload.module_json.encode()
     packed = base64.b64encode(len(text).to_bytes(8, "little") + text).decode()
     return json.dumps([name, packed]) + "\n"

@@ -34,6 +34,8 @@ SCHEMA = pa.schema([*_DEVICE_FIELDS, *_WORKLOAD_FIELDS, ("counts", pa.bool_()), 
 
 #: A row group ends with this many bytes or rows: some MB for a reader to decode at once.
 _GROUP_BYTES = 32 << 20
+#: Largest number that the column of a workload's bytes holds: shapes of older imports are not bounded.
+_MOST_BYTES = 2**63 - 1
 _GROUP_ROWS = 1 << 16
 _TEXT_COLUMNS = [
     "device_id",
@@ -97,7 +99,7 @@ def _workload_columns(workloads: Mapping[WorkloadId, Workload]) -> dict[str, pa.
         "workload": [one.name for one in workloads.values()],
         "operator": [one.operator for one in workloads.values()],
         "flops": [one.flops for one in workloads.values()],
-        "bytes_moved": [one.bytes_moved for one in workloads.values()],
+        "bytes_moved": [min(one.bytes_moved, _MOST_BYTES) for one in workloads.values()],
         "arg_shapes": [canonical_json(one.arg_shapes) for one in workloads.values()],
         "arg_dtypes": [canonical_json(one.arg_dtypes) for one in workloads.values()],
     }

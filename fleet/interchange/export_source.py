@@ -86,7 +86,7 @@ def has_module(workload: Workload) -> bool:
     """Whether a workload holds a TVM module; that of an imported log may name its origin instead."""
     try:
         value = json.loads(workload.module_json)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and "dialect" not in value
 

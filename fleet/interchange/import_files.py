@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fleet.errors import FleetError
 from fleet.interchange.log_lines import first_lines
+from fleet.terminal_text import visible
 
 #: File names (without suffixes) that say that the layout is DEVICE/NETWORK/TUNER: search methods of TVM.
 TUNERS = frozenset(
@@ -21,6 +22,10 @@ _SUFFIXES = (".gz", ".jsonl", ".json", ".log", ".txt")
 
 #: Lines of a file that are looked at to tell a log from something else.
 _LOOK_LINES = 20
+
+#: Files of one import at most, and characters of a network's name.
+MAX_FILES = 100_000
+_MAX_NETWORK = 128
 
 _TUNING, _WORKLOAD = "tuning_record", "workload"
 
@@ -53,15 +58,21 @@ def find_logs(paths: Sequence[Path], network: str = "") -> tuple[list[LogFile], 
     others: list[Path] = []
     for given in paths:
         if not given.exists():
-            raise FleetError(f"{given}: no such file or folder: nothing was imported")
+            raise FleetError(f"{visible(str(given))}: no such file or folder: nothing was imported")
+        if not (given.is_dir() or given.is_file()):
+            raise FleetError(f"{visible(str(given))} is no regular file: nothing was imported")
         for path in _walk(given):
+            if len(logs) + len(others) >= MAX_FILES:
+                raise FleetError(
+                    f"{visible(str(given))}: more than {MAX_FILES:,} files: import some folders at a time"
+                )
             if path != given and not _looks_like_log(path):
                 others.append(path)
                 continue
             log = LogFile(path=path, bytes=path.stat().st_size, network=network or network_of(path))
             logs.setdefault(path.resolve(), log)
     if not logs:
-        names = ", ".join(map(str, paths))
+        names = ", ".join(visible(str(path)) for path in paths)
         raise FleetError(f"{names}: holds no log of Ansor, AutoTVM or MetaSchedule: nothing was imported")
     return list(logs.values()), others
 
@@ -70,17 +81,33 @@ def _walk(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            found = Path(folder) / name
-            if not name.startswith(".") and found.is_file():
-                yield found
+    # By hand: `os.walk` calls itself for every level, and a folder may have thousands.
+    waiting = [str(path)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as listed:
+                entries = sorted((one for one in listed if not one.name.startswith(".")), key=_name)
+        except OSError:
+            continue
+        yield from (found for found in (Path(one.path) for one in entries) if found.is_file())
+        folders = [one.path for one in entries if one.is_dir(follow_symlinks=False)]
+        waiting += reversed(folders)
+
+
+def _name(entry: os.DirEntry[str]) -> str:
+    return entry.name
 
 
 def network_of(path: Path) -> str:
     """Name of the folder where the file is named after a tuner, as in DEVICE/NETWORK/TUNER.jsonl.gz."""
-    return path.absolute().parent.name if stem_of(path) in TUNERS else ""
+    name = path.absolute().parent.name if stem_of(path) in TUNERS else ""
+    return name if is_network(name) else ""
+
+
+def is_network(name: str) -> bool:
+    """Whether a text can be the name of a network: it is shown, and stored."""
+    return name.isprintable() and len(name) <= _MAX_NETWORK
 
 
 def stem_of(path: Path) -> str:
@@ -109,4 +136,4 @@ def workload_file(path: Path) -> Path | None:
     return None
 
 
-__all__ = ["LogFile", "find_logs", "network_of", "stem_of", "workload_file"]
+__all__ = ["LogFile", "find_logs", "is_network", "network_of", "stem_of", "workload_file"]

@@ -16,12 +16,12 @@ from typing import Any, Final
 from agents.records import DeviceId, Family, Workload
 from fleet.errors import FleetError
 from fleet.interchange.import_device import check_device_id, family_of, keep_device
-from fleet.interchange.import_files import LogFile, find_logs, workload_file
+from fleet.interchange.import_files import LogFile, find_logs, is_network, workload_file
 from fleet.interchange.import_journal import FileState, Journal
 from fleet.interchange.import_report import BLANK, COMMENT, WORKLOAD_LINE, ImportReport, LineCounts
 from fleet.interchange.import_rows import RowBatch
 from fleet.interchange.log_catalog import Catalog, Environment, LoggedWorkload, Measurement
-from fleet.interchange.log_json import Rejected, parse_line
+from fleet.interchange.log_json import NOT_JSON, Rejected, careful, is_garbage, parse_line
 from fleet.interchange.log_lines import LONG_LINE, LogLines, first_lines
 from fleet.interchange.read_ansor import AnsorReader
 from fleet.interchange.read_autotvm import AutoTvmReader
@@ -32,12 +32,16 @@ from fleet.interchange.read_meta_schedule import (
     read_workload_lines,
 )
 from fleet.store.store import Store
+from fleet.terminal_text import visible
 
 #: Dialects by name; `auto` takes each line for what it looks like.
 DIALECTS: Final = ("auto", "ansor", "autotvm", "meta_schedule")
 
 #: A longer line is a workload of a database, or not read.
 MAX_RECORD_BYTES: Final = 4 << 20
+
+#: Bytes of new workloads that wait for a commit at most.
+FRESH_BYTES: Final = 32 << 20
 
 #: Lines at the beginning of a file that are asked for its family.
 _LOOK_LINES = 50
@@ -79,6 +83,9 @@ class LineReader:
         Raises:
             Rejected: It is no measurement that can be kept.
         """
+        return careful(self._read, line, database)
+
+    def _read(self, line: bytes, database: Database) -> Measurement | None:
         value = parse_line(line)
         if type(value) is dict:
             if "input" in value:
@@ -117,6 +124,10 @@ def check_request(request: ImportRequest) -> FoundLogs:
     if request.dialect not in DIALECTS:
         raise FleetError(f"dialect {request.dialect!r} is not known; expected {', '.join(DIALECTS)}")
     check_device_id(request.device_id)
+    if not is_network(request.network):
+        raise FleetError(
+            f"network {request.network!r} cannot be used: expected up to 128 printable characters"
+        )
     return find_logs(request.paths, request.network)
 
 
@@ -165,6 +176,7 @@ class _Import:
         self._ending: dict[FileState, dict[str, Any]] = {}
         #: Workloads to store before the batch, with the networks that they were met in.
         self._fresh: dict[LoggedWorkload, set[str]] = {}
+        self._fresh_bytes = 0
         self._met: dict[LoggedWorkload, set[str]] = {}
         self._family: Family | None = family_of(store, request.devices_folder, self._device_id)
         self._family_from = f"device {self._device_id}"
@@ -208,7 +220,7 @@ class _Import:
                 except Rejected:
                     continue
                 if found is not None:
-                    self._check_family(found.environment, f"{log.path}:{number}")
+                    self._check_family(found.environment, f"{visible(str(log.path))}:{number}")
                     break
 
     def _check_family(self, environment: Environment, where: str) -> None:
@@ -236,10 +248,17 @@ class _Import:
                 try:
                     if type(line) is not bytes:
                         raise Rejected(str(line))
+                    # A compressed file may hold a million such lines in some kilobytes.
+                    if not line and BLANK in self._report.examples:
+                        counts.rejected[BLANK] += 1
+                        continue
+                    if is_garbage(line) and line[:1] != b"#" and NOT_JSON in self._report.examples:
+                        counts.rejected[NOT_JSON] += 1
+                        continue
                     self._line(line, database, log, counts)
                 except Rejected as reason:
                     self._reject(reason, log, counts)
-                if self._batch.is_full:
+                if self._batch.is_full or self._fresh_bytes >= FRESH_BYTES:
                     self._commit()
             self._tell(lines.position - position, log.path.name, counts.lines)
             position = lines.position
@@ -258,12 +277,15 @@ class _Import:
         if found is None:
             raise Rejected(WORKLOAD_LINE)
         if found.environment is not self._environment:
-            self._check_family(found.environment, f"{log.path}:{counts.lines}")
+            self._check_family(found.environment, f"{visible(str(log.path))}:{counts.lines}")
             self._meet(found.environment)
         networks = self._met.get(found.workload)
         if networks is None or (log.network and log.network not in networks):
             self._met.setdefault(found.workload, set()).add(log.network)
-            self._fresh.setdefault(found.workload, set()).add(log.network)
+            if found.workload not in self._fresh:
+                self._fresh[found.workload] = set()
+                self._fresh_bytes += found.workload.bytes
+            self._fresh[found.workload].add(log.network)
         self._batch.add(found)
         counts.dialects[found.workload.dialect] += 1
         counts.outcomes[found.result.outcome] += 1
@@ -297,8 +319,9 @@ class _Import:
             named = tuple((name, 1) for name in sorted(networks) if name)
             self._report.networks.update(name for name in networks if name)
             taken.append(replace(logged.workload, networks=named))
-            logged.forget_module()
+            logged.forget_content()
         self._fresh = {}
+        self._fresh_bytes = 0
         return taken
 
     def _tell(self, read: int, name: str, lines: int = 0) -> None:
@@ -310,6 +333,7 @@ class _Import:
 
 __all__ = [
     "DIALECTS",
+    "FRESH_BYTES",
     "MAX_RECORD_BYTES",
     "ImportRequest",
     "LineReader",

@@ -9,22 +9,22 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from agents.record_json import NO_MEMORY_LIMIT_GIB, protocol_to_json
 from agents.records import RECORD_SCHEMA, DeviceId, Protocol, canonical_json
+from agents.trust import IMPORTED
 from fleet.interchange.log_catalog import Measurement, framed
 from fleet.interchange.log_results import attempt_of
 from fleet.store.schema import FILE_SCHEMA, RECORD_ID_DIGITS
 
-#: `Record.origin` of everything that came from a log.
-ORIGIN: Final = "imported"
-
-#: Rows and bytes of traces in one commit at most.
+#: Rows in one commit at most, and bytes of what strangers may make long: traces, environments, costs.
 BATCH_ROWS = 32_768
 BATCH_BYTES = 48 << 20
+#: Bytes that one cost takes in memory: as it waits, as a column, and as it is written.
+_SECONDS_BYTES = 100
 
 #: Logs keep no time limits; the protocol needs numbers, so these are beyond any that was used.
 NO_TIME_LIMIT_SEC = 1e6
@@ -92,7 +92,7 @@ class RowBatch:
         self._record_ids.append(digest.hexdigest()[:RECORD_ID_DIGITS])
         self._candidate_ids.append(candidate_id)
         self._attempts.append(attempt)
-        self._bytes += len(trace)
+        self._bytes += len(trace) + len(environment.text) + _SECONDS_BYTES * len(result.run_secs)
 
     def take(self) -> pa.Table:
         """All rows as a table of `FILE_SCHEMA`; the batch is empty afterwards."""
@@ -115,7 +115,7 @@ class RowBatch:
             "timing_secs": [result.all_secs for result in results],
             "measured_at": [result.measured_at for result in results],
             "attempt": self._attempts,
-            "origin": _constant(ORIGIN, rows, "origin"),
+            "origin": _constant(IMPORTED, rows, "origin"),
             "model_version": _constant("", rows, "model_version"),
             "error": [result.error for result in results],
             "environment_id": _words(environments, lambda one: one.environment_id),
@@ -145,4 +145,4 @@ def _constant(value: Any, rows: int, name: str) -> pa.Array:
     return pa.repeat(pa.scalar(value, FILE_SCHEMA.field(name).type), rows)
 
 
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "NO_TIME_LIMIT_SEC", "ORIGIN", "RowBatch", "protocol_text"]
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "NO_TIME_LIMIT_SEC", "RowBatch", "protocol_text"]

@@ -11,13 +11,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from agents.records import Family, Workload, WorkloadId, canonical_json, content_hash
-from fleet.interchange.log_json import Rejected
+from fleet.interchange.log_json import Rejected, canonical_text
 from fleet.interchange.log_results import Result
 from fleet.interchange.log_targets import Machine
+from transfer.language.trace_text import MAX_TEXT
 
 #: Workloads and environments in one import at most: real logs have some thousands; each workload is a file.
 MAX_WORKLOADS = 50_000
 MAX_ENVIRONMENTS = 10_000
+
+#: Characters of the key of a workload without a module; real ones have some hundred, or some thousand where
+#: they hold schedule steps.
+MAX_KEY_CHARS = 1 << 16
+#: Characters of all workloads of one import: each is read again, whole, by whoever learns from the store.
+MAX_WORKLOAD_CHARS = 256 << 20
+#: Characters of one environment, and of all: an environment is written again for every row.
+MAX_ENVIRONMENT_CHARS = 1 << 14
+MAX_ENVIRONMENTS_CHARS = 8 << 20
+#: Bytes that an item of a shape takes in memory.
+_EXTENT_BYTES = 40
 
 #: Digits of a workload id.
 WORKLOAD_ID_DIGITS = 16
@@ -34,6 +46,12 @@ class LoggedWorkload:
     def __post_init__(self) -> None:
         self._prefix = hashlib.sha256(framed(self.workload.workload_id) + framed(self.dialect))
 
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory until it is stored."""
+        one = self.workload
+        return len(one.module_json) + _EXTENT_BYTES * sum(2 + len(shape) for shape in one.arg_shapes)
+
     def candidate_id(self, trace: str) -> str:
         """`agents.records.content_hash(workload_id, dialect, trace)`, the constant part hashed already."""
         digest = self._prefix.copy()
@@ -44,9 +62,9 @@ class LoggedWorkload:
         """Keep an estimate that was not there before."""
         self.workload = replace(self.workload, flops=flops)
 
-    def forget_module(self) -> None:
-        """Give the memory of the module back, once it is stored; modules may have some hundred KB."""
-        self.workload = replace(self.workload, module_json="")
+    def forget_content(self) -> None:
+        """Give memory back once it is stored; modules may have some hundred KB."""
+        self.workload = replace(self.workload, module_json="", name="", arg_shapes=(), arg_dtypes=())
 
 
 def framed(text: str) -> bytes:
@@ -87,6 +105,11 @@ class Catalog:
         self._workloads: dict[Hashable, LoggedWorkload] = {}
         self._by_id: dict[WorkloadId, LoggedWorkload] = {}
         self._environments: dict[Hashable, Environment] = {}
+        self._workload_chars = self._environment_chars = 0
+
+    def by_id(self, workload_id: WorkloadId) -> LoggedWorkload | None:
+        """A workload that was made under another key."""
+        return self._by_id.get(workload_id)
 
     def workload(self, key: Hashable, make: Callable[[], LoggedWorkload]) -> LoggedWorkload:
         """The workload that a reader knows under a key; made when it is new.
@@ -99,8 +122,18 @@ class Catalog:
             if len(self._workloads) >= MAX_WORKLOADS:
                 raise Rejected(f"more than {MAX_WORKLOADS:,} workloads")
             made = make()
-            found = self._workloads[key] = self._by_id.setdefault(made.workload.workload_id, made)
+            found = self._by_id.get(made.workload.workload_id)
+            if found is None:
+                found = self._by_id[made.workload.workload_id] = self._new(made)
+            self._workloads[key] = found
         return found
+
+    def _new(self, made: LoggedWorkload) -> LoggedWorkload:
+        self._workload_chars += len(made.workload.module_json)
+        if self._workload_chars > MAX_WORKLOAD_CHARS:
+            self._workload_chars -= len(made.workload.module_json)
+            raise Rejected("workloads take too much room", f"more than {MAX_WORKLOAD_CHARS:,} characters")
+        return made
 
     def environment(self, key: Hashable, make: Callable[[], tuple[dict[str, Any], Machine]]) -> Environment:
         """The environment that a reader knows under a key; made when it is new.
@@ -114,8 +147,38 @@ class Catalog:
                 raise Rejected(f"more than {MAX_ENVIRONMENTS:,} targets")
             value, machine = make()
             text = canonical_json(value)
+            if len(text) > MAX_ENVIRONMENT_CHARS:
+                raise Rejected("target is too long", f"{len(text):,} characters")
+            if self._environment_chars + len(text) > MAX_ENVIRONMENTS_CHARS:
+                raise Rejected(
+                    "targets take too much room", f"more than {MAX_ENVIRONMENTS_CHARS:,} characters"
+                )
+            self._environment_chars += len(text)
             found = self._environments[key] = Environment(text, content_hash("imported", text), machine)
         return found
+
+
+def check_key(key_text: str) -> str:
+    """Refuse the key of a workload that is longer than any.
+
+    Raises:
+        Rejected: It is.
+    """
+    if len(key_text) > MAX_KEY_CHARS:
+        raise Rejected("workload key is too long", f"{len(key_text):,} characters")
+    return key_text
+
+
+def checked_trace(value: Any) -> str:
+    """The canonical text of a schedule.
+
+    Raises:
+        Rejected: It is longer than what learning reads, or nested too deeply.
+    """
+    text = canonical_text(value)
+    if len(text) > MAX_TEXT:
+        raise Rejected("trace is too long", f"{len(text):,} characters")
+    return text
 
 
 def key_id(dialect: str, key_text: str) -> WorkloadId:
@@ -123,4 +186,13 @@ def key_id(dialect: str, key_text: str) -> WorkloadId:
     return WorkloadId(content_hash(dialect, key_text)[:WORKLOAD_ID_DIGITS])
 
 
-__all__ = ["Catalog", "Environment", "LoggedWorkload", "Measurement", "framed", "key_id"]
+__all__ = [
+    "Catalog",
+    "Environment",
+    "LoggedWorkload",
+    "Measurement",
+    "check_key",
+    "checked_trace",
+    "framed",
+    "key_id",
+]

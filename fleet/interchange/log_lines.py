@@ -5,20 +5,29 @@ Called by `fleet.interchange.import_logs`. It knows bytes and lines only, no JSO
 
 from __future__ import annotations
 
+import os
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from fleet.errors import FleetError
+from fleet.terminal_text import visible
+
 #: A longer line is dropped as it is read. Modules of databases reach some hundred KB, records some 20 KB.
 MAX_LINE_BYTES: Final = 32 << 20
 
 #: Bytes taken from the file, and decompressed, at once.
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 14
 _CHUNK_BYTES = 1 << 20
 #: Bytes looked at to tell what a file is.
 _LOOK_BYTES = 1 << 20
 _GZ_MAGIC = b"\x1f\x8b"
+#: A compressed file that unpacks to more than so many times its size is none of a log: those reach fifty. So
+#: many bytes are unpacked in any case.
+_MOST_RATIO = 128
+_FREE_BYTES = 4 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -44,6 +53,8 @@ class LogLines:
         self._path = path
         self._limit = max_line_bytes
         self._chunk = chunk_bytes
+        #: Bytes of the file that are still to be read: of one that grows, those that it had at first.
+        self._left = 0
         self.position = 0
         self.damage = ""
 
@@ -89,22 +100,27 @@ class LogLines:
         """Yield the decompressed bytes in pieces.
 
         Raises:
+            FleetError: It is no regular file: a pipe or a device may have no end.
             OSError: The file cannot be opened or read.
         """
-        with self._path.open("rb") as stream:
-            head = stream.read(_READ_BYTES)
-            self.position = len(head)
+        # A pipe that was put in the place of the file must not be waited for.
+        with os.fdopen(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            seen = os.fstat(stream.fileno())
+            if not stat.S_ISREG(seen.st_mode):
+                raise FleetError(f"{visible(str(self._path))} is no regular file: only those can be imported")
+            self._left = seen.st_size
+            head = self._read(stream, _READ_BYTES)
             if head.startswith(_GZ_MAGIC):
                 yield from self._inflated(stream, head)
                 return
             yield head
-            while chunk := stream.read(self._chunk):
-                self.position += len(chunk)
+            while chunk := self._read(stream, self._chunk):
                 yield chunk
 
     def _inflated(self, stream: BinaryIO, data: bytes) -> Iterator[bytes]:
         """Decompress members one after the other; a bomb grows by `_CHUNK_BYTES` at a time only."""
         inflater = zlib.decompressobj(wbits=31)
+        unpacked = 0
         while True:
             # zlib gives nothing of a call that fails, so a call is tried on a copy: what came before damage
             # within it can then be had byte by byte.
@@ -115,15 +131,21 @@ class LogLines:
                 self.damage = f"gz: {error}"
                 yield _up_to_damage(before, data)
                 return
+            unpacked += len(output)
+            if unpacked > max(_FREE_BYTES, _MOST_RATIO * self.position):
+                self.damage = (
+                    f"gz: it unpacks to over {_MOST_RATIO} times its size; unpack it first if it should"
+                )
+                return
             if output:
                 yield output
             if inflater.eof:
                 # Members follow each other; zeros may fill up the end.
-                data = inflater.unused_data.lstrip(b"\0") or self._read(stream).lstrip(b"\0")
+                data = inflater.unused_data.lstrip(b"\0") or self._read(stream, _READ_BYTES).lstrip(b"\0")
                 if not data:
                     return
                 if len(data) < len(_GZ_MAGIC):
-                    data += self._read(stream)
+                    data += self._read(stream, _READ_BYTES)
                 if not data.startswith(_GZ_MAGIC):
                     self.damage = "gz: something else follows the compressed data"
                     return
@@ -131,13 +153,14 @@ class LogLines:
             elif inflater.unconsumed_tail:
                 data = inflater.unconsumed_tail
             else:
-                data = self._read(stream)
+                data = self._read(stream, _READ_BYTES)
                 if not data and not output:
                     self.damage = "gz: the file ends too early"
                     return
 
-    def _read(self, stream: BinaryIO) -> bytes:
-        data = stream.read(_READ_BYTES)
+    def _read(self, stream: BinaryIO, count: int) -> bytes:
+        data = stream.read(min(count, self._left))
+        self._left -= len(data)
         self.position += len(data)
         return data
 

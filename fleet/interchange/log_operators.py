@@ -15,6 +15,11 @@ Shape = tuple[int, ...]
 #: Dimensions and extents that a tensor may have at most; others are not taken for tensors.
 _MAX_RANK = 16
 _MAX_EXTENT = 1 << 40
+#: Elements of a tensor at most: far beyond any memory, and the bytes of all arguments fit in 64 bits.
+_MAX_ELEMENTS = 1 << 48
+#: Arguments of a workload that are listed at most, and characters of a type.
+MAX_TENSORS = 64
+_MAX_DTYPE = 32
 
 
 class Operator(NamedTuple):
@@ -34,12 +39,17 @@ def shape_of(value: Any) -> Shape | None:
         return None
     if any(type(extent) is not int or not 0 < extent <= _MAX_EXTENT for extent in value):
         return None
-    return tuple(value)
+    return tuple(value) if math.prod(value) <= _MAX_ELEMENTS else None
+
+
+def is_dtype(value: Any) -> bool:
+    """Whether a value may be the name of a type."""
+    return type(value) is str and len(value) <= _MAX_DTYPE
 
 
 def tensor_of(value: Any) -> tuple[Shape, str] | None:
     """Shape and type of AutoTVM's `["TENSOR", shape, dtype]`; None where it is something else."""
-    if type(value) is not list or len(value) != 3 or value[0] != "TENSOR" or type(value[2]) is not str:
+    if type(value) is not list or len(value) != 3 or value[0] != "TENSOR" or not is_dtype(value[2]):
         return None
     shape = shape_of(value[1])
     return None if shape is None else (shape, value[2])
@@ -53,12 +63,14 @@ def autotvm_operator(function: str, args: Sequence[Any]) -> Operator:
     tensors = [found for found in map(tensor_of, args) if found is not None]
     shapes = tuple(shape for shape, _ in tensors)
     dtypes = tuple(dtype for _, dtype in tensors)
+    if len(tensors) > MAX_TENSORS:
+        return Operator(function)
     if len(tensors) >= 2 and tensor_of(args[0]) and tensor_of(args[1]):
         try:
             found = _with_output(function.split(".")[0].lower(), shapes, args)
         except (TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError):
             found = None
-        if found is not None:
+        if found is not None and math.prod(found[1]) <= _MAX_ELEMENTS:
             name, output, flops = found
             return Operator(name, (*shapes, output), (*dtypes, dtypes[0]), flops)
     return Operator(function, shapes, dtypes)

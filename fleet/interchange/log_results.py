@@ -17,6 +17,11 @@ from fleet.interchange.log_json import Rejected, shown
 #: From here on a cost is the mark of a failure: AutoTVM writes 1e9, Ansor and MetaSchedule 1e10 (seconds).
 FAILURE_MARK_SECS = 1e9
 
+#: No program runs for less; ratios of such seconds would leave the range of what is learnt from.
+LEAST_SECS = 1e-9
+#: Seconds of building and running together from which on they are none.
+MAX_ALL_SECS = 1e12
+
 #: Repeats kept at most; TenSet has up to 27.
 MAX_REPEATS = 10_000
 
@@ -88,6 +93,8 @@ def tuner_result(value: Any) -> Result:
     if type(error_no) is not int:
         raise Rejected("error_no is not a whole number", shown(error_no))
     all_secs = _seconds(all_secs, "all_cost")
+    if all_secs >= MAX_ALL_SECS:
+        raise Rejected("all_cost is out of range", shown(all_secs))
     at = _seconds(at, "timestamp")
     if at >= MAX_TIMESTAMP:
         raise Rejected("timestamp is out of range", shown(at))
@@ -135,6 +142,8 @@ def _costs(value: Any) -> tuple[float, ...]:
                 raise Rejected("not measured", "a cost of 0")
             if one < 0.0:
                 raise Rejected("a cost is negative", shown(one))
+        if one < LEAST_SECS:
+            raise Rejected("a cost is below a nanosecond", shown(one))
         if not one < math.inf:
             raise Rejected("a number is not finite", shown(one))
         costs.append(one)

@@ -6,6 +6,7 @@ TVM, which refuses the old `llvm -keys=cpu` form anyway.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ _FAMILIES = {
 _MAX_TEXT = 4096
 _MAX_THREADS = 1024
 _MAX_INT = 2**31 - 1
+
+_INTEGER = re.compile(r"-?[0-9]{1,10}")
 
 #: Options whose value is a list in a target's JSON.
 _LISTS = ("keys", "libs", "mattr")
@@ -71,7 +74,7 @@ def parse_target(value: Any) -> Target:
 def _option(name: str, text: str) -> Any:
     if name in _LISTS:
         return text.split(",")
-    if text.isascii() and text.lstrip("-").isdigit() and abs(int(text[:12])) <= _MAX_INT:
+    if _INTEGER.fullmatch(text) and abs(int(text)) <= _MAX_INT:
         return int(text)
     return text or True
 

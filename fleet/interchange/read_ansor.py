@@ -11,9 +11,16 @@ from typing import Any
 import orjson
 
 from agents.records import Workload, canonical_json
-from fleet.interchange.log_catalog import Catalog, LoggedWorkload, Measurement, key_id
-from fleet.interchange.log_json import Rejected, cache_key, canonical_text, shown
-from fleet.interchange.log_operators import shape_of
+from fleet.interchange.log_catalog import (
+    Catalog,
+    LoggedWorkload,
+    Measurement,
+    check_key,
+    checked_trace,
+    key_id,
+)
+from fleet.interchange.log_json import Rejected, cache_key, canonical_text, short_key, shown
+from fleet.interchange.log_operators import MAX_TENSORS, shape_of
 from fleet.interchange.log_results import tuner_result
 from fleet.interchange.log_targets import Machine, parse_target
 from transfer.language.ansor_steps import check_steps, check_text, main_stage_flops
@@ -56,17 +63,18 @@ class AnsorReader:
         result = tuner_result(value.get("r"))
         if type(key_text) is not str or type(task) is not list or not 2 <= len(task) <= 6:
             raise Rejected("task is not [workload key, target, ...]", shown(task))
-        trace = canonical_text(steps)
+        check_key(key_text)
+        trace = checked_trace(steps)
         if not check_text(trace) and (fault := check_steps(steps)):
             raise Rejected(fault, shown(steps))
-        workload = self._catalog.workload((DIALECT, key_text), lambda: _workload(key_text))
+        workload = self._catalog.workload((DIALECT, short_key(key_text)), lambda: _workload(key_text))
         if not workload.workload.flops:
             self._estimate(workload, steps)
         version = value.get("v", "")
         if type(version) is not str or len(version) > _MAX_VERSION:
             raise Rejected("v is not a text", shown(version))
         environment = self._catalog.environment(
-            (DIALECT, cache_key(task[1:]), version), lambda: _environment(task[1:], version)
+            (DIALECT, short_key(cache_key(task[1:])), version), lambda: _environment(task[1:], version)
         )
         return Measurement(workload, environment, trace, result)
 
@@ -90,7 +98,7 @@ def _workload(key_text: str) -> LoggedWorkload:
     is_digest = len(key[0]) == _MD5_DIGITS and all(digit in "0123456789abcdef" for digit in key[0])
     operator = DIALECT if is_digest else key[0]
     # Newer keys hold the shapes of all arguments, outputs last; older ones and named functions plain numbers.
-    shapes = [shape_of(one) for one in key[1:]]
+    shapes = [shape_of(one) for one in key[1:]] if len(key) <= MAX_TENSORS else [None]
     known = tuple(shape for shape in shapes if shape) if all(shapes) else ()
     rest = canonical_text(key[1:])[1:-1].replace(",", " ").replace('"', "")
     return LoggedWorkload(

@@ -8,8 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from agents.records import Workload, canonical_json
-from fleet.interchange.log_catalog import Catalog, LoggedWorkload, Measurement, key_id
-from fleet.interchange.log_json import Rejected, cache_key, canonical_text, shown
+from fleet.interchange.log_catalog import (
+    Catalog,
+    LoggedWorkload,
+    Measurement,
+    check_key,
+    checked_trace,
+    key_id,
+)
+from fleet.interchange.log_json import Rejected, cache_key, canonical_text, short_key, shown
 from fleet.interchange.log_operators import autotvm_operator, tensor_name
 from fleet.interchange.log_results import tuner_result
 from fleet.interchange.log_targets import Machine, parse_target
@@ -44,15 +51,17 @@ class AutoTvmReader:
             raise Rejected("input is not [target, function, args, kwargs]", shown(inputs))
         if fault := check_entity(entity):
             raise Rejected(fault, shown(entity))
-        workload = self._catalog.workload((DIALECT, cache_key(inputs[1:])), lambda: _workload(inputs))
+        workload = self._catalog.workload(
+            (DIALECT, short_key(cache_key(inputs[1:]))), lambda: _workload(inputs)
+        )
         target, version = inputs[0], value.get("tvm_version", "")
         if type(target) is not str or type(version) is not str or len(version) > _MAX_VERSION:
             raise Rejected("target or tvm_version is not a text", shown((target, version)))
         environment = self._catalog.environment(
-            (DIALECT, target, version),
+            (DIALECT, short_key(target), version),
             lambda: _environment(target, version, inputs[1]),
         )
-        return Measurement(workload, environment, canonical_text(entity), result)
+        return Measurement(workload, environment, checked_trace(entity), result)
 
 
 def _workload(inputs: list[Any]) -> LoggedWorkload:
@@ -64,12 +73,12 @@ def _workload(inputs: list[Any]) -> LoggedWorkload:
     key: dict[str, Any] = {"name": name, "args": args}
     if kwargs:
         key["kwargs"] = kwargs
-    key_text = canonical_text(key)
+    key_text = check_key(canonical_text(key))
     operator = autotvm_operator(name, args)
     shapes = operator.shapes
     workload = Workload(
         workload_id=key_id(DIALECT, key_text),
-        name=tensor_name(name, shapes) if shapes else f"{name} {canonical_text(args)}"[:100],
+        name=tensor_name(name, shapes)[:_MAX_NAME] if shapes else f"{name} {canonical_text(args)}"[:100],
         operator=operator.name,
         arg_shapes=shapes,
         arg_dtypes=operator.dtypes,

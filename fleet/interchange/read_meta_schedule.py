@@ -13,9 +13,33 @@ from collections.abc import Iterable
 from typing import Any
 
 from agents.records import Workload, WorkloadId, canonical_json, content_hash
-from fleet.interchange.log_catalog import Catalog, LoggedWorkload, Measurement, key_id
-from fleet.interchange.log_json import Rejected, cache_key, canonical_text, parse_line, shown
-from fleet.interchange.log_operators import Shape, block_operator, shape_of, tensor_name
+from agents.trust import imported_id
+from fleet.interchange.log_catalog import (
+    MAX_WORKLOADS,
+    Catalog,
+    LoggedWorkload,
+    Measurement,
+    check_key,
+    checked_trace,
+    key_id,
+)
+from fleet.interchange.log_json import (
+    Rejected,
+    cache_key,
+    canonical_text,
+    careful,
+    parse_line,
+    short_key,
+    shown,
+)
+from fleet.interchange.log_operators import (
+    MAX_TENSORS,
+    Shape,
+    block_operator,
+    is_dtype,
+    shape_of,
+    tensor_name,
+)
 from fleet.interchange.log_results import database_result
 from fleet.interchange.log_targets import Machine, parse_target
 from transfer.errors import TraceError
@@ -29,7 +53,8 @@ _MAX_INSTRUCTIONS = 10_000
 _INSTRUCTION = frozenset({(str, list, list, list)})
 #: Blocks are `GetBlock` to old versions, `GetSBlock` to new ones.
 _GET_BLOCK = ("GetBlock", "GetSBlock")
-_MAX_MODULES_BYTES = 256 << 20
+#: Bytes of all modules of one file, compressed.
+_MAX_MODULES_BYTES = 64 << 20
 
 
 class Database:
@@ -56,23 +81,36 @@ class Database:
         Raises:
             Rejected: It holds no module.
         """
+        if len(self._modules) >= MAX_WORKLOADS:
+            raise Rejected(f"more than {MAX_WORKLOADS:,} workloads")
         self._modules.append(None)
         entry = _module(value)
-        self._bytes += len(entry[1])
-        if self._bytes > _MAX_MODULES_BYTES:
+        if self._bytes + len(entry[1]) > _MAX_MODULES_BYTES:
             raise Rejected("modules take too much memory")
+        self._bytes += len(entry[1])
         self._modules[-1] = entry
 
-    def module(self, index: int) -> tuple[WorkloadId, str]:
-        """Id and module's text of one workload.
+    def workload_id(self, index: int) -> WorkloadId:
+        """Id of one workload.
 
         Raises:
             Rejected: The workload line is faulty or missing.
         """
+        return self._entry(index)[0]
+
+    def module(self, index: int) -> str:
+        """Module's text of one workload.
+
+        Raises:
+            Rejected: The workload line is faulty or missing.
+        """
+        return zlib.decompress(self._entry(index)[1]).decode()
+
+    def _entry(self, index: int) -> tuple[WorkloadId, bytes]:
         found = self._modules[index] if index < len(self._modules) else None
         if found is None:
             raise Rejected("its workload line is faulty or missing", f"workload {index}")
-        return found[0], zlib.decompress(found[1]).decode()
+        return found
 
 
 def read_workload_lines(lines: Iterable[object]) -> Database:
@@ -81,7 +119,7 @@ def read_workload_lines(lines: Iterable[object]) -> Database:
     for line in lines:
         try:
             if type(line) is bytes and line.strip():
-                database.add(parse_line(line))
+                careful(database.add, parse_line(line))
         except Rejected:
             continue
     return database
@@ -108,7 +146,8 @@ def _module(value: Any) -> tuple[WorkloadId, bytes]:
     module = parse_line(text)
     if type(module) is not dict or "nodes" not in module:
         raise Rejected("module is not TVM's JSON", shown(module))
-    return WorkloadId(f"{int(digits):016x}"), zlib.compress(text, 1)
+    # The stated hash is nobody's word but the log's, so it names no workload of ours.
+    return imported_id(int(digits), text.decode()), zlib.compress(text, 1)
 
 
 class MetaScheduleReader:
@@ -134,14 +173,16 @@ class MetaScheduleReader:
         trace, run_secs, target, args = record
         instructions = _checked_trace(trace)
         result = database_result(run_secs)
-        trace_text, args_key = canonical_text(trace), cache_key(args)
+        trace_text, args_key = checked_trace(trace), cache_key(args)
         if not database.has_workloads and not database.anchor:
             database.anchor = content_hash(trace_text, canonical_text(args))[:16]
-        key = (DIALECT, database.key, index, args_key)
+        key = (DIALECT, database.key, index, short_key(args_key))
         workload = self._catalog.workload(
-            key, lambda: _workload(database, index, args, _blocks(instructions))
+            key, lambda: _workload(self._catalog, database, index, args, _blocks(instructions))
         )
-        environment = self._catalog.environment((DIALECT, cache_key(target)), lambda: _environment(target))
+        environment = self._catalog.environment(
+            (DIALECT, short_key(cache_key(target))), lambda: _environment(target)
+        )
         self._check_readable(trace_text, workload.workload)
         return Measurement(workload, environment, trace_text, result)
 
@@ -177,14 +218,20 @@ def _blocks(instructions: list[Any]) -> list[str]:
     return [one[2][0] for one in instructions if one[0] in _GET_BLOCK and one[2] and type(one[2][0]) is str]
 
 
-def _workload(database: Database, index: int, args: Any, blocks: list[str]) -> LoggedWorkload:
+def _workload(
+    catalog: Catalog, database: Database, index: int, args: Any, blocks: list[str]
+) -> LoggedWorkload:
     shapes, dtypes = _arguments(args)
     operator = block_operator(blocks, shapes, dtypes)
     if database.has_workloads:
-        workload_id, module_json = database.module(index)
+        workload_id = database.workload_id(index)
+        known = catalog.by_id(workload_id)
+        if known is not None:
+            return known
+        module_json = database.module(index)
     else:
         key = {"database": database.anchor, "index": index, "args_info": args}
-        workload_id = key_id(DIALECT, canonical_text(key))
+        workload_id = key_id(DIALECT, check_key(canonical_text(key)))
         module_json = canonical_json({"dialect": DIALECT, **key})
     return LoggedWorkload(
         Workload(
@@ -203,11 +250,11 @@ def _workload(database: Database, index: int, args: Any, blocks: list[str]) -> L
 
 def _arguments(args: Any) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
     """Shapes and types of `[["TENSOR", dtype, shape], ...]`; empty if any of it is something else."""
-    if type(args) is not list:
+    if type(args) is not list or len(args) > MAX_TENSORS:
         return (), ()
     shapes, dtypes = [], []
     for one in args:
-        if type(one) is not list or len(one) != 3 or one[0] != "TENSOR" or type(one[1]) is not str:
+        if type(one) is not list or len(one) != 3 or one[0] != "TENSOR" or not is_dtype(one[1]):
             return (), ()
         shape = shape_of(one[2])
         if shape is None:

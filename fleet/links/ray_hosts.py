@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from agents.keeper import ProcessName, end_process, is_alive, oom_kills, shows_f
 from agents.messages import Message
 from agents.records import DeviceId
 from agents.requests import Request
+
+_LOG = logging.getLogger(__name__)
 
 #: How long the answer of another host is waited for, where it is only wanted for people to read.
 _TAIL_SECS = 1.0
@@ -136,14 +139,16 @@ class HostProcess:
         beat_secs: How often its agents say that they are alive.
         stderr_path: File of its host that gets what it prints.
         resource: Custom resource that it takes; None for none.
+        clock: Seconds in which this side ran.
 
     Attributes:
         keys: The agents that it holds.
         requests: What they are asked with the next `send`.
         call: The call out that fetches messages; None while there is none.
         name: The process, once it has answered.
-        began: When it was made, on the monotonic clock.
-        killed_at: When it was killed.
+        began: When it was made, by the clock.
+        killed_at: When it was killed, likewise.
+        is_host_gone: Whether it ended with its host.
     """
 
     def __init__(
@@ -155,6 +160,7 @@ class HostProcess:
         beat_secs: float,
         stderr_path: str,
         resource: str | None,
+        clock: Callable[[], float],
     ) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
@@ -164,10 +170,11 @@ class HostProcess:
         self.requests: list[Request] = []
         self.is_shared = is_shared
         self.name: ProcessName | None = None
-        self.began = time.monotonic()
+        self._clock = clock
+        self.began = clock()
         self.killed_at: float | None = None
         self._why = ""
-        self._is_host_gone = self._lacked_memory = False
+        self.is_host_gone = self._lacked_memory = False
         self._has_insisted = False
         self._node, self._stderr_path = node, stderr_path
         # Ready before it is needed: on a host that has gone wrong nothing starts any more.
@@ -193,7 +200,7 @@ class HostProcess:
         if self.requests and self.killed_at is None:
             self._actor.ask.remote(self.requests)
             self.requests = []
-        if self.call is None and time.monotonic() >= self._again_at:
+        if self.call is None and self._clock() >= self._again_at:
             self.call = self._actor.take.remote(self._taken, take_secs)
 
     def answer(self) -> tuple[list[Message], str | None]:
@@ -205,10 +212,10 @@ class HostProcess:
             answer = ray.get(call)
         except ray.exceptions.ActorUnavailableError:
             # Out of reach for a moment; an answer that was lost is given again.
-            self._again_at = time.monotonic() + _AGAIN_SECS
+            self._again_at = self._clock() + _AGAIN_SECS
             return [], None
         except ray.exceptions.RayActorError as error:
-            self._is_host_gone = _is_of_host(error)
+            self.is_host_gone = _is_of_host(error)
             self._lacked_memory = "low on memory" in str(error)
             return [], self._why or _cause(error)
         except ray.exceptions.RayTaskError as error:
@@ -227,18 +234,22 @@ class HostProcess:
         import ray
 
         if self.killed_at is None:
-            self.killed_at, self._why = time.monotonic(), why
+            self.killed_at, self._why = self._clock(), why
             ray.kill(self._actor, no_restart=True)
 
     def insist(self) -> None:
         """Have the kernel end a killed process that lives: stopped by a signal it does not hear Ray."""
         if self.name is None or self._has_insisted:
             return
-        self._has_insisted = True
-        if self._keeper is None:
-            end_process(self.name)
-        else:
+        if self._keeper is not None:
             self._keeper.end_process.remote(self.name)
+        else:
+            try:
+                end_process(self.name)
+            except OSError as error:
+                _LOG.warning("process %d cannot be ended yet: %s", self.name.pid, error)
+                return
+        self._has_insisted = True
 
     def close(self) -> Any:
         """Begin to end in order; returns the call to wait for."""
@@ -255,7 +266,7 @@ class HostProcess:
         """
         import ray
 
-        if self._is_host_gone:
+        if self.is_host_gone:
             return True
         if self._lacked_memory or shows_fault(tail):
             return False

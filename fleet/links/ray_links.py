@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from agents.device_cores import ELSEWHERE, quiet_cores
@@ -23,6 +23,7 @@ from fleet.errors import FleetError
 from fleet.links.asking import Asking
 from fleet.links.links import BEAT_SECS
 from fleet.links.ray_hosts import Cluster, HostProcess
+from fleet.ray_folder import RayFolder
 from fleet.ray_session import join_ray, resource_of, start_ray
 
 _LOG = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class RayLinks(Asking):
         replay_beat_secs: The same of a replay device.
         replay_per_process: Replay devices that share a process.
         idle_only: Devices whose agents say whether nobody else uses their hosts.
+        clock: Seconds in which this process ran: an agent must not be ended for a pause of ours.
 
     Raises:
         FleetError: Ray does not start, is not confined to loopback, or the cluster cannot be joined.
@@ -76,12 +78,14 @@ class RayLinks(Asking):
         replay_beat_secs: float = REPLAY_BEAT_SECS,
         replay_per_process: int = REPLAY_PER_PROCESS,
         idle_only: Collection[DeviceId] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = {spec.device_id: spec for spec in specs}
         self._spool_root, self._remote_spool_root = spool_root.absolute(), remote_spool_root
         self._protocol = protocol
         self._beat_secs, self._replay_beat_secs = beat_secs, replay_beat_secs
         self._replay_per_process, self._idle_only = replay_per_process, frozenset(idle_only)
+        self._clock = clock
         self._processes: list[HostProcess] = []
         self._places: dict[_Key, HostProcess] = {}
         self._news: list[Message] = []
@@ -89,12 +93,14 @@ class RayLinks(Asking):
         self._stops: dict[_Key, float] = {}
         self._usable = tuple(sorted(os.sched_getaffinity(0)))
         self._is_own = address is None
+        #: Of our own Ray.
+        self._folder: RayFolder | None = None
         self._look_again_at = 0.0
         self._quiet: tuple[int, ...] = ()
         self._spare_timing_cores()
         try:
             if address is None:
-                start_ray({}, len(self._usable))
+                self._folder = start_ray({}, len(self._usable))
             else:
                 join_ray(address)
             self._cluster = Cluster(is_own=self._is_own)
@@ -116,6 +122,7 @@ class RayLinks(Asking):
                     key,
                     f"no living host of the cluster offers {resource_of(spec.device_id)}; its host offers it "
                     f"with `ray start --address ... --resources '{{\"{resource_of(spec.device_id)}\": 1}}'`",
+                    is_host_gone=True,
                 )
                 return
             node = found
@@ -132,6 +139,7 @@ class RayLinks(Asking):
                 beat_secs=self._replay_beat_secs if is_replay else self._beat_secs,
                 stderr_path=f"{root}/{name}.stderr",
                 resource=None if self._is_own or is_replay else resource_of(spec.device_id),
+                clock=self._clock,
             )
             self._processes.append(process)
         process.keys.add(key)
@@ -160,7 +168,7 @@ class RayLinks(Asking):
             return
         process.requests.append(Stop(device_id=device_id, incarnation=incarnation, kill=kill))
         if kill:
-            self._stops.setdefault(key, time.monotonic() + _STOP_SECS)
+            self._stops.setdefault(key, self._clock() + _STOP_SECS)
 
     def poll(self, timeout_secs: float) -> list[Message]:
         """See `Links`. What was asked since the last call is sent now.
@@ -195,7 +203,7 @@ class RayLinks(Asking):
                 process.insist()
         self._processes.clear()
         self._places.clear()
-        self._cluster.leave()
+        self._leave()
         pin_process(self._usable)
 
     def pids(self) -> dict[_Key, int]:
@@ -242,18 +250,24 @@ class RayLinks(Asking):
         for process in list(self._processes):
             process.insist()
             self._end(process, f"Ray broke down: {why}", is_blameless=True)
-        self._cluster.leave()
-        start_ray({}, len(self._usable))
+        self._leave()
+        self._folder = start_ray({}, len(self._usable))
         self._cluster = Cluster(is_own=True)
 
+    def _leave(self) -> None:
+        self._cluster.leave()
+        if self._folder is not None:
+            self._folder.close()
+
     def _look_at_clocks(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for process in list(self._processes):
             if process.killed_at is None:
                 if process.name is None and now > process.began + _START_SECS:
                     process.kill(f"its process was not ready in {_START_SECS:g} s")
             elif now > process.killed_at + _KILL_SECS:
-                self._end(process, f"its end could not be seen in {_KILL_SECS:g} s: its host is out of reach")
+                reason = f"its end could not be seen in {_KILL_SECS:g} s: its host is out of reach"
+                self._end(process, reason, is_host_gone=True)
             elif now > process.killed_at + _INSIST_SECS:
                 process.insist()
         for key, deadline in list(self._stops.items()):
@@ -261,7 +275,9 @@ class RayLinks(Asking):
                 del self._stops[key]
                 self._places[key].kill("a replay device of its process did not stop when told to")
 
-    def _end(self, process: HostProcess, reason: str, *, is_blameless: bool = False) -> None:
+    def _end(
+        self, process: HostProcess, reason: str, *, is_blameless: bool = False, is_host_gone: bool = False
+    ) -> None:
         """A process is no more, or out of reach: so are its agents."""
         self._processes.remove(process)
         was_asked = process.killed_at is not None
@@ -274,8 +290,16 @@ class RayLinks(Asking):
         if process.keys and not was_asked and not is_blameless:
             # Our raylet takes its agents with it, and it may be a moment until that is looked for.
             is_blameless = self._cluster.broken() is not None or process.is_blameless(tail)
+        is_host_gone = is_host_gone or process.is_host_gone
         for key in sorted(process.keys):
-            self._gone(key, reason, tail, was_asked=was_asked, is_blameless=is_blameless)
+            self._gone(
+                key,
+                reason,
+                tail,
+                was_asked=was_asked,
+                is_blameless=is_blameless,
+                is_host_gone=is_host_gone,
+            )
         process.keys.clear()
 
     def _gone(
@@ -286,6 +310,7 @@ class RayLinks(Asking):
         *,
         was_asked: bool = False,
         is_blameless: bool = False,
+        is_host_gone: bool = False,
     ) -> None:
         self._forget(key)
         self._news.append(
@@ -296,6 +321,7 @@ class RayLinks(Asking):
                 stderr_tail=tail,
                 was_asked=was_asked,
                 is_blameless=is_blameless,
+                is_host_gone=is_host_gone,
             )
         )
 

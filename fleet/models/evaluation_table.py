@@ -19,9 +19,9 @@ _COLUMNS = ("device", "top-1 90 %", "top-5 90 %", "sum-1", "sum-5", "pairs", "ta
 
 def print_evaluation(found: Evaluation) -> None:
     """Print it on standard output."""
-    from rich.console import Console
+    from fleet.terminal_console import TerminalConsole
 
-    say = Console().print
+    say = TerminalConsole().print
     comparison = found.comparison
     rows: list[tuple[str, ...]] = []
     for device_id in comparison.device_ids:

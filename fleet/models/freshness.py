@@ -24,7 +24,7 @@ from transfer.intervals import Estimate
 
 #: Origins of records that no model chose and that are first measurements: what a model likes is a narrow
 #: range of candidates, in which any order looks bad.
-UNGUIDED = frozenset({"random", "paired", "evolved", "imported"})
+UNGUIDED = frozenset({"random", "paired", "evolved", "imported", "derived"})
 #: Newest fresh records of a device that make its window.
 WINDOW = 768
 #: Workloads with `fleet.refresh.decisions.LEAST_RANKED` of them that tell something at least.

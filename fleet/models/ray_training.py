@@ -65,7 +65,7 @@ def train_with_workers(
     shutil.rmtree(folder / _RESULT, ignore_errors=True)
     shutil.rmtree(folder / _DATA, ignore_errors=True)
     dataset.save(folder / _DATA)
-    start_ray({}, max(len(os.sched_getaffinity(0)), workers))
+    ray_folder = start_ray({}, max(len(os.sched_getaffinity(0)), workers))
     # Not before: Ray reads how it is to be confined when it is first imported.
     import ray
 
@@ -81,6 +81,7 @@ def train_with_workers(
         _run(settings, workers, folder, use_gpu=_on_gpu(config))
     finally:
         ray.shutdown()
+        ray_folder.close()
         shutil.rmtree(folder / _DATA, ignore_errors=True)
     return _read_result(folder / _RESULT)
 

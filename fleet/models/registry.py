@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 
 from agents.records import DeviceId
+from agents.spool_frames import make_folder
 from fleet.durable import fsync, write_durably
 from fleet.models.names import version_number
 from fleet.models.registry_file import (
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 KEEP = 8
 _LOCK = "registry.lock"
 _LOCK_SECS = 60.0
-#: What a killed writer left is cleared away after this time: by then nobody can be writing it any more.
-_LEFTOVER_SECS = 3600.0
 
 
 class Registry(RegistryReader):
@@ -235,7 +234,7 @@ class Registry(RegistryReader):
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Be the only one to change anything; clear away what killed ones left."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         lock = filelock.FileLock(self.folder / _LOCK, timeout=_LOCK_SECS)
         try:
             lock.acquire()
@@ -250,11 +249,10 @@ class Registry(RegistryReader):
             lock.release()
 
     def _clear_leftovers(self) -> None:
-        long_ago = time.time() - _LEFTOVER_SECS
+        # Whoever writes such files holds the lock, which is ours now: nobody is at work on any of them.
         for pattern in (".*.part", f".{CHAMPIONS}.*.tmp"):
             for path in self.folder.glob(pattern):
-                if path.stat().st_mtime < long_ago:
-                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def _commit(
         self, state: State, champions: Mapping[DeviceId, Champion], changes: Iterable[Change]

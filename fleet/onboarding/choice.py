@@ -51,21 +51,27 @@ def siblings_of(
 
 
 def pools_of(
-    store: Store, siblings: CollectionOf[DeviceId], samples: int
+    store: Store, siblings: CollectionOf[DeviceId], samples: int, *, live: bool = False
 ) -> tuple[dict[WorkloadId, list[Candidate]], bool]:
     """Candidates to choose among by workload, and whether none of them is of a held-out workload.
 
     The dataset of the onboarding may have workloads beside these, those of the fingerprint, and with them
     enough that the rule holds out some of which samples are chosen here: these would be paid for nothing.
 
+    Args:
+        store: Where the records are.
+        siblings: Whose candidates.
+        samples: How many are asked for.
+        live: For a live device, which measures candidates of our own only (`fleet.collection.trust`).
+
     Raises:
         FleetError: Siblings have measured fewer candidates than samples asked for.
     """
     known = store.workloads()
     limit = max(_LEAST_POOL, math.ceil(_POOL_SHARE * samples / max(1, len(known))))
-    pools = known_candidates(store, siblings, limit)
+    pools = known_candidates(store, siblings, limit, live=live)
     if sum(map(len, pools.values())) < samples:
-        pools = known_candidates(store, siblings, samples)
+        pools = known_candidates(store, siblings, samples, live=live)
     kept_out = held_out(known[workload_id] for workload_id in pools)
     open_pools = {one: pool for one, pool in pools.items() if one not in kept_out}
     # What is held out teaches nothing: samples of it would be spent in vain.
@@ -75,7 +81,8 @@ def pools_of(
     if there < samples:
         raise FleetError(
             f"{samples} samples are asked for, but the siblings {', '.join(siblings)} have measured {there} "
-            "candidates; ask for at most that many, or run `fleet collect` first"
+            f"candidates{' of our own' if live else ''}; ask for at most that many, or run `fleet collect` "
+            "first"
         )
     return pools, False
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Workload, WorkloadId
+from agents.trust import is_live
 from fleet.collection.collect import Collection
 from fleet.errors import FleetError
 from fleet.ray_session import RaySession
@@ -44,7 +45,7 @@ def measure_fingerprint(
             for one in drawn
         ]
     if any(pool.values()):
-        store.put_workloads(workloads)
+        store.put_workloads(workloads, own=is_live(spec))
         collection.measure({spec.family: pool}, workloads)
     programs = {one.candidate_id for several in pool.values() for one in several}
     return from_records(spec.device_id, store.records(device_id=spec.device_id), programs)

@@ -19,7 +19,10 @@ from agents.records import (
     DeviceId,
     DeviceSpec,
     Outcome,
+    Workload,
+    WorkloadId,
 )
+from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.jobs import SPOOL
@@ -76,7 +79,7 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
     with Store.open(path, create=False) as store, display.live():
         siblings = siblings_of(store, target, spec.family, source.device_ids, str(manifest["version"]))
         with clock.part("choose"):
-            pools, holds_out = pools_of(store, siblings, samples)
+            pools, holds_out = pools_of(store, siblings, samples, live=is_live(spec))
         with clock.part("probe"):
             session = RaySession([spec], path.parent / SPOOL)
         with session:
@@ -94,8 +97,7 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
                 few = choose(before, target, pools, measured, settings, source)
             support = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
             with clock.part("measure"):
-                known = store.workloads()
-                collection.measure({spec.family: few}, [known[workload_id] for workload_id in few])
+                collection.measure({spec.family: few}, _given(collection, few))
         outcomes = _outcomes(store, target, support)
         snapshot = _with_target(store, siblings, spec, descriptor)
     strategy = _Kept(
@@ -131,6 +133,21 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
             remember(models.parent / CURVES, device, point)
     result["seconds"] = clock.parts
     return result
+
+
+def _given(collection: Collection, few: CollectionOf[WorkloadId]) -> list[Workload]:
+    """The workloads of the chosen candidates.
+
+    Raises:
+        FleetError: The module of one may be of others.
+    """
+    found = collection.stored_workloads(few)
+    if missing := sorted(set(few) - found.keys()):
+        raise FleetError(
+            f"the programs of {len(missing)} of {len(few)} chosen workloads, {missing[0]} first, may be of "
+            "others, and no known network has them: collect on a live sibling once more, then onboard"
+        )
+    return [found[one] for one in few]
 
 
 class _Kept:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ class RefreshChild:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        #: Why it was ended by force; empty if it was not.
+        self._ended_for = ""
         self._folder = Path(request.folder)
         before = _read(self._folder)
         if before is None or before.request_id != request.request_id:
@@ -76,9 +79,16 @@ class RefreshChild:
         """Its exit code, negative for a signal; None while it runs."""
         return self._process.poll()
 
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
+    @property
+    def was_given_up(self) -> bool:
+        """Whether it was ended for a fault of its own: the same request would only come to the same."""
+        return bool(self._ended_for)
+
+    def give_up(self, reason: str) -> None:
+        """End it and what it started at once, because the request cannot be done."""
+        self._ended_for = reason
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def stop(self, timeout_secs: float) -> None:
         """Ask it to end, and end it where it does not."""
@@ -102,7 +112,9 @@ class RefreshChild:
     def failure(self) -> str:
         """How it ended, with the end of its standard error."""
         code = self._process.poll()
-        if code is not None and code < 0:
+        if self._ended_for:
+            how = self._ended_for
+        elif code is not None and code < 0:
             how = f"its process was ended by signal {-code}"
         else:
             how = "its process was stopped" if code == STOPPED else f"its process ended with code {code}"
@@ -114,14 +126,16 @@ class RefreshChild:
 
     def forget(self) -> None:
         """Drop what was kept of the request: the next one begins anew."""
-        (self._folder / REQUEST).unlink(missing_ok=True)
+        # What cannot be deleted, as on a disk that became read-only, is gone on with: its run is known then.
+        with suppress(OSError):
+            (self._folder / REQUEST).unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def forget_if_hopeless(self) -> None:
-        """Drop a request that failed by itself, or whose process was killed so often that it may be why."""
+        """Drop a request that failed or was given up, or was killed so often that it may be why."""
         code = self._process.poll()
         was_ended = code is not None and (code < 0 or code == STOPPED)
-        if not was_ended or tried(self._folder) >= ATTEMPTS:
+        if self.was_given_up or not was_ended or tried(self._folder) >= ATTEMPTS:
             self.forget()
 
 

@@ -48,8 +48,8 @@ class RefreshSettings:
     #: New records of a device before its champion is looked at again, and least seconds between two looks.
     watch_records: int = 256
     watch_secs: float = 120.0
-    #: A refresh that takes longer is ended.
-    most_secs: float = 6 * 3600.0
+    #: A training, or a look, that takes longer is ended and counts as failed.
+    deadline_secs: float = 6 * 3600.0
 
 
 @dataclass(slots=True)
@@ -73,7 +73,8 @@ class Refresher:
         store: Folder of the store.
         folder: Folder of its own, for requests and what killed ones leave.
         settings: How refreshes run.
-        clock: Gives Unix seconds.
+        clock: Gives the seconds that events carry and waits go by.
+        wall: Gives Unix seconds, for stamps.
     """
 
     def __init__(
@@ -83,14 +84,16 @@ class Refresher:
         folder: Path,
         settings: RefreshSettings | None = None,
         clock: Callable[[], float] = time.time,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._registry = registry
         self._store = store
         self._folder = folder
         self._settings = settings or RefreshSettings()
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._child: RefreshChild | None = None
-        self._since = 0.0
+        #: When the process was started, and the same for people.
+        self._since = self._since_wall = 0.0
         self._watching = _Watching()
         self._events: list[Event] = []
         #: Serial of the last change of champions that was told; None before any was.
@@ -141,8 +144,15 @@ class Refresher:
         if child is not None and child.poll() is not None:
             self._child = None
             self._ended(child)
-        elif child is not None and self._clock() - self._since > self._settings.most_secs:
-            child.kill()
+        elif (
+            child is not None
+            and self._clock() - self._since > self._settings.deadline_secs
+            and not child.was_given_up
+        ):
+            secs = self._settings.deadline_secs
+            child.give_up(
+                f"it was not done after {secs:,.0f} s, its deadline (daemon.training_deadline_secs)"
+            )
         elif child is None and self._clock() >= self._watching.next_at:
             self._look()
         self._tell_changes()
@@ -163,7 +173,7 @@ class Refresher:
         return {
             "state": names[None if request is None else request.kind],
             "family": "" if request is None else request.family,
-            "since": None if request is None else self._since,
+            "since": None if request is None else self._since_wall,
             "reasons": [] if request is None else list(request.reasons),
             "last": self._last,
             "last_look": self._last_look,
@@ -190,14 +200,14 @@ class Refresher:
 
     def _launch(self, request: Request) -> None:
         self._child = RefreshChild(request)
-        self._since = self._clock()
+        self._since, self._since_wall = self._clock(), self._wall()
 
     def _ended(self, child: RefreshChild) -> None:
         now, answer, family = self._clock(), child.answer(), child.request.family
         if child.request.kind == "watch":
             self._looked(answer, child)
         elif answer is not None:
-            self._last = {"at": now, "ok": True, **answer}
+            self._last = {"at": self._wall(), "ok": True, **answer}
             # What was published comes before the end of the training that published it.
             self._tell_changes()
             version, text = str(answer.get("version", "")), str(answer.get("text", ""))
@@ -205,8 +215,9 @@ class Refresher:
             child.forget()
         else:
             reason = child.failure()
-            self._last = {"at": now, "ok": False, "family": family, "text": reason}
-            self._events.append(TrainingFailed(at_secs=now, family=family, reason=reason))
+            self._last = {"at": self._wall(), "ok": False, "family": family, "text": reason}
+            failed = TrainingFailed(at_secs=now, family=family, reason=reason, is_hopeless=child.was_given_up)
+            self._events.append(failed)
             child.forget_if_hopeless()
         self._watching.next_at = now + self._settings.watch_secs
 
@@ -227,15 +238,15 @@ class Refresher:
         try:
             self._launch(replace(request, device_ids=tuple(map(str, chosen))))
         except OSError as error:
-            self._last_look = {"at": self._clock(), "error": str(error)}
+            self._last_look = {"at": self._wall(), "error": str(error)}
             watching.next_at = self._clock() + self._settings.watch_secs
 
     def _looked(self, answer: dict[str, Any] | None, child: RefreshChild) -> None:
         now = self._clock()
         if answer is None:
-            self._last_look = {"at": now, "error": child.failure()}
+            self._last_look = {"at": self._wall(), "error": child.failure()}
             return
-        self._last_look = {"at": now, **answer}
+        self._last_look = {"at": self._wall(), **answer}
         alarmed = self._watching.alarmed
         for device_id, one in answer["looks"].items():
             if one["freshness"] != Freshness.STALE:

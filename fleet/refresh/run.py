@@ -62,7 +62,7 @@ def run_refresh(request: Request) -> dict[str, Any]:
         FleetError: There is nothing to learn from, or the store or the registry cannot be used.
         TransferError: Training failed.
     """
-    started = time.time()
+    started = time.monotonic()
     registry = Registry(Path(request.models))
     reader = Store.read(Path(request.store))
     folder = Path(request.folder)
@@ -122,7 +122,7 @@ def run_refresh(request: Request) -> dict[str, Any]:
         "workloads": len(dataset.workload_ids),
         "train_secs": about["train_secs"],
         "resumed_epochs": about["resumed_epochs"],
-        "secs": time.time() - started,
+        "secs": time.monotonic() - started,
     }
 
 

@@ -145,7 +145,7 @@ def run_demo(specs: Sequence[DeviceSpec], folder: Path, settings: DemoSettings, 
             with clock.part("start"):
                 known.register()
             with clock.part("propose"):
-                listed = session.call(sources[0].device_id, "network_workloads", list(NETWORKS))
+                listed = known.network_workloads(NETWORKS)
                 workloads = choose_workloads(
                     listed, count=settings.workloads, min_flops=_MIN_FLOPS, max_flops=_MAX_FLOPS
                 )

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fleet.report.values import DeviceSummary, HeadScore, Report
 from fleet.report.words import headline, known, label, labels, percent
+from fleet.terminal_console import TerminalConsole
 
 #: Shown in a cell where there is no number: the words would not fit at 80 columns.
 ABSENT = "-"
@@ -37,7 +38,7 @@ def print_summary(report: Report, page: Path | None = None, console: Console | N
         page: Where `report.html` lies, named last; left out where it was not written.
         console: Where to print; standard output by default.
     """
-    console = console or Console(highlight=False)
+    console = console or TerminalConsole()
     if report.devices:
         console.print(_table(report))
         console.print(Text(_legend(report)))

@@ -10,10 +10,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,15 +25,27 @@ from agents.records import (
     WorkloadId,
     as_json_dict,
     canonical_json,
+    content_hash,
 )
+from agents.trust import is_imported
 from fleet.durable import fsync, write_all_durably
 from fleet.errors import StoreError
 
 #: Layout of the files in both folders. 1: first published layout.
 CATALOG_SCHEMA = 1
 
+#: Key of the sum of all else in a line.
+_SUM = "sum"
+
 #: Workloads that are made durable at once: their modules are held in memory until then.
 WRITE_TOGETHER = 64
+
+#: Keys beside a workload: an agent of ours has made its module; others, or nobody knows who, had stored one
+#: under its id before, so records under it may have come with a log.
+_OWN, _CLAIMED = "own", "claimed"
+
+#: All keys that a line of either folder has.
+_KEYS = {"schema", "workload", "spec", "descriptor", "stored_at", _OWN, _CLAIMED, _SUM}
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -67,10 +79,16 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
-def put_workloads(folder: Path, workloads: Iterable[Workload]) -> int:
+def put_workloads(folder: Path, workloads: Iterable[Workload], *, own: bool) -> int:
     """Keep each module once; the networks of a workload known before are joined.
 
+    One of our own takes the place of one that only claims its id, and nothing of others changes ours.
     Durable in groups: after an error some may be kept, each whole.
+
+    Args:
+        folder: Of the workloads.
+        workloads: To keep.
+        own: Whether agents of ours made their modules; see `read_workloads`.
 
     Returns:
         How many workloads were new.
@@ -84,31 +102,95 @@ def put_workloads(folder: Path, workloads: Iterable[Workload]) -> int:
             waiting = {}
         if path.exists():
             known = _read_workload(path)
-            networks = tuple(sorted({**dict(known.networks), **dict(workload.networks)}.items()))
-            if networks == known.networks:
+            if known.is_own and not own:
                 continue
-            workload = replace(known, networks=networks)
+            networks = tuple(sorted({**dict(known.workload.networks), **dict(workload.networks)}.items()))
+            if networks == known.workload.networks and known.is_own is own:
+                continue
+            # A module that is ours is better than any that was there before.
+            takes_place = own and not known.is_own
+            workload = replace(workload if takes_place else known.workload, networks=networks)
+            marks = {_OWN: own, _CLAIMED: takes_place or known.is_claimed}
         else:
             new += 1
+            marks = {_OWN: own, _CLAIMED: False}
         # Tuples of texts and numbers all the way down: JSON as it is, without the copies of `as_json_dict`.
-        waiting[path] = _text("workload", {one.name: getattr(workload, one.name) for one in fields(workload)})
+        named = {one.name: getattr(workload, one.name) for one in fields(workload)}
+        told = {name: True for name, is_so in marks.items() if is_so}
+        waiting[path] = _text({"schema": CATALOG_SCHEMA, "workload": named, **told})
     write_all_durably(waiting)
     return new
 
 
-def read_workloads(folder: Path) -> dict[WorkloadId, Workload]:
-    """All workloads by id, sorted by id."""
-    found = [_read_workload(path) for path in sorted(folder.glob("[!.]*.json"))]
-    return {workload.workload_id: workload for workload in found}
+def read_workloads(
+    folder: Path, wanted: Iterable[str] | None = None, *, only_own: bool = False
+) -> dict[WorkloadId, Workload]:
+    """Workloads by id, sorted by id.
+
+    Args:
+        folder: Of the workloads.
+        wanted: Only those of these that are there; all if None.
+        only_own: Leave out those whose module may be of others. Files of earlier versions do not say whose
+            theirs is, so they count as others' until an agent lists the workload again.
+    """
+    if wanted is None:
+        paths = sorted(folder.glob("[!.]*.json"))
+    else:
+        paths = [folder / f"{one}.json" for one in sorted(set(wanted)) if _NAME.fullmatch(one)]
+    found = [_read_workload(path) for path in paths if path.exists()]
+    return {one.workload.workload_id: one.workload for one in found if one.is_own or not only_own}
 
 
-def _text(key: str, value: Mapping[str, Any]) -> bytes:
-    return (canonical_json({"schema": CATALOG_SCHEMA, key: value}) + "\n").encode()
+def doubtful_workloads(folder: Path, wanted: Collection[WorkloadId] | None = None) -> set[WorkloadId]:
+    """Ids, such as ours have, under which records may have come with a log: all that are not surely ours.
+
+    Args:
+        folder: Of the workloads.
+        wanted: Only of these; of all if None.
+    """
+    if wanted is None:
+        paths = [path for path in folder.glob("[!.]*.json") if not is_imported(path.stem)]
+    else:
+        paths = [path for one in wanted if (path := folder / f"{one}.json").exists()]
+    found = [_read_workload(path) for path in paths]
+    return {one.workload.workload_id for one in found if one.is_claimed or not one.is_own}
 
 
-def _read_workload(path: Path) -> Workload:
+def _text(value: Mapping[str, Any]) -> bytes:
+    """One line of JSON with a sum of all that it says; files of earlier versions have none."""
+    return (canonical_json({**value, _SUM: _sum(value)}) + "\n").encode()
+
+
+def _sum(value: Mapping[str, Any]) -> str:
+    return content_hash(canonical_json({key: one for key, one in value.items() if key != _SUM}))
+
+
+def sum_fault(line: str) -> str:
+    """What is wrong with the sum of a line of one of these files; empty where it holds or there is none."""
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        return ""
+    # A changed bit in the name of the sum itself would make a line look as if it had none.
+    if value.keys() - _KEYS:
+        return f"it has keys that no line has: {sorted(value.keys() - _KEYS)}"
+    if value.get(_SUM, _sum(value)) == _sum(value):
+        return ""
+    return "its sum is another one: a bit has changed since it was written"
+
+
+class _Stored(NamedTuple):
+    """A workload with its marks."""
+
+    workload: Workload
+    is_own: bool
+    is_claimed: bool
+
+
+def _read_workload(path: Path) -> _Stored:
     value = _entry(path, path.read_text())
-    return _valid(_WORKLOAD, value.get("workload"), path)
+    workload = _valid(_WORKLOAD, value.get("workload"), path)
+    is_own = value.get(_OWN) is True and not is_imported(workload.workload_id)
+    return _Stored(workload, is_own, value.get(_CLAIMED) is True)
 
 
 def _entry(path: Path, text: str) -> dict[str, Any]:
@@ -162,7 +244,7 @@ def put_device(folder: Path, spec: DeviceSpec, descriptor: Descriptor | None) ->
     before = path.stat().st_size if path.exists() else 0
     with path.open("ab", buffering=0) as stream:
         try:
-            data = (canonical_json(value) + "\n").encode()
+            data = _text(value)
             written = stream.write(data)
             if written != len(data):
                 stream.write(data[written:])
@@ -188,33 +270,38 @@ def _drop_torn_line(path: Path) -> None:
 
 def read_device(path: Path) -> list[DeviceEntry]:
     """The history of one device, oldest first; a torn last line does not count."""
-    text = path.read_text()
-    entries = []
-    for line in text.split("\n")[:-1]:
-        value = _entry(path, line)
-        seen = value.get("descriptor")
-        entries.append(
-            DeviceEntry(
-                spec=_valid(_SPEC, value.get("spec"), path),
-                descriptor=None if seen is None else _valid(_DESCRIPTOR, seen, path),
-                stored_at=float(value.get("stored_at", 0.0)),
-            )
-        )
-    return entries
+    return [_device_entry(path, line) for line in path.read_text().split("\n")[:-1]]
+
+
+def _device_entry(path: Path, line: str) -> DeviceEntry:
+    value = _entry(path, line)
+    seen = value.get("descriptor")
+    return DeviceEntry(
+        spec=_valid(_SPEC, value.get("spec"), path),
+        descriptor=None if seen is None else _valid(_DESCRIPTOR, seen, path),
+        stored_at=float(value.get("stored_at", 0.0)),
+    )
 
 
 def read_devices(folder: Path) -> dict[DeviceId, DeviceEntry]:
-    """The last entry of each device, sorted by device."""
-    histories = [read_device(path) for path in sorted(folder.glob("[!.]*.jsonl"))]
-    return {history[-1].spec.device_id: history[-1] for history in histories if history}
+    """The last entry of each device, sorted by device; however long its history is, one line is parsed."""
+    found: dict[DeviceId, DeviceEntry] = {}
+    for path in sorted(folder.glob("[!.]*.jsonl")):
+        lines = path.read_text().rsplit("\n", 2)[-2:]
+        if len(lines) == 2:  # the end of the text is no line
+            entry = _device_entry(path, lines[0])
+            found[entry.spec.device_id] = entry
+    return found
 
 
 __all__ = [
     "DeviceEntry",
     "check_name",
+    "doubtful_workloads",
     "put_device",
     "put_workloads",
     "read_device",
     "read_devices",
     "read_workloads",
+    "sum_fault",
 ]

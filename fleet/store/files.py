@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
-from fleet.store.log import DataFile, add_action, delta_errors
+from fleet.store.log import DataFile, add_action, version_of
 from fleet.store.schema import DICTIONARY_COLUMNS, FILE_SCHEMA, STATISTICS_COLUMNS, read_batches
+from fleet.store.sums import SUM_TAG, file_sum
 
 #: Rows of one Parquet row group: what a reader must decode at least.
 ROW_GROUP_ROWS = 2048
@@ -126,12 +125,14 @@ def _write(folder: Path, new: NewFile, *, data_change: bool) -> Written:
                 rows += table.num_rows
                 times = pc.min_max(table.column("measured_at")).as_py()
                 first, last = min(first, times["min"]), max(last, times["max"])
+        tags = {SUM_TAG: file_sum(absolute)}
     except BaseException:
         absolute.unlink(missing_ok=True)
         raise
     file = DataFile(path=path, device_id=new.device_id, rows=rows, bytes=absolute.stat().st_size)
     measured = (first, last) if math.isfinite(first) and math.isfinite(last) else None
-    return Written(file=file, action=add_action(file, data_change=data_change, measured=measured))
+    action = add_action(file, data_change=data_change, measured=measured, tags=tags)
+    return Written(file=file, action=action)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -213,26 +214,55 @@ def chunks(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFi
         yield group
 
 
-def stamp_dead(folder: Path, files: Iterable[DataFile]) -> None:
-    """Note on the files themselves when they died: `delete_unused` counts their age from here."""
+def stamp_dead(folder: Path, files: Iterable[DataFile], now: float) -> None:
+    """Note on the files themselves when they died: `delete_unused` counts their age from here.
+
+    Args:
+        folder: The table.
+        files: Those that the next commit will no longer name.
+        now: By `fleet.store.store_time`.
+    """
     for file in files:
-        os.utime(folder / file.path)
+        os.utime(folder / file.path, (now, now))
 
 
-def forget_old_commits(folder: Path) -> None:
-    """Delete commits that a checkpoint stands in for, once they are older than the table's options say.
+def forget_old_commits(folder: Path, version: int) -> None:
+    """Delete commits and checkpoints that no version from a given one on needs.
+
+    deltalake would go by the dates of the files, and so by the wall clock.
+
+    Args:
+        folder: The table.
+        version: Oldest version that must stay.
 
     Raises:
-        StoreError: The table cannot be read, or the disk failed.
+        StoreError: The disk failed.
     """
-    with delta_errors("deleting old commits", folder), disk_errors("deleting old commits", folder):
-        DeltaTable(folder).cleanup_metadata()
+    log = folder / "_delta_log"
+    with disk_errors("deleting old commits", folder):
+        checkpoints = [path for path in log.glob("*.checkpoint.parquet") if version_of(path) <= version]
+        first = max((version_of(path) for path in checkpoints if _is_readable(path)), default=0)
+        commits = [path for path in log.glob("*.json") if path.stem.isdigit()]
+        for path in (*commits, *checkpoints):
+            if version_of(path) < first:
+                path.unlink()
+
+
+def _is_readable(checkpoint: Path) -> bool:
+    try:
+        pq.read_metadata(checkpoint)
+    except (pa.ArrowException, OSError):
+        return False
+    return True
 
 
 def delete_unused(
-    folder: Path, named: Callable[[str], Iterable[DataFile]], retention_hours: float
+    folder: Path,
+    named: Callable[[str], Iterable[DataFile]],
+    clock: Callable[[], float],
+    retention_secs: float,
 ) -> Iterator[int]:
-    """Delete files that are in no version since some hours, one device with each `next`.
+    """Delete files that are in no version since some time, one device with each `next`.
 
     deltalake would list all files at once, and go by whole hours and the age of the file; here the time since
     it went out of use counts.
@@ -240,7 +270,8 @@ def delete_unused(
     Args:
         folder: The table.
         named: Gives the files of a device in the newest version.
-        retention_hours: How long they have been dead at least.
+        clock: Gives the time of `fleet.store.store_time`.
+        retention_secs: How long they have been dead at least.
 
     Yields:
         How many files of a device were deleted, for each device that had any.
@@ -250,14 +281,22 @@ def delete_unused(
     """
     for partition in sorted(folder.glob(f"{_PARTITION}*")):
         kept = {folder / file.path for file in named(partition.name.removeprefix(_PARTITION))}
-        before = time.time() - retention_hours * 3600
+        now = clock()
         with disk_errors("deleting old files", partition):
             others = [path for path in partition.glob("*.parquet") if path not in kept]
-            dead = [path for path in others if path.stat().st_mtime <= before]
+            dead = [path for path in others if _dead_since(path, now) <= now - retention_secs]
             for path in dead:
                 path.unlink()
         if dead:
             yield len(dead)
+
+
+def _dead_since(path: Path, now: float) -> float:
+    """When a file out of use died. One from the future was dated by another clock: its age begins now."""
+    at = path.stat().st_mtime
+    if at > now:
+        os.utime(path, (now, now))
+    return min(at, now)
 
 
 def lost_tables(folder: Path, named: Iterable[DataFile]) -> Iterator[tuple[str, pa.Table]]:

@@ -11,20 +11,19 @@ do not add up, a run that is damaged) and the ids are read from the data files i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fleet.durable import fsync, write_durably
+from fleet.store.changes import DamagedError, StaleError, changes_since, commit_hash
 from fleet.store.ids import ID_BYTES, IdRun, RecordIds
 from fleet.store.log import Snapshot, commit_path
 
@@ -81,7 +80,7 @@ class IdIndex:
         index = cls(root / IDS, table)
         try:
             fresh = index._load(snapshot)
-        except _StaleError as error:
+        except StaleError as error:
             if (index.folder / INDEX).exists():
                 _LOG.info("%s: the ids are read from the records: %s", table, error)
             index.ids.load(read(file.path for file in snapshot.files))
@@ -123,8 +122,8 @@ class IdIndex:
             value = {
                 "schema": INDEX_SCHEMA,
                 "version": snapshot.version,
-                "commit": _hash(commit_path(self.table, snapshot.version)),
-                "rows": sum(file.rows for file in snapshot.files),
+                "commit": commit_hash(commit_path(self.table, snapshot.version)),
+                "rows": snapshot.rows,
                 "runs": [{"file": name, "ids": len(run), "crc32": crc} for run, name, crc in kept],
             }
             write_durably(self.folder / INDEX, (json.dumps(value) + "\n").encode())
@@ -159,24 +158,24 @@ class IdIndex:
         try:
             value = json.loads((self.folder / INDEX).read_text())
             if value["schema"] != INDEX_SCHEMA:
-                raise _StaleError(f"the index has layout {value['schema']}")
+                raise StaleError(f"the index has layout {value['schema']}")
             version, rows = int(value["version"]), int(value["rows"])
             files = [(str(run["file"]), int(run["ids"]), int(run["crc32"])) for run in value["runs"]]
         except FileNotFoundError as error:
-            raise _StaleError("there is no index") from error
+            raise StaleError("there is no index") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _StaleError(f"the index is damaged: {error}") from error
-        commit = _hash(commit_path(self.table, version))
+            raise StaleError(f"the index is damaged: {error}") from error
+        commit = commit_hash(commit_path(self.table, version))
         if version > snapshot.version or not commit or commit != value.get("commit"):
-            raise _StaleError(f"version {version} of the table is not the one that the index holds")
-        fresh, added = _since(self.table, version, snapshot.version)
-        if rows + added != sum(file.rows for file in snapshot.files):
-            raise _StaleError("the counts of the records do not add up")
-        runs = [(_checked(self.folder, *one), one[0], one[2]) for one in files]
+            raise StaleError(f"version {version} of the table is not the one that the index holds")
+        changes = changes_since(self.table, version, snapshot.version)
+        if rows + sum(changes.new_rows.values()) != snapshot.rows:
+            raise StaleError("the counts of the records do not add up")
+        runs = [(checked_run(self.folder, *one), one[0], one[2]) for one in files]
         self._files = {id(run): (run, name, crc) for run, name, crc in runs}
         self.ids = RecordIds(run for run, _, _ in runs)
         self.saved_version, self.saved_ids = version, len(self.ids)
-        return fresh
+        return changes.fresh
 
     def _sweep(self) -> None:
         """Delete runs that the index does not name: left by a kill, or joined into others since."""
@@ -188,31 +187,24 @@ class IdIndex:
             path.unlink(missing_ok=True)
 
 
-class _StaleError(Exception):
-    """The index does not tell what the table holds; the message says why."""
+def checked_run(folder: Path, name: str, ids: int, crc: int) -> IdRun:
+    """Read a run once for its sum, then map it.
 
-
-def _hash(path: Path) -> str:
-    """Hash of a commit; empty for one that is gone: upkeep deletes old ones."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
-def _checked(folder: Path, name: str, ids: int, crc: int) -> IdRun:
+    Raises:
+        DamagedError: It is not what the index says.
+    """
     path = folder / name
     found = 0
     try:
         if Path(name).name != name or path.stat().st_size != ids * ID_BYTES:
-            raise _StaleError(f"{name} has another length than the index says")
+            raise DamagedError(f"{name} has another length than the index says")
         with path.open("rb") as stream:
             while chunk := stream.read(_CHUNK):
                 found = zlib.crc32(chunk, found)
     except OSError as error:
-        raise _StaleError(f"{name} cannot be read: {error}") from error
+        raise DamagedError(f"{name} cannot be read: {error}") from error
     if found != crc:
-        raise _StaleError(f"{name} is damaged")
+        raise DamagedError(f"{name} is damaged")
     return _mapped(path, ids)
 
 
@@ -223,53 +215,4 @@ def _mapped(path: Path, ids: int) -> IdRun:
     return IdRun(halves[0], halves[1])
 
 
-def _since(table: Path, version: int, newest: int) -> tuple[list[str], int]:
-    """Follow the commits after a version.
-
-    Returns:
-        The data files of the newest version that hold all rows that came since, perhaps among older ones; and
-        how many rows came.
-    """
-    fresh: dict[str, None] = {}
-    rows = 0
-    for number in range(version + 1, newest + 1):
-        added, removed = _actions(commit_path(table, number))
-        gone = {str(one["path"]) for one in removed}
-        if any(one.get("dataChange", True) for one in removed):
-            raise _StaleError(f"version {number} of the table took records out")
-        held_fresh = not gone.isdisjoint(fresh)
-        for path in gone:
-            fresh.pop(path, None)
-        for one in added:
-            is_new = bool(one.get("dataChange", True))
-            if is_new:
-                rows += _rows(one)
-            if is_new or held_fresh:
-                fresh[str(one["path"])] = None
-    return list(fresh), rows
-
-
-def _actions(path: Path) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
-    added, removed = [], []
-    try:
-        for line in path.read_text().splitlines():
-            action = json.loads(line)
-            if "add" in action:
-                added.append(action["add"])
-            elif "remove" in action:
-                removed.append(action["remove"])
-        return added, removed
-    except (OSError, ValueError, TypeError) as error:
-        raise _StaleError(f"commit {path.name} cannot be followed: {error}") from error
-
-
-def _rows(add: dict[str, Any]) -> int:
-    try:
-        if add.get("deletionVector"):
-            raise _StaleError(f"{add['path']} has a deletion vector")
-        return int(json.loads(add["stats"])["numRecords"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise _StaleError(f"a commit does not say how many rows {add.get('path')} has") from error
-
-
-__all__ = ["IDS", "INDEX", "IdIndex"]
+__all__ = ["IDS", "INDEX", "IdIndex", "checked_run"]

@@ -6,6 +6,7 @@ Only `fleet.store.store` calls it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import filelock
@@ -73,7 +74,9 @@ def _holder(folder: Path) -> str:
 def release(folder: Path, lock: filelock.BaseFileLock) -> None:
     """Let another process write; doing it twice does no harm."""
     if lock.is_locked:
-        (folder / HOLDER).unlink(missing_ok=True)
+        # On a disk that became read-only it stays, and names a process that is gone: it is for people only.
+        with suppress(OSError):
+            (folder / HOLDER).unlink(missing_ok=True)
         lock.release()
 
 

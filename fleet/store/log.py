@@ -16,7 +16,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,8 @@ from fleet.store.schema import SCHEMA_KEY, STORE_SCHEMA, TABLE_SCHEMA
 #: In `commitInfo`: how many actions the commit has, so that a commit cut at the end of a line shows.
 ACTIONS_KEY = "tensorFleetActions"
 
-#: How long deltalake keeps commits that a checkpoint covers, and upkeep keeps data files no longer in use.
+#: How long upkeep keeps commits that a checkpoint covers, and data files no longer in use; by
+#: `fleet.store.store_time`.
 RETENTION_HOURS = 7 * 24
 
 #: Ends the name of a damaged file that was set aside.
@@ -68,6 +69,11 @@ class Snapshot:
     files: tuple[DataFile, ...]
     #: Layout of the store that the table had then.
     layout: int
+
+    @property
+    def rows(self) -> int:
+        """Records in it."""
+        return sum(file.rows for file in self.files)
 
 
 def create_table(folder: Path) -> None:
@@ -109,13 +115,20 @@ def commit_path(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
-def add_action(file: DataFile, *, data_change: bool, measured: tuple[float, float] | None) -> dict[str, Any]:
+def add_action(
+    file: DataFile,
+    *,
+    data_change: bool,
+    measured: tuple[float, float] | None,
+    tags: Mapping[str, str],
+) -> dict[str, Any]:
     """Say that a file belongs to the table from now on.
 
     Args:
         file: The file, already on the disk.
         data_change: False if it only holds rows of files that the same commit removes.
         measured: First and last `measured_at` in it, if known.
+        tags: What else the log says of it.
     """
     stats: dict[str, Any] = {"numRecords": file.rows}
     if measured is not None:
@@ -129,6 +142,7 @@ def add_action(file: DataFile, *, data_change: bool, measured: tuple[float, floa
             "modificationTime": time.time_ns() // 1_000_000,
             "dataChange": data_change,
             "stats": json.dumps(stats),
+            "tags": dict(tags),
         }
     }
 
@@ -250,9 +264,14 @@ def version_of(path: Path) -> int:
     return int(path.name.split(".")[0])
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a table, newest first."""
+    return sorted((folder / "_delta_log").glob("*.checkpoint.parquet"), reverse=True)
+
+
 def last_checkpoint(folder: Path) -> int:
     """Version of the newest checkpoint; -1 if there is none."""
-    return max(map(version_of, (folder / "_delta_log").glob("*.checkpoint.parquet")), default=-1)
+    return max(map(version_of, checkpoints(folder)), default=-1)
 
 
 def torn_commit(folder: Path) -> Path | None:
@@ -267,10 +286,11 @@ def torn_commit(folder: Path) -> Path | None:
     last = max(commits)
     if last_checkpoint(folder) >= version_of(last):
         return None
-    return None if _is_whole(last) else last
+    return None if is_whole(last) else last
 
 
-def _is_whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
+    """Whether a commit says all that it was written to say."""
     try:
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         names = [next(iter(action)) for action in actions]
@@ -295,7 +315,7 @@ def repair(folder: Path) -> list[str]:
     notes: list[str] = []
     for leftover in log.glob(".*.tmp"):
         leftover.unlink()
-    for checkpoint in sorted(log.glob("*.checkpoint.parquet"), reverse=True):
+    for checkpoint in checkpoints(folder):
         try:
             pq.read_table(checkpoint)
             break
@@ -332,15 +352,18 @@ __all__ = [
     "DataFile",
     "Snapshot",
     "add_action",
+    "checkpoints",
     "commit",
     "commit_path",
     "create_table",
     "delta_errors",
     "is_table",
+    "is_whole",
     "last_checkpoint",
     "load_snapshot",
     "remove_action",
     "repair",
     "settle",
     "torn_commit",
+    "version_of",
 ]

@@ -15,9 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
+from agents.trust import IMPORTED, claimed_id
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
-from fleet.store.catalog import DeviceEntry, check_name, read_device, read_devices, read_workloads
+from fleet.store.catalog import (
+    DeviceEntry,
+    check_name,
+    doubtful_workloads,
+    read_device,
+    read_devices,
+    read_workloads,
+)
 from fleet.store.log import Snapshot, delta_errors, load_snapshot
 from fleet.store.schema import (
     BATCH_ROWS,
@@ -33,6 +41,9 @@ RECORDS, WORKLOADS, DEVICES = "records", "workloads", "devices"
 
 #: Rows that are decoded at once where only short columns are read.
 _SHORT_ROWS = 65_536
+
+#: Of files by their paths below the table, pieces of their rows: first row, and how many.
+RowParts = Mapping[str, Sequence[tuple[int, int]]]
 
 #: Column that tells which version of the project wrote a row.
 _LAYOUT = "schema"
@@ -73,6 +84,16 @@ class StoreReader:
         """Version of the records table that this reader shows; keep it to read the same again."""
         return self._snapshot.version
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """The files of that version."""
+        return self._snapshot
+
+    @property
+    def rows(self) -> int:
+        """How many records that version has."""
+        return self._snapshot.rows
+
     def records(
         self,
         device_id: str | None = None,
@@ -106,6 +127,7 @@ class StoreReader:
         *,
         device_ids: Collection[str] | None = None,
         version: int | None = None,
+        parts: RowParts | None = None,
     ) -> Iterator[tuple[DeviceId, pa.RecordBatch]]:
         """Yield some columns of the records, in the order of `records`, without making a `Record` of any row.
 
@@ -116,6 +138,7 @@ class StoreReader:
             names: Columns of `fleet.store.schema.FILE_SCHEMA`.
             device_ids: Only of these devices; of all if None.
             version: The table as it was at this version; this reader's own if None.
+            parts: Only these rows; all if None.
 
         Yields:
             A device, and 1 to `fleet.store.schema.BATCH_ROWS` of its rows with exactly these columns in this
@@ -128,7 +151,7 @@ class StoreReader:
         unknown = sorted(set(names) - set(FILE_SCHEMA.names))
         if unknown:
             raise StoreError(f"records have no column {unknown[0]!r}; known: {', '.join(FILE_SCHEMA.names)}")
-        for device, batch in self._batches(tuple({*names, _LAYOUT}), device_ids, version):
+        for device, batch in self._batches(tuple({*names, _LAYOUT}), device_ids, version, parts=parts):
             for layout in pc.unique(batch.column(_LAYOUT)).to_pylist():
                 check_layout(device, layout)
             columns = [
@@ -137,10 +160,42 @@ class StoreReader:
             ]
             yield DeviceId(device), pa.RecordBatch.from_arrays(columns, names=list(names))
 
-    def workloads(self) -> dict[WorkloadId, Workload]:
-        """All workloads by id."""
+    def workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
+        """Workloads by id.
+
+        Args:
+            wanted: Only those of these that are there; all if None. An import may have brought thousands.
+        """
         with disk_errors("reading the workloads", self._path):
-            return read_workloads(self._path / WORKLOADS)
+            return read_workloads(self._path / WORKLOADS, wanted)
+
+    def own_workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
+        """Workloads by id whose modules agents of ours have made: TVM may be given these and no others.
+
+        Args:
+            wanted: Only those of these that are there; all if None.
+        """
+        with disk_errors("reading the workloads", self._path):
+            return read_workloads(self._path / WORKLOADS, wanted, only_own=True)
+
+    def has_imported_workloads(self, wanted: Collection[WorkloadId]) -> bool:
+        """Whether any record may be of an imported workload that claims to be one of ours.
+
+        Args:
+            wanted: Ids of workloads of ours.
+        """
+        with disk_errors("reading the workloads", self._path):
+            names = [path.stem for path in (self._path / WORKLOADS).glob(f"{IMPORTED}-*.json")]
+        return any(claimed_id(one) in wanted for one in names) or bool(self.doubtful_workloads(wanted))
+
+    def doubtful_workloads(self, wanted: Collection[WorkloadId] | None = None) -> set[WorkloadId]:
+        """Ids, such as our own workloads have, under which records may have come with a log.
+
+        Args:
+            wanted: Only of these; of all if None.
+        """
+        with disk_errors("reading the workloads", self._path):
+            return doubtful_workloads(self._path / WORKLOADS, wanted)
 
     def devices(self) -> dict[DeviceId, DeviceEntry]:
         """The last thing known of each device, by device."""
@@ -156,9 +211,8 @@ class StoreReader:
     def counts(self) -> dict[DeviceId, DeviceCounts]:
         """Count the records of each device that has any, sorted by device."""
         found: dict[DeviceId, DeviceCounts] = {}
-        for device, batches in groupby(
-            self._batches(("outcome", "measured_at"), rows=_SHORT_ROWS), key=lambda pair: pair[0]
-        ):
+        every = self._batches(("outcome", "measured_at"), rows=_SHORT_ROWS)
+        for device, batches in groupby(every, key=lambda pair: pair[0]):
             by_outcome: dict[str, int] = {}
             first, last = float("inf"), float("-inf")
             for _, batch in batches:
@@ -195,6 +249,7 @@ class StoreReader:
         device_ids: Collection[str] | None = None,
         version: int | None = None,
         rows: int = BATCH_ROWS,
+        parts: RowParts | None = None,
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield (device, up to so many rows) with some columns, a few MB at a time."""
         snapshot = self._snapshot
@@ -204,8 +259,12 @@ class StoreReader:
         for file in sorted(snapshot.files, key=lambda file: (file.device_id, file.path)):
             if device_ids is not None and file.device_id not in device_ids:
                 continue
+            if parts is not None and file.path not in parts:
+                continue
             path = self._path / RECORDS / file.path
             batches = read_batches(path, columns, rows)
+            if parts is not None:
+                batches = _cut(batches, parts[file.path])
             while True:
                 # Not around the `yield`: the caller's own errors must pass untouched.
                 with delta_errors(doing, path), disk_errors(doing, path):
@@ -214,6 +273,19 @@ class StoreReader:
                     break
                 if batch.num_rows:
                     yield file.device_id, batch
+
+
+def _cut(batches: Iterator[pa.RecordBatch], pieces: Sequence[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    """Yield some of the rows of a file; none are read behind the last of them."""
+    start, end = 0, max(first + count for first, count in pieces)
+    for batch in batches:
+        for first, count in pieces:
+            low, high = max(first, start), min(first + count, start + batch.num_rows)
+            if low < high:
+                yield batch.slice(low - start, high - low)
+        start += batch.num_rows
+        if start >= end:
+            return
 
 
 def _only(device_id: str | None) -> list[str] | None:
@@ -227,4 +299,4 @@ def _counts(by_outcome: Mapping[str, int], first: float, last: float) -> DeviceC
     return DeviceCounts(records=sum(by_outcome.values()), ok=ok, failed=failed, first_at=first, last_at=last)
 
 
-__all__ = ["DEVICES", "RECORDS", "WORKLOADS", "DeviceCounts", "StoreReader"]
+__all__ = ["DEVICES", "RECORDS", "WORKLOADS", "DeviceCounts", "RowParts", "StoreReader"]

@@ -212,8 +212,15 @@ class Store(TableWriter):
         self._check_usable()
         return self._index.ids.known(record_ids)
 
-    def put_workloads(self, workloads: Iterable[Workload]) -> int:
+    def put_workloads(self, workloads: Iterable[Workload], *, own: bool = False) -> int:
         """Keep workloads; of one known before, the networks are joined and the module stays.
+
+        A module of our own takes the place of one that only claims the id.
+
+        Args:
+            workloads: To keep.
+            own: Whether they are as an agent of a live device has just listed them. Whatever came from a log,
+                a file or a replay device is not.
 
         Returns:
             How many were new.
@@ -224,7 +231,7 @@ class Store(TableWriter):
         """
         self._check_usable()
         with disk_errors("storing workloads", self._path):
-            return put_workloads(self._path / WORKLOADS, workloads)
+            return put_workloads(self._path / WORKLOADS, workloads, own=own)
 
     def put_device(self, spec: DeviceSpec, descriptor: Descriptor | None = None) -> bool:
         """Keep what a device is. The last one wins; the earlier ones stay as its history.
@@ -246,8 +253,8 @@ class Store(TableWriter):
         """Merge small files, write a checkpoint, delete files that no version in use needs.
 
         Args:
-            retention_hours: Age of dead files to delete. Readers opened earlier, and versions older than
-                this, may miss files afterwards.
+            retention_hours: Age of dead files to delete, in hours in which the host ran. Readers opened
+                earlier, and versions older than this, may miss files afterwards.
             target_bytes: Files smaller than this are merged, unless one holds more than all others.
 
         Raises:
@@ -278,10 +285,18 @@ class Store(TableWriter):
         self._checkpoint()
         self._save_ids()
         yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
-        forget_old_commits(self._path / RECORDS)
+        with disk_errors("noting the version of now", self._path):
+            self._time.note(self.version, 3600 * max(RETENTION_HOURS, retention_hours))
+        needed = self._time.version_before(3600 * RETENTION_HOURS, self.version)
+        if needed is not None:
+            forget_old_commits(self._path / RECORDS, needed)
         deleted = 0
         yield UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
-        for count in delete_unused(self._path / RECORDS, self._files_of, retention_hours):
+        if self._time.version_before(3600 * retention_hours, self.version) is None:
+            return  # nobody has looked for so long: everything may have died since
+        for count in delete_unused(
+            self._path / RECORDS, self._files_of, self._time.now, 3600 * retention_hours
+        ):
             deleted += count
             yield UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
 

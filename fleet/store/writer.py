@@ -36,6 +36,7 @@ from fleet.store.log import (
     settle,
 )
 from fleet.store.reader import RECORDS, StoreReader
+from fleet.store.store_time import StoreTime
 
 #: A file with fewer rows counts as small while appending.
 SMALL_ROWS = 8192
@@ -50,6 +51,7 @@ class TableWriter(StoreReader):
         #: Whether nobody knows if the last commit is on the disk, and whether that is for want of room only.
         self._failed = self._lacked_room = False
         self._checkpointed = last_checkpoint(path / RECORDS)
+        self._time = StoreTime(path)
         #: Small files of each device that has any, so that no commit looks through all files.
         self._small: dict[str, dict[str, DataFile]] = {}
         self._note_small(snapshot.files)
@@ -140,7 +142,7 @@ class TableWriter(StoreReader):
         with delta_errors("merging files", folder), disk_errors("merging files", folder):
             new = merge_data_files(folder, groups)
             try:
-                stamp_dead(folder, dead)
+                stamp_dead(folder, dead, self._time.now())
                 commit(folder, version, "OPTIMIZE", [*(one.action for one in new), *map(remove_action, dead)])
             except BaseException as error:
                 self._undo(new, version, error)

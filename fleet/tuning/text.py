@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
 from fleet.cli.output import print_rows
+from fleet.terminal_console import TerminalConsole
 
 _COLUMNS = ("workload", "uses", "tried", "failed", "before", "best", "faster", "GFLOP/s")
 
 
 def print_tuning(found: Mapping[str, Any]) -> None:
     """Print what `fleet.tuning.tuning.tune_device` returns: a line a workload, then the networks."""
-    console = Console()
+    console = TerminalConsole()
     print_rows(_COLUMNS, [_cells(one) for one in found["workloads"]])
 
     def say(text: str) -> None:

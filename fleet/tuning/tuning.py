@@ -14,13 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import Candidate, DeviceId, Record, Workload, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId
+from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.jobs import SPOOL
 from fleet.collection.progress import Display
 from fleet.collection.replaying import ready_device
 from fleet.collection.selection import best_traces, none_fits
+from fleet.collection.trust import imported_candidates, ours, siblings
 from fleet.daemon.guide import Guide
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
@@ -68,6 +70,9 @@ class _Round:
     def proposed(self, workload: Workload, candidates: int) -> None:
         """Drawing is a part of the round."""
 
+    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        """A search derives nothing from imported candidates."""
+
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Records are durable."""
         self.records += records
@@ -101,9 +106,9 @@ def tune_device(settings: FleetConfig, options: TuneOptions, display: Display) -
         collection = Collection(session, store, {target: spec}, how, watcher)
         with clock.part("probe"):
             collection.register()
-            listed = session.call(target, "network_workloads", list(settings.workloads.networks))
+            listed = collection.network_workloads(settings.workloads.networks)
             workloads = _chosen(listed, options.workloads, settings)
-            store.put_workloads(workloads)
+            store.put_workloads(workloads, own=is_live(spec))
         rounds = _Rounds(session, store, target, workloads, Guide(RegistryReader(options.models)), clock)
         with clock.part("read"):
             rounds.read(session.call(target, "environment_id", spec.protocol(settings.timing_protocol())))
@@ -181,20 +186,23 @@ class _Rounds:
     def read(self, environment_id: str) -> None:
         """Take in what the store knows: of the device in its present environment, and of its siblings."""
         by_id = {one.workload.workload_id: one for one in self.searches}
+        devices = self._store.devices()
+        live = is_live(devices[self._device_id].spec)
+        imported = set[CandidateId]().union(*imported_candidates(self._store).values() if live else ())
         mine: dict[WorkloadId, list[Record]] = {}
-        for record in self._store.records(device_id=self._device_id):
+        records = self._store.records(device_id=self._device_id)
+        for record in ours(records, imported) if live else records:
             if record.environment_id == environment_id and record.workload_id in by_id:
                 mine.setdefault(record.workload_id, []).append(record)
-        for workload_id, records in mine.items():
-            by_id[workload_id].know(records)
-        devices = self._store.devices()
-        family = devices[self._device_id].spec.family
-        siblings = [
-            one for one, entry in devices.items() if entry.spec.family is family and one != self._device_id
-        ]
+        for workload_id, measured in mine.items():
+            by_id[workload_id].know(measured)
         found: dict[WorkloadId, list[str]] = {}
-        for sibling in siblings:
-            best = best_traces(self._store.records(device_id=sibling), by_id.keys(), PARENTS // 2)
+        for sibling in siblings(devices, devices[self._device_id].spec.family, live=live):
+            if sibling == self._device_id:
+                continue
+            theirs = self._store.records(device_id=sibling)
+            theirs = ours(theirs, imported) if live else theirs
+            best = best_traces(theirs, by_id.keys(), PARENTS // 2)
             for workload_id, traces in best.items():
                 found.setdefault(workload_id, []).extend(traces)
         self._foreign = found

@@ -1,0 +1,249 @@
+"""Who may hold a connection of the API and for how long: strangers must not use up what the fleet needs.
+
+`fleet.api.server` puts this between the sockets and uvicorn, whose own limits are for requests: a connection
+that sends none, or a byte now and then, it would keep for ever. What a connection is allowed depends on the
+token, which `Gate` looks at before anything else of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+#: As ASGI calls them.
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: Connections that there may be, and at least: a request with the token must be read before so many newer
+#: ones have come, or a flood of them would push it out.
+_MOST, _LEAST = 128, 32
+#: The one path that needs no token.
+OPEN_PATH = "/healthz"
+_REFUSED = (
+    b'{"detail":"this API needs the token of the daemon\'s folder (api.token), '
+    b'sent as `Authorization: Bearer TOKEN`"}'
+)
+_NO_BODY = b'{"detail":"this API takes requests without a body only"}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What connections may take."""
+
+    #: Connections at a time.
+    most: int = _MOST
+    #: From its beginning, or its last answer, to the end of a request's head with the token in it.
+    head_secs: float = 10.0
+    #: From there to the end of the answer: a model may go over a slow line.
+    request_secs: float = 600.0
+
+
+def fitting_limits() -> ConnectionLimits:
+    """Limits that leave seven eighths of this process's file descriptors to the rest of it."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    share = _MOST if soft == resource.RLIM_INFINITY else soft // 8
+    return ConnectionLimits(most=max(_LEAST, min(_MOST, share)))
+
+
+class Connections:
+    """The open connections of a server. Only the thread of its event loop changes it.
+
+    Where there are as many as may be, a new one takes the place of the oldest that waits for a request with
+    the token; where all have such a request, the new one is closed.
+
+    Args:
+        limits: What they may take.
+
+    Attributes:
+        refused: Connections that were closed: `crowd` because there were too many, `time` because a request
+            or its answer took too long.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.refused: Counter[str] = Counter(crowd=0, time=0)
+        #: By the client's address and port; the oldest first.
+        self._open: dict[tuple[str, int], GuardedConnection] = {}
+
+    @property
+    def count(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def add(self, one: GuardedConnection) -> bool:
+        """Take a connection in; false if it must be closed at once."""
+        if one.client in self._open:
+            return False
+        if len(self._open) >= self.limits.most:
+            self.refused["crowd"] += 1
+            oldest = next((other for other in self._open.values() if not other.is_trusted), None)
+            if oldest is None:
+                return False
+            self.discard(oldest)
+            oldest.abort()
+        self._open[one.client] = one
+        return True
+
+    def discard(self, one: GuardedConnection) -> None:
+        """Forget a connection; twice does no harm."""
+        if self._open.get(one.client) is one:
+            del self._open[one.client]
+
+    def trust(self, client: tuple[str, int], is_trusted: bool) -> None:
+        """Note that the connection of a client begins a request with the token, or has its answer."""
+        one = self._open.get(client)
+        if one is not None:
+            one.is_trusted = is_trusted
+            one.limit(self.limits.request_secs if is_trusted else self.limits.head_secs)
+
+
+class GuardedConnection(asyncio.Protocol):
+    """Passes what happens to a connection on to uvicorn's protocol, and ends it when its time is over.
+
+    Args:
+        inner: Uvicorn's protocol for it.
+        connections: Where it is counted.
+
+    Attributes:
+        client: The other end's address and port.
+        is_trusted: Whether a request with the token is being answered.
+    """
+
+    def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
+        self._inner, self._connections = inner, connections
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_in = False
+        self.client = ("", 0)
+        self.is_trusted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        host, port, *_ = transport.get_extra_info("peername") or ("", 0)
+        self.client = (str(host), int(port))
+        self._is_in = self._connections.add(self)
+        if not self._is_in:
+            transport.abort()
+            return
+        self._inner.connection_made(transport)
+        self.limit(self._connections.limits.head_secs)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._is_in:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """See `asyncio.Protocol`."""
+        return self._inner.eof_received() if self._is_in else None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._is_in:
+            self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._inner.resume_writing()
+
+    def limit(self, secs: float) -> None:
+        """End it after so many seconds, whatever comes in or goes out until then."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(secs, self._expire)
+
+    def abort(self) -> None:
+        """End it at once."""
+        assert self._transport is not None
+        self._transport.abort()
+
+    def _expire(self) -> None:
+        self._connections.refused["time"] += 1
+        self.abort()
+
+
+class Gate:
+    """Lets requests with the token through to an application, before anything of their body is read.
+
+    Without the token there is one answer a connection, and no more time for it. Nobody may send a body, for
+    no path takes one.
+
+    Args:
+        app: The application.
+        token: What a client must send as `Authorization: Bearer TOKEN`.
+        connections: Told whom to trust.
+    """
+
+    def __init__(self, app: App, token: str, connections: Connections) -> None:
+        self._app, self._token, self._connections = app, token.encode(), connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as ASGI has it."""
+        headers = dict(scope["headers"])
+        is_trusted = self._knows_token(headers.get(b"authorization", b""))
+        if not is_trusted and scope["path"] != OPEN_PATH:
+            await _answer(send, 401, _REFUSED, (b"www-authenticate", b"Bearer"))
+        elif headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
+            await _answer(send, 413, _NO_BODY)
+        elif not is_trusted:
+            await self._app(scope, receive, _closing(send))
+        else:
+            self._connections.trust(scope["client"], True)
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._connections.trust(scope["client"], False)
+
+    def _knows_token(self, authorization: bytes) -> bool:
+        scheme, _, given = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and secrets.compare_digest(given.strip(), self._token)
+
+
+async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    about = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+        *headers,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": about})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _closing(send: Send) -> Send:
+    """The same, but the connection ends with the answer."""
+
+    async def send_last(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return send_last
+
+
+__all__ = [
+    "OPEN_PATH",
+    "App",
+    "ConnectionLimits",
+    "Connections",
+    "Gate",
+    "GuardedConnection",
+    "fitting_limits",
+]

@@ -1,0 +1,123 @@
+"""Verbs about the store as a whole: `fleet store verify`, `backup` and `restore`.
+
+Registered by `fleet.cli.app`. They take no lock on the store that they read, so they work beside a daemon.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleet.cli.options import StoreOption, load_settings
+from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.terminal_text import say
+
+if TYPE_CHECKING:
+    from fleet.store.verify import Verified
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    store = typer.Typer(help="Check that the store is whole, and back it up.", no_args_is_help=True)
+    store.command("verify")(verify)
+    store.command("backup")(backup)
+    store.command("restore")(restore)
+    app.add_typer(store, name="store")
+
+
+def verify(store: StoreOption = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Read every file of the store, or of a backup, and say what is damaged; exit code 1 if anything is.
+
+    It writes nothing, and may run while a daemon writes.
+
+    Example: fleet store verify --store runs/store --json
+    """
+    from fleet.errors import FleetError
+    from fleet.store.backup_folder import is_backup
+    from fleet.store.restore import verify_backup
+    from fleet.store.verify import verify as verify_store
+
+    folder = _folder(store, config)
+    found = verify_backup(folder) if is_backup(folder) else verify_store(folder)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _print_verified(found)
+    if found.damages:
+        some = f"{found.damages} things are" if found.damages > 1 else "one thing is"
+        raise FleetError(f"{folder} is damaged: {some} not as written; each line says what to do next")
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(help="Folder of the backup: new, empty, or an earlier one.")],
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy the store as it is now; what an earlier backup in the folder has is not copied again.
+
+    It may run while a daemon writes: every record that was acknowledged before it began is in it. The folder
+    holds the earlier backup, whole, until the new one is.
+
+    Example: fleet store backup /mnt/other-disk/fleet-backup
+    """
+    from fleet.store.backup import back_up
+
+    made = back_up(_folder(store, config), folder)
+    if as_json:
+        print_json(made.to_json())
+        return
+    say(
+        f"{made.records} records (table version {made.version}) and {made.waiting} on their way: "
+        f"{made.files} files, {_mib(made.bytes)}, {_mib(made.copied_bytes)} of it copied now"
+    )
+    say(f"`fleet store restore {folder} FOLDER` makes a store of it")
+
+
+def restore(
+    backup_folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="Folder of a backup.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the store to make: new or empty.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make a store of a backup, comparing every sum; nothing is overwritten.
+
+    Example: fleet store restore /mnt/other-disk/fleet-backup runs/store
+    """
+    from fleet.store.restore import restore as restore_store
+
+    made = restore_store(backup_folder, folder)
+    if as_json:
+        print_json(made.to_json())
+        return
+    say(f"{folder}: {made.files} files, {_mib(made.bytes)}, all sums are right")
+    say("`fleet up` and all other verbs go on with it; `fleet store verify` reads every record")
+
+
+def _folder(store: Path | None, config: Path | None) -> Path:
+    return Path(load_settings(config, {"store.path": str(store) if store else None}).store.path)
+
+
+def _print_verified(found: Verified) -> None:
+    for one in found.damage:
+        say(f"damaged: {one.where}: {one.what}; {one.next_step}")
+    if found.damages > len(found.damage):
+        say(f"... and {found.damages - len(found.damage)} more")
+    for note in found.notes:
+        say(f"note: {note}")
+    if found.files_without_sum:
+        say(
+            f"note: {found.files_without_sum} of {found.files} data files are of versions without sums; "
+            "what they say was checked as far as it is known (docs/store.md), and a merge gives them sums"
+        )
+    say(
+        f"read {found.records} records of {found.devices} devices in {found.files} files "
+        f"({_mib(found.bytes)}, table version {found.version}), {found.workloads} workloads, "
+        f"{found.waiting} records on their way, in {found.secs:.1f} s"
+        + ("" if found.damages else ": all is as it was written")
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,112 @@
+"""Time by which upkeep counts how long something has been out of use: seconds in which the host ran.
+
+Only `fleet.store.store`, the writer, uses it. Readers go on reading what was in use when they opened the
+store. So what they may still need must not age because a clock is set, or while the host sleeps or is off.
+
+The count is kept in `upkeep.json` in the store's folder, with the versions that were the newest at some
+times. Without that file nothing is old enough to be deleted until it has been out of use for that long again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from fleet.durable import write_durably
+
+UPKEEP = "upkeep.json"
+_SCHEMA = 1
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: Least seconds between two versions that are noted.
+_NOTE_SECS = 600.0
+
+
+def running_secs() -> float:
+    """Seconds that the host has run since it was started, without those in which it slept."""
+    return time.monotonic()
+
+
+def boot_id() -> str:
+    """Which start of the host this is; empty where nobody knows."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class StoreTime:
+    """The count of one store.
+
+    It begins at what the wall clock shows. Between two processes of one start of the host it goes on; what
+    lies between two starts is not counted.
+
+    Args:
+        folder: The store.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / UPKEEP
+        self._boot_id, self._began = boot_id(), running_secs()
+        self._secs = time.time()
+        #: (time, newest version then), oldest first.
+        self._noted: list[tuple[float, int]] = []
+        try:
+            self._read(json.loads(self._path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError):
+            self._noted = []
+
+    def now(self) -> float:
+        """The time, in seconds."""
+        return self._secs + max(0.0, running_secs() - self._began)
+
+    def note(self, version: int, keep_secs: float) -> None:
+        """Note the newest version of now, durably.
+
+        Args:
+            version: The version.
+            keep_secs: How far back `version_before` will be asked.
+
+        Raises:
+            OSError: The disk is full or failed.
+        """
+        now = self.now()
+        if not self._noted or now - self._noted[-1][0] >= _NOTE_SECS:
+            self._noted.append((now, version))
+        while len(self._noted) > 1 and self._noted[1][0] <= now - keep_secs:
+            del self._noted[0]
+        value = {
+            "schema": _SCHEMA,
+            "boot_id": self._boot_id,
+            "running_secs": running_secs(),
+            "secs": now,
+            "noted": self._noted,
+        }
+        write_durably(self._path, json.dumps(value).encode())
+
+    def version_before(self, secs: float, newest: int) -> int | None:
+        """A version that was the newest so long ago; who opened the store later sees it or a later one.
+
+        Args:
+            secs: How long ago.
+            newest: The newest version of now.
+
+        Returns:
+            None where nobody looked so long ago: then everything may be in use.
+        """
+        now = self.now()
+        noted = [*self._noted, (now, newest)]
+        return max((version for at, version in noted if at <= now - secs), default=None)
+
+    def _read(self, value: dict[str, Any]) -> None:
+        if value["schema"] != _SCHEMA:
+            return
+        noted = [(float(at), int(version)) for at, version in value["noted"]]
+        secs, before = float(value["secs"]), float(value["running_secs"])
+        if self._boot_id and value["boot_id"] == self._boot_id:
+            secs += max(0.0, self._began - before)
+        self._secs, self._noted = secs, noted
+
+
+__all__ = ["UPKEEP", "StoreTime", "boot_id", "running_secs"]

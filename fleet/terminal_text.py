@@ -1,0 +1,58 @@
+"""Text for a terminal: what came from outside may not command it.
+
+Names of files, lines of logs and errors of other programs may hold escape sequences, marks that turn the
+direction of writing, and line ends that feign a line of ours. `visible` shows them instead. Every line of the
+command line goes through it: by `say`, by `fleet.terminal_console.TerminalConsole`, or by the log handler.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+
+
+def visible(text: str, kept: str = "") -> str:
+    r"""Write out characters that cannot be printed, as `\x1b` or `\u202e`.
+
+    Args:
+        text: Anything; bytes of a file name that are no text (surrogates) come out as `\xff`.
+        kept: Characters that stay as they are, such as line ends.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in kept else _escaped(one) for one in text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte that is no UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def say(line: str, *, error: bool = False) -> None:
+    """Print one line on standard output, or on standard error."""
+    typer.echo(visible(line), err=error)
+
+
+class _VisibleFormatter(logging.Formatter):
+    """Messages with their line ends, all else that cannot be printed written out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), kept="\n\t")
+
+
+def make_logs_visible() -> None:
+    """Let warnings that no handler takes up go to standard error as `visible` gives them."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_VisibleFormatter())
+
+
+def say_traceback(text: str) -> None:
+    """Print a traceback on standard error."""
+    print(visible(text, kept="\n\t"), end="", file=sys.stderr)
+
+
+__all__ = ["make_logs_visible", "say", "say_traceback", "visible"]
