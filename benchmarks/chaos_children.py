@@ -13,11 +13,12 @@ import select
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 from agents.zygote import die_with_parent
 from benchmarks.patience import patience
@@ -26,10 +27,11 @@ from benchmarks.patience import patience
 TIMEOUT_SECS = 300.0
 _START_SECS = 300.0
 
-#: How a child ends that was refused its start by a full disk.
-REFUSED = 3
+#: How a child ends that was refused its start by a full disk, and one that a failing disk has ended in order.
+REFUSED, DISK_FAILED = 3, 4
 
-_MOUNT = 'mount -t tmpfs -o "size=$0" none "$1" && shift && exec "$@"'
+#: How long a child is stopped.
+_PAUSE_SECS = 0.05
 
 
 class ChildError(Exception):
@@ -41,18 +43,17 @@ class Children:
 
     Args:
         errors: File that the children print their errors to.
-        tmpfs: A folder to mount a small file system of memory at, visible to the children alone.
-        tmpfs_bytes: Its size.
+        may_mount: Whether children may mount file systems, which they alone see; not every host lets them.
 
     Raises:
-        ChildError: The process that forks does not start; with `tmpfs`, the host may not allow the mount.
+        ChildError: The process that forks does not start.
     """
 
-    def __init__(self, errors: Path, *, tmpfs: Path | None = None, tmpfs_bytes: int = 0) -> None:
+    def __init__(self, errors: Path, *, may_mount: bool = False) -> None:
         self._errors = errors
         command = [sys.executable, "-m", "benchmarks.chaos_load"]
-        if tmpfs is not None:
-            command = ["unshare", "-rm", "sh", "-c", _MOUNT, str(tmpfs_bytes), str(tmpfs), *command]
+        if may_mount:
+            command = ["unshare", "--map-root-user", "--mount", *command]
         with errors.open("ab") as stream:
             self._process = subprocess.Popen(
                 command,
@@ -94,12 +95,32 @@ class Children:
         """Fork a child, wait for its end; returns its exit code, or minus the signal."""
         return self.wait(self.start(load, arguments))
 
-    def run_and_kill(self, load: str, arguments: Mapping[str, Any], after_secs: float) -> int:
-        """Fork a child and kill it after some time, if it still runs."""
+    def run_and_kill(
+        self,
+        load: str,
+        arguments: Mapping[str, Any],
+        after_secs: float,
+        *,
+        pause_at_secs: float | None = None,
+    ) -> int:
+        """Fork a child and kill it after some time, if it still runs.
+
+        Args:
+            load: What it does.
+            arguments: Of the load.
+            after_secs: When.
+            pause_at_secs: When to stop it for a moment before.
+        """
         pid = self.start(load, arguments)
         descriptor = os.pidfd_open(pid)
         try:
-            select.select([descriptor], [], [], after_secs)
+            left_secs = after_secs
+            if pause_at_secs is not None and not select.select([descriptor], [], [], pause_at_secs)[0]:
+                signal.pidfd_send_signal(descriptor, signal.SIGSTOP)
+                time.sleep(_PAUSE_SECS)
+                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+                left_secs = max(0.0, after_secs - pause_at_secs)
+            select.select([descriptor], [], [], left_secs)
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)
@@ -172,17 +193,55 @@ class Children:
         return answer
 
 
-def serve(loads: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
-    """Fork children as asked on stdin until it ends, then kill those that are left.
+class Spawner:
+    """Forks processes for one that has threads of its own: it is made before they begin, and dies with it.
+
+    Args:
+        loads: What they can do.
+    """
+
+    def __init__(self, loads: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
+        requests, to_spawner = os.pipe()
+        from_spawner, answers = os.pipe()
+        parent = os.getpid()
+        if os.fork() == 0:
+            die_with_parent(parent)
+            os.close(to_spawner)
+            os.close(from_spawner)
+            serve(loads, os.fdopen(requests, "rb"), os.fdopen(answers, "w"))
+            os._exit(0)
+        os.close(requests)
+        os.close(answers)
+        self._requests, self._answers = os.fdopen(to_spawner, "w"), os.fdopen(from_spawner)
+        json.loads(self._answers.readline())
+
+    def start(self, load: str, arguments: Mapping[str, Any]) -> int:
+        """Fork a process that runs a load; returns its process id."""
+        return int(self._ask({"op": "fork", "load": load, "arguments": dict(arguments)})["pid"])
+
+    def poll(self, pid: int) -> int | None:
+        """Exit code of a process, or minus the signal, to be asked until it is told; None while it runs."""
+        code = self._ask({"op": "poll", "pid": pid})["code"]
+        return None if code is None else int(code)
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        _say(self._requests, request)
+        answer = json.loads(self._answers.readline())
+        assert isinstance(answer, dict)
+        return answer
+
+
+def serve(loads: Mapping[str, Callable[[dict[str, Any]], None]], requests: BinaryIO, answers: TextIO) -> None:
+    """Fork children as asked until there are no more requests, then kill those that are left.
 
     Args:
         loads: What a child can do: a function of its arguments.
+        requests: Lines of JSON.
+        answers: One line of JSON a request.
     """
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     living: set[int] = set()
     _say(answers, {"event": "ready"})
-    for line in sys.stdin.buffer:
+    for line in requests:
         request = json.loads(line)
         if request["op"] == "fork":
             pid = os.fork()
@@ -190,16 +249,16 @@ def serve(loads: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
                 _be_child(loads[request["load"]], request["arguments"])
             living.add(pid)
             _say(answers, {"pid": pid})
-        else:
-            _, status = os.waitpid(request["pid"], 0)
-            living.discard(request["pid"])
-            _say(answers, {"code": os.waitstatus_to_exitcode(status)})
+            continue
+        done, status = os.waitpid(request["pid"], os.WNOHANG if request["op"] == "poll" else 0)
+        living.discard(done)
+        _say(answers, {"code": os.waitstatus_to_exitcode(status) if done else None})
     for pid in living:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def _say(answers: Any, value: Mapping[str, Any]) -> None:
+def _say(answers: TextIO, value: Mapping[str, Any]) -> None:
     answers.write(json.dumps(value) + "\n")
     answers.flush()
 
@@ -218,4 +277,4 @@ def _be_child(load: Callable[[dict[str, Any]], None], arguments: dict[str, Any])
         os._exit(code)
 
 
-__all__ = ["REFUSED", "ChildError", "Children", "serve"]
+__all__ = ["DISK_FAILED", "REFUSED", "ChildError", "Children", "Spawner", "serve"]

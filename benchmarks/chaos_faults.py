@@ -6,7 +6,7 @@ given a Python file instead); kills from outside at random moments fall there.
 
 A step is a write, fsync, creation, rename, link, unlink, truncation or change of times below one folder.
 The fault happens *before* step `at`, so the sweep over all of them covers what lies between any two. A trace
-tells what has reached the disk for certain; `power_cut` takes away the rest.
+tells what has reached the disk for certain; `benchmarks.chaos_power` takes away the rest.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import errno
 import io
 import json
 import os
-import random
-import shutil
 import signal
 import stat
 import threading
@@ -27,11 +25,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos_power import names_in
+
+_NEEDS_ROOM = frozenset({"write", "open", "mkdir", "link", "fsync", "fdatasync"})
+_ALL = _NEEDS_ROOM | {"replace", "rename", "unlink", "remove", "rmdir", "utime", "truncate", "ftruncate"}
+#: Faults of the disk: what the system says then, and of which steps.
+DISK_FAULTS = {
+    "full": (errno.ENOSPC, _NEEDS_ROOM),
+    "read_only": (errno.EROFS, _ALL),
+    "failing": (errno.EIO, _NEEDS_ROOM | {"rename"}),
+}
 #: What may happen at a step. `torn`: a write stops half-way, then the process dies.
-FAULTS = ("kill", "torn", "full")
+FAULTS = ("kill", "torn", *DISK_FAULTS)
 
 _CHANGES = frozenset("wax+")
-_NEEDS_ROOM = frozenset({"write", "open", "mkdir", "link", "fsync", "fdatasync"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +54,26 @@ class Plan:
     at: int = 0
     #: One of `FAULTS`.
     fault: str = "kill"
-    #: Steps for which a full disk stays full.
-    full_steps: int = 1
-    #: With a full disk: number of a later step at which the process dies; 0 for none.
+    #: Steps for which a fault of the disk lasts.
+    fault_steps: int = 1
+    #: With a fault of the disk: number of a later step at which the process dies; 0 for none.
     die_at: int = 0
 
 
 class FaultPoints:
     """The installed fault points of this process.
 
+    Args:
+        plan: Where to fail.
+        told: Called when a fault of the disk begins.
+
     Attributes:
         steps: How many steps were counted.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, told: Callable[[], None] = lambda: None) -> None:
         self.steps = 0
-        self._plan = plan
+        self._plan, self._told, self._has_begun = plan, told, False
         self._root = os.path.realpath(plan.folder)
         self._lock = threading.RLock()
         self._real_write, self._real_kill = os.write, os.kill
@@ -100,7 +111,7 @@ class FaultPoints:
             write: Of a write: what writes bytes for real.
 
         Raises:
-            OSError: The plan says that the disk is full.
+            OSError: The plan says that the disk is full, read-only or broken.
         """
         if not self._counts(path):
             return
@@ -111,9 +122,13 @@ class FaultPoints:
                 self._real_kill(os.getpid(), signal.SIGKILL)
             if not plan.at or at < plan.at:
                 return
-            if plan.fault == "full":
-                if at < plan.at + plan.full_steps and what in _NEEDS_ROOM:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            if plan.fault in DISK_FAULTS:
+                number, steps = DISK_FAULTS[plan.fault]
+                if at < plan.at + plan.fault_steps and what in steps:
+                    if not self._has_begun:
+                        self._has_begun = True
+                        self._told()
+                    raise OSError(number, os.strerror(number), path)
                 return
             if at > plan.at:
                 return
@@ -181,12 +196,12 @@ class FaultPoints:
                 return real(descriptor)
             # Before the call: what is written while it runs may or may not be in it.
             found = os.fstat(descriptor)
-            names = _names(path) if stat.S_ISDIR(found.st_mode) else None
+            names = names_in(path) if stat.S_ISDIR(found.st_mode) else None
             real(descriptor)
             if names is None:
                 self._note(inode=found.st_ino, size=found.st_size)
             else:
-                self._note(folder=path, names=names)
+                self._note(folder=found.st_ino, names=names)
             return None
 
         return call
@@ -250,89 +265,4 @@ class FaultPoints:
         pq.ParquetWriter = Writer
 
 
-def _names(folder: str) -> dict[str, int]:
-    return {entry.name: entry.inode() for entry in os.scandir(folder)}
-
-
-def power_cut(folder: Path, trace: Path, rng: random.Random) -> int:
-    """Leave of a folder what a power cut may leave: what no fsync has confirmed is cut, or gone, by chance.
-
-    Every file is cut at a random byte behind what was on the disk for certain; every name that its folder was
-    not made durable with may be gone, and a file that it replaced back. To be called after the kill.
-
-    Args:
-        folder: The folder given to the fault points.
-        trace: Their trace; it starts afresh afterwards, because then all that is left is on the disk.
-        rng: Decides.
-
-    Returns:
-        How many bytes and names were taken or brought back.
-    """
-    sizes: dict[int, int] = {}
-    names: dict[str, dict[str, int]] = {}
-    if (trace / "trace.jsonl").exists():
-        for line in (trace / "trace.jsonl").read_text().splitlines():
-            said = json.loads(line)
-            if "folder" in said:
-                names[said["folder"]] = said["names"]
-            else:
-                sizes[said["inode"]] = said["size"]
-    changed = _cut_names(Path(os.path.realpath(folder)), names, trace, rng)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            found = path.stat()
-            safe = min(sizes.get(found.st_ino, 0), found.st_size)
-            if safe < found.st_size and rng.random() < 0.8:
-                cut = rng.randint(safe, found.st_size)
-                os.truncate(path, cut)
-                if rng.random() < 0.2:  # some file systems leave zeros where data never arrived
-                    os.truncate(path, found.st_size)
-                changed += found.st_size - cut
-    shutil.rmtree(trace)
-    mark_durable(folder, trace)
-    return changed
-
-
-def _cut_names(folder: Path, names: dict[str, dict[str, int]], trace: Path, rng: random.Random) -> int:
-    changed = 0
-    durable = names.get(str(folder), {})
-    now = _names(str(folder))
-    former: dict[int | None, str] = {one: name for name, one in durable.items() if now.get(name) != one}
-    for name in sorted({*durable, *now}):
-        path, before, after = folder / name, durable.get(name), now.get(name)
-        if (old := former.get(after)) is not None and not (folder / old).exists():
-            # Renamed: it has one of its names, whichever.
-            if rng.random() < 0.5:
-                path.rename(folder / old)
-                changed += 1
-            continue
-        if before == after or rng.random() < 0.5:
-            continue
-        kept = trace / str(before)
-        if before is not None and not kept.exists():
-            continue  # removed by code that the fault points do not see: take it that it is gone
-        changed += 1
-        if after is not None:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if before is not None:
-            os.link(kept, path)
-    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
-        if entry.is_dir(follow_symlinks=False):
-            changed += _cut_names(Path(entry.path), names, trace, rng)
-    return changed
-
-
-def mark_durable(folder: Path, trace: Path) -> None:
-    """Write a trace that says: all that is in the folder now has reached the disk."""
-    trace.mkdir(parents=True, exist_ok=True)
-    root = Path(os.path.realpath(folder))
-    with (trace / "trace.jsonl").open("w") as stream:
-        for place in (root, *sorted(root.rglob("*"))):
-            if place.is_dir():
-                stream.write(json.dumps({"folder": str(place), "names": _names(str(place))}) + "\n")
-            else:
-                found = place.stat()
-                stream.write(json.dumps({"inode": found.st_ino, "size": found.st_size}) + "\n")
-
-
-__all__ = ["FAULTS", "FaultPoints", "Plan", "mark_durable", "power_cut"]
+__all__ = ["DISK_FAULTS", "FAULTS", "FaultPoints", "Plan"]

@@ -1,155 +1,179 @@
-"""A whole coordinator with replay devices in one child process, for `benchmarks.chaos` to kill.
+"""A whole coordinator with replay devices and trainings in one child process, for `benchmarks.chaos` to kill.
 
-The real `fleet.daemon.coordinator.Coordinator` over `fleet.links.local.LocalLinks`: journal, store with
-intake, pools, late results and one spool a device, all on the disk under the fault points. Agents die and
-freeze beyond their leases as the load's dice say. What is submitted, kept and acknowledged is written down
-where it happens: around the methods that make it durable.
+The real `fleet.daemon.coordinator.Coordinator` over `fleet.links.local.LocalLinks`, with the real refresher
+and registry: journal, store with intake, pools, late results, model versions and one spool a device, all on
+the disk under the fault points. What is submitted, kept, acknowledged and published is written down where it
+happens: around the methods that make it durable. `chaos_trouble` hurts agents, trainings and the clock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agents.errors import SpoolFull
-from agents.records import (
-    Candidate,
-    DeviceId,
-    DeviceKind,
-    DeviceSpec,
-    Family,
-    Protocol,
-    Record,
-    Replay,
-    Workload,
-    WorkloadId,
-)
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
 from agents.spool import Spool
-from benchmarks.chaos_history import HistoryLog
+from benchmarks.chaos_children import Spawner
+from benchmarks.chaos_life import Load
+from benchmarks.chaos_models import KEEP, watch_registry
+from benchmarks.chaos_records import RECORDED, TARGET, WORKLOADS
+from benchmarks.chaos_trainer import fork_trainings
+from benchmarks.chaos_trouble import STILL, Host, Trouble
 from benchmarks.chaos_watch import Watched, look
-from benchmarks.store import make_records
+from benchmarks.patience import patience
 from fleet.core.limits import Limits
 from fleet.daemon.coordinator import Coordinator
 from fleet.daemon.coordinator_settings import CoordinatorSettings
+from fleet.daemon.doubts import Doubts
+from fleet.daemon.fleet_clock import FleetClock
+from fleet.daemon.guide import Guide
 from fleet.daemon.journal import Journal
 from fleet.daemon.notices import Notices
 from fleet.daemon.workload_choice import WorkloadChoice
 from fleet.errors import StoreFull
-from fleet.interchange.export_store import export
 from fleet.links.local import LocalLinks
+from fleet.models.registry import Registry
+from fleet.models.registry_reader import RegistryReader
+from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.store.store import Store
 
 #: Devices that replay the same records with different seeds.
 DEVICES = ("one", "two", "three")
-_RECORDED = DeviceId("bench")
-_WORKLOADS = 3
-_LIMITS = Limits(lease_secs=20, stall_secs=40, job_candidates=6, queued_jobs=2, quarantine_secs=60)
+_LIMITS = Limits(
+    lease_secs=20,
+    stall_secs=40,
+    job_candidates=6,
+    queued_jobs=2,
+    quarantine_secs=60,
+    training_records=150,
+    training_share=0.0,
+    reason_records=20,
+    training_pause_secs=20,
+    training_retry_secs=10,
+)
+_REFRESH = RefreshSettings(epochs=1, nice=0, keep=KEEP, watch_records=100, watch_secs=20)
 #: Seconds that the clock goes on from turn to turn; leases and back-offs go by it.
-_TURN_SECS = 2.0
+_TURN_SECS = 1.9
+#: Seconds of ours from turn to turn while a training runs: else it would see little of the fleet.
+_PACE_SECS = 0.01
 _JOURNAL_BYTES, _SEGMENT_BYTES = 4000, 60_000
-#: Turns within which all that was handed over must be settled.
-_SETTLE_TURNS = 200
+#: Seconds of ours within which all that was handed over must be settled, and no training runs any more.
+_SETTLE_SECS = 60.0
 
 
-def make_recorded(path: Path, count: int = 1200) -> None:
-    """Write the file that the replay devices answer from."""
-    with Store.open(path.parent / "recorded") as store:
-        spec = DeviceSpec(
-            device_id=_RECORDED,
-            kind=DeviceKind.LOCAL,
-            family=Family.CPU,
-            target_json='{"kind":"llvm","num-cores":1}',
-        )
-        store.put_device(spec, None)
-        store.put_workloads([_workload(number) for number in range(_WORKLOADS)])
-        store.append([_of_workload(one, number) for number, one in enumerate(make_records(0, count))])
-        export(store, path, "parquet")
-
-
-def _workload(number: int) -> Workload:
-    return Workload(
-        workload_id=WorkloadId(f"{number:016x}"),
-        name=f"GMM_{number}",
-        operator="GMM",
-        arg_shapes=((128, 128), (128, 128), (128, 128)),
-        arg_dtypes=("float32",) * 3,
-        flops=4194304.0,
-        networks=(),
-        module_json="{}",
-    )
-
-
-def _of_workload(record: Record, number: int) -> Record:
-    candidate = Candidate(workload_id=_workload(number % _WORKLOADS).workload_id, trace=record.trace)
-    return replace(record, workload_id=candidate.workload_id, candidate_id=candidate.candidate_id)
-
-
-def run_fleet(
-    *, log: HistoryLog, history: Path, disk: Path, recorded: Path, turns: int, rng: Any, to_the_end: bool
-) -> None:
+def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
     """Look, then go on as a coordinator.
+
+    Args:
+        load: Its history, disk, dice, and as many batches as there shall be turns; with 0 it only looks.
+        spawner: Forks trainings.
+        arguments: `recorded` (from `benchmarks.chaos_records`), `plan` (of the trainings too), `is_guilty`
+            and `often` (`chaos_trouble.Trouble`), `to_the_end` (hurt nobody, and wait for what runs).
 
     Raises:
         StartRefused: The disk was full before anything could begin.
-
-    Args:
-        log: Where to write what happens.
-        history: Its file.
-        disk: Folder of store, spools and the daemon's own.
-        recorded: From `make_recorded`.
-        turns: How many to do; with 0 it only looks.
-        rng: Decides which agents die and freeze.
-        to_the_end: Hurt no agent, and afterwards wait for what runs.
+        FleetError: The disk failed.
     """
+    history = load.root / "history.jsonl"
     _set_default(Journal.__init__, "compact_bytes", _JOURNAL_BYTES)
     _set_default(Spool.__init__, "segment_bytes", _SEGMENT_BYTES)
     with _starting():
-        look(log, history, disk)
-    if not turns:
+        look(load.log, history, load.disk)
+    if not load.batches:
         return
-    Watched(log).install()
-    clock = _Clock(history.with_name("clock"))
+    Watched(load.log).install()
+    watch_registry(load.log)
+    fork_trainings(spawner, load.root, arguments["plan"], load.log, load.rng)
+    host = Host(load.root / "clock", load.log, load.rng)
+    with contextlib.ExitStack() as stack:
+        with _starting():
+            fleet = stack.enter_context(_opened(load, host, Path(arguments["recorded"])))
+        trouble = Trouble(
+            fleet.links,
+            host,
+            fleet.refresher,
+            Registry(load.disk / "models"),
+            still=load.root / STILL,
+            log=load.log,
+            rng=load.rng,
+            is_guilty=arguments["is_guilty"],
+            often=arguments["often"],
+        )
+        for _ in load.batches:
+            fleet.turn()
+            if not arguments["to_the_end"]:
+                trouble.somebody(fleet.coordinator.view())
+        if arguments["to_the_end"]:
+            fleet.settle()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fleet:
+    """A coordinator with its links and its refresher."""
+
+    coordinator: Coordinator
+    links: LocalLinks
+    refresher: Refresher
+    host: Host
+
+    def turn(self) -> None:
+        """Do one turn."""
+        self.host.go_on(_TURN_SECS)
+        self.coordinator.turn(0.0)
+        if self.refresher.view["state"] != "idle":
+            time.sleep(_PACE_SECS)
+
+    def settle(self) -> None:
+        """Turn until nothing is under way, and end in order.
+
+        Raises:
+            RuntimeError: Something goes on for ever.
+        """
+        ends_at = time.monotonic() + patience(_SETTLE_SECS)
+        self.coordinator.stop()
+        while not self.coordinator.is_quiet or self.refresher.view["state"] != "idle":
+            if time.monotonic() > ends_at:
+                raise RuntimeError(f"the fleet does not come to rest: {self.coordinator.view()}")
+            self.turn()
+        self.links.close()
+        self.coordinator.close()
+
+
+@contextlib.contextmanager
+def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
+    disk, models = load.disk, load.disk / "models"
+    clock = FleetClock(wall=lambda: host.wall, steady=lambda: host.steady)
+    requests_per_poll = load.rng.choice((1, 3, 64))
     links = LocalLinks(
-        protocol=Protocol(),
-        spool_root=disk / "spool",
-        beat_secs=0.0,
-        requests_per_poll=rng.choice((1, 3, 64)),
+        protocol=Protocol(), spool_root=disk / "spool", beat_secs=0.0, requests_per_poll=requests_per_poll
     )
-    specs = {DeviceId(name): _spec(name, recorded, number) for number, name in enumerate(DEVICES)}
     settings = CoordinatorSettings(
         protocol=Protocol(),
-        choice=WorkloadChoice(networks=("resnet-50",), count=_WORKLOADS),
+        choice=WorkloadChoice(networks=("resnet-50",), count=WORKLOADS),
         limits=_LIMITS,
         upkeep_secs=60.0,
     )
-    with contextlib.ExitStack() as stack:
-        with _starting():
-            store = stack.enter_context(Store.open(disk / "store"))
-            coordinator = Coordinator(
-                disk / "fleet", store, links, specs, settings, Notices(None), clock=clock.read
-            )
-        hurt = _Hurt(links, rng)
-        for _ in range(turns):
-            clock.go_on(_TURN_SECS)
-            coordinator.turn(0.0)
-            if not to_the_end:
-                hurt.somebody(coordinator.view())
-        if to_the_end:
-            hurt.thaw()
-            coordinator.stop()
-            for _ in range(_SETTLE_TURNS):
-                clock.go_on(_TURN_SECS)
-                coordinator.turn(0.0)
-                if coordinator.is_quiet:
-                    break
-            else:
-                raise RuntimeError(f"the fleet does not come to rest: {coordinator.view()}")
-        links.close()
-        coordinator.close()
+    specs = {DeviceId(name): _spec(name, recorded, number) for number, name in enumerate(DEVICES)}
+    refresher = Refresher(Registry(models), disk / "store", disk / "fleet" / "refresh", _REFRESH, clock)
+    with Store.open(disk / "store") as store:
+        coordinator = Coordinator(
+            disk / "fleet",
+            store,
+            links,
+            specs,
+            settings,
+            Notices(None),
+            trainer=refresher,
+            guide=Guide(RegistryReader(models)),
+            doubts=Doubts(RegistryReader(models)),
+            clock=clock,
+        )
+        yield _Fleet(coordinator=coordinator, links=links, refresher=refresher, host=host)
 
 
 class StartRefused(Exception):  # noqa: N818  # no error: a start on a full disk is to be refused
@@ -177,59 +201,9 @@ def _spec(name: str, recorded: Path, seed: int) -> DeviceSpec:
         device_id=DeviceId(name),
         kind=DeviceKind.REPLAY,
         family=Family.CPU,
-        target_json='{"kind":"llvm","num-cores":1}',
-        replay=Replay(records=str(recorded), device=_RECORDED, seed=seed),
+        target_json=TARGET,
+        replay=Replay(records=str(recorded), device=RECORDED, seed=seed),
     )
 
 
-class _Clock:
-    """A clock that goes on from life to life, faster than ours."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._ahead = float(path.read_text()) if path.exists() else 0.0
-
-    def read(self) -> float:
-        """Seconds."""
-        return time.time() + self._ahead
-
-    def go_on(self, secs: float) -> None:
-        """Let time pass."""
-        self._ahead += secs
-        # In one step: a kill may come at any moment.
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(str(self._ahead))
-        fresh.replace(self._path)
-
-
-class _Hurt:
-    """Crashes, freezes and thaws agents."""
-
-    def __init__(self, links: LocalLinks, rng: Any) -> None:
-        self._links, self._rng = links, rng
-        self._frozen: set[tuple[DeviceId, int]] = set()
-
-    def somebody(self, view: Mapping[str, Any]) -> None:
-        """Perhaps hurt an agent."""
-        device_id = DeviceId(self._rng.choice(DEVICES))
-        incarnation = view["devices"].get(device_id, {}).get("incarnation", 0)
-        name = (device_id, incarnation)
-        dice = self._rng.random()
-        if dice < 0.02 and name not in self._frozen:
-            is_done, is_blameless = self._rng.random() < 0.5, self._rng.random() < 0.5
-            self._links.crash(*name, is_done=is_done, is_blameless=is_blameless)
-        elif dice < 0.06 and name not in self._frozen:
-            self._links.freeze(*name)
-            self._frozen.add(name)
-        elif dice < 0.10:
-            self.thaw()
-
-    def thaw(self) -> None:
-        """Let all frozen agents go on that were not ended meanwhile."""
-        for name in self._frozen:
-            with contextlib.suppress(KeyError):
-                self._links.thaw(*name)
-        self._frozen.clear()
-
-
-__all__ = ["DEVICES", "StartRefused", "make_recorded", "run_fleet"]
+__all__ = ["DEVICES", "StartRefused", "run_fleet"]

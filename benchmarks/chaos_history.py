@@ -4,12 +4,18 @@
 `check` reads the events and knows nothing of files, processes or records: only of names.
 
     measured      records exist: their agent or writer has made them
-    acknowledged  `by` promised to keep records for good: `spool` (put returned), `store` (append returned) or
-                  `journal` (the same; its records are events)
+    acknowledged  `by` promised to keep records for good: `spool` (put returned), `store` (append returned),
+                  `journal` (the same; its records are events) or `registry` (its are changes of champions)
     released      records that their agent need not keep any longer: it was told that somebody else does
     submitted     jobs that were handed in
     ended         jobs that the system called done, quarantined or cancelled: `by` says which
-    look          all that is there at one moment: records in store, spool and `late`, the state of each job
+    publication   the registry is about to make changes of champions: all of them or none
+    guilty        from here on agents die of what they do, so a job may be quarantined
+    trouble       something was done to the system that is no kill: `by` says what
+    look          all that is there at one moment: records in store, spool and `late`, changes of champions in
+                  the registry, the state of each job
+    seen          what a process saw that is no part of the system: records in the store's table, changes of
+                  champions, how many records the API told of
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +46,13 @@ class Event:
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Of a `look`: state of each job; None if nobody looked.
     states: Mapping[str, str] | None = None
-    #: Of a `look`: how many results the system says it has counted; None if it does not say.
+    #: Of a `look`: how many results the system says it has counted; None if it does not say. Of `seen`: the
+    #: same of the records that it says it has.
     counted: int | None = None
+    #: Of a `look` and of `seen`: versions and champions that are not whole, one sentence each.
+    halves: tuple[str, ...] = ()
+    #: The same: whatever else should not be.
+    wrong: tuple[str, ...] = ()
 
     def to_line(self) -> str:
         """The event as one line of JSON, fields that say nothing left out."""
@@ -59,6 +70,8 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
         places={name: tuple(found) for name, found in value.get("places", {}).items()},
         states=value.get("states"),
         counted=value.get("counted"),
+        halves=tuple(value.get("halves", ())),
+        wrong=tuple(value.get("wrong", ())),
     )
 
 
@@ -115,71 +128,115 @@ class Verdict:
     unaccounted: tuple[str, ...] = ()
     #: Records found that nobody made.
     invented: tuple[str, ...] = ()
+    #: Versions, champions and publications that were found in part.
+    half_published: tuple[str, ...] = ()
+    #: Jobs quarantined that nobody died of, and whatever else should not be.
+    wrong: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing is wrong."""
-        return not (self.lost or self.duplicated or self.unaccounted or self.invented)
+        return not any(getattr(self, one.name) for one in fields(self))
 
 
 def check(history: Sequence[Event]) -> Verdict:
     """Judge a history.
 
-    The rules: what the store, or the journal, has acknowledged is there at every later look. What the spool
-    has acknowledged is there until it is released, and at a look at spool and store in one of the places. No
-    record is twice in one place. A submitted job is in one of the known states at every later look at jobs,
-    and an ended one stays as it ended.
+    The rules: what the store, the journal or the registry has acknowledged, or somebody outside has seen
+    there, is there at every later look. What the spool has acknowledged is there until it is released, and at
+    a look at spool and store in one of the places. No record is twice in one place. A submitted job is in one
+    of the known states at every later look at jobs, an ended one stays as it ended, and none is quarantined
+    before an agent died of what it did. Of a publication all changes are found or none.
 
     Args:
         history: Events in the order in which they happened.
     """
-    made: set[str] = set()
-    promised: defaultdict[str, set[str]] = defaultdict(set)
-    released: set[str] = set()
-    submitted: dict[str, None] = {}
-    ended: dict[str, str] = {}
-    lost: dict[str, None] = {}
-    duplicated: dict[str, None] = {}
-    unaccounted: dict[str, None] = {}
-    invented: dict[str, None] = {}
+    checker = _Checker()
     for event in history:
-        made.update(event.records)
-        if event.kind == "acknowledged":
-            promised[event.by].update(event.records)
-        elif event.kind == "released":
-            released.update(event.records)
-        elif event.kind == "submitted":
-            submitted.update(dict.fromkeys(event.jobs))
-        elif event.kind == "ended":
-            ended.update(dict.fromkeys(event.jobs, event.by))
-        elif event.kind == "look":
-            places = {name: Counter(found) for name, found in event.places.items()}
-            for name, found in places.items():
-                missing = promised[name] - found.keys()
-                if name == "spool":  # what it need not keep must be anywhere, if it was looked for
-                    missing = (
-                        missing.difference(*places.values()) if "store" in places else missing - released
-                    )
-                lost.update(dict.fromkeys(sorted(missing)))
-            for found in places.values():
-                duplicated.update(dict.fromkeys(name for name, count in found.items() if count > 1))
-                invented.update(dict.fromkeys(name for name in found if name not in made))
-            if event.counted is not None and event.counted > len(places.get("store", ())):
-                over = event.counted - len(places.get("store", ()))
-                duplicated[f"{over} results counted beyond those in the store"] = None
-            if event.states is not None:
-                for job in submitted:
-                    state = event.states.get(job)
-                    if state not in KNOWN or (job in ended and state != ended[job]):
-                        unaccounted[job] = None
-                    elif state in ENDED:
-                        ended[job] = state
-    return Verdict(
-        lost=tuple(lost),
-        duplicated=tuple(duplicated),
-        unaccounted=tuple(unaccounted),
-        invented=tuple(invented),
-    )
+        checker.take(event)
+    return Verdict(**{one.name: tuple(getattr(checker, one.name)) for one in fields(Verdict)})
+
+
+class _Checker:
+    """What is known after some events, and what was wrong so far, each in the order in which it was found."""
+
+    def __init__(self) -> None:
+        self._made: set[str] = set()
+        self._promised: defaultdict[str, set[str]] = defaultdict(set)
+        self._released: set[str] = set()
+        self._submitted: dict[str, None] = {}
+        self._ended: dict[str, str] = {}
+        self._publications: list[frozenset[str]] = []
+        #: Most records that the API told of.
+        self._told = 0
+        self._is_guilty = False
+        self.lost: dict[str, None] = {}
+        self.duplicated: dict[str, None] = {}
+        self.unaccounted: dict[str, None] = {}
+        self.invented: dict[str, None] = {}
+        self.half_published: dict[str, None] = {}
+        self.wrong: dict[str, None] = {}
+
+    def take(self, event: Event) -> None:
+        """Take in one event."""
+        self._made.update(event.records)
+        self.half_published.update(dict.fromkeys(event.halves))
+        self.wrong.update(dict.fromkeys(event.wrong))
+        match event.kind:
+            case "acknowledged":
+                self._promised[event.by].update(event.records)
+            case "released":
+                self._released.update(event.records)
+            case "submitted":
+                self._submitted.update(dict.fromkeys(event.jobs))
+            case "ended":
+                self._ended.update(dict.fromkeys(event.jobs, event.by))
+            case "publication":
+                self._publications.append(frozenset(event.records))
+            case "guilty":
+                self._is_guilty = True
+            case "seen":
+                for place, names in event.places.items():
+                    self._promised[place].update(names)
+                self._told = max(self._told, event.counted or 0)
+            case "look":
+                self._look(event)
+
+    def _look(self, event: Event) -> None:
+        places = {name: Counter(found) for name, found in event.places.items()}
+        for name, found in places.items():
+            missing = self._promised[name] - found.keys()
+            if name == "spool":  # what it need not keep must be anywhere, if it was looked for
+                is_all = "store" in places
+                missing = missing.difference(*places.values()) if is_all else missing - self._released
+            self.lost.update(dict.fromkeys(sorted(missing)))
+            self.duplicated.update(dict.fromkeys(one for one, count in found.items() if count > 1))
+            self.invented.update(dict.fromkeys(one for one in found if one not in self._made))
+        if "store" in places:
+            self._count(event.counted, len(event.places["store"]))
+        if "registry" in places:
+            for changes in self._publications:
+                found_of = changes & places["registry"].keys()
+                if found_of and found_of != changes:
+                    self.half_published[f"{len(found_of)} of {sorted(changes)}"] = None
+        if event.states is not None:
+            self._account(event.states)
+
+    def _count(self, counted: int | None, stored: int) -> None:
+        if counted is not None and counted > stored:
+            self.duplicated[f"{counted - stored} results counted beyond those in the store"] = None
+        if self._told > stored:
+            self.lost[f"{self._told - stored} records that the API told of"] = None
+
+    def _account(self, states: Mapping[str, str]) -> None:
+        for job in self._submitted:
+            state = states.get(job)
+            if state not in KNOWN or (job in self._ended and state != self._ended[job]):
+                self.unaccounted[job] = None
+            elif state in ENDED:
+                self._ended[job] = state
+            if state == "quarantined" and not self._is_guilty:
+                self.wrong[f"job {job} was quarantined, and no agent had died of it"] = None
 
 
 __all__ = ["Event", "HistoryLog", "Verdict", "check", "event_from_json", "read_history"]

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from agents.records import DeviceId, Record
 from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.store import make_records
-from fleet.store.store import Store
+from fleet.store.reader import StoreReader
 
 #: Records of a batch.
 BATCH = 5
@@ -38,7 +39,8 @@ class Load:
         self.batches = range(arguments["first"], arguments["first"] + arguments["batches"])
         self.rng = random.Random(arguments["seed"])
         self.log = HistoryLog(self.root / "history.jsonl")
-        self.points = FaultPoints(Plan(**arguments["plan"]))
+        told = partial(self.log.add, Event(kind="trouble", by="disk fault"))
+        self.points = FaultPoints(Plan(**arguments["plan"]), told)
         # Merges, checkpoints, indexes and new segments often enough to be hit.
         fleet.store.store.MERGE_FILES, fleet.store.store.CHECKPOINT_EVERY = _MERGE_FILES, _CHECKPOINT_EVERY
         fleet.store.index.LEAST_IDS, fleet.store.index.SAVE_IDS = _INDEX_IDS, 2 * _INDEX_IDS
@@ -64,7 +66,7 @@ def ids_of(records: Iterable[Record]) -> tuple[str, ...]:
     return tuple(record.record_id for record in records)
 
 
-def stored_in(store: Store) -> tuple[str, ...]:
+def stored_in(store: StoreReader) -> tuple[str, ...]:
     """Names of all records of a store, with repetitions."""
     return tuple(one for _, batch in store.columns(["record_id"]) for one in batch.column(0).to_pylist())
 

@@ -9,17 +9,26 @@ those of `chaos_life.Load`.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from agents.errors import SpoolFull
+from agents.errors import SpoolError, SpoolFull
+from agents.records import Record
 from agents.spool import Spool
-from benchmarks.chaos_children import REFUSED, serve
-from benchmarks.chaos_fleet import StartRefused, make_recorded, run_fleet
+from benchmarks.chaos_children import DISK_FAILED, REFUSED, Spawner, serve
+from benchmarks.chaos_faults import DISK_FAULTS
+from benchmarks.chaos_fleet import StartRefused, run_fleet
 from benchmarks.chaos_handover import agent_load, coordinator_load
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import BATCH, SEGMENT_BYTES, Load, ids_of, stored_in
+from benchmarks.chaos_models import models_load
+from benchmarks.chaos_observer import observer_load
+from benchmarks.chaos_records import make_recorded
+from benchmarks.chaos_trainer import trainer_load
 from benchmarks.chaos_watch import look_at_fleet
 from fleet.daemon.intake import Intake, IntakeSettings
 from fleet.daemon.journal import Journal
@@ -29,32 +38,58 @@ from fleet.store.store import Store
 _COMPACT_BYTES, _UPKEEP_EVERY = 200, 7
 #: Refusals of a full disk before there is room again, and batches after that.
 _REFUSALS, _AFTER_ROOM = 4, 8
+_IMPORTED_LATE = (
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "xgboost",
+    "transfer.adapt.kept",
+    "fleet.daemon.watch_run",
+    "fleet.models.training",
+    "fleet.refresh.run",
+)
+#: A full disk is filled up in pieces of this size.
+_BALLAST_PIECE_BYTES = 1 << 14
 
 
 def spool_load(arguments: dict[str, Any]) -> None:
     """Put batches, acknowledge some of the pending ones."""
     load = Load(arguments)
-    with _opened_spool(load) as spool:
-        load.log.add(Event(kind="look", places={"spool": ids_of(spool.pending())}))
-        for batch in load.batches:
-            records = load.measured(batch)
-            while True:
-                with contextlib.suppress(SpoolFull):
-                    spool.put(records)
-                    break
-            load.log.add(Event(kind="acknowledged", by="spool", records=ids_of(records)))
-            if batch % 3 == 2:
-                pending = ids_of(spool.pending())
-                gone = pending if load.rng.random() < 0.3 else pending[: len(pending) // 2]
-                load.log.add(Event(kind="released", records=gone))
-                spool.acknowledge(gone)
+    batches = iter(load.batches)
+    batch = next(batches, None)
+    is_first = True
+    while batch is not None or is_first:
+        # A full or failing disk may keep the spool from opening, and a failing one from going on.
+        with (
+            contextlib.suppress(SpoolError),
+            Spool(load.disk / "spool", segment_bytes=SEGMENT_BYTES) as spool,
+        ):
+            load.log.add(Event(kind="look", places={"spool": ids_of(spool.pending())}))
+            is_first = False
+            while batch is not None:
+                records = load.measured(batch)
+                _put(spool, records)
+                load.log.add(Event(kind="acknowledged", by="spool", records=ids_of(records)))
+                if batch % 3 == 2:
+                    _acknowledge_some(load, spool)
+                batch = next(batches, None)
     load.finish()
 
 
-def _opened_spool(load: Load) -> Spool:
+def _spool(load: Load) -> Spool:
+    return Spool(load.disk / "spool", segment_bytes=SEGMENT_BYTES)
+
+
+def _put(spool: Spool, records: list[Record]) -> None:
     while True:
         with contextlib.suppress(SpoolFull):
-            return Spool(load.disk / "spool", segment_bytes=SEGMENT_BYTES)
+            return spool.put(records)
+
+
+def _acknowledge_some(load: Load, spool: Spool) -> None:
+    pending = ids_of(spool.pending())
+    gone = pending if load.rng.random() < 0.3 else pending[: len(pending) // 2]
+    load.log.add(Event(kind="released", records=gone))
+    spool.acknowledge(gone)
 
 
 def store_load(arguments: dict[str, Any], settings: IntakeSettings | None = None) -> None:
@@ -146,7 +181,7 @@ def _fill(load: Load) -> None:
     ballast, freed = load.disk / "ballast", load.root / "freed"
     refusals = left = 0
     with (
-        Spool(load.disk / "spool", segment_bytes=SEGMENT_BYTES) as spool,
+        _spool(load) as spool,
         Store.open(load.disk / "store") as store,
     ):
         _look(load, spool, store)
@@ -196,20 +231,55 @@ def recorded_load(arguments: dict[str, Any]) -> None:
 
 def fleet_load(arguments: dict[str, Any]) -> None:
     """Be a whole coordinator for `batches` turns; see `benchmarks.chaos_fleet`."""
+    spawner = Spawner({"trainer": trainer_load})  # before anything of this process begins a thread
     load = Load(arguments)
     try:
-        run_fleet(
-            log=load.log,
-            history=load.root / "history.jsonl",
-            disk=load.disk,
-            recorded=Path(arguments["recorded"]),
-            turns=len(load.batches),
-            rng=load.rng,
-            to_the_end=arguments["to_the_end"],
-        )
+        run_fleet(load, spawner, arguments)
     except StartRefused:
         os._exit(REFUSED)
+    except (StoreError, SpoolError) as error:
+        if arguments["plan"]["fault"] not in DISK_FAULTS and not arguments["has_small_disk"]:
+            raise
+        # It says so in one line and ends; the same command goes on.
+        print(f"the disk failed: {error}", file=sys.stderr)
+        os._exit(DISK_FAILED)
     load.finish()
+
+
+def disk_load(arguments: dict[str, Any]) -> None:
+    """Make a folder `disk` what `what` says: a `small` file system of `bytes`, then `full` or `read_only`.
+
+    Then it is `as before`, and `gone` in the end. Files that are open keep a file system from becoming
+    read-only as a whole, so a read-only view is put over it: whatever is opened from then on is in that.
+    """
+    disk = Path(arguments["disk"])
+    ballast = disk / "ballast"
+    match arguments["what"]:
+        case "small":
+            _run("mount", "-t", "tmpfs", "-o", f"size={arguments['bytes']}", "none", disk)
+        case "full":
+            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as stream:
+                while True:
+                    stream.write(bytes(_BALLAST_PIECE_BYTES))
+        case "read_only":
+            view = disk.with_name("view")  # where nobody can have a file open before it is read-only
+            view.mkdir(exist_ok=True)
+            _run("mount", "--bind", disk, view)
+            _run("mount", "-o", "remount,bind,ro", view)
+            _run("mount", "--bind", view, disk)
+            _run("umount", view)
+        case "as before":
+            if os.statvfs(disk).f_flag & os.ST_RDONLY:
+                _run("umount", "--lazy", disk)
+            ballast.unlink(missing_ok=True)
+        case "gone":
+            _run("umount", "--lazy", disk)
+        case other:
+            raise ValueError(other)
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run(command, check=True)
 
 
 def look_at_fleet_load(arguments: dict[str, Any]) -> None:
@@ -221,21 +291,28 @@ def look_at_fleet_load(arguments: dict[str, Any]) -> None:
 
 def main() -> None:
     """Fork children for `benchmarks.chaos_children.Children`."""
-    serve(
-        {
-            "spool": spool_load,
-            "store": store_load,
-            "intake": intake_load,
-            "journal": journal_load,
-            "agent": agent_load,
-            "coordinator": coordinator_load,
-            "look": look_load,
-            "full": full_load,
-            "recorded": recorded_load,
-            "fleet": fleet_load,
-            "look_at_fleet": look_at_fleet_load,
-        }
-    )
+    # What a training imports when it first needs it: once here is cheaper than in every child.
+    for name in _IMPORTED_LATE:
+        importlib.import_module(name)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    loads = {
+        "spool": spool_load,
+        "store": store_load,
+        "intake": intake_load,
+        "journal": journal_load,
+        "models": models_load,
+        "agent": agent_load,
+        "coordinator": coordinator_load,
+        "look": look_load,
+        "observer": observer_load,
+        "full": full_load,
+        "recorded": recorded_load,
+        "fleet": fleet_load,
+        "disk": disk_load,
+        "look_at_fleet": look_at_fleet_load,
+    }
+    serve(loads, sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,13 @@ from benchmarks.patience import patience
 
 ROOT = Path(__file__).resolve().parents[1]
 _SELF = (sys.executable, "-m", "benchmarks.chaos_real")
-_READY = "fleet is up"
-_START_SECS, _WAIT_SECS, _STOP_SECS = 300.0, 180.0, 180.0
+_READY, _TRAINER = "fleet is up", "fleet.refresh.process"
+_START_SECS, WAIT_SECS, _STOP_SECS = 300.0, 180.0, 180.0
 #: Short, so that an agent that was stopped by a signal is past its lease soon; and a wedged device back.
-_LEASE_SECS, _QUARANTINE_SECS = 8.0, 20.0
+LEASE_SECS, _QUARANTINE_SECS = 8.0, 20.0
+#: Trainings one after the other, as soon as there is anything new.
+_TRAINS = "training_records: 60, training_share: 0.0, reason_records: 20, training_pause_secs: 2"
+_REST = "refresh: false"
 #: What `fleet up` says when Ray took longer for its start than it allows itself, and how often the command is
 #: given again then: on a crowded host it is nobody's fault, and a service would be started again.
 _RAY_SLOW, _MOST_STARTS = "timed out during startup", 3
@@ -45,9 +48,10 @@ class RealFleet:
         root: Folder of everything.
         recorded: What the replay devices answer from.
         local: Device files of this host's profiles, by device id.
+        trains: Whether it trains and publishes, as often as it can.
     """
 
-    def __init__(self, root: Path, recorded: Path, local: dict[str, Path]) -> None:
+    def __init__(self, root: Path, recorded: Path, local: dict[str, Path], *, trains: bool = False) -> None:
         self.root, self.disk, self.local = root, root / "disk", sorted(local)
         self.history = root / "history.jsonl"
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,8 +69,9 @@ class RealFleet:
             f"schema: 1\ndevices: {{folder: {hardware}, ids: [{ids}]}}\n"
             "workloads: {networks: [bert-tiny], count: 3, noise_samples: 0}\n"
             f"store: {{path: {self.disk / 'store'}}}\n"
-            f"daemon: {{root: {self.disk / 'fleet'}, refresh: false, api_port: 0, lease_secs: {_LEASE_SECS},"
-            f" quarantine_secs: {_QUARANTINE_SECS}, stop_secs: 20}}\n"
+            "training: {epochs: 1}\n"
+            f"daemon: {{root: {self.disk / 'fleet'}, api_port: 0, lease_secs: {LEASE_SECS},"
+            f" quarantine_secs: {_QUARANTINE_SECS}, stop_secs: 20, {_TRAINS if trains else _REST}}}\n"
         )
 
     @property
@@ -79,7 +84,7 @@ class RealFleet:
         """Give the command, the same every time; returns the seconds until a device can be used."""
         began = time.monotonic()
         self.begin()
-        self._until(lambda: any(self.is_usable(name) for name in self.states()), "usable", _START_SECS)
+        self.until(lambda: any(self.is_usable(name) for name in self.states()), "usable", _START_SECS)
         return time.monotonic() - began
 
     def begin(self) -> None:
@@ -91,9 +96,9 @@ class RealFleet:
         said = ""
         for _ in range(_MOST_STARTS):
             told = self._launch()
-            self._until(partial(self._has_begun, told), "ready", _START_SECS, may_end=True)
+            self.until(partial(self._has_begun, told), "ready", _START_SECS, may_end=True)
             said = told()
-            if not self._is_over():
+            if not self.is_over:
                 return
             if _RAY_SLOW not in said:
                 break
@@ -101,15 +106,16 @@ class RealFleet:
         raise ChildError(f"the coordinator ended at its start: {said[-1500:]}")
 
     def _has_begun(self, told: Callable[[], str]) -> bool:
-        return self._is_over() or _READY in told()
+        return self.is_over or _READY in told()
 
     def _launch(self) -> Callable[[], str]:
         """Give the command; returns what tells what it has said since."""
         out = self.root / "up.log"
         with out.open("ab") as stream:
             before = stream.tell()
+            told = ("--config", str(self.root / "fleet.yaml"), "--models", str(self.disk / "models"))
             self._process = subprocess.Popen(
-                [*_SELF, str(self.history), "up", "--config", str(self.root / "fleet.yaml")],
+                [*_SELF, str(self.history), "up", *told],
                 cwd=ROOT,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -117,7 +123,9 @@ class RealFleet:
             )
         return lambda: out.read_bytes()[before:].decode(errors="replace")
 
-    def _is_over(self) -> bool:
+    @property
+    def is_over(self) -> bool:
+        """Whether the coordinator has ended."""
         return self._process is not None and self._process.poll() is not None
 
     def states(self) -> dict[str, dict[str, Any]]:
@@ -141,7 +149,7 @@ class RealFleet:
         return found.get("state") in ("idle", "leased") and found["incarnation"] > after
 
     def find(self, role: str) -> psutil.Process | None:
-        """A living process: `coordinator`, `raylet`, `agent`, `builder` or `timer`."""
+        """A living process: `coordinator`, `raylet`, `agent`, `builder`, `timer` or `trainer`."""
         if role == "coordinator":
             return psutil.Process(self.pid)
         found = []
@@ -156,6 +164,7 @@ class RealFleet:
             is_worker = name == "fleet-worker"
             if (
                 (role == "raylet" and name == "raylet")
+                or (role == "trainer" and _TRAINER in line)
                 or (role == "agent" and is_agent and _has_children(process))
                 or (role == "timer" and is_worker and process.pid in timing)
                 or (role == "builder" and is_worker and process.pid not in timing)
@@ -173,44 +182,37 @@ class RealFleet:
         Raises:
             ChildError: There is none.
         """
+        self.signal(role, signal.SIGKILL)
+        if role == "coordinator":
+            self.ended(everything=wait)
+
+    def signal(self, role: str, number: int) -> psutil.Process:
+        """Send a signal to a process of a role, and return it; waits for one.
+
+        Raises:
+            ChildError: There is none.
+        """
         victim: list[psutil.Process] = []
 
         def found() -> bool:
             process = self.find(role)
             if process is not None:
-                process.kill()
+                process.send_signal(number)
                 victim.append(process)
             return bool(victim)
 
-        self._until(found, f"a {role} to kill", _WAIT_SECS)
-        if role == "coordinator":
-            self._ended(everything=wait)
+        self.until(found, f"a {role} to send signal {number}", WAIT_SECS)
+        return victim[0]
 
     def agent_back(self, hurt: Callable[[], None]) -> float:
         """Hurt the agent of the first local device; returns the seconds until its next one is up."""
         name = self.local[0]
-        self._until(lambda: self.is_usable(name), f"{name}", _WAIT_SECS)
+        self.until(lambda: self.is_usable(name), f"{name}", WAIT_SECS)
         before = self.states()[name]["incarnation"]
         hurt()
         began = time.monotonic()
-        self._until(lambda: self.is_usable(name, before), f"the next agent of {name}", _WAIT_SECS)
+        self.until(lambda: self.is_usable(name, before), f"the next agent of {name}", WAIT_SECS)
         return time.monotonic() - began
-
-    def wedge(self) -> str:
-        """Kill the agent of the first local device until it is quarantined; returns the reason shown."""
-        name = self.local[0]
-        deaths = 0
-        began = time.monotonic()
-        while time.monotonic() < began + patience(3 * _WAIT_SECS):
-            found = self.states().get(name, {})
-            if found.get("state") == "quarantined":
-                return str(found["reason"])
-            agent = self.find("agent")
-            if agent is not None:
-                agent.kill()
-                deaths += 1
-            time.sleep(0.2)
-        raise ChildError(f"{name} was not quarantined after {deaths} deaths: {self.states().get(name)}")
 
     def measured_after(self, at_secs: float) -> float:
         """Wait until the real device has a record that was measured after a moment; returns when that was.
@@ -223,14 +225,14 @@ class RealFleet:
         def last() -> float:
             return float(self.states().get(name, {}).get("last_record_at") or 0.0)
 
-        self._until(lambda: last() > at_secs, f"a record of {name}", _WAIT_SECS)
+        self.until(lambda: last() > at_secs, f"a record of {name}", WAIT_SECS)
         return last()
 
     def wait_for_records(self, more: int) -> None:
         """Wait until the real device has some more records."""
         name = self.local[0]
         goal = self.states().get(name, {}).get("records", 0) + more
-        self._until(lambda: self.states().get(name, {}).get("records", 0) >= goal, f"{more} records", 120)
+        self.until(lambda: self.states().get(name, {}).get("records", 0) >= goal, f"{more} records", 120)
 
     def stop(self) -> int:
         """End it in order; returns its exit code."""
@@ -240,7 +242,7 @@ class RealFleet:
             code = self._process.wait(patience(_STOP_SECS))
         except subprocess.TimeoutExpired:
             raise ChildError("SIGTERM did not end it") from None
-        self._ended()
+        self.ended()
         return code
 
     def close(self) -> None:
@@ -253,23 +255,6 @@ class RealFleet:
                 if process.is_running():
                     process.kill()
 
-    def raylet_killed(self) -> tuple[float, bool]:
-        """Kill the raylet: seconds until all devices can be used again, and whether it took a new start."""
-        names = list(self.states())
-        before = {name: found["incarnation"] for name, found in self.states().items()}
-        self.kill("raylet")
-        began = time.monotonic()
-
-        def is_back() -> bool:
-            return self._is_over() or all(self.is_usable(name, before[name]) for name in names)
-
-        self._until(is_back, "the devices after their raylet's end", _WAIT_SECS, may_end=True)
-        if not self._is_over():
-            return time.monotonic() - began, False
-        self._ended()
-        self.start()
-        return time.monotonic() - began, True
-
     def look(self, run: Callable[[Path], None]) -> None:
         """Look at a copy of everything, as the next start would find it; only while nothing runs."""
         copy = self.root / "copy"
@@ -277,33 +262,34 @@ class RealFleet:
         run(copy / "disk")
         shutil.rmtree(copy)
 
-    def _ended(self, *, everything: bool = True) -> None:
+    def ended(self, *, everything: bool = True) -> None:
         """Wait until all processes are gone: agents end with their raylet, which ends with its driver."""
         assert self._process is not None
         self._process.wait()
         if everything:
-            self._until(lambda: not self._left(), "the end of all processes", _WAIT_SECS, may_end=True)
+            self.until(lambda: not self._left(), "the end of all processes", WAIT_SECS, may_end=True)
 
     def _left(self) -> list[int]:
-        """Processes of this fleet's agents that still have a spool open."""
+        """Processes of this fleet's agents that still have a spool open, and of its trainings."""
         left = []
         mark = str(self.disk / "spool")
         for process in psutil.process_iter():
             try:
-                if any(one.path.startswith(mark) for one in process.open_files()):
+                is_trainer = _TRAINER in process.cmdline() and str(self.disk) in " ".join(process.cmdline())
+                if is_trainer or any(one.path.startswith(mark) for one in process.open_files()):
                     left.append(process.pid)
             except psutil.Error:
                 continue
         return left
 
-    def _until(
+    def until(
         self, is_so: Callable[[], bool], what: str, timeout_secs: float, *, may_end: bool = False
     ) -> None:
         """Wait for something, longer on a crowded host; in vain at once if the coordinator has ended."""
         began = time.monotonic()
         while not is_so():
             waited = time.monotonic() - began
-            is_over = self._is_over() and not may_end
+            is_over = self.is_over and not may_end
             if is_over or waited > patience(timeout_secs):
                 why = "; the coordinator has ended" if is_over else ""
                 tail = (self.root / "up.log").read_text(errors="replace")[-1500:]
@@ -335,7 +321,7 @@ def main() -> None:
     fleet_main()
 
 
-__all__ = ["ROOT", "RealFleet"]
+__all__ = ["LEASE_SECS", "ROOT", "WAIT_SECS", "RealFleet"]
 
 if __name__ == "__main__":
     main()

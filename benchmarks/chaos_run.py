@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import random
+import signal
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos_children import REFUSED, ChildError, Children
-from benchmarks.chaos_faults import mark_durable, power_cut
-from benchmarks.chaos_history import check, read_history
+from benchmarks.chaos_children import DISK_FAILED, REFUSED, ChildError, Children
+from benchmarks.chaos_faults import DISK_FAULTS
+from benchmarks.chaos_history import Event, HistoryLog, check, read_history
+from benchmarks.chaos_power import mark_durable, power_cut
+from benchmarks.chaos_trouble import ALIVE, STILL, wake_training
+from benchmarks.patience import patience
 
 #: Batches of one life: enough to merge files and to begin segments.
 BATCHES = 6
 #: How a killed process ends.
 DEAD = -9
+#: How long a training may take to end that nobody wants any more.
+_END_SECS = 30.0
 
 
 class Tally:
@@ -25,8 +37,13 @@ class Tally:
         self.kills = 0
         self.by_target: Counter[str] = Counter()
         self.by_fault: Counter[str] = Counter()
-        self.lost = self.duplicated = self.unaccounted = 0
+        self.lost = self.duplicated = self.unaccounted = self.half_published = 0
         self.histories = 0
+        #: Trouble that is no kill, what became of trainings, and what was seen from outside.
+        self.trouble: Counter[str] = Counter()
+        self.trainings: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
+        self.publications = 0
         self.failures: list[str] = []
 
     def killed(self, target: str, fault: str) -> None:
@@ -37,14 +54,32 @@ class Tally:
 
     def judge(self, root: Path, what: str) -> bool:
         """Check the history of a run; says whether it is clean."""
-        verdict = check(read_history(root / "history.jsonl"))
+        history = read_history(root / "history.jsonl")
+        verdict = check(history)
         self.histories += 1
+        for event in history:
+            self._count(event)
+        # As `chaos_models.name_of` puts them: serial, kind, device, version, moment.
+        changes = {tuple(one.split()) for event in history for one in event.places.get("registry", ())}
+        self.publications += len({one[3] for one in changes if one[1] == "published"})
         self.lost += len(verdict.lost)
         self.duplicated += len(verdict.duplicated)
         self.unaccounted += len(verdict.unaccounted)
+        self.half_published += len(verdict.half_published)
         if not verdict.is_clean:
             self.failures.append(f"{what}: {verdict}; its folder: {root}")
         return verdict.is_clean
+
+    def _count(self, event: Event) -> None:
+        match event.kind:
+            case "killed":
+                self.killed(event.by, "kill")
+            case "trouble":
+                self.trouble[event.by] += 1
+            case "training":
+                self.trainings[event.by] += 1
+            case "seen" if event.by:
+                self.seen[event.by] += 1
 
     def to_json(self, secs: float) -> dict[str, Any]:
         """The result of the benchmark."""
@@ -54,6 +89,14 @@ class Tally:
             "lost": self.lost,
             "duplicated": self.duplicated,
             "unaccounted": self.unaccounted,
+            "half_published": self.half_published,
+            "clock_steps": self.trouble["clock step"],
+            "pauses": self.trouble["pause"],
+            "disk_faults": self.trouble["disk fault"],
+            "trainings": self.trainings["begun"],
+            "trainings_finished": self.trainings["finished"],
+            "publications": self.publications,
+            "seen_from_outside": dict(sorted(self.seen.items())),
             "failures": self.failures,
             "histories": self.histories,
             "by_target": dict(sorted(self.by_target.items())),
@@ -82,6 +125,7 @@ class Run:
         mark_durable(self.disk, self.root / "trace")
         self._children = children
         self._tally = tally
+        self.log = HistoryLog(self.root / "history.jsonl")
         #: Whether to break a promise on purpose (`benchmarks.chaos_load`).
         self.sabotage = ""
         self._lives = 0
@@ -90,8 +134,8 @@ class Run:
         """Arguments of the next life; see `benchmarks.chaos_load`."""
         self._lives += 1
         plan = {"folder": str(self.disk), "trace": str(self.root / "trace"), "at": at, "fault": fault}
-        if fault == "full":
-            plan["full_steps"] = self.rng.randint(1, 4)
+        if fault in DISK_FAULTS:
+            plan["fault_steps"] = self.rng.randint(1, 4)
             plan["die_at"] = at + self.rng.randint(1, 12) if self.rng.random() < 0.7 else 0
         return {
             "root": str(self.root),
@@ -119,12 +163,41 @@ class Run:
         """
         if code == DEAD:
             self._tally.killed(target, fault)
-        elif code == REFUSED and fault == "full":
-            self._tally.by_fault["full at the start"] += 1
+        elif code == REFUSED and fault in DISK_FAULTS:
+            self._tally.by_fault[f"{fault} at the start"] += 1
+        elif code == DISK_FAILED and fault in DISK_FAULTS and fault != "full":
+            self._tally.by_fault[f"{fault}, ended in order"] += 1
         elif code != 0:
             raise ChildError(f"{target} ended with {code}: {self._children.last_words()}")
-        if fault == "full":
-            self._tally.by_fault["full, alive"] += code == 0
+        elif fault in DISK_FAULTS:
+            self._tally.by_fault[f"{fault}, alive"] += 1
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Have a process look from outside meanwhile."""
+        pid = self._children.start("observer", {"root": str(self.root), "disk": str(self.disk)})
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            if (code := self._children.wait(pid)) != DEAD:
+                raise ChildError(f"the observer ended with {code}: {self._children.last_words()}")
+
+    def wait_for_trainings(self) -> None:
+        """Wait until trainings are gone whose coordinator was killed: they end with it, but not at once.
+
+        Raises:
+            ChildError: They do not.
+        """
+        wake_training(self.root / STILL)
+        with (self.root / ALIVE).open("w") as stream:
+            ends_at = time.monotonic() + patience(_END_SECS)
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.monotonic() > ends_at:
+                    raise ChildError("a training goes on without its coordinator")
+                time.sleep(0.01)
 
     def cut_power(self) -> None:
         """Take what has not reached the disk."""

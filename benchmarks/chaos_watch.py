@@ -15,6 +15,7 @@ from agents.record_json import record_from_json
 from agents.records import Record
 from agents.spool import Spool
 from benchmarks.chaos_history import Event, HistoryLog, read_history
+from benchmarks.chaos_models import look_at_models
 from fleet.core.event_json import event_to_json
 from fleet.core.events import JobId, JobSubmitted
 from fleet.core.limits import Limits
@@ -25,6 +26,8 @@ from fleet.store.store import Store
 
 #: Events that may end a job.
 _ENDS = frozenset({"JobFinished", "JobCancelled"})
+#: What a training comes to.
+_TRAININGS = {"TrainingStarted": "begun", "TrainingFinished": "finished", "TrainingFailed": "failed"}
 
 
 class Watched:
@@ -60,9 +63,11 @@ class Watched:
 
     def _around_append(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def append(intake: Intake, records: Sequence[Record]) -> Any:
+            names = tuple(one.record_id for one in records)
+            if names:  # they came from agents, whose own word may not be known
+                self._log.add(Event(kind="measured", records=names))
             result = real(intake, records)
-            if records:
-                names = tuple(one.record_id for one in records)
+            if names:
                 self._log.add(Event(kind="acknowledged", by="store", records=names))
             return result
 
@@ -87,15 +92,18 @@ class Watched:
                     self._log.add(Event(kind="submitted", jobs=(event.job.job_id,)))
                 elif type(event).__name__ in _ENDS and chronicle.state.job_state(event.job_id) is None:
                     self._log.add(Event(kind="ended", by="done", jobs=(event.job_id,)))
+                elif (what := _TRAININGS.get(type(event).__name__)) is not None:
+                    self._log.add(Event(kind="training", by=what))
             return done
 
         return commit
 
 
 def look_at_fleet(log: HistoryLog, history: Path, disk: Path) -> None:
-    """Look at the folder of a `fleet up` that has ended; what its agents promised is not known inside."""
+    """Look at the folder of a `fleet up` that has ended; what only its coordinator promised is known."""
     names = tuple(_spooled(disk))
-    log.add(Event(kind="measured", records=names))
+    changes, _ = look_at_models(disk / "models")
+    log.add(Event(kind="measured", records=(*names, *changes)))
     log.add(Event(kind="acknowledged", by="spool", records=names))
     look(log, history, disk)
 
@@ -130,12 +138,15 @@ def look(log: HistoryLog, history: Path, disk: Path) -> None:
         raise RuntimeError(f"{state.jobs_submitted} jobs submitted, but {state.job_counts()}")
     with Store.open(disk / "store") as store:
         stored = tuple(one for _, rows in store.columns(["record_id"]) for one in rows.column(0).to_pylist())
+    spooled = tuple(_spooled(disk))
+    changes, halves = look_at_models(disk / "models")
     log.add(
         Event(
             kind="look",
-            places={"spool": tuple(_spooled(disk)), "store": stored, "late": tuple(sorted(late))},
+            places={"spool": spooled, "store": stored, "late": tuple(sorted(late)), "registry": changes},
             states=states,
             counted=counted,
+            halves=halves,
         )
     )
 

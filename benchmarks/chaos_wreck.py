@@ -1,81 +1,152 @@
-"""Kill each kind of process of a real `fleet up` in turn: for `benchmarks.chaos`."""
+"""Kill and stop each kind of process of a real `fleet up` in turn: for `benchmarks.chaos`."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from agents.isa import runnable_levels
 from agents.probe import probe
 from benchmarks.chaos_children import ChildError
-from benchmarks.chaos_real import ROOT, RealFleet
+from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.chaos_real import LEASE_SECS, ROOT, WAIT_SECS, RealFleet
+from benchmarks.patience import patience
 
-#: Deaths in a row that quarantine a device (`fleet.core.limits.Limits.device_failures`).
-_FAILURES = 5
+#: How long a process is stopped: beyond its lease.
+_PAUSE_SECS = LEASE_SECS + 2
 
 
-def wreck(
-    fleet: RealFleet, look: Callable[[Path], None], killed: Callable[[str, str], None], rounds: int
-) -> dict[str, Any]:
-    """Kill each kind of process some times; returns what was measured.
+class Wreck:
+    """Hurts a fleet, and takes the time until all is back.
 
     Args:
         fleet: Not started yet.
         look: Writes down what a folder holds.
         killed: Told of each kill: target and fault.
-        rounds: How often each is killed.
     """
-    starts, agents, freezes, raylets = [fleet.start()], [], [], []
 
-    def hurt(role: str) -> Callable[[], None]:
-        def kill() -> None:
-            fleet.kill(role)
-            killed(role, "kill")
+    def __init__(
+        self, fleet: RealFleet, look: Callable[[Path], None], killed: Callable[[str, str], None]
+    ) -> None:
+        self._fleet, self._look, self._killed = fleet, look, killed
+        self._log = HistoryLog(fleet.history)
+        self._starts: list[float] = []
+        self._agents: list[float] = []
+        self._freezes: list[float] = []
+        self._raylets: list[tuple[float, bool]] = []
+        self._reason = ""
 
-        return kill
-
-    def freeze() -> None:
-        agent = fleet.find("agent")
-        if agent is None:
-            raise ChildError("there is no agent to stop")
-        agent.send_signal(signal.SIGSTOP)
-        killed("agent", "SIGSTOP beyond the lease")
-
-    reason = ""
-    for number in range(rounds):
-        fleet.wait_for_records(1)
-        agents.append(fleet.agent_back(hurt("agent")))
-        for role in ("builder", "timer"):
-            hurt(role)()
+    def run(self, rounds: int) -> dict[str, Any]:
+        """Stop each kind of process, then kill each kind, some times; returns what was measured."""
+        fleet = self._fleet
+        self._starts.append(fleet.start())
+        for _ in range(rounds):
             fleet.wait_for_records(1)
-        freezes.append(fleet.agent_back(freeze))
-        hurt("coordinator")()
-        fleet.look(look)
-        starts.append(fleet.start())
-        raylets.append(fleet.raylet_killed())
-        killed("raylet", "kill")
-        if number == 0:
-            reason = fleet.wedge()
-            for _ in range(_FAILURES):
-                killed("agent", "kill")
-    code = fleet.stop()
-    if code != 0:
-        raise ChildError(f"SIGTERM ended it with {code}")
-    fleet.look(look)
-    return {
-        "agent_back_secs": [round(one, 1) for one in agents],
-        "agent_back_after_sigstop_secs": [round(one, 1) for one in freezes],
-        "coordinator_back_secs": [round(one, 1) for one in starts[1:]],
-        "coordinator_first_start_secs": round(starts[0], 1),
-        "raylet_back_secs": [round(secs, 1) for secs, _ in raylets],
-        "new_starts_for_a_raylet": sum(is_new for _, is_new in raylets),
-        "slow_starts_of_ray": fleet.slow_starts,
-        "load_1m": round(os.getloadavg()[0], 1),
-        "quarantined_because": reason,
-    }
+            for role in ("coordinator", "trainer", "raylet"):
+                self._pause(role)
+        # So far no agent has died of anything: what is quarantined now was blamed for a pause.
+        self._kill_coordinator()
+        self._log.add(Event(kind="guilty"))
+        for number in range(rounds):
+            fleet.wait_for_records(1)
+            self._agents.append(fleet.agent_back(lambda: self._kill("agent")))
+            for role in ("builder", "timer"):
+                self._kill(role)
+                fleet.wait_for_records(1)
+            self._freezes.append(fleet.agent_back(self._freeze))
+            self._kill("trainer")
+            self._kill_coordinator()
+            self._raylets.append(self._kill_raylet())
+            if number == 0:
+                self._reason = self._wedge()
+        code = fleet.stop()
+        if code != 0:
+            raise ChildError(f"SIGTERM ended it with {code}")
+        fleet.look(self._look)
+        return self._measured()
+
+    def _measured(self) -> dict[str, Any]:
+        return {
+            "agent_back_secs": [round(one, 1) for one in self._agents],
+            "agent_back_after_sigstop_secs": [round(one, 1) for one in self._freezes],
+            "coordinator_back_secs": [round(one, 1) for one in self._starts[1:]],
+            "coordinator_first_start_secs": round(self._starts[0], 1),
+            "raylet_back_secs": [round(secs, 1) for secs, _ in self._raylets],
+            "new_starts_for_a_raylet": sum(is_new for _, is_new in self._raylets),
+            "slow_starts_of_ray": self._fleet.slow_starts,
+            "load_1m": round(os.getloadavg()[0], 1),
+            "quarantined_because": self._reason,
+        }
+
+    def _kill(self, role: str) -> None:
+        self._fleet.kill(role)
+        self._killed(role, "kill")
+
+    def _kill_coordinator(self) -> None:
+        self._kill("coordinator")
+        self._fleet.look(self._look)
+        self._starts.append(self._fleet.start())
+
+    def _freeze(self) -> None:
+        """Stop an agent for good: it is ended, and another one takes its place."""
+        self._fleet.signal("agent", signal.SIGSTOP)
+        self._killed("agent", "SIGSTOP beyond the lease")
+        self._log.add(Event(kind="trouble", by="pause"))
+
+    def _pause(self, role: str) -> None:
+        """Stop a process until it is past any lease; then all goes on."""
+        fleet = self._fleet
+        process = fleet.signal(role, signal.SIGSTOP)
+        self._log.add(Event(kind="trouble", by="pause"))
+        time.sleep(_PAUSE_SECS)
+        try:
+            process.send_signal(signal.SIGCONT)
+        except psutil.NoSuchProcess:
+            raise ChildError(f"the {role} has ended while it was stopped") from None
+        names = fleet.local
+        fleet.until(lambda: all(map(fleet.is_usable, names)), f"{names} after a pause", WAIT_SECS)
+        fleet.wait_for_records(1)
+
+    def _wedge(self) -> str:
+        """Kill the agent of the first local device until it is quarantined; returns the reason shown."""
+        name, deaths = self._fleet.local[0], 0
+        began = time.monotonic()
+        while time.monotonic() < began + patience(3 * WAIT_SECS):
+            found = self._fleet.states().get(name, {})
+            if found.get("state") == "quarantined":
+                return str(found["reason"])
+            agent = self._fleet.find("agent")
+            if agent is not None:
+                agent.kill()
+                self._killed("agent", "kill")
+                deaths += 1
+            time.sleep(0.2)
+        raise ChildError(
+            f"{name} was not quarantined after {deaths} deaths: {self._fleet.states().get(name)}"
+        )
+
+    def _kill_raylet(self) -> tuple[float, bool]:
+        """Kill the raylet: seconds until all devices can be used again, and whether it took a new start."""
+        names = list(self._fleet.states())
+        before = {name: found["incarnation"] for name, found in self._fleet.states().items()}
+        self._kill("raylet")
+        began = time.monotonic()
+
+        def is_back() -> bool:
+            return self._fleet.is_over or all(self._fleet.is_usable(name, before[name]) for name in names)
+
+        self._fleet.until(is_back, "the devices after their raylet's end", WAIT_SECS, may_end=True)
+        if not self._fleet.is_over:
+            return time.monotonic() - began, False
+        self._fleet.ended()
+        self._fleet.start()
+        return time.monotonic() - began, True
 
 
 def local_profiles() -> dict[str, Path]:
@@ -85,4 +156,4 @@ def local_profiles() -> dict[str, Path]:
     return {level.name: ROOT / "configs" / "hardware" / f"{level.name}.yaml"}
 
 
-__all__ = ["local_profiles", "wreck"]
+__all__ = ["Wreck", "local_profiles"]

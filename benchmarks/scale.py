@@ -1,14 +1,17 @@
 """How far one coordinator reaches: `python -m benchmarks.scale --json`.
 
-Four parts, each in a process of its own; `--part NAME` runs one of them here.
+Six parts, each in a process of its own; `--part NAME` runs one of them here.
 
 - `intake`: records of 1,000 devices become durable (`fleet.daemon.intake.Intake`), a million of them. The
   baseline is the store without an intake, one commit a turn, on the same turns; the two take turns.
 - `scheduling`: events of 1,000 devices with jobs in their queues; a decision is what follows from the end of
   one job: `FleetState.apply`, the plan for its device, and the jobs that are handed in for it.
 - `open`: a table of 10 million records is opened, for reading and for writing, with and without its index.
+- `start`: a coordinator starts on that table, with the summary of the last one and without
+  (`benchmarks.scale_start`).
 - `fleet`: a real `Coordinator` with 1,000 replay devices in other processes (`benchmarks.scale_links`), from
   their probe to records in the table.
+- `connections`: `fleet up` while strangers hold connections to its API (`benchmarks.scale_connections`).
 
 Rows and records of `intake` and `open` are made up: ids and latencies are random, because only their number
 and their size matter. `fleet` answers from such records too, through `agents.replay`.
@@ -30,9 +33,11 @@ from typing import Any
 import numpy as np
 
 from agents.records import Record
+from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_parts import RecordMaker, in_child, made_up_rows, memory_mb
 from benchmarks.scale_scheduling import measure_scheduling
+from benchmarks.scale_start import measure_start
 from fleet.daemon.collector import seldom_collected
 from fleet.daemon.intake import Intake
 from fleet.store.store import Store
@@ -148,9 +153,20 @@ def fill(folder: Path, *, records: int, devices: int, seed: int = 1) -> float:
     return time.perf_counter() - started
 
 
+def _filled(folder: Path, *, records: int, devices: int) -> float | None:
+    """Make the large store unless it is there."""
+    return None if (folder / "records").exists() else fill(folder, records=records, devices=devices)
+
+
+def measure_large_start(folder: Path, *, records: int, devices: int, repeats: int) -> dict[str, Any]:
+    """Start a coordinator on a large store; `folder` may hold one already."""
+    _filled(folder, records=records, devices=devices)
+    return measure_start(folder, devices=devices, repeats=repeats)
+
+
 def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> dict[str, Any]:
     """Open a large store; `folder` may hold one already."""
-    filled = None if (folder / "records").exists() else fill(folder, records=records, devices=devices)
+    filled = _filled(folder, records=records, devices=devices)
     result: dict[str, Any] = {
         "records": sum(file.rows for file in Store.read(folder)._snapshot.files),
         "fill_secs": filled and round(filled, 1),
@@ -224,7 +240,16 @@ def parts(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[], d
             devices=options.devices,
             repeats=options.repeats,
         ),
+        "start": lambda: measure_large_start(
+            options.store or folder / "large",
+            records=options.open_records,
+            devices=options.devices,
+            repeats=options.repeats,
+        ),
         "fleet": lambda: measure_fleet(folder, devices=options.devices, secs=options.fleet_secs),
+        "connections": lambda: measure_connections(
+            folder, connections=options.connections, secs=options.connection_secs
+        ),
     }
 
 
@@ -235,6 +260,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if options.part:
             with seldom_collected():  # as `fleet up` does
                 return todo[options.part]()
+        # One large store for the parts that want one.
+        options.store = options.store or Path(made) / "large"
         found = {name: _in_process(name, options) for name in todo}
     return {
         "benchmark": "scale",
@@ -246,6 +273,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "memory_growth_mb": found["intake"]["memory_growth_mb"],
         "open_10m_secs": found["open"]["for_writing"]["secs"],
         "open_10m_records": found["open"]["records"],
+        "records_per_s_beside_strangers": found["connections"]["records_per_s"],
+        "start_10m_rows_secs": found["start"]["secs"],
+        "start_10m_rows": found["start"]["records"],
         **found,
     }
 
@@ -255,15 +285,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument(
-        "--part", choices=["intake", "scheduling", "open", "fleet"], help="only this one, in this process"
+        "--part",
+        choices=["intake", "scheduling", "open", "start", "fleet", "connections"],
+        help="only this one, in this process",
     )
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--records", type=int, default=1_300_000, help="records of the part intake")
     parser.add_argument("--baseline-turns", type=int, default=10, help="turns that the baseline gets too")
     parser.add_argument("--decisions", type=int, default=5000)
-    parser.add_argument("--open-records", type=int, default=10_000_000, help="records of the part open")
+    parser.add_argument(
+        "--open-records", type=int, default=10_000_000, help="records of the parts open and start"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="how often the large store is opened")
     parser.add_argument("--fleet-secs", type=float, default=60.0, help="seconds of the part fleet")
+    parser.add_argument("--connections", type=int, default=2000, help="strangers of the part connections")
+    parser.add_argument("--connection-secs", type=float, default=20.0, help="seconds with and without them")
     parser.add_argument("--store", type=Path, help="large store that is there already; made if it is not")
     parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
     options = parser.parse_args()

@@ -1,0 +1,126 @@
+"""Model versions and champions under faults: what is there and whether it is whole. For `benchmarks.chaos`.
+
+`watch_registry` writes down what a registry promises, in the process that changes it; `look_at_models` opens
+every version and every champion; `models_load` is a process that does nothing but publish.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agents.records import DeviceId
+from benchmarks.chaos_faults import DISK_FAULTS
+from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.chaos_life import Load
+from fleet.errors import FleetError
+from fleet.models.registry import Registry
+from fleet.models.registry_file import Champion, Change, State
+from fleet.models.registry_reader import RegistryReader
+from transfer import checkpoint
+from transfer.errors import TransferError
+from transfer.features import DEFAULT_SPEC
+from transfer.model import ModelSizes, MultiTaskTLP, model_config, scoped_seed
+
+#: So small that it is written in a few milliseconds.
+SIZES = ModelSizes(
+    category_width=2, step_width=8, attention_heads=1, residual_blocks=1, trunk_width=16, head_width=4
+)
+#: Newest versions that pruning leaves: few, so that it has something to do.
+KEEP = 3
+_HEADS = ("one", "two", "three")
+_NOT_READ = (FleetError, TransferError, OSError)
+
+
+def name_of(change: Change) -> str:
+    """The name of a change in a history."""
+    return f"{change.serial} {change.kind} {change.device_id} {change.version} {change.at_secs!r}"
+
+
+def watch_registry(log: HistoryLog) -> None:
+    """Write down what every registry of this process promises, for good."""
+    real = Registry._commit
+
+    def commit(self: Registry, state: State, champions: Any, changes: Iterable[Change]) -> None:
+        made = list(changes)
+        numbered = [replace(one, serial=state.serial + place) for place, one in enumerate(made, start=1)]
+        names = tuple(map(name_of, numbered))
+        if names:
+            log.add(Event(kind="publication", records=names))
+        real(self, state, champions, made)
+        if names:
+            log.add(Event(kind="acknowledged", by="registry", records=names))
+
+    Registry._commit = commit  # type: ignore[method-assign]
+
+
+def look_at_models(models: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Open everything in a folder of models.
+
+    Returns:
+        Names of all changes of champions, and what is not whole, one sentence each.
+    """
+    reader = RegistryReader(models)
+    halves = []
+    for version in reader.versions():
+        try:
+            checkpoint.load(models / version)
+        except _NOT_READ as error:
+            halves.append(f"version {version}: {error}")
+    try:
+        champions, changes = _champions(reader)
+    except _NOT_READ as error:
+        return (), (*halves, f"champions: {error}")
+    last = {one.device_id: one.version for one in changes}
+    for device_id, champion in champions.items():
+        try:
+            reader.load(champion.ref)[0].head(device_id)
+        except (*_NOT_READ, KeyError) as error:
+            halves.append(f"champion {champion.version} of {device_id}: {error}")
+        if last.get(device_id) != champion.version:
+            halves.append(f"{device_id} has {champion.version}, its last change says {last.get(device_id)}")
+    return tuple(map(name_of, changes)), tuple(halves)
+
+
+def _champions(reader: RegistryReader) -> tuple[dict[DeviceId, Champion], list[Change]]:
+    """Who serves, and how that came about: both of one moment."""
+    while True:
+        serial = reader.state().serial
+        found = reader.champions(), reader.history()
+        if reader.state().serial == serial:
+            return found
+
+
+def models_load(arguments: dict[str, Any]) -> None:
+    """Keep versions, publish each, take every other one back for one device, prune."""
+    load = Load(arguments)
+    watch_registry(load.log)
+    registry = Registry(load.disk / "models")
+    _look(load, registry.folder)
+    has_fault = arguments["plan"]["fault"] in DISK_FAULTS
+    for batch in load.batches:
+        with contextlib.suppress(*(_NOT_READ if has_fault else ())):
+            version = registry.add(_model(batch), {"run": str(batch)})
+            registry.publish(version, {one: {"reason": f"batch {batch}"} for one in _HEADS})
+            champion = registry.champions()[DeviceId(_HEADS[0])]
+            if batch % 2 and set(champion.before) & set(registry.versions()):
+                registry.rollback(champion.device_id, reason="by hand")
+            registry.prune(KEEP)
+    _look(load, registry.folder)
+    load.finish()
+
+
+def _look(load: Load, models: Path) -> None:
+    changes, halves = look_at_models(models)
+    load.log.add(Event(kind="look", places={"registry": changes}, halves=halves))
+
+
+def _model(seed: int) -> MultiTaskTLP:
+    with scoped_seed(seed):
+        return MultiTaskTLP(model_config(DEFAULT_SPEC, SIZES), _HEADS).eval()
+
+
+__all__ = ["KEEP", "SIZES", "look_at_models", "models_load", "name_of", "watch_registry"]

@@ -1,0 +1,129 @@
+"""The process of a refresh, forked instead of started: a training takes a second and can be killed often.
+
+For `benchmarks.chaos_fleet`. What runs in it is `fleet.refresh.process` as it is, under fault points of its
+own; only its model is smaller. `fleet.refresh.child` deals with a `ForkedProcess` as with any other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+from benchmarks.chaos_children import Spawner
+from benchmarks.chaos_faults import FaultPoints, Plan
+from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.chaos_models import SIZES, watch_registry
+from benchmarks.chaos_trouble import ALIVE
+from fleet.refresh import child
+from fleet.refresh.process import PARENT, main
+from transfer.train import TrainConfig
+
+_TREES = 8
+#: Steps on the disk of a short training, of which one is chosen.
+_STEPS = 120
+#: Share of the trainings that meet their fault.
+_UNLUCKY = 0.5
+
+
+class ForkedProcess:
+    """What `fleet.refresh.child` asks of a `subprocess.Popen`.
+
+    Args:
+        command: Of a refresh: its last part is the request.
+        stdout, stderr: Where to write.
+        spawner: Forks it.
+        arguments: More for `trainer_load`: `history`, `alive`, `plan`.
+        log: Told when it was killed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: BinaryIO,
+        stderr: BinaryIO,
+        spawner: Spawner,
+        arguments: Mapping[str, Any],
+        log: HistoryLog,
+        **_: Any,
+    ) -> None:
+        self._spawner, self._log = spawner, log
+        self._code: int | None = None
+        given = {**arguments, "request": command[-1], "stdout": str(stdout.name), "stderr": str(stderr.name)}
+        self.pid = spawner.start("trainer", given)
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self._code is None:
+            self._code = self._spawner.poll(self.pid)
+            if self._code == -signal.SIGKILL:
+                self._log.add(Event(kind="killed", by="trainer"))
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it has not been seen to have ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: It did not end in time.
+        """
+        ends_at = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > ends_at:
+                raise subprocess.TimeoutExpired("a refresh", timeout or 0.0)
+            time.sleep(0.005)
+        return code
+
+
+def fork_trainings(
+    spawner: Spawner, root: Path, plan: Mapping[str, Any], log: HistoryLog, rng: random.Random
+) -> None:
+    """Let every training of this process be forked, half of them with the fault of a plan at some step."""
+    places = {"history": str(root / "history.jsonl"), "alive": str(root / ALIVE)}
+
+    def opened(command: Sequence[str], **options: Any) -> ForkedProcess:
+        at = rng.randint(1, _STEPS) if plan["at"] and rng.random() < _UNLUCKY else 0
+        given = {**places, "plan": {**plan, "at": at, "die_at": 0}}
+        return ForkedProcess(command, spawner=spawner, arguments=given, log=log, **options)
+
+    made = SimpleNamespace(Popen=opened, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    setattr(child, "subprocess", made)  # noqa: B010  # for the type checker it is a module
+
+
+def trainer_load(arguments: dict[str, Any]) -> None:
+    """Be the process of a refresh; the arguments are those of `ForkedProcess`."""
+    os.setsid()
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        os.dup2(os.open(arguments[name], os.O_WRONLY | os.O_APPEND), number)
+    os.environ[PARENT] = str(os.getppid())
+    # Who cuts the power waits until nobody holds it any more.
+    fcntl.flock(os.open(arguments["alive"], os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)
+    defaults = TrainConfig.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults.update(trees=_TREES, sizes=SIZES)
+    log = HistoryLog(Path(arguments["history"]))
+    watch_registry(log)
+    told: Callable[[], None] = partial(log.add, Event(kind="trouble", by="disk fault"))
+    FaultPoints(Plan(**arguments["plan"]), told).install()
+    code = main([arguments["request"]])
+    os._exit(code)
+
+
+__all__ = ["ForkedProcess", "fork_trainings", "trainer_load"]

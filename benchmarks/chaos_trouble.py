@@ -1,0 +1,201 @@
+"""What happens to a whole coordinator while it runs, beside kills: for `benchmarks.chaos_fleet`.
+
+Agents die and freeze, the clock is set forwards and back, the training is killed or stands still, a person
+takes a champion back. `Host` is the host that the coordinator believes to be on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from agents.records import DeviceId
+from benchmarks.chaos_history import Event, HistoryLog
+from fleet.links.local import LocalLinks
+from fleet.models.registry import Registry
+from fleet.refresh.refresher import Refresher
+
+#: Seconds by which a clock is set, forwards or back: by hand, by a time server, by a dead battery.
+_CLOCK_STEPS = (120.0, 3700.0, 86_400.0, 30 * 86_400.0)
+#: Seconds that pass while the process is stopped by a signal, however short that is here: beyond any lease.
+_PAUSE_SECS = (30.0, 90.0, 5000.0)
+#: Turns that a stopped training stands still.
+_STILL_TURNS = 30
+#: Files of a history: which training was stopped, and what every training holds locked while it lives.
+STILL, ALIVE = "still", "alive"
+
+
+def wake_training(still: Path) -> None:
+    """Let a training go on that was stopped, if it is there still; one of a life before ends then.
+
+    Args:
+        still: File that remembers it.
+    """
+    if not still.exists():
+        return
+    with contextlib.suppress(OSError):  # it may have ended
+        pid = int(still.read_text())
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T"):
+            os.kill(pid, signal.SIGCONT)
+    still.unlink()
+
+
+class Host:
+    """The clocks of a host. They go on from life to life, and faster than ours.
+
+    Args:
+        path: File that remembers the time of day.
+        log: Told of pauses and of clock steps.
+        rng: Decides how long a pause takes.
+
+    Attributes:
+        wall: Unix seconds.
+        steady: Seconds since the host began.
+    """
+
+    def __init__(self, path: Path, log: HistoryLog, rng: random.Random) -> None:
+        self._path, self._log, self._rng = path, log, rng
+        self.wall = float(path.read_text()) if path.exists() else time.time()
+        self.steady = 1000.0
+        signal.signal(signal.SIGCONT, self._woken)
+
+    def go_on(self, secs: float) -> None:
+        """Let time pass."""
+        self.wall += secs
+        self.steady += secs
+        # In one step: a kill may come at any moment.
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(str(self.wall))
+        fresh.replace(self._path)
+
+    def set_clock(self) -> None:
+        """Set the time of day."""
+        secs = self._rng.choice(_CLOCK_STEPS) * self._rng.choice((-1, 1))
+        self.wall += secs
+        self._log.add(Event(kind="trouble", by="clock step"))
+        self._log.note([{"clock_step_secs": secs}])
+
+    def _woken(self, _number: int, _frame: FrameType | None) -> None:
+        secs = self._rng.choice(_PAUSE_SECS)
+        self.wall += secs
+        self.steady += secs
+        self._log.add(Event(kind="trouble", by="pause"))
+        self._log.note([{"pause_secs": secs}])
+
+
+class Trouble:
+    """Hurts somebody now and then.
+
+    Args:
+        links: To the agents.
+        host: Whose clock is set.
+        refresher: Whose training is killed and stopped.
+        registry: Whose champions are taken back.
+        still: File that remembers which training was stopped.
+        log: Told of what is no kill.
+        rng: Decides.
+        is_guilty: Whether agents die of what they do; else only of what is done to them.
+        often: Times as often as usual.
+    """
+
+    def __init__(
+        self,
+        links: LocalLinks,
+        host: Host,
+        refresher: Refresher,
+        registry: Registry,
+        *,
+        still: Path,
+        log: HistoryLog,
+        rng: random.Random,
+        is_guilty: bool,
+        often: float,
+    ) -> None:
+        self._often = often
+        self._links, self._host, self._refresher, self._registry = links, host, refresher, registry
+        self._still, self._log, self._rng, self._is_guilty = still, log, rng, is_guilty
+        self._frozen: set[tuple[DeviceId, int]] = set()
+        self._still_turns = 0
+        self._wake_training()  # of the life before
+        if is_guilty:
+            log.add(Event(kind="guilty"))
+
+    def somebody(self, view: Mapping[str, Any]) -> None:
+        """Perhaps hurt somebody; to be called between two turns."""
+        self._still_turns -= 1
+        if not self._still_turns:
+            self._wake_training()
+        device_id = DeviceId(self._rng.choice(sorted(view["devices"])))
+        name = (device_id, view["devices"][device_id]["incarnation"])
+        chances: list[tuple[float, Callable[[], None]]] = [
+            (0.02, lambda: self._crash(*name)),
+            (0.04, lambda: self._freeze(*name)),
+            (0.04, self._thaw),
+            (0.02, self._host.set_clock),
+            (0.02, self._stop_training),
+            (0.01, self._kill_training),
+            (0.01, lambda: self._take_back(device_id)),
+        ]
+        dice = self._rng.random() / self._often
+        for chance, happens in chances:
+            dice -= chance
+            if dice < 0:
+                happens()
+                return
+
+    def end(self) -> None:
+        """Let everybody go on who was not ended meanwhile."""
+        self._thaw()
+        self._wake_training()
+
+    def _crash(self, device_id: DeviceId, incarnation: int) -> None:
+        if (device_id, incarnation) not in self._frozen:
+            is_blameless = not self._is_guilty or self._rng.random() < 0.5
+            is_done = self._rng.random() < 0.5
+            self._links.crash(device_id, incarnation, is_done=is_done, is_blameless=is_blameless)
+
+    def _freeze(self, device_id: DeviceId, incarnation: int) -> None:
+        if (device_id, incarnation) not in self._frozen:
+            self._links.freeze(device_id, incarnation)
+            self._frozen.add((device_id, incarnation))
+
+    def _thaw(self) -> None:
+        for name in self._frozen:
+            with contextlib.suppress(KeyError):
+                self._links.thaw(*name)
+        self._frozen.clear()
+
+    def _stop_training(self) -> None:
+        pid = self._training_pid()
+        if pid is not None and not self._still.exists():
+            self._still.write_text(str(pid))
+            os.kill(pid, signal.SIGSTOP)
+            self._still_turns = _STILL_TURNS
+            self._log.add(Event(kind="trouble", by="pause"))
+
+    def _wake_training(self) -> None:
+        wake_training(self._still)
+
+    def _kill_training(self) -> None:
+        if (pid := self._training_pid()) is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    def _take_back(self, device_id: DeviceId) -> None:
+        self._wake_training()  # it may hold the registry's lock
+        champion = self._registry.champions().get(device_id)
+        if champion is not None and set(champion.before) & set(self._registry.versions()):
+            self._registry.rollback(device_id, reason="by hand")
+
+    def _training_pid(self) -> int | None:
+        child = self._refresher._child
+        return None if child is None or child.poll() is not None else child.pid
+
+
+__all__ = ["ALIVE", "STILL", "Host", "Trouble", "wake_training"]

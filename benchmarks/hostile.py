@@ -1,0 +1,173 @@
+"""Hostile logs through all that reads them: `python -m benchmarks.hostile`.
+
+Makes thousands of whole files of every dialect (Ansor v0.2 to v0.6, AutoTVM 0.2, MetaSchedule databases,
+mixed, gz, damaged gz, bombs) and takes each through what `fleet` does with it, in child processes with limits
+of time and memory. Then what import accepted is offered to a real device of this host, on the way that `fleet
+collect` plans by. The same seed gives the same files; `--only N` runs one of them again. What is counted:
+`docs/hostile.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hostile_corpus import CORPUS, corpus_case, corpus_names
+from benchmarks.hostile_files import make_case
+from benchmarks.hostile_found import Found
+from benchmarks.hostile_live import run_live
+from benchmarks.hostile_run import Question, run, split_by_training, stages_of
+
+#: Cases of a run; they hold over 100,000 lines.
+FILES = 3_000
+#: Cases between two looks at the clock, where the run goes on for some minutes.
+_ROUND = 300
+#: Stages of a find of the corpus.
+_CORPUS_STAGES = ("import", "command", "dataset", "replay", "export", "training")
+#: Larger reproductions are made again by their number instead of being kept.
+_MOST_KEPT_BYTES = 2 << 20
+_KEPT = Path("runs/hostile")
+
+
+def questions(options: argparse.Namespace) -> Iterator[list[Question]]:
+    """Cases to run, in rounds: the corpus, then as many generated ones as were asked for."""
+    if options.only is not None:
+        yield [Question(case=options.only, stages=_CORPUS_STAGES)]
+        return
+    yield [Question(case=name, stages=_CORPUS_STAGES) for name in corpus_names()]
+    until = time.monotonic() + 60 * options.minutes
+    for start in itertools.count(0, _ROUND):
+        stop = start + _ROUND if start >= options.files else min(start + _ROUND, options.files)
+        if start >= options.files and time.monotonic() >= until:
+            return
+        yield [Question(case=number, stages=stages_of(number)) for number in range(start, stop)]
+
+
+def keep(find: dict[str, Any], folder: Path, seed: int) -> None:
+    """Keep the files of a find's first case, if they are small, and say where and how to run it again."""
+    case = find["case"]
+    if case in corpus_names():
+        find["kept"] = str(CORPUS / case)
+        return
+    if not case.isdigit():
+        return
+    find["again"] = f"python -m benchmarks.hostile --seed {seed} --only {case}"
+    made = make_case(seed, int(case), "/tmp/hostile-markers")
+    if sum(len(data) for _, data in made.files) > _MOST_KEPT_BYTES:
+        return
+    place = folder / f"{seed}-{case}"
+    made.write(place)
+    find["kept"] = str(place)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run everything.
+
+    Args:
+        options: `files`, `minutes`, `seed`, `workers`, `only`, `keep`, `live`.
+    """
+    began = time.monotonic()
+    found = Found()
+    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    markers = folder / "markers"
+    markers.mkdir()
+    live: dict[str, Any] | None = None
+    try:
+        for number, asked in enumerate(questions(options)):
+            for part in split_by_training(asked):
+                place = folder / f"round-{number}"
+                found.merge(run(part, place, seed=options.seed, markers=markers, workers=options.workers))
+                shutil.rmtree(place, ignore_errors=True)
+        before = len(list(markers.iterdir()))
+        if options.only is None and options.live:
+            live = run_live(folder / "live", markers, found, seed=options.seed, candidates=options.live)
+        executed = sorted(one.name for one in markers.iterdir())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    ran = len(executed) + (live or {}).get("ended_by_exit", 0)
+    if executed:
+        found.find(
+            "live" if not before else "import", "executed", executed[0].split("-")[1], str(executed[:5])
+        )
+    if live and live["reached_device"]:
+        found.find("live", "reached a device as it came", "live", json.dumps(live))
+    if live and not live["module_is_ours"]:
+        found.find("live", "a claimed module is used", "live", json.dumps(live))
+    for find in found.finds.values():
+        keep(find, options.keep, options.seed)
+    return report(found, ran, live, options, time.monotonic() - began)
+
+
+def report(
+    found: Found, executed: int, live: dict[str, Any] | None, options: argparse.Namespace, seconds: float
+) -> dict[str, Any]:
+    """The JSON object that is printed; its keys are told in `docs/hostile.md`."""
+    stages, dialects = found.stages, found.dialects
+    slow = [tally for name, tally in stages.items() if name not in ("command", "training", "live")]
+    return {
+        "benchmark": "hostile",
+        "files": sum(counts["files"] for counts in dialects.values()),
+        "lines": sum(counts["made_lines"] for counts in dialects.values()),
+        "executed": executed,
+        "crashes": sum(tally.crashes for tally in stages.values()),
+        "hangs": sum(tally.hangs for tally in stages.values()),
+        "longest_secs": max((tally.longest_secs for tally in slow), default=0.0),
+        "peak_memory_mb": max((tally.peak_memory_mb for tally in stages.values()), default=0.0),
+        "unaccounted_lines": sum(counts["unaccounted"] for counts in dialects.values()),
+        "attacks": sum(counts["markers"] for counts in dialects.values()),
+        "by_dialect": {name: dict(counts) for name, counts in sorted(dialects.items())},
+        "by_stage": {name: _rounded(asdict(tally)) for name, tally in stages.items()},
+        "live": live,
+        "corpus": len(corpus_names()),
+        "seed": options.seed,
+        "seconds": round(seconds, 1),
+        "finds": sorted(found.finds.values(), key=lambda find: -find["times"]),
+    }
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}
+
+
+def main() -> int:
+    """Parse the command line, run, print; 1 where something was found."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--files", type=int, default=FILES, help="generated cases")
+    parser.add_argument("--minutes", type=float, default=0.0, help="go on with new cases for so long")
+    parser.add_argument("--seed", type=int, default=0, help="of all cases")
+    parser.add_argument("--workers", type=int, default=min(2, len(os.sched_getaffinity(0))))
+    parser.add_argument(
+        "--live", type=int, default=100, help="candidates offered to a real device; 0 for none"
+    )
+    parser.add_argument(
+        "--only", type=_case, default=None, help="one case: its number, or a name of the corpus"
+    )
+    parser.add_argument("--keep", type=Path, default=_KEPT, help="folder for the files of what is found")
+    options = parser.parse_args()
+    result = measure(options)
+    print(json.dumps(result, indent=None if options.json else 2))
+    return 1 if result["finds"] or result["executed"] else 0
+
+
+def _case(text: str) -> int | str:
+    if text.isdigit():
+        return int(text)
+    if text not in corpus_names():
+        raise argparse.ArgumentTypeError(f"{text} is neither a number nor in {CORPUS}")
+    corpus_case(text, "")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""Sends hostile cases to child processes, ends those that take too much, and counts what was found.
+
+Called by `benchmarks.hostile` and by the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from agents.own_program import environment
+from benchmarks.hostile_found import MOST_MB, PATIENCE_SECS, SLOW_STAGES, Found
+
+_POLL_SECS = 0.1
+_ERRORS_KEPT = 3_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One case and the stages that it goes through."""
+
+    #: Number of a generated case, or name of a find in the corpus.
+    case: int | str
+    stages: tuple[str, ...]
+
+
+class Child:
+    """One child process.
+
+    Args:
+        folder: Where it works; its errors go into a file there.
+        seed: Of generated cases.
+        markers: Folder that code in a case would write to.
+        module: What it runs.
+    """
+
+    def __init__(
+        self, folder: Path, seed: int, markers: Path, module: str = "benchmarks.hostile_child"
+    ) -> None:
+        self._folder, self._seed, self._markers, self._module = folder, seed, markers, module
+        self._errors_path = folder / "stderr"
+        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, question: Question, found: Found) -> None:
+        """Take one case through its stages, and count what comes of it."""
+        process = self._ready()
+        asked: dict[str, Any] = {"stages": question.stages, "folder": str(self._folder)}
+        asked |= {"seed": self._seed, "markers": str(self._markers)}
+        asked["corpus" if isinstance(question.case, str) else "number"] = question.case
+        assert process.stdin is not None
+        case, stage = str(question.case), "making"
+        try:
+            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.flush()
+        except OSError:
+            pass  # it is gone: the loop below sees that
+        while True:
+            event, why = self._next(stage)
+            if event is None:
+                text = self._errors()
+                self.close()
+                with found.lock:
+                    found.ended(case, stage, why, text)
+                return
+            with found.lock:
+                if "ended" in event:
+                    found.take(case, event)
+                elif "done" in event:
+                    found.finish(case, event)
+                    return
+            stage = event.get("began", stage)
+
+    def _next(self, stage: str) -> tuple[dict[str, Any] | None, str]:
+        """The next event; None where the child ended, or had to be."""
+        process = self._process
+        assert process is not None
+        began, most = own_secs(process.pid), SLOW_STAGES.get(stage, PATIENCE_SECS)
+        while True:
+            try:
+                event = self._events.get(timeout=_POLL_SECS)
+            except queue.Empty:
+                if own_secs(process.pid) - began > most:
+                    return None, "hang"
+                if _resident_mb(process.pid) > MOST_MB:
+                    return None, "memory"
+                continue
+            if event is None:
+                process.wait()
+                return None, f"ended with {process.returncode}"
+            return event, ""
+
+    def _ready(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._errors_path.open("wb") as errors:
+            command = [sys.executable, "-P", "-m", self._module]
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**environment(), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
+                start_new_session=True,
+            )
+        self._events = queue.SimpleQueue()
+        assert self._process.stdout is not None
+        thread = threading.Thread(target=_read, args=(self._process.stdout, self._events), daemon=True)
+        thread.start()
+        return self._process
+
+    def _errors(self) -> str:
+        """The last that the child said on standard error."""
+        with self._errors_path.open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _ERRORS_KEPT))
+            return stream.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """End the process, and what it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            below = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            for one in below:
+                if one.is_running():
+                    one.kill()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def own_secs(pid: int) -> float:
+    """A monotonic clock that stands while a process waits for a processor that runs another one.
+
+    Where the system does not tell that, it is the plain clock.
+    """
+    try:
+        waited_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        waited_ns = 0
+    return time.monotonic() - waited_ns / 1e9
+
+
+def _read(stream: IO[str], events: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+    with stream:
+        for line in stream:
+            events.put(json.loads(line))
+    events.put(None)
+
+
+def _resident_mb(pid: int) -> float:
+    try:
+        return float(psutil.Process(pid).memory_info().rss) / 2**20
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def run(
+    questions: Iterable[Question],
+    folder: Path,
+    *,
+    seed: int,
+    markers: Path,
+    workers: int = 1,
+    module: str = "benchmarks.hostile_child",
+) -> Found:
+    """Take cases through their stages.
+
+    Args:
+        questions: The cases; taken one by one as children become free.
+        folder: Where the children work.
+        seed: Of generated cases.
+        markers: Folder that code in a case would write to.
+        workers: Children at once.
+        module: What a child runs.
+    """
+    found = Found()
+    waiting = iter(questions)
+    lock = threading.Lock()
+    broken: list[BaseException] = []
+
+    def work(number: int) -> None:
+        child = Child(folder / f"child-{number}", seed, markers, module)
+        try:
+            while not broken:
+                with lock:
+                    question = next(waiting, None)
+                if question is None:
+                    return
+                child.ask(question, found)
+        except BaseException as error:
+            broken.append(error)
+        finally:
+            child.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if broken:
+        raise broken[0]
+    return found
+
+
+def stages_of(number: int) -> tuple[str, ...]:
+    """Stages of a generated case: all are imported and read, some replayed, exported and trained on."""
+    stages = ["import"]
+    if number % 75 == 0:
+        stages.append("command")
+    stages.append("dataset")
+    if number % 4 == 0:
+        stages += ["replay", "export"]
+    if number % 25 == 1:
+        stages.append("training")
+    return tuple(stages)
+
+
+def split_by_training(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:
+    """Cases without and with a training, which loads torch: memory is told apart so."""
+    return (
+        [one for one in questions if "training" not in one.stages],
+        [one for one in questions if "training" in one.stages],
+    )
+
+
+__all__ = [
+    "Child",
+    "Question",
+    "own_secs",
+    "run",
+    "split_by_training",
+    "stages_of",
+]

@@ -1,0 +1,253 @@
+"""What one hostile import goes through: import, dataset, replay, training. Runs in a child process.
+
+Each stage calls what the command line calls, on a store of the case's own. An error that `fleet` would print
+as one line is a refusal; anything else that is raised is a crash. `benchmarks.hostile_child` takes the time
+and the memory.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.errors import AgentError
+from agents.own_program import environment
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol, Replay
+from benchmarks.hostile_files import Case
+from fleet.errors import FleetError
+from transfer.errors import TransferError
+
+#: What `fleet.cli.app` turns into one clear line.
+TYPED = (FleetError, AgentError, TransferError, OSError)
+DEVICE = DeviceId("board")
+#: Workloads and candidates of each that are replayed.
+_REPLAYED = 4
+#: Seconds that the real command may take in all; more than any file may.
+_COMMAND_SECS = 60.0
+
+
+class Unaccounted(Exception):  # noqa: N818 - a finding, not a fault of this program
+    """Lines went in of which nothing came out."""
+
+
+@dataclass(slots=True)
+class Work:
+    """One case while it goes through the stages."""
+
+    case: Case
+    folder: Path
+    #: Counts of the import.
+    lines: int = 0
+    imported: int = 0
+    duplicates: int = 0
+    rejected: int = 0
+    #: Lines without an account.
+    unaccounted: int = 0
+    #: Where each stage was refused.
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def store(self) -> Path:
+        """Folder of the case's store."""
+        return self.folder / "store"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the case's files."""
+        return self.folder / "network" / "logs"
+
+    def log(self) -> Path:
+        """Path of the case's log."""
+        return self.logs / os.fsdecode(self.case.files[0][0])
+
+
+def expected_lines(data: bytes) -> int:
+    """Lines of a plain file, as `docs/import.md` counts them: a last line without an end counts."""
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    return data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+
+
+def import_case(work: Work) -> None:
+    """`fleet import`, by the function that the command calls.
+
+    Raises:
+        Unaccounted: The report does not add up, to the file or to the store.
+    """
+    from fleet.interchange.import_logs import ImportRequest, check_request, import_logs
+    from fleet.store.store import Store
+
+    request = ImportRequest(
+        paths=(work.log(),), device_id=DEVICE, devices_folder=work.folder / "no-device-files", again=True
+    )
+    found = check_request(request)
+    with Store.open(work.store) as store:
+        report = import_logs(store, request, found=found).to_json()
+    work.lines, work.imported, work.duplicates = report["lines"], report["imported"], report["duplicates"]
+    work.rejected = sum(report["rejected_by_reason"].values())
+    kept = sum(counts.records for counts in Store.read(work.store).counts().values())
+    data = work.case.files[0][1]
+    lines = report["lines"] if data.startswith(b"\x1f\x8b") else expected_lines(data)
+    work.unaccounted = abs(lines - work.imported - work.duplicates - work.rejected)
+    work.unaccounted += abs(kept - work.imported)
+    if work.unaccounted:
+        raise Unaccounted(
+            f"{lines} lines in the file: {work.imported} imported ({kept} in the store), "
+            f"{work.duplicates} duplicates, {work.rejected} rejected"
+        )
+
+
+def command_case(work: Work) -> None:
+    """`fleet import` as a person gives it; what it prints may hold nothing that a terminal obeys.
+
+    Raises:
+        AssertionError: It ended otherwise than with one clear line, or printed control characters.
+    """
+    command = [sys.executable, "-P", "-m", "fleet.cli", "import", "--device", DEVICE, "--store", "cli-store"]
+    command += [*(["--json"] if len(work.case.name) % 2 else []), "--", str(work.log())]
+    done = subprocess.run(
+        command, cwd=work.folder, env=environment(), capture_output=True, timeout=_COMMAND_SECS, check=False
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode in (0, 1), f"fleet import ended with {done.returncode}: {told[-500:]!r}"
+    assert b"Traceback" not in told, f"fleet import raised: {told[-500:]!r}"
+    bad = sorted({byte for byte in told if byte < 32 and byte not in b"\n\t"} | ({127} & {*told}))
+    assert not bad, f"fleet import printed the bytes {bad}: {told[-500:]!r}"
+    assert done.returncode == 0 or done.stderr.startswith(b"fleet: "), f"no clear line: {done.stderr!r}"
+
+
+def dataset_case(work: Work) -> None:
+    """What `fleet train` reads: all records as a dataset."""
+    from fleet.models.learning import load_snapshot
+    from fleet.store.store import Store
+
+    load_snapshot(Store.read(work.store))
+
+
+def training_case(work: Work) -> None:
+    """`fleet train`, one pass over the data."""
+    from fleet.config.settings import load_fleet
+    from fleet.models.training import train_version
+
+    settings = load_fleet(None, {"store.path": str(work.store), "training.epochs": 1}).config
+    train_version(settings, work.folder / "models", [], compute="cpu")
+
+
+def replay_case(work: Work) -> None:
+    """A replay device that answers from the imported records, then from the same file with faults in it."""
+    spec = replay_spec(work)
+    replay_all(spec)
+    assert spec.replay is not None
+    path = Path(spec.replay.records)
+    rng = random.Random(work.case.name)
+    for faulty in with_faults(path, rng, work.folder):
+        changed = Replay(records=str(faulty), device=DEVICE, noise=True, failures=True)
+        try:
+            replay_all(spec, changed)
+        except TYPED as refusal:
+            work.refusals.setdefault("replay", str(refusal))
+
+
+def replay_spec(work: Work) -> DeviceSpec:
+    """The spec of a device that replays the case's records."""
+    from dataclasses import replace
+
+    from fleet.collection.replaying import ready
+    from fleet.store.store import Store
+
+    known = Store.read(work.store).devices()
+    if DEVICE not in known:
+        raise FleetError("nothing was imported")
+    spec = replace(
+        known[DEVICE].spec,
+        device_id=DeviceId("replayed"),
+        kind=DeviceKind.REPLAY,
+        target_json="{}",
+        replay=Replay(records=str(work.store), device=DEVICE),
+    )
+    return ready({spec.device_id: spec}, work.folder / "replay")[spec.device_id]
+
+
+def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
+    """Propose, evolve and measure on a replay device."""
+    from dataclasses import replace
+
+    from agents.batch import Batch
+    from agents.networks import NETWORKS
+    from agents.replay import ReplayWorker
+
+    if changed is not None:
+        spec = replace(spec, replay=changed)
+    with closing(ReplayWorker(spec, Path("unused"))) as worker:
+        for workload in worker.network_workloads(sorted(NETWORKS))[:_REPLAYED]:
+            candidates = worker.propose(workload, _REPLAYED, seed=0)
+            parents = [one.trace for one in candidates[:2]]
+            candidates += worker.evolve(workload, parents, _REPLAYED, seed=0)
+            worker.measure(
+                Batch(
+                    candidates=tuple(candidates),
+                    workloads={workload.workload_id: workload},
+                    protocol=Protocol(),
+                )
+            )
+
+
+def with_faults(path: Path, rng: random.Random, folder: Path) -> Iterator[Path]:
+    """Copies of an exported file with a fault each: in a value, in the footer, in its bytes."""
+    from benchmarks.hostile_parquet import faulty_footer, faulty_values
+    from benchmarks.hostile_values import damaged
+
+    made = folder / "faulty.parquet"
+    made.write_bytes(damaged(rng, path.read_bytes()))
+    yield made
+    faulty_values(path, made, rng)
+    yield made
+    faulty_footer(path, made, rng)
+    yield made
+
+
+def export_case(work: Work) -> None:
+    """`fleet export` in every other format."""
+    from fleet.interchange.export_store import export
+    from fleet.store.store import Store
+
+    reader = Store.read(work.store)
+    for form in ("ansor", "autotvm", "meta_schedule"):
+        try:
+            export(reader, work.folder / f"export-{form}", form, [DEVICE])
+        except TYPED as refusal:
+            work.refusals.setdefault("export", str(refusal))
+
+
+#: Stages by name, in their order.
+STAGES: dict[str, Callable[[Work], None]] = {
+    "import": import_case,
+    "command": command_case,
+    "dataset": dataset_case,
+    "replay": replay_case,
+    "export": export_case,
+    "training": training_case,
+}
+
+
+def counts_of(work: Work) -> dict[str, Any]:
+    """What became of a case's lines."""
+    return {
+        "files": len(work.case.files),
+        "made_lines": work.case.lines,
+        "markers": work.case.markers,
+        "lines": work.lines,
+        "imported": work.imported,
+        "duplicates": work.duplicates,
+        "rejected": work.rejected,
+        "unaccounted": work.unaccounted,
+    }
+
+
+__all__ = ["DEVICE", "STAGES", "TYPED", "Unaccounted", "Work", "counts_of", "expected_lines", "import_case"]

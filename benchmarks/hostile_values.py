@@ -1,0 +1,285 @@
+"""Values that no honest log holds: numbers, texts, targets, and faults put into honest values and bytes.
+
+Called by the other makers of hostile logs. Everything is drawn from the generator given, so equal seeds give
+equal values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from random import Random
+from typing import Any
+
+import orjson
+
+#: Numbers at the edges of what programs count with; the last ones are no 64-bit integers.
+NUMBERS: tuple[Any, ...] = (
+    0,
+    -1,
+    1,
+    2,
+    7,
+    255,
+    999,
+    1000,
+    1024,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**53 + 1,
+    10**18,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    -(2**63),
+    -0.0,
+    0.5,
+    1e-7,
+    5e-324,
+    1e308,
+    -1e308,
+    10**30,
+    2**64,
+)
+_WHOLE = tuple(one for one in NUMBERS if type(one) is int and abs(one) < 2**64)
+#: Texts that have broken parsers, terminals and paths.
+TEXTS = (
+    "",
+    " ",
+    "--5",
+    "-5",
+    "- -",
+    "\x00",
+    "\x1b[2J\x1b]0;owned\x07",
+    "\u202e",
+    "\u00b2",
+    "\u0663",
+    "\u00fc\u4e2d\U0001f600",
+    "NaN",
+    "null",
+    "../../../../tmp/x",
+    "a/b",
+    '"',
+    "'; drop",
+    "$",
+    "$1",
+    "auto_unroll_max_step$99999999999999999999",
+    "{",
+    "]]],[[",
+    "[" * 300,
+    "%s%n",
+    "main",
+    "root",
+    "TENSOR",
+    "1e400",
+    "0x10",
+)
+CPU_KINDS = ("llvm", "c", "hexagon")
+GPU_KINDS = ("cuda", "rocm", "opencl", "vulkan", "metal")
+_OPTIONS = (
+    "keys",
+    "mcpu",
+    "mattr",
+    "mtriple",
+    "num-cores",
+    "device",
+    "model",
+    "arch",
+    "max_num_threads",
+    "libs",
+)
+_LENGTHS = (100, 1_000, 5_000, 70_000)
+_TOKENS = (b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e999", b"00", b"1.", b"'x'", b"nul", b"\xff")
+
+
+def number(rng: Random) -> Any:
+    """A number, mostly a hostile one."""
+    return rng.choice(NUMBERS) if rng.random() < 0.7 else rng.randrange(1, 1 << rng.randrange(1, 64))
+
+
+def whole(rng: Random) -> Any:
+    """A whole number, mostly a hostile one; now and then no whole number."""
+    if rng.random() < 0.03:
+        return number(rng)
+    return rng.choice(_WHOLE) if rng.random() < 0.7 else rng.randrange(1, 1 << rng.randrange(1, 64))
+
+
+def text(rng: Random) -> str:
+    """A text, mostly a hostile one."""
+    if rng.random() < 0.08:
+        return rng.choice('ab[{"\\\u00e9') * rng.choice(_LENGTHS)
+    return rng.choice(TEXTS)
+
+
+def value(rng: Random, depth: int = 3) -> Any:
+    """Any JSON value."""
+    kind = rng.randrange(9 if depth else 5)
+    if kind < 2:
+        return number(rng)
+    if kind < 4:
+        return text(rng)
+    if kind == 4:
+        return rng.choice((None, True, False))
+    if kind < 7:
+        return [value(rng, depth - 1) for _ in range(rng.randrange(4))]
+    if kind == 7:
+        return nested(rng.choice((3, 50, 190, 260, 600)))
+    return {text(rng)[:200]: value(rng, depth - 1) for _ in range(rng.randrange(3))}
+
+
+def nested(levels: int) -> Any:
+    """Lists in lists."""
+    made: Any = 1
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+def is_deep(found: Any) -> bool:
+    """Whether a value is nested more deeply than `json.dumps` may be given."""
+    level = [found]
+    for _ in range(150):
+        if not level:
+            return False
+        level = [
+            child
+            for one in level
+            if isinstance(one, list | dict)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+    return True
+
+
+def with_fault(rng: Random, whole: Any) -> Any:
+    """Put one fault anywhere into a JSON value, in place; returns the value, or what replaces it."""
+    if not isinstance(whole, list | dict) or not whole:
+        return value(rng)
+    holder: Any = whole
+    while True:
+        key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
+        inside = holder[key]
+        if isinstance(inside, list | dict) and inside and rng.random() < 0.8:
+            holder = inside
+            continue
+        break
+    kind = rng.randrange(6)
+    if kind == 0:
+        del holder[key]
+    elif kind == 1 and isinstance(holder, list):
+        holder[key:key] = [inside] * rng.choice((1, 2, 40))
+    elif kind == 2:
+        holder[key] = [inside]
+    elif isinstance(inside, str) and kind < 5:
+        holder[key] = text(rng)
+    elif isinstance(inside, int | float) and kind < 5:
+        holder[key] = number(rng)
+    else:
+        holder[key] = value(rng)
+    return whole
+
+
+def line_of(rng: Random, whole: Any) -> bytes:
+    """Write a value as one line, now and then in another way than most programs do."""
+    if is_deep(whole):
+        return deep_text(whole)
+    style = rng.randrange(12)
+    if style == 0:
+        return json.dumps(whole, separators=(" , ", " :  ")).encode()
+    if style > 2:
+        with contextlib.suppress(orjson.JSONEncodeError):  # a number beyond 64 bits
+            return orjson.dumps(whole)
+    return json.dumps(whole, separators=(",", ":")).encode()
+
+
+def deep_text(whole: Any) -> bytes:
+    """JSON of a value nested as deeply as one likes."""
+    parts: list[str] = []
+    waiting: list[Any] = [whole]
+    while waiting:
+        one = waiting.pop()
+        if type(one) is _Raw:
+            parts.append(one)
+        elif isinstance(one, list):
+            waiting.append(_Raw("]"))
+            for place, child in reversed(list(enumerate(one))):
+                waiting += [child, _Raw(",")] if place else [child]
+            parts.append("[")
+        elif isinstance(one, dict):
+            waiting.append(_Raw("}"))
+            for place, (key, child) in reversed(list(enumerate(one.items()))):
+                waiting += [child, _Raw(json.dumps(key) + ":")]
+                if place:
+                    waiting.append(_Raw(","))
+            parts.append("{")
+        else:
+            parts.append(json.dumps(one))
+    return "".join(parts).encode()
+
+
+class _Raw(str):
+    """Text that stands in JSON as it is."""
+
+
+def damaged(rng: Random, data: bytes) -> bytes:
+    """Change some bytes as a broken disk, a cut transfer or an editor would."""
+    if not data:
+        return b"\x00"
+    place = rng.randrange(len(data))
+    kind = rng.randrange(7)
+    if kind == 0:
+        return data[:place]
+    if kind == 1:
+        return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+    if kind == 2:
+        return data[:place] + rng.choice(_TOKENS) + data[place:]
+    if kind == 3:
+        return data[:place] + rng.randbytes(rng.choice((1, 8, 200))) + data[place:]
+    if kind == 4:
+        return data[:place] + data[place + rng.choice((1, 5, 100)) :]
+    if kind == 5:
+        return data.replace(b"\n", b"\r\n", rng.choice((1, 5, -1)))
+    return data[:place] + data[place : place + 64] * 3 + data[place:]
+
+
+def target_text(rng: Random, family: str) -> str:
+    """A target in the old text form."""
+    kinds = CPU_KINDS if family == "cpu" else GPU_KINDS
+    kind = kinds[0] if rng.random() < 0.8 else rng.choice(kinds)
+    words = [kind]
+    for _ in range(rng.randrange(4)):
+        option = rng.choice(_OPTIONS)
+        words.append(
+            rng.choice((f"-{option}={_option(rng)}", f"--{option}", f"-{option}={rng.choice(TEXTS)}"))
+        )
+    return " ".join(words)
+
+
+def target_object(rng: Random, family: str) -> dict[str, Any]:
+    """A target in the JSON form."""
+    kinds = CPU_KINDS if family == "cpu" else GPU_KINDS
+    made: dict[str, Any] = {"kind": kinds[0] if rng.random() < 0.8 else rng.choice(kinds)}
+    for _ in range(rng.randrange(4)):
+        made[rng.choice(_OPTIONS)] = value(rng, 1) if rng.random() < 0.3 else _option(rng)
+    return made
+
+
+def _option(rng: Random) -> Any:
+    return rng.choice(("core-avx2", "skylake-avx512", "sm_80", "cpu", 8, 1024, "--5", "-1", "+neon,+dotprod"))
+
+
+__all__ = [
+    "NUMBERS",
+    "TEXTS",
+    "damaged",
+    "deep_text",
+    "line_of",
+    "nested",
+    "number",
+    "target_object",
+    "target_text",
+    "text",
+    "value",
+    "whole",
+    "with_fault",
+]

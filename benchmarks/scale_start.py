@@ -1,0 +1,151 @@
+"""The start of a coordinator on a large store: the part `start` of `benchmarks.scale`.
+
+Everything that `fleet up` does before it may grant its first lease, agents apart: open the store, replay the
+journal, know which candidates each device has, count the records, draw the first picture. Each start is a
+process of its own. The devices are replay devices that nobody starts; their records are made up.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
+from benchmarks.scale_parts import WORKLOADS, in_child, made_up_rows
+from fleet.daemon.coordinator import Coordinator
+from fleet.daemon.coordinator_settings import CoordinatorSettings
+from fleet.daemon.notices import Notices
+from fleet.daemon.table_summary import SAVE_ROWS, SAVE_SHARE, SUMMARY
+from fleet.daemon.workload_choice import KeptChoices, WorkloadChoice, group_of
+from fleet.links.local import LocalLinks
+from fleet.store.store import Store
+
+_TARGET = '{"kind":"llvm","num-cores":1}'
+_CHOICE = WorkloadChoice(networks=("resnet-50",), count=WORKLOADS)
+
+#: Lines for a child: the store, its devices, and how it ends.
+_WORK = """
+from benchmarks.scale_start import begin
+found = begin(pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+"""
+
+
+def measure_start(folder: Path, *, devices: int, repeats: int) -> dict[str, Any]:
+    """Start a coordinator on a store that `benchmarks.scale.fill` has made.
+
+    Args:
+        folder: The store; its summary is deleted and written anew, and records are added at the end.
+        devices: How many devices it has.
+        repeats: How often it is started.
+    """
+    root = _root(folder)
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.rmtree(folder / SUMMARY, ignore_errors=True)
+    _prepare(folder, root, devices)
+    # The baseline: what every start took before there was a summary, and takes once it is deleted.
+    first = in_child(_WORK, str(folder), str(devices), "close")
+    runs = [in_child(_WORK, str(folder), str(devices), "leave") for _ in range(repeats)]
+    summary = folder / SUMMARY
+    summary_bytes = sum(path.stat().st_size for path in summary.glob("*"))
+    # As many rows as the summary lacks at most when its coordinator is killed.
+    rng = np.random.default_rng(5)
+    with Store.open(folder) as store:
+        records = store.rows
+        missing = int(max(SAVE_ROWS, SAVE_SHARE * records)) - devices
+        store.append_tables(
+            {_name(number): made_up_rows(rng, missing // devices) for number in range(devices)}
+        )
+    after_kill = in_child(_WORK, str(folder), str(devices), "leave")
+    return {
+        "records": records,
+        "devices": devices,
+        "without_summary": first,
+        **runs[0],
+        "secs": statistics.median(run["secs"] for run in runs),
+        "cpu_secs": statistics.median(run["cpu_secs"] for run in runs),
+        "runs": repeats,
+        "summary_bytes": summary_bytes,
+        "rows_since_the_summary": after_kill["records_known"] - records,
+        "after_kill": after_kill,
+    }
+
+
+def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
+    """Start one here; `close` ends it in order, which writes what the next start needs."""
+    began = time.perf_counter()
+    store = Store.open(folder)
+    opened = time.perf_counter()
+    links = LocalLinks(protocol=Protocol(), spool_root=_root(folder) / "spool", beat_secs=1.0)
+    settings = CoordinatorSettings(protocol=Protocol(), choice=_CHOICE)
+    coordinator = Coordinator(_root(folder), store, links, _specs(devices), settings, Notices(None))
+    ended = time.perf_counter()
+    parts = coordinator._parts
+    known: dict[str, Any] = {
+        "open_store_secs": round(opened - began, 3),
+        "rest_secs": round(ended - opened, 3),
+        "records_known": sum(one.records for one in parts.storing.counts.values()),
+        "candidates_known": sum(len(space.index) for space in parts.coverage.matrix.spaces.values()),
+    }
+    if ending == "close":
+        before = time.perf_counter()
+        coordinator.close()
+        store.close()
+        known["close_secs"] = round(time.perf_counter() - before, 3)
+    return known
+
+
+def _root(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-daemon")
+
+
+def _name(number: int) -> str:
+    return f"dev-{number:05d}"
+
+
+def _workload_id(number: int) -> str:
+    return f"{number:016x}"
+
+
+def _specs(devices: int) -> dict[DeviceId, DeviceSpec]:
+    return {
+        DeviceId(_name(number)): DeviceSpec(
+            device_id=DeviceId(_name(number)),
+            kind=DeviceKind.REPLAY,
+            family=Family.CPU,
+            target_json=_TARGET,
+            replay=Replay(records="nobody-reads-it.parquet", device=DeviceId("recorded"), seed=number),
+        )
+        for number in range(devices)
+    }
+
+
+def _prepare(folder: Path, root: Path, devices: int) -> None:
+    """What a fleet that has measured for a while has: its workloads, its devices, its choice."""
+    root.mkdir()
+    workloads = [
+        Workload(
+            workload_id=WorkloadId(_workload_id(number)),
+            name=f"made up {number}",
+            operator="C2D",
+            arg_shapes=((64, 64),),
+            arg_dtypes=("float32",),
+            flops=10.0 ** (6 + number % 4),
+            networks=(("resnet-50", 1 + number % 5),),
+            module_json="{}",
+        )
+        for number in range(WORKLOADS)
+    ]
+    specs = list(_specs(devices).values())
+    with Store.open(folder) as store:
+        store.put_workloads(workloads)
+        for spec in specs:
+            store.put_device(spec)
+    KeptChoices(root / "workloads.json").put(group_of(specs[0]), _CHOICE.key(specs), workloads)
+
+
+__all__ = ["begin", "measure_start"]
