@@ -17,6 +17,7 @@ from fleet.core.events import JobState
 from fleet.core.limits import Limits
 from fleet.daemon.coordinator import Coordinator
 from fleet.daemon.coordinator_settings import CoordinatorSettings
+from fleet.daemon.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.daemon.intake import Intake
 from fleet.daemon.journal import Journal
 from fleet.daemon.notices import Notices
@@ -54,21 +55,45 @@ def recorded_file(folder: Path) -> Path:
     return path
 
 
-@dataclass
-class Clock:
-    """Unix seconds that pass when they are told to."""
+class Clock(FleetClock):
+    """The clock of a host whose time passes when it is told to, and a little with each turn."""
 
-    now: float = 1_800_000_000.0
-    step: float = 0.01
+    def __init__(self, wall: float = 1_800_000_000.0) -> None:
+        self._host_wall, self._host_steady = wall, 500.0
+        super().__init__(lambda: self._host_wall, lambda: self._host_steady)
 
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
+    def tick(self) -> float:
+        self.pause(0.05)
+        return super().tick()
+
+    @property
+    def now(self) -> float:
+        return self()
+
+    @now.setter
+    def now(self, secs: float) -> None:
+        self.skip(secs - self())
 
     def skip(self, secs: float) -> float:
-        """Let time pass."""
-        self.now += secs
-        return self.now
+        """Let time pass in which a coordinator would have listened."""
+        until = self() + secs
+        while (left := until - self()) > 1e-6:
+            self.pause(min(MOST_STEP_SECS, left))
+            super().tick()
+        return self()
+
+    def pause(self, secs: float) -> None:
+        """Let time pass in which nobody listens."""
+        self._host_wall += secs
+        self._host_steady += secs
+
+    def set(self, secs: float) -> None:
+        """Set the wall clock, forward or back."""
+        self._host_wall += secs
+
+    def start_again(self) -> None:
+        """Begin another life at what the wall clock shows."""
+        super().__init__(self._wall, self._steady)
 
 
 _poll = StoreThread.poll
@@ -101,7 +126,8 @@ class Fleet:
     def coordinator(self) -> Iterator[tuple[Coordinator, LocalLinks]]:
         """One life of the coordinator and its agents; ends without any order, as after a kill."""
         told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=self.limits, **self.settings)
-        notices = Notices(clock=self.clock)
+        self.clock.start_again()
+        notices = Notices(clock=self.clock, wall=self.clock.wall)
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
             store = stack.enter_context(Store.open(self.folder / "store"))
@@ -110,7 +136,7 @@ class Fleet:
             say = mock.patch.object(notices, "say", lambda text, **_: self.lines.append(text))
             # Real time decides nothing: neither a search in the store nor how long a view takes, and records
             # are of the same day as all else.
-            replay_time = SimpleNamespace(time=lambda: self.clock.now, monotonic=time.monotonic)
+            replay_time = SimpleNamespace(time=self.clock.wall, monotonic=time.monotonic)
             for patch in (
                 say,
                 mock.patch.object(StoreThread, "poll", poll_answered),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from agents.derivation import Derivation
 from agents.records import (
     Candidate,
     CandidateId,
@@ -52,6 +54,8 @@ class FakeFleet:
         self.device_ids = [DeviceId(one) for one in device_ids]
         self.fate = fate
         self.space, self.children = space, children
+        #: What its agents list.
+        self.listed: list[Workload] = []
         #: Batches after which the program is killed; never where None.
         self.kill_after: int | None = None
         #: Batches, counted from 0, in which the agent dies after half of them.
@@ -117,6 +121,14 @@ class FakeFleet:
     ) -> list[Candidate]:
         drawn = (f"{parent}/{number}" for number in range(self.children) for parent in parents)
         return self._fresh(workload, drawn, count, exclude, "evolved")
+
+    def _network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
+        return self.listed
+
+    def _derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Derivation:
+        good = [f"derived-{one}" for one in traces if "evil" not in one]
+        refused = Counter("its instructions are evil" for one in traces if "evil" in one)
+        return Derivation(tuple(self._fresh(workload, good, len(good), (), "derived")), refused)
 
     def _fresh(
         self, workload: Workload, traces: Iterable[str], count: int, exclude: Sequence[str], origin: str

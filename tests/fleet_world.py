@@ -116,6 +116,11 @@ class World:
         if isinstance(event, ev.LeaseReturned):
             self.expired.add((event.device_id, event.epoch))
             assert self._blame(self.state.to_json()) == self._blame(before)
+        if isinstance(event, ev.ClockSet):
+            assert self._blame(self.state.to_json()) == self._blame(before)
+            assert all(isinstance(one, ev.GrantLease | ev.WantJobs) for one in made)
+        if isinstance(event, ev.Tick) and before["leasing"]["rules"] > 1:
+            self._check_silence(before)
         if isinstance(event, ev.TrainingFinished | ev.TrainingFailed):
             self.is_training = False
         for one in made:
@@ -129,6 +134,19 @@ class World:
     @staticmethod
     def _is_there(values: dict[str, Any], job_id: JobId) -> bool:
         return any(entry["job"]["job_id"] == job_id for entry in values["leasing"]["jobs"]["entries"])
+
+    def _check_silence(self, before: dict[str, Any]) -> None:
+        """Time alone counts nothing against whoever was not heard lately, nor against the job there."""
+        now = self.state.to_json()["leasing"]
+        crashes = {one["job"]["job_id"]: one["crashes"] for one in now["jobs"]["entries"]}
+        failures = {one["device_id"]: one["failures"] for one in now["devices"]}
+        was = {one["job"]["job_id"]: one["crashes"] for one in before["leasing"]["jobs"]["entries"]}
+        for device in before["leasing"]["devices"]:
+            is_silent = device["heard_secs"] < now["now"] - self.limits.lease_secs / 2
+            if device["leases"] and is_silent:
+                assert failures[device["device_id"]] == device["failures"]
+                for lease in device["leases"]:
+                    assert crashes[lease["job_id"]] == was[lease["job_id"]]
 
     @staticmethod
     def _blame(values: dict[str, Any]) -> list[Any]:

@@ -16,21 +16,45 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agents.keeper import ProcessName
 from fleet.api.client import ADDRESS, TOKEN, ask
+from fleet.api.connections import ConnectionLimits, Connections
 from fleet.api.metrics import metrics_text
 from fleet.api.server import ApiServer, read_or_make_token
 from fleet.cli.app import run
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
+from fleet.daemon.histogram import Histogram
 from fleet.daemon.storing import Counts
 from fleet.daemon.viewing import Around, make_view
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
+from fleet.private_files import write_private
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
 from transfer import checkpoint
 from transfer.model import MultiTaskTLP, model_config
 
 BOARD = "board-7"
+
+
+def a_histogram(*secs: float) -> dict[str, Any]:
+    made = Histogram()
+    for one in secs:
+        made.add(one)
+    return made.view
+
+
+#: As `fleet.daemon.health` gives it.
+HEALTH = {
+    "turns": a_histogram(0.002, 0.3),
+    "disk_waits": {"journal": a_histogram(0.004), "intake": a_histogram(20.0)},
+    "journal_bytes": 4096,
+    "intake_bytes": 512,
+    "unacknowledged": 3,
+    "unacknowledged_secs": 1.5,
+    "waiting_secs": 2.5,
+    "training_secs": 12.5,
+    "free_bytes": {"store": 10**9, "daemon": 10**8},
+}
 
 
 def a_view(table_version: int = 3) -> dict[str, Any]:
@@ -50,6 +74,8 @@ def a_view(table_version: int = 3) -> dict[str, Any]:
         waiting=5,
         alarms=({"at": 15.0, "device_id": BOARD, "text": "it drifts"},),
         trainer={},
+        health=HEALTH,
+        clock={"gaps": 2, "gap_secs": 61.5, "steps": 1, "step_secs": -3600.0},
     )
     counts = {spec.device_id: Counts(records=7, ok=6, last_at=19.0)}
     return make_view(state, {spec.device_id: spec}, counts, {spec.device_id: 1.5}, around)
@@ -93,8 +119,18 @@ def test_everything_but_health_needs_the_token(server: ApiServer, tmp_path: Path
                 encoded = {name: value.encode("latin-1") for name, value in header.items()}
                 assert client.get(server.url + path, headers=encoded).status_code == 401
         assert client.get(server.url + "/healthz").json() == {"state": "running"}
-        for path in ("/docs", "/redoc", "/openapi.json", "/v1/nothing"):
-            assert client.get(server.url + path).status_code == 404
+        for path in (
+            "/docs",
+            "/redoc",
+            "/openapi.json",
+            "/v1/nothing",
+            "/healthz/",
+            "/healthz?",
+            "//healthz",
+        ):
+            assert client.get(server.url + path).status_code == (200 if path == "/healthz?" else 401)
+            found = get(server, path, tmp_path).status_code
+            assert found == {"/healthz?": 200, "/healthz/": 307}.get(path, 404)
     assert get(server, "/v1/status", tmp_path).status_code == 200
 
 
@@ -172,7 +208,45 @@ def test_metrics_are_what_prometheus_reads(server: ApiServer, tmp_path: Path) ->
     states = {sample.labels["state"]: sample.value for sample in families["fleet_device_state"].samples}
     assert sum(states.values()) == 1
     assert families["fleet_table_version"].samples[0].value == 3
-    assert answer.text == metrics_text(a_view())
+    assert families["fleet_journal_size_bytes"].samples[0].value == 4096
+    assert families["fleet_oldest_unacknowledged_record_age_seconds"].samples[0].value == 1.5
+    assert families["fleet_training_age_seconds"].samples[0].value == 12.5
+    assert families["fleet_lease_expiries"].samples[0].labels == {"device": BOARD}
+    assert families["fleet_clock_gaps"].samples[0].value == 2
+    assert families["fleet_api_connections"].samples[0].value >= 1
+    assert 0 < families["process_open_fds"].samples[0].value < families["process_max_fds"].samples[0].value
+    free = {one.labels["folder"]: one.value for one in families["fleet_disk_free_bytes"].samples}
+    assert free == HEALTH["free_bytes"]
+
+
+def test_times_are_histograms_with_every_class_holding_those_below(server: ApiServer, tmp_path: Path) -> None:
+    text = get(server, "/metrics", tmp_path).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    turns = families["fleet_turn_seconds"].samples
+    counts = {one.labels["le"]: one.value for one in turns if one.name.endswith("_bucket")}
+    assert (counts["0.001"], counts["0.0025"], counts["0.25"], counts["0.5"], counts["+Inf"]) == (
+        0,
+        1,
+        1,
+        2,
+        2,
+    )
+    assert {one.name: one.value for one in turns if one.name.endswith(("_sum", "_count"))} == {
+        "fleet_turn_seconds_sum": pytest.approx(0.302),
+        "fleet_turn_seconds_count": 2,
+    }
+    slow = [one for one in families["fleet_fsync_seconds"].samples if one.labels["log"] == "intake"]
+    assert {one.value for one in slow if one.labels.get("le") not in ("+Inf", None)} == {0.0}
+    assert next(one.value for one in slow if one.labels.get("le") == "+Inf") == 1
+
+
+@pytest.mark.parametrize("state", ["running", "idle"])
+def test_a_training_shows_while_it_runs(state: str) -> None:
+    view = a_view()
+    view["training"] = {"state": state, "failures": {"cpu": 2}}
+    text = metrics_text(view, Connections(ConnectionLimits()))
+    assert f"fleet_training_running {float(state == 'running')}" in text
+    assert 'fleet_training_failures{family="cpu"} 2.0' in text
 
 
 def test_a_taken_port_and_a_bad_host_are_one_clear_line(tmp_path: Path, models: Path) -> None:
@@ -221,7 +295,7 @@ def of_an_ended_process() -> dict[str, int]:
 def test_whoever_listens_where_a_killed_daemon_did_hears_nothing(
     daemon: Callable[[], dict[str, int]], tmp_path: Path
 ) -> None:
-    (tmp_path / TOKEN).write_text("the-secret-of-the-daemon\n")
+    write_private(tmp_path / TOKEN, "the-secret-of-the-daemon")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         (tmp_path / ADDRESS).write_text(json.dumps({"url": url, **daemon()}))

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -41,6 +41,9 @@ class Log:
 
     def proposed(self, workload: Workload, candidates: int) -> None:
         assert candidates > 0
+
+    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        raise AssertionError(f"nothing was imported, but {reasons} of {workload.name}")
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         self.records += records

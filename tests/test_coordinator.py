@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -104,6 +105,21 @@ def test_a_restart_goes_on_and_lists_nothing_again(fleet: Fleet) -> None:
     assert not listed.called
     check_books(fleet, view)
     assert {one["incarnation"] for one in view["devices"].values()} == {2}
+
+
+def test_a_device_in_a_new_environment_leaves_its_records_with_a_word(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, ("one",))
+    fleet.run(everything_measured(fleet))
+    fleet.run(lambda one: bool(one.view()["devices"]))
+    assert not any("new environment" in line for line in fleet.lines)
+    spec = fleet.specs[DeviceId("one")]
+    assert spec.replay is not None
+    # A replay device's seed is part of its environment, as a local device's visits are.
+    fleet.specs = {spec.device_id: replace(spec, replay=replace(spec.replay, seed=9))}
+    view = fleet.run(lambda one: one.view()["store"]["records"] >= 2 * ALL)
+    [said] = [line for line in fleet.lines if "new environment" in line]
+    assert f"{ALL} records of earlier ones" in said
+    check_books(fleet, view)
 
 
 @given(number=st.integers(1, 150))

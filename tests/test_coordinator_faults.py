@@ -415,7 +415,7 @@ def _job() -> Job:
 
 
 def kinds(message: Message, state: FleetState) -> list[str]:
-    return [type(one).__name__ for one in events_of(message, state, 5.0)]
+    return [type(one).__name__ for one in events_of(message, state, 5.0, 5.0)]
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_a_host_that_cannot_measure_blames_no_job(is_blameless: bool, expected: 
     )
     state = leased_state()
     assert kinds(failed, state) == expected
-    for event in events_of(failed, state, 5.0):
+    for event in events_of(failed, state, 5.0, 5.0):
         state.apply(event)
     # Either way the device gets another agent, and the job is still there.
     assert state.describe(ONE)["incarnation"] == 2

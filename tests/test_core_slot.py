@@ -7,42 +7,70 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agents.core_slot import CoresHeldError, CoreSlot
-from agents.keeper import ProcessName
+from agents import core_slot
+from agents.core_slot import CoresHeldError, CoreSlot, ProcessCores
+from agents.host_lock import HostLockError, make_lock
 from agents.measure import timing_lock
+from agents.stages import ChildSettings
 
 CORES = sorted(os.sched_getaffinity(0))
 
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 
-#: A builder in a process of its own; it says where it is whenever it is asked.
+#: A process that takes the slot as a builder does and says where it is whenever it is asked.
 BUILDER = """
-import os, sys
-from pathlib import Path
-from agents.core_slot import CoresHeldError, CoreSlot
-from agents.keeper import ProcessName
-slot = CoreSlot(Path(sys.argv[1]), Path(sys.argv[2]), [int(sys.argv[3])], [int(sys.argv[4])])
-os.sched_setaffinity(0, [int(sys.argv[4])])
-with slot.building() as lent:
+import ctypes, os, sys
+from tests.test_core_slot import slot_of
+name, slot, lock = sys.argv[1], sys.argv[2], sys.argv[3]
+ctypes.CDLL(None).prctl(15, name.encode())
+if len(sys.argv) > 4:
+    os.setuid(int(sys.argv[4]))
+with slot_of(slot, lock).building() as lent:
     print(lent, flush=True)
     sys.stdin.readline()
 print(sorted(os.sched_getaffinity(0)), flush=True)
 """
+ROOT = Path(__file__).parent.parent
+#: The user `nobody` of most systems.
+NOBODY = 65534
+
+
+def settings_of(slot: Path | str, lock: Path | str) -> ChildSettings:
+    return ChildSettings(
+        target={},
+        device="cpu",
+        index=0,
+        timing_cores=(CORES[0],),
+        build_cores=(CORES[-1],),
+        lock_path=str(lock),
+        slot_path=str(slot),
+    )
+
+
+def slot_of(slot: Path | str, lock: Path | str) -> CoreSlot:
+    """The slot as this process uses it; what its zygote would do it does by itself."""
+    cores = ProcessCores(os.getpid(), settings_of(slot, lock))
+    cores.pin(timing=False)
+    return CoreSlot(Path(slot), Path(lock), cores)
 
 
 class Builder:
     """A process that builds until it is told to stop."""
 
-    def __init__(self, slot: Path, lock: Path) -> None:
-        command = [sys.executable, "-c", BUILDER, str(slot), str(lock), str(CORES[0]), str(CORES[1])]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, slot: Path, lock: Path, name: str = "fleet-worker", *user: int) -> None:
+        command = [sys.executable, "-c", BUILDER, name, str(slot), str(lock), *map(str, user)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
         assert self.process.stdout is not None
         self.was_lent = self.process.stdout.readline().strip() == "True"
 
@@ -57,9 +85,10 @@ class Builder:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> tuple[Path, Path]:
-    with timing_lock(tmp_path / "timing.lock"):
-        pass
-    return tmp_path / "timing.slot", tmp_path / "timing.lock"
+    made = tmp_path / "timing.slot", tmp_path / "timing.lock"
+    for path in made:
+        make_lock(path)
+    return made
 
 
 @pytest.fixture
@@ -70,8 +99,14 @@ def builder(paths: tuple[Path, Path]) -> Iterator[Builder]:
     made.process.communicate()
 
 
+@pytest.fixture(autouse=True)
+def own_cores() -> Iterator[None]:
+    yield
+    os.sched_setaffinity(0, CORES)
+
+
 def timer(paths: tuple[Path, Path]) -> CoreSlot:
-    return CoreSlot(*paths, CORES[:1], CORES[1:2])
+    return slot_of(*paths)
 
 
 def test_a_builder_leaves_the_timing_cores_for_every_timing_and_comes_back(
@@ -81,9 +116,9 @@ def test_a_builder_leaves_the_timing_cores_for_every_timing_and_comes_back(
     assert builder.cores == CORES[:1]
     for _ in range(3):
         with timing_lock(paths[1]), timer(paths).cleared():
-            assert builder.cores == CORES[1:2]
+            assert builder.cores == CORES[-1:]
         assert builder.cores == CORES[:1]
-    assert builder.finish() == CORES[1:2]
+    assert builder.finish() == CORES[-1:]
 
 
 def test_one_builder_at_a_time_and_none_while_something_is_timed(
@@ -91,31 +126,27 @@ def test_one_builder_at_a_time_and_none_while_something_is_timed(
 ) -> None:
     second = Builder(*paths)
     assert not second.was_lent
-    assert second.cores == CORES[1:2]
-    assert second.finish() == CORES[1:2]
+    assert second.cores == CORES[-1:]
+    assert second.finish() == CORES[-1:]
     builder.finish()
     with timing_lock(paths[1]), timer(paths).cleared():
         third = Builder(*paths)
         assert not third.was_lent
     # It stays where it began: nobody lends the cores in the middle of a build.
-    assert third.cores == CORES[1:2]
+    assert third.cores == CORES[-1:]
     third.finish()
 
 
 def test_a_builder_that_ends_during_a_timing_is_not_called_back(
     paths: tuple[Path, Path], builder: Builder
 ) -> None:
-    mine = os.sched_getaffinity(0)
-    try:
-        with timing_lock(paths[1]), timer(paths).cleared():
-            assert builder.finish() == CORES[1:2]
-        own = timer(paths)
-        with own.building() as lent:
-            assert lent
-            assert sorted(os.sched_getaffinity(0)) == CORES[:1]
-        assert sorted(os.sched_getaffinity(0)) == CORES[1:2]
-    finally:
-        os.sched_setaffinity(0, mine)
+    with timing_lock(paths[1]), timer(paths).cleared():
+        assert builder.finish() == CORES[-1:]
+    own = timer(paths)
+    with own.building() as lent:
+        assert lent
+        assert sorted(os.sched_getaffinity(0)) == CORES[:1]
+    assert sorted(os.sched_getaffinity(0)) == CORES[-1:]
 
 
 def test_a_killed_builder_frees_the_slot(paths: tuple[Path, Path], builder: Builder) -> None:
@@ -130,58 +161,110 @@ def test_a_killed_builder_frees_the_slot(paths: tuple[Path, Path], builder: Buil
     following.finish()
 
 
-@pytest.fixture
-def stranger() -> Iterator[ProcessName]:
-    """A process that never built anything."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield ProcessName.of(process.pid)
-        process.communicate(b"\n")
-
-
-def held_by(name: ProcessName) -> str:
-    token = [name.pid, name.started, 3]
-    return json.dumps({"token": token, "timing": CORES[:1], "quiet": CORES[1:2]})
-
-
-def test_a_later_process_with_the_number_of_a_builder_is_left_alone(
-    paths: tuple[Path, Path], stranger: ProcessName
-) -> None:
-    paths[0].write_text(held_by(replace(stranger, started=stranger.started - 1)))
-    everywhere, mine = os.sched_getaffinity(stranger.pid), os.sched_getaffinity(0)
-    try:
-        with timing_lock(paths[1]), timer(paths).cleared():
-            assert os.sched_getaffinity(stranger.pid) == everywhere
-        assert os.sched_getaffinity(stranger.pid) == everywhere
-        with timer(paths).building() as lent:
-            assert lent
-    finally:
-        os.sched_setaffinity(0, mine)
-
-
-def test_a_builder_of_another_user_that_stays_is_told_instead_of_waited_for_without_end(
-    paths: tuple[Path, Path], stranger: ProcessName, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    paths[0].write_text(held_by(stranger))
-    monkeypatch.setattr("agents.core_slot._move", refuse)
-    monkeypatch.setattr("agents.core_slot._MOST_SECS", 0.0)
-    told = pytest.raises(CoresHeldError, match=f"process {stranger.pid} of another user")
+def test_only_worker_processes_are_moved(paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Builder(*paths, "python3")
+    assert other.was_lent
+    monkeypatch.setattr("agents.core_slot._MOST_SECS", 0.1)
+    told = pytest.raises(CoresHeldError, match=rf"process {other.process.pid} \('python3'\) of user")
     with told, timing_lock(paths[1]), timer(paths).cleared():
         pytest.fail("it timed beside a builder")
-    with timing_lock(paths[1]):
+    assert other.cores == CORES[:1]
+    with timing_lock(paths[1], 1.0):
+        pass
+    assert other.finish() == CORES[-1:]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_worker_processes_of_other_users_are_waited_for_not_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        paths = Path(folder, "timing.slot"), Path(folder, "timing.lock")
+        for path in paths:
+            make_lock(path)
+        other = Builder(*paths, "fleet-worker", NOBODY)
+        assert other.was_lent
+        with monkeypatch.context() as patch:
+            patch.setattr("agents.core_slot._MOST_SECS", 0.1)
+            told = pytest.raises(CoresHeldError, match=f"process {other.process.pid} ")
+            with told, timing_lock(paths[1]), timer(paths).cleared():
+                pytest.fail("it timed beside a builder")
+        assert other.cores == CORES[:1]
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(lambda: (time.sleep(0.3), other.finish())[1])
+            with timing_lock(paths[1]), timer(paths).cleared():
+                pass
+            assert done.result(20) == CORES[-1:]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"token": [1]}', "foreign", "\x00" * 50])
+def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path], text: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        started = int(Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        token = {"token": [stranger.pid, started, 1], "timing": CORES[:1], "quiet": CORES[-1:]}
+        written = json.dumps(token) if text == "foreign" else text
+        paths[0].write_text(written)
+        with timing_lock(paths[1]), timer(paths).cleared():
+            assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
+        assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
+        with timer(paths).building() as lent:
+            assert lent
+        assert paths[0].read_text() == written
+        stranger.communicate(b"\n")
+
+
+def test_a_link_in_place_of_the_slot_is_refused_and_its_target_left_alone(
+    paths: tuple[Path, Path], tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    paths[0].unlink()
+    paths[0].symlink_to(victim)
+    with pytest.raises(HostLockError, match=r"timing\.slot"), timer(paths).building():
+        pytest.fail("it was lent")
+    with pytest.raises(HostLockError, match=r"timing\.slot"), timing_lock(paths[1]), timer(paths).cleared():
+        pytest.fail("it timed")
+    assert victim.read_text() == "kept"
+
+
+def test_without_its_files_nobody_is_in_the_slot(paths: tuple[Path, Path]) -> None:
+    paths[1].unlink()
+    with timer(paths).building() as lent:
+        assert not lent
+    paths[0].unlink()
+    with timer(paths).building() as lent:
+        assert not lent
+    with timer(paths).cleared():
         pass
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"token":"x"}', '{"token":[1]}', "\x00" * 50])
-def test_damaged_content_means_that_nobody_is_in(paths: tuple[Path, Path], text: str) -> None:
-    paths[0].write_text(text)
-    mine = os.sched_getaffinity(0)
-    try:
-        with timing_lock(paths[1]), timer(paths).cleared():
-            pass
-        with timer(paths).building() as lent:
-            assert lent
-    finally:
-        os.sched_setaffinity(0, mine)
+def test_a_builder_that_leaves_as_a_timing_ends_stays_off_the_timing_cores(
+    paths: tuple[Path, Path], builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked up, it leaves, and only then it is moved: that move must not last."""
+    moves: list[tuple[int, ...]] = []
+    move = core_slot._move
+
+    def late(pid: int, cores: tuple[int, ...]) -> None:
+        if pid == builder.process.pid and cores == (CORES[0],):
+            builder.process.send_signal(signal.SIGKILL)
+            builder.process.wait(20)
+        moves.append(cores)
+        move(pid, cores)
+
+    with timing_lock(paths[1]), timer(paths).cleared():
+        monkeypatch.setattr("agents.core_slot._move", late)
+    assert moves == [(CORES[0],), (CORES[-1],)]
+
+
+def test_requests_that_are_none_are_refused(paths: tuple[Path, Path]) -> None:
+    cores = ProcessCores(os.getpid(), settings_of(*paths))
+    assert [cores.answer(one) for one in (b"", b"\xff", b"time 1")] == [b"refused"] * 3
+    assert sorted(os.sched_getaffinity(0)) == CORES
+    assert cores.answer(b"time") == b"done"
+    assert sorted(os.sched_getaffinity(0)) == CORES[:1]
+    gone = ProcessCores(1 << 22, settings_of(*paths))
+    assert gone.answer(b"time") == b"done"
+    wrong = replace(settings_of(*paths), timing_cores=(1023,))
+    assert ProcessCores(os.getpid(), wrong).answer(b"time") == b"refused"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
 from fleet.daemon.candidate_index import MERGE_AT, CandidateIndex, as_raw
 from fleet.daemon.coverage import MAX_LOSSES, Coverage
-from fleet.daemon.coverage_rows import places_of, set_bits, set_few
+from fleet.daemon.place_bits import CHUNK_BYTES, PlaceBits
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec
 
@@ -172,11 +174,66 @@ def test_an_index_numbers_candidates_in_order(batches: list[tuple[bool, list[int
     assert index.find([CandidateId(content_hash("never"))]) == [-1]
 
 
-@given(st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=9), max_size=9))
+@given(st.sets(st.integers(0, 70_000), max_size=200), st.integers(0, 70_000))
+@settings(max_examples=60, deadline=None)
+def test_open_places_are_those_that_are_not_set(places: set[int], count: int) -> None:
+    bits = PlaceBits()
+    if places:
+        bits.set_many(np.array(sorted(places)))
+    assert list(bits.open_places(count)) == [place for place in range(count) if place not in places]
+
+
+def test_a_few_devices_hold_what_is_looked_for(make) -> None:  # type: ignore[no-untyped-def]
+    both = [make_record(number, device=device) for number in range(8) for device in ("dev-a", "dev-b")]
+    coverage = make([*both, make_record(9, device="dev-b")])
+    one, other = make_record(3).candidate_id, make_record(9).candidate_id
+    assert coverage.holders("cpu", [one]) == [A]
+    assert set(coverage.holders("cpu", [one, other, CandidateId(content_hash("new"))])) == {A, B}
+    assert coverage.holders("cpu", [other]) == [B]
+    assert coverage.holders("gpu", [one]) == []
+
+
+def test_no_more_gaps_are_made_than_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    coverage = Coverage(FAMILIES, [W])
+    coverage.set_environment(A, ENVIRONMENT)
+    ids = [CandidateId(content_hash(str(number))) for number in range(50_000)]
+    coverage.propose("cpu", W, ids)
+    looked: list[int] = []
+    id_at = CandidateIndex.id_at
+    monkeypatch.setattr(
+        CandidateIndex, "id_at", lambda index, place: looked.append(place) or id_at(index, place)
+    )
+    unpacked: list[int] = []
+    unpackbits = np.unpackbits
+
+    def noted(part: Any, **options: Any) -> Any:
+        unpacked.append(len(part))
+        return unpackbits(part, **options)
+
+    monkeypatch.setattr(np, "unpackbits", noted)
+    coverage.add(
+        [replace(make_record(0), candidate_id=ids[0]), replace(make_record(0), candidate_id=ids[-1])]
+    )
+    assert coverage.gaps(A, W, 64) == ids[1:65]
+    assert looked == list(range(1, 65))
+    assert sum(unpacked) < 50_000 / 8, "the rest of the row is not looked at"
+
+
+@given(st.lists(st.lists(st.integers(0, 12_000), min_size=1, max_size=9), max_size=9))
 @settings(max_examples=60, deadline=None)
 def test_bits_are_set_alike_one_by_one_and_as_arrays(batches: list[list[int]]) -> None:
-    few, many = bytearray(), bytearray()
+    few, many, seen = PlaceBits(), PlaceBits(), set[int]()
     for batch in batches:
-        assert set_few(few, batch) == set_bits(many, np.unique(batch))
-        assert few == many
-    assert places_of(few).tolist() == sorted({place for batch in batches for place in batch})
+        new = len(set(batch) - seen)
+        seen |= set(batch)
+        assert few.set_few(batch) == many.set_many(np.unique(batch)) == new
+        assert few.places().tolist() == many.places().tolist() == sorted(seen)
+        assert all(few.holds(place) == (place in seen) for place in range(0, 13_000, 7))
+
+
+def test_few_of_very_many_places_take_little_room() -> None:
+    bits = PlaceBits()
+    bits.set_many(np.arange(8_000_000, 8_000_100))
+    bits.set_few([5, 100_000_000])
+    assert sum(map(len, bits.chunks.values())) <= 4 * CHUNK_BYTES
+    assert bits.places().tolist() == [5, *range(8_000_000, 8_000_100), 100_000_000]

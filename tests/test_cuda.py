@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -225,3 +226,17 @@ def test_an_index_beyond_this_hosts_cards_is_refused_in_one_sentence() -> None:
     assert "CUDA device 999 is asked for" in sentence
     assert "use an index below" in sentence
     assert cuda.gpu_state(999) == {}
+
+
+def test_missing_device_files_are_made_before_a_process_is_confined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, uvm = tmp_path / "nvidia-modprobe", tmp_path / "nvidia-uvm"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {uvm}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    cuda.make_device_files(uvm)
+    cuda.make_device_files(uvm)  # nothing is missing now
+    assert uvm.read_text() == "-u -c 0\n"
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    cuda.make_device_files(tmp_path / "missing")

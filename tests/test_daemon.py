@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -22,8 +23,8 @@ from fleet.config.day_windows import window_secs
 from fleet.config.settings import ConfigError, PolicySection, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.daemon.coordinator_settings import CoordinatorSettings
-from fleet.daemon.daemon import UpOptions, _policy, _told, run_daemon
-from fleet.daemon.steady_clock import SteadyClock
+from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon
+from fleet.daemon.fleet_clock import FleetClock
 from fleet.errors import FleetError
 from fleet.links.local import LocalLinks
 from fleet.refresh.refresher import Refresher
@@ -146,7 +147,7 @@ def test_killed_and_started_again_it_goes_on_and_ends_in_order(settings: Path, s
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process."""
 
-    def links(settings: Any, options: Any, specs: Any) -> LocalLinks:
+    def links(settings: Any, options: Any, specs: Any, clock: Any) -> LocalLinks:
         folder = Path(settings.store.path).parent / "spool"
         return LocalLinks(protocol=settings.timing_protocol(), spool_root=folder)
 
@@ -219,7 +220,7 @@ def test_it_stops_after_its_time_and_drops_the_address_of_one_that_was_killed(
 
 
 @pytest.mark.usefixtures("local")
-def test_all_that_waits_has_the_one_clock_that_is_never_set_back(
+def test_all_that_waits_has_the_one_clock(
     settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks: list[Any] = []
@@ -232,7 +233,7 @@ def test_all_that_waits_has_the_one_clock_that_is_never_set_back(
     config = load_fleet(settings, {"daemon.refresh": True}).config
     with pytest.raises(FleetError, match="far enough"):
         run_daemon(config, UpOptions(models=tmp_path / "models"), Console(quiet=True))
-    assert isinstance(clocks[0], SteadyClock)
+    assert isinstance(clocks[0], FleetClock)
     assert all(one is clocks[0] for one in clocks)
 
 
@@ -292,3 +293,21 @@ def test_a_window_that_is_none_is_refused(settings: Path, text: str) -> None:
 def test_windows_may_reach_over_midnight() -> None:
     assert window_secs("22:00-06:30") == (79200.0, 23400.0)
     assert window_secs("00:00-24:00") == (0.0, 86400.0)
+
+
+def test_the_end_of_a_daemon_on_a_disk_that_became_read_only_tells_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def fail() -> None:
+        with _held(tmp_path):
+            monkeypatch.setattr(Path, "unlink", refuse)
+            raise FleetError("what was being done")
+
+    with pytest.raises(FleetError, match="what was being done"):
+        fail()
+    monkeypatch.undo()
+    with _held(tmp_path):  # the lock was let go of
+        pass

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+from agents.probe import environment_id
+from agents.records import DeviceKind, DeviceSpec, Protocol
 from fleet.config.settings import Strategy
+from tests.host_fixtures import local_spec
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -22,6 +27,13 @@ def test_every_fleet_on_a_cluster_names_its_devices() -> None:
     assert [one for one in commands if "--device" not in one[1]] == []
 
 
+def test_promises_name_tests_that_are_there() -> None:
+    for page in ("SECURITY.md", "docs/guarantees.md"):
+        named = set(re.findall(r"\btest_\w+\.py", (ROOT / page).read_text()))
+        assert len(named) > 10
+        assert [name for name in sorted(named) if not (ROOT / "tests" / name).exists()] == []
+
+
 def test_the_strategies_of_the_table_are_those_of_the_option() -> None:
     text = (ROOT / "docs/onboarding.md").read_text()
     table = re.search(r"\| name \| k = 0 \|.*?\n\n", text, re.DOTALL)
@@ -31,3 +43,78 @@ def test_the_strategies_of_the_table_are_those_of_the_option() -> None:
         offered, _, _ = row.split("|")[1].partition("in code only")
         named.update(re.findall(r"`([^`]+)`", offered))
     assert named == set(get_args(Strategy)) - {"auto"}
+
+
+#: A snapshot of a host, and the parts of it that the table names, each with another value.
+_SNAPSHOT: dict[str, Any] = {
+    "arch": "x86_64",
+    "cpu_model": "Example CPU",
+    "versions": {"apache-tvm": "0.27", "apache-tvm-ffi": "0.1", "cuda-driver": "535"},
+    "governor": ["performance"],
+    "turbo": "on",
+    "kernel": "6.1.0",
+    "python": "3.11.7",
+    "cores": [0],
+    "load": [0.1, 0.2, 0.3],
+    "affinity": [0, 1],
+    "memory_available_bytes": 1 << 30,
+    "clock_mhz": [2600.0],
+    "temperature_c": 40.0,
+    "memory_pressure": 0.0,
+    "steal_ticks": 3,
+    "gpu": {"sm_clock_mhz": 1980},
+}
+
+
+def _other(value: Any) -> Any:
+    """Another value of the same type."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return value + "x"
+        case dict():
+            return {name: f"{one}x" for name, one in value.items()}
+        case _:
+            return [*value, value[0] * 2 if value and isinstance(value[0], str) else 7]
+
+
+def _changes(spec: DeviceSpec) -> Iterator[tuple[tuple[str, str], dict[str, Any], DeviceSpec, Protocol]]:
+    """Each single change of a host, a device or a protocol, and the cell of the table that tells of it."""
+    for key, value in _SNAPSHOT.items():
+        if key != "versions":
+            yield (key, "host"), {**_SNAPSHOT, key: _other(value)}, spec, Protocol()
+    for name, value in _SNAPSHOT["versions"].items():
+        versions = {**_SNAPSHOT["versions"], name: f"{value}x"}
+        yield (f"versions {name}", "host"), {**_SNAPSHOT, "versions": versions}, spec, Protocol()
+    for field in fields(DeviceSpec):
+        if field.name not in ("kind", "family", "protocol_changes", "replay"):
+            value = getattr(spec, field.name)
+            text = '{"kind":"llvm","mcpu":"other"}' if field.name == "target_json" else _other(value)
+            other = replace(spec, **{field.name: tuple(text) if isinstance(value, tuple) else text})
+            yield (field.name, "device"), _SNAPSHOT, other, Protocol()
+    for field in fields(Protocol):
+        value = getattr(Protocol(), field.name)
+        other_value = value / 2 if field.name == "check_share" else _other(value)
+        yield (field.name, "protocol"), _SNAPSHOT, spec, replace(Protocol(), **{field.name: other_value})
+
+
+def test_the_table_says_what_makes_an_environment() -> None:
+    text = (ROOT / "docs/measuring.md").read_text()
+    table = re.search(r"\| part \| from \|.*?\n\n", text, re.DOTALL)
+    assert table is not None
+    said: dict[tuple[str, str], list[bool]] = {}
+    for row in table[0].strip().splitlines()[2:]:
+        part, source, *kinds = (cell.strip() for cell in row.strip("|").split("|"))
+        names = re.findall(r"`([^`]+)`", part)
+        for name in names if len(names) == 1 else [f"versions {one}" for one in names[1:]]:
+            said[name, source] = [kind == "yes" for kind in kinds]
+    found: dict[tuple[str, str], list[bool]] = {}
+    for kind in (DeviceKind.LOCAL, DeviceKind.CUDA, DeviceKind.RPC):
+        spec = replace(local_spec({"mcpu": "x86-64-v3"}), kind=kind)
+        same = environment_id(_SNAPSHOT, spec, Protocol())
+        for cell, snapshot, other, protocol in _changes(spec):
+            found.setdefault(cell, []).append(environment_id(snapshot, other, protocol) != same)
+    assert said == {cell: enters for cell, enters in found.items() if any(enters)}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 import sys
@@ -25,8 +26,10 @@ from host_fixtures import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.confinement_trial import Trial
 from agents.probe import probe
 from agents.records import DeviceId, DeviceKind
+from fleet.cli.app import run
 from fleet.doctor.doctor import (
     WANTED_MODULES,
     Finding,
@@ -34,11 +37,13 @@ from fleet.doctor.doctor import (
     InterruptRate,
     Level,
     LockState,
+    confinement_line,
     diagnose,
     look,
     version_numbers,
 )
 from fleet.doctor.look import parse_interrupts
+from fleet.private_files import write_private
 
 QUIET = HostState(memory_available_bytes=8 << 30, disk_free_bytes=100 << 30)
 
@@ -128,9 +133,37 @@ def test_a_virtual_machine_is_a_note() -> None:
 def test_a_timing_lock_that_is_held_is_a_note_and_a_refused_one_an_error() -> None:
     held = only(diagnose(x86_host(), [], replace(QUIET, timing_lock=LockState.HELD)))
     assert held.level is Level.NOTE
-    state = replace(QUIET, timing_lock=LockState.REFUSED, timing_lock_path="/tmp/some.lock")
+    fault = "the lock file /tmp/some.lock is no ordinary file: it belongs to user bob"
+    state = replace(
+        QUIET,
+        timing_lock=LockState.REFUSED,
+        timing_lock_path="/tmp/some.lock",
+        timing_lock_fault=fault,
+    )
     refused = only(diagnose(x86_host(), [], state))
     assert (refused.level, "/tmp/some.lock" in refused.what) == (Level.ERROR, True)
+    assert fault in refused.why
+
+
+def test_how_far_worker_processes_are_confined_is_said_and_what_would_make_it_better() -> None:
+    trial = Trial(landlock=7, has_filter=True, refused=("start programs", "write"), allowed=())
+    state = replace(QUIET, confinement=trial)
+    assert diagnose(x86_host(), [], state) == []
+    assert "2 of 2 ways to do harm were tried and refused (Landlock 7, system" in confinement_line(state)
+    assert confinement_line(QUIET) == ""
+    weaker = Trial(landlock=0, has_filter=False, refused=("start programs",), allowed=("write", "kill"))
+    state = replace(QUIET, confinement=weaker)
+    found = only(diagnose(x86_host(), [], state))
+    assert (found.level, found.what) == (Level.WARNING, "worker processes can write, kill")
+    assert "Landlock" in found.do
+    assert "SECCOMP" in found.do
+    assert "1 of 3" in confinement_line(state)
+    assert "neither" in confinement_line(state)
+    half = replace(QUIET, confinement=replace(weaker, has_filter=True))
+    assert "SECCOMP" not in only(diagnose(x86_host(), [], half)).do
+    unknown = replace(QUIET, confinement="it did not answer")
+    assert only(diagnose(x86_host(), [], unknown)).why == "it did not answer"
+    assert "unknown: it did not answer" in confinement_line(unknown)
 
 
 def test_interrupts_matter_where_they_hit_a_timing_core() -> None:
@@ -403,6 +436,8 @@ def test_a_fleet_that_times_meanwhile_is_seen(tmp_path: Path, monkeypatch: pytes
     path.symlink_to(path)  # a loop cannot be opened
     state = look(tmp_path)
     assert (state.timing_lock, state.timing_lock_path) == (LockState.REFUSED, str(path))
+    assert str(path) in state.timing_lock_fault
+    assert isinstance(state.confinement, Trial)
 
 
 def test_boards_are_asked_for_at_their_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,3 +485,40 @@ def test_the_gpus_of_the_devices_are_looked_at(tmp_path: Path, monkeypatch: pyte
 )
 def test_versions_are_compared_by_their_numbers(version: str, numbers: tuple[int, ...]) -> None:
     assert version_numbers(version) == numbers
+
+
+def test_tokens_and_sockets_that_others_can_reach_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "keep"
+    folder.mkdir(mode=0o755)
+    good, bad = folder / "good", folder / "bad"
+    write_private(good, "a token of the test")
+    write_private(bad, "a token of the test")
+    bad.chmod(0o644)
+    tokens, ray = (good, bad, folder / "none"), tmp_path / "ray"
+    state = look(tmp_path, tokens=tokens, ray_folder=ray)
+    found = only(diagnose(x86_host(), [], replace(QUIET, exposed=state.exposed)))
+    assert found.level is Level.WARNING
+    assert found.what == f"{bad}: others may read this token (mode 644)"
+    assert found.do == f"run: chmod 600 {bad}"
+    bad.chmod(0o600)
+    ray.mkdir()
+    ray.chmod(0o777)
+    found = only(diagnose(x86_host(), [], replace(QUIET, exposed=look(tmp_path, ray_folder=ray).exposed)))
+    assert found.what.startswith(f"{ray}: every user may replace")
+    ray.chmod(0o700)
+    assert look(tmp_path, tokens=tokens, ray_folder=ray).exposed == ()
+
+
+def test_the_verb_looks_at_both_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path / "fleet"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "ray_token"))
+    (tmp_path / "fleet").mkdir()
+    for path in (tmp_path / "fleet" / "api.token", tmp_path / "ray_token"):
+        path.write_text("a token of the test")
+        path.chmod(0o640)
+    run(["doctor", "--json"])
+    found = [one["what"] for one in json.loads(capsys.readouterr().out)]
+    for name in ("fleet/api.token", "ray_token"):
+        assert f"{tmp_path}/{name}: others may read this token (mode 640)" in found

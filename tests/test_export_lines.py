@@ -119,7 +119,7 @@ DATABASE = [
         [
             0,
             [
-                [[["GetSBlock", [], ["matmul", "main"], ["b0"]]], [[3, [1, 2]]]],
+                [[["GetSBlock", [], ["matmul", "main"], ["b0"]]], []],
                 secs,
                 {"kind": "llvm", "num-cores": 4},
                 [["TENSOR", "float32", [8, 8]]] * 3,

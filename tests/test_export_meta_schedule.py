@@ -206,7 +206,7 @@ def test_a_workload_without_module_is_left_out_and_said(tmp_path: Path, generic_
         store.put_device(generic_spec, make_descriptor())
         store.put_workloads([known, imported])
         rows = [
-            make_record(n, device="generic", workload=one.workload_id)
+            make_record(n, device="generic", workload=one.workload_id, trace="[[],[]]")
             for n, one in ((1, known), (2, imported))
         ]
         store.append(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -116,3 +117,46 @@ def test_what_the_kernel_killed_for_want_of_memory_is_counted(
     assert oom_kills() == 7
     path.write_text("pgfault 12\n")
     assert oom_kills() is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EIO, errno.ENOMEM])
+def test_a_process_that_cannot_be_looked_at_is_not_taken_for_dead(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    name = ProcessName.of(child.pid)
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("agents.keeper._stat", fail)
+        assert is_alive(name)
+        assert end_process(name)
+    assert child.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESRCH])
+def test_one_that_is_no_more_has_ended(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    name = ProcessName.of(os.getpid())
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("agents.keeper._stat", fail)
+    assert not is_alive(name)
+
+
+def test_one_that_cannot_be_reached_is_not_said_to_be_ended(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = ProcessName.of(child.pid)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", fail)
+        with pytest.raises(OSError, match="open files"):
+            end_process(name)
+    assert is_alive(name)
+    assert end_process(name)

@@ -259,7 +259,7 @@ def test_loops_fused_over_and_over_are_refused(doubles: bool) -> None:
         ["Fuse", [loop, loop if doubles else "l11"], [1], [fresh]]
         for loop, fresh in itertools.pairwise(names)
     ]
-    with pytest.raises(TraceError, match="more than 1024 loops into one"):
+    with pytest.raises(TraceError, match=r"more than 1024 loops into one|more work"):
         read([*GMM_HEAD, *fused, ["ComputeAt", ["b34", names[-1]], [1], []]], GMM_DECISIONS)
 
 

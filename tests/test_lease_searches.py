@@ -82,8 +82,8 @@ def test_a_file_that_cannot_be_read_keeps_nobody_from_the_others(fleet: Fleet) -
     ids = sorted(one.candidate_id for one in reader.records(device_id=ONE))
     hidden, is_hidden = set[CandidateId](ids[::5]), [True]
 
-    def find(reader: Any, device_ids: Any, wanted: Any) -> Found:
-        found = find_candidates(reader, device_ids, wanted)
+    def find(reader: Any, wanted: Any, **options: Any) -> Found:
+        found = find_candidates(reader, wanted=wanted, **options)
         if not (is_hidden[0] and hidden & set(wanted)):
             return found
         left = [one for one in found.candidates if one.candidate_id not in hidden]

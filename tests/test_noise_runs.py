@@ -45,8 +45,8 @@ class Parts:
 def begun(runs: NoiseRuns, now: float) -> list[str]:
     found = []
     for one in DEVICES:
-        if runs.is_due(one, now):
-            runs.begin(one, "e", now)
+        if runs.is_due(one, now, now):
+            runs.begin(one, "e", now, now)
             found.append(one)
     return found
 
@@ -70,7 +70,7 @@ def test_without_room_a_run_stays_due() -> None:
     runs = parts.runs()
     parts.is_full = True
     with pytest.raises(StoreFull):
-        runs.begin(DEVICES[0], "e", NOW)
+        runs.begin(DEVICES[0], "e", NOW, NOW)
     parts.is_full = False
     assert begun(runs, NOW) == ["a", "b", "c", "d"]
 
@@ -86,6 +86,6 @@ def test_a_run_by_a_clock_that_is_ahead_holds_for_a_day() -> None:
     # The next one, by the same clock.
     parts.last[DEVICES[0]] += 86_400
     runs.planned(parts.asked[0], "cpu", [])
-    assert not runs.is_due(DEVICES[0], NOW + 90_000)
-    assert not runs.is_due(DEVICES[0], NOW + 90_000 + 86_399)
-    assert runs.is_due(DEVICES[0], NOW + 90_000 + 86_400)
+    assert not runs.is_due(DEVICES[0], NOW + 90_000, NOW + 90_000)
+    assert not runs.is_due(DEVICES[0], NOW + 90_000 + 86_399, NOW + 90_000 + 86_399)
+    assert runs.is_due(DEVICES[0], NOW + 90_000 + 86_400, NOW + 90_000 + 86_400)

@@ -17,7 +17,7 @@ SUSPECT = '{"suspect":true}'
 def test_lines_of_one_kind_do_not_flood_and_are_counted() -> None:
     now = 1_800_000_000.0
     text = io.StringIO()
-    notices = Notices(Console(file=text, width=200), clock=lambda: now)
+    notices = Notices(Console(file=text, width=200), clock=lambda: now, wall=lambda: now)
     for number in range(50):
         notices.alarm("dev-a", f"alarm [{number}]")
     notices.say("something else")

@@ -9,7 +9,7 @@ import pytest
 from agents.records import Candidate, WorkloadId
 from fleet.daemon.pools import Pools
 from fleet.durable import write_all_durably
-from fleet.errors import FleetError, StoreFull
+from fleet.errors import FleetError, StoreError, StoreFull
 
 W1, W2 = WorkloadId("w1"), WorkloadId("w2")
 
@@ -56,6 +56,21 @@ def test_what_the_store_has_leaves_the_file_and_stays_at_hand(tmp_path: Path) ->
     pools.measured("cpu", W1, ids(candidates + made(W1, "d")))
     assert pools.waiting() == {}
     assert not list(tmp_path.glob("*/*.json"))
+
+
+def test_a_file_that_cannot_be_deleted_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candidates = made(W1, "a")
+    keep(tmp_path, candidates)
+    pools = Pools(tmp_path)
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StoreError, match=r"deleting a pool of candidates in .*: Read-only file system"):
+        pools.measured("cpu", W1, ids(candidates))
 
 
 def test_memory_is_bounded_and_the_file_stands_in(tmp_path: Path) -> None:

@@ -233,6 +233,8 @@ def test_an_environment_without_a_lasting_part_has_no_id(key: str) -> None:
         {"warmup_ms": 5.0},
         {"cooldown_ms": 5.0},
         {"cache_flush": True},
+        {"visits": 1},
+        {"visits": 9},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -285,6 +287,15 @@ def test_a_board_behind_a_wire_has_the_same_environment_from_every_host_that_bui
     assert environment_id(newer, spec, Protocol()) != same
     for other in (replace(spec, key="pi5"), replace(spec, tracker="lab:9190")):
         assert environment_id(SNAPSHOT, other, Protocol()) != same
+
+
+def test_ids_of_records_with_default_visits_stay() -> None:
+    # As version 0.1 hashed it, which did not know of visits.
+    assert environment_id(SNAPSHOT, CPU_SPEC, Protocol()) == "489ff828a13f554bffb564448d68b230"
+    once = Protocol(visits=1)
+    for spec in (cuda_spec(), remote_spec({"kind": "llvm", "mtriple": "aarch64-linux-gnu"})):
+        # Whatever their protocol says, their programs are timed at one moment.
+        assert environment_id(SNAPSHOT, spec, once) == environment_id(SNAPSHOT, spec, Protocol())
 
 
 def test_this_hosts_own_snapshot_has_a_steady_id() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Log:
 
     def __init__(self) -> None:
         self.phases: list[tuple[str, int]] = []
+        self.refusals: dict[str, dict[str, int]] = {}
         self.records: list[Record] = []
 
     def phase(self, name: str, total: int) -> None:
@@ -41,6 +42,9 @@ class Log:
 
     def proposed(self, workload: Workload, candidates: int) -> None:
         pass
+
+    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        self.refusals[workload.workload_id] = dict(reasons)
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         self.records += records
@@ -197,7 +201,7 @@ def test_siblings_are_spared_what_kills_a_worker_three_times(tmp_path: Path) -> 
         second = by_device(list(store.records(device_id=TWO)))[TWO]
         assert not killers & set(second)
         assert len(second) == 12 * 3
-        pools = known_candidates(store, [ONE, TWO], 100)
+        pools = known_candidates(store, [ONE, TWO], 100, live=True)
         known = {one.candidate_id for pool in pools.values() for one in pool}
         assert not killers & known
 

@@ -1,11 +1,18 @@
-"""Which cores the devices of a host may use; `test_collect.py` starts a session for real."""
+"""Cores of the devices of a host, and signals around a start; `test_collect.py` starts a session for real."""
 
 from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
 
 import pytest
 
 from agents.device_cores import agent_cores, quiet_cores
 from agents.records import DeviceKind, DeviceSpec
+from fleet.errors import FleetError
+from fleet.ray_folder import RayFolder
+from fleet.ray_session import start_ray
 from tests.record_fixtures import make_spec
 
 EIGHT = tuple(range(8))
@@ -54,3 +61,20 @@ def test_local_devices_on_the_same_cores_may_use_everything_and_others_spare_eac
 def test_where_nothing_is_left_everything_is_allowed() -> None:
     assert cores(spec(DeviceKind.RPC), LOCAL, usable=(0,)) == (0,)
     assert cores(spec(DeviceKind.RPC), LOCAL, usable=(0, 4)) == (4,)
+
+
+def test_a_start_that_fails_leaves_our_handlers_of_signals(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def init(**_: object) -> None:
+        for number in before:
+            signal.signal(number, lambda *_: sys.exit(1))
+        raise RuntimeError("The current node timed out during startup")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("fleet.ray_session.RayFolder", lambda: RayFolder(tmp_path))
+    with pytest.raises(FleetError, match="does not start"):
+        start_ray({}, 2)
+    assert {number: signal.getsignal(number) for number in before} == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -456,6 +457,19 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(req
     assert Registry(Path(request_.models)).manifest("v000001")["train"]["epochs"] == 24
 
 
+def test_a_request_that_cannot_be_deleted_ends_no_coordinator(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresher = make_refresher(request_)
+    refresher.start("gpu", ["test"])
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert isinstance(polled(refresher, until=TrainingFailed)[-1], TrainingFailed)
+
+
 def test_a_killed_process_is_tried_again_but_not_for_ever(request_: Request) -> None:
     refresher = make_refresher(request_, epochs=5000)
     for attempt in range(3):
@@ -467,6 +481,20 @@ def test_a_killed_process_is_tried_again_but_not_for_ever(request_: Request) -> 
         assert isinstance(failed, TrainingFailed)
         assert failed.reason.startswith("its process was ended by signal 9")
         assert (unfinished(Path(request_.folder) / "cpu") is None) == (attempt == 2)
+
+
+def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: Request) -> None:
+    refresher = make_refresher(request_, epochs=100_000, deadline_secs=1.0)
+    refresher.start("cpu", ["test"])
+    child = refresher._child
+    assert child is not None
+    failed = polled(refresher, until=TrainingFailed)[-1]
+    assert isinstance(failed, TrainingFailed)
+    assert failed.reason.startswith("it was not done after 1 s, its deadline (daemon.training_deadline_secs)")
+    assert failed.is_hopeless
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+    assert unfinished(Path(request_.folder) / "cpu") is None
 
 
 def test_a_refresh_stays_away_from_the_cores_that_time() -> None:

@@ -115,7 +115,7 @@ def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     refused = Refused(tmp_path)
     bad = arrival([poisoned(0, "a layout of tomorrow")])
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.daemon.refused.write_durably", full)
+        patch.setattr("fleet.daemon.kept_files.write_durably", full)
         with pytest.raises(StoreFull, match="setting refused records aside"):
             refused.sift([bad])
     assert refused.count == 0

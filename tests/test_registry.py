@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,23 @@ def test_a_torn_line_of_the_history_is_cut_off(tmp_path: Path) -> None:
 
 
 # ---- kills ----
+
+
+@pytest.mark.parametrize("ahead_secs", [-7 * 86_400.0, 0.0, 7 * 86_400.0])
+def test_what_a_killed_writer_left_is_cleared_away_whatever_its_date(
+    tmp_path: Path, ahead_secs: float
+) -> None:
+    models = tmp_path / "models"
+    registry = Registry(models)
+    left = [models / ".v000002.abc.part", models / ".champions.json.abc.tmp"]
+    left[0].mkdir(parents=True)
+    left[1].write_text("{")
+    for path in left:
+        os.utime(path, (time.time() + ahead_secs,) * 2)
+    version = added(registry)
+    assert not any(path.exists() for path in left)
+    assert registry.versions() == [version]
+
 
 _STEPS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "ftruncate")
 

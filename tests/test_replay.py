@@ -190,6 +190,19 @@ def test_only_the_environment_with_the_most_records_is_answered(
     assert [record.outcome for record in ask(worker, [*now[:1], *before[:1]])] == [Outcome.OK, Outcome.LOST]
 
 
+def test_environments_of_several_row_groups_are_told_apart(
+    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.interchange.export_parquet._GROUP_BYTES", 1)
+    rows = [recorded(4 * number + 1, environment_id=f"env-{number // 400 % 2}") for number in range(2500)]
+    worker = maker(rows)
+    with pq.ParquetFile(tmp_path / "records.parquet") as file:
+        assert file.num_row_groups > 2
+    assert worker._records.environment_id == "env-0"
+    assert worker._records.left_out == 1200
+    assert len({one.candidate_id for one in ask(worker, rows[:3])}) == 3
+
+
 def test_neighbours_of_the_parents_come_first(maker: Maker) -> None:
     traces = ["[[1,1,1,1]]", "[[1,1,1,2]]", "[[1,1,2,2]]", "[[9,9,9,9]]", "[[9,9,9,8]]"]
     rows = [
@@ -300,7 +313,7 @@ def packed(entries: dict[bytes, bytes], text: bytes) -> None:
     entries[replay_file.WORKLOADS_KEY] = base64.b64encode(zlib.compress(text))
 
 
-def put(table: pa.Table, name: str, value: str) -> pa.Table:
+def put(table: pa.Table, name: str, value: Any) -> pa.Table:
     place = table.schema.get_field_index(name)
     return table.set_column(place, name, pa.array([value] * table.num_rows))
 
@@ -329,6 +342,16 @@ def put(table: pa.Table, name: str, value: str) -> pa.Table:
         ),
         (lambda table, _: table.drop_columns(["counts", "trace"]), "lacks the columns trace, counts"),
         (lambda table, _: put(table, "outcome", "vanished"), "outcome 'vanished' is not known"),
+        *(
+            (lambda table, _, name=name: put(table, name, float("nan")), f"{name}: expected finite seconds")
+            for name in ("build_secs", "wait_secs", "timing_secs", "measured_at")
+        ),
+        (lambda table, _: put(table, "measured_at", None), "is damaged|expected finite seconds"),
+        *(
+            (lambda table, _, secs=secs: put(table, "run_secs", secs), "run_secs: expected finite seconds")
+            for secs in ([], [1.0, 0.0], [float("inf")], [-1.0])
+        ),
+        (lambda table, _: put(table, "run_secs", "none"), "is damaged"),
         (lambda table, _: put(table, "device_id", "dev-b"), "holds no record of device 'dev-a'"),
         (lambda table, _: table.slice(0, 0), "holds no record of device 'dev-a'"),
     ],

@@ -13,17 +13,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from conftest import child_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import rpc_server, rpc_tracker
+from agents.job import Job
 from agents.link import LinkLostError
-from agents.records import Family, Protocol, Workload
+from agents.pool import WorkerPool
+from agents.records import Candidate, Family, Outcome, Protocol, Workload
 from agents.rpc import RpcLink, RpcSession, served
 from agents.rpc_tracker import Listed, NotYetError, listing
 from benchmarks.bad_programs import EMPTY_TRACE, calling
@@ -488,3 +492,15 @@ def test_a_server_without_a_tracker_ends_with_one_line() -> None:
     )
     with listener(lambda connection: connection.sendall(b"HTTP/1.0 400\r\n\r\n")) as address, refused:
         rpc_server.main(["--tracker", address, "--key", "x"])
+
+
+def test_a_confined_worker_process_measures_over_there(lab: Lab, matmul: tuple[Workload, str]) -> None:
+    workload, trace = matmul
+    # By name: services that know names are out of its reach, so it was looked up before.
+    tracker = f"localhost:{lab.tracker.rpartition(':')[2]}"
+    settings = replace(child_settings(), tracker=tracker, key="box", lock_path="")
+    candidate = Candidate(workload_id=workload.workload_id, trace=trace)
+    quick = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
+    with WorkerPool([settings]) as own:
+        [result] = own.run([Job(workload=workload, candidate=candidate, protocol=quick, check=True)])
+    assert result.outcome is Outcome.OK, result.error

@@ -9,17 +9,9 @@ from agents.messages import Beat
 from agents.records import DeviceId
 from fleet.daemon.silence import Silence
 from fleet.links.local import LocalLinks
-from tests.coordinator_fixtures import OFFERED, WORKLOADS, everything_measured, make_fleet
+from tests.coordinator_fixtures import OFFERED, WORKLOADS, Clock, everything_measured, make_fleet
 
 ONE, TWO = DeviceId("one"), DeviceId("two")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_who_was_not_heard_for_too_long_is_silent() -> None:
@@ -36,39 +28,36 @@ def test_who_was_not_heard_for_too_long_is_silent() -> None:
     assert silence.silent({ONE: 1, TWO: 4}) == [], "a new life has its time"
 
 
-def test_nobody_is_blamed_for_a_coordinator_that_was_held_up() -> None:
+def test_nobody_is_silent_because_a_coordinator_was_held_up() -> None:
     clock = Clock()
     silence = Silence(60.0, clock)
     silence.silent({ONE: 1})
-    clock.now += 600.0
+    clock.pause(600.0)
+    clock.tick()
     assert silence.silent({ONE: 1}) == []
-    for _ in range(6):
-        clock.now += 10.0
-        assert silence.silent({ONE: 1}) == []
-    clock.now += 10.0
+    clock.skip(55.0)
+    assert silence.silent({ONE: 1}) == []
+    clock.skip(10.0)
     assert silence.silent({ONE: 1}) == [(ONE, 1)]
 
 
 def test_an_idle_agent_that_was_stopped_is_started_again_and_measures(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("one",))
     with fleet.coordinator() as (coordinator, links):
-        silence, clock = coordinator._receiving._silence, Clock()
-        silence._clock, silence._looked_at = clock, clock.now
         with mock.patch.object(LocalLinks, "propose"):  # so that it is up and has no lease
             for _ in range(5):
                 coordinator.turn(0.0)
         assert not coordinator._parts.state.describe(ONE)["leases"]
         links.freeze(ONE, 1)
         for _ in range(40):
-            clock.now += 5.0
             fleet.clock.now += 5.0
             coordinator.turn(0.0)
             if coordinator._parts.state.describe(ONE)["incarnation"] == 2:
                 break
-        assert coordinator._parts.state.describe(ONE)["incarnation"] == 2
+        shown = coordinator._parts.state.describe(ONE)
+        assert (shown["incarnation"], shown["failures"], shown["outages"]) == (2, 0, 1)
         is_done = everything_measured(fleet)
         for _ in range(400):
-            clock.now += 0.1
             coordinator.turn(0.0)
             if is_done(coordinator):
                 break

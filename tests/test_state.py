@@ -10,6 +10,7 @@ from fleet_world import job
 
 from agents.records import DeviceId
 from fleet.core import events as ev
+from fleet.core.event_json import event_from_json
 from fleet.core.events import (
     Busy,
     DevicePolicy,
@@ -84,6 +85,16 @@ class Fleet:
         return self.of_a(
             ev.AgentBeat, incarnation=self.show()["incarnation"], epoch=epoch, done=done, busy=busy, **fields
         )
+
+    def stalls(self, epoch: int) -> list[Instruction]:
+        """The agent beats on and gets no further, until that is enough."""
+        made: list[Instruction] = []
+        for _ in range(100):
+            self.beat(epoch)
+            made += self.wait(10.0)
+            if only(ev.StopAgent, made):
+                return made
+        raise AssertionError("nothing came of it")
 
     def dies(self) -> list[Instruction]:
         return self.of_a(ev.AgentDied, incarnation=self.show()["incarnation"], reason="killed by signal 9")
@@ -315,13 +326,75 @@ def test_results_of_an_expired_lease_are_late_for_ever() -> None:
     assert fleet.show()["outcomes"] == {}
 
 
-def test_the_lease_at_work_is_blamed_for_an_expiry_and_comes_last() -> None:
+def test_the_lease_at_work_is_blamed_for_a_stall_and_comes_last() -> None:
     fleet = Fleet().up()
     fleet.submit("j1", "j2", "j3")
-    fleet.beat(1)
-    fleet.wait(60.0)
+    fleet.stalls(1)
+    assert (fleet.show()["failures"], fleet.show()["outages"], fleet.show()["expiries"]) == (1, 0, 2)
     fleet.passes()
     assert list(fleet.leases()) == ["j2", "j3"]
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_silence_blames_neither_the_job_at_work_nor_the_device(heard: bool) -> None:
+    """As of a host that sleeps each time that the same jobs are leased, more often than any limit allows."""
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    made: list[Instruction] = []
+    for times in range(1, 21):
+        job_id, epoch = next(iter(fleet.leases().items()))
+        if heard:
+            fleet.beat(epoch)
+        made += fleet.wait(61.0)
+        shown = fleet.show()
+        assert (shown["failures"], shown["outages"], shown["crashes"]) == (0, times, 0)
+        assert fleet.verdict(job_id, epoch) is Verdict.LATE
+        assert shown["state"] in ("probing", "lost")
+        fleet.wait(60.0)  # the longest wait for the next start
+        fleet.passes()
+        assert job_id not in fleet.leases(), "it comes last"
+    assert not only(ev.Quarantine, made)
+    for _ in range(3):
+        fleet.finish(*next(iter(fleet.leases().items())))
+    assert (fleet.count(JobState.DONE), fleet.show()["outages"]) == (3, 0)
+
+
+def test_an_agent_that_falls_silent_while_it_stalls_is_not_blamed() -> None:
+    fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up()
+    fleet.submit("j1")
+    for _ in range(16):
+        fleet.beat(1)
+        fleet.wait(10.0)
+    assert only(ev.StopAgent, fleet.wait(40.0)), "what it had left runs out all the same"
+    assert (fleet.show()["failures"], fleet.show()["outages"]) == (0, 1)
+
+
+def test_a_host_that_is_out_of_reach_blames_nobody() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    for times in range(1, 8):
+        incarnation = fleet.show()["incarnation"]
+        fleet.of_a(ev.AgentDied, incarnation=incarnation, reason="no living host", is_outage=True)
+        assert (fleet.show()["failures"], fleet.show()["outages"]) == (0, times)
+        fleet.wait(60.0)
+        assert fleet.show()["incarnation"] == incarnation + 1
+    fleet.passes()
+    assert list(fleet.leases()) == ["j1"]
+
+
+def test_a_journal_of_before_is_replayed_by_the_rules_of_its_time() -> None:
+    fleet = Fleet()
+    fleet.state.apply(event_from_json({"event": "CoordinatorStarted", "at_secs": START}))
+    fleet.up().submit("j1")
+    for _ in range(2):
+        fleet.wait(61.0)
+        fleet.wait(60.0)
+        fleet.passes()
+    made = fleet.wait(61.0)
+    assert [one.job_id for one in only(ev.Quarantine, made)] == ["j1"]
+    old = fleet.state.to_json()
+    del old["leasing"]["rules"], old["leasing"]["wall_ahead_secs"]
+    assert FleetState.from_json(old).to_json() == fleet.state.to_json()
 
 
 def test_results_of_a_released_lease_count_until_the_job_is_leased_again() -> None:
@@ -461,8 +534,8 @@ def test_a_job_that_wedges_its_agent_three_times_is_quarantined_before_the_devic
             if name == "good":
                 fleet.finish(name, epoch)
         if "wedge" in fleet.leases():
-            fleet.beat(fleet.leases()["wedge"])
-        made += fleet.wait(70.0)
+            made += fleet.stalls(fleet.leases()["wedge"])
+        made += fleet.wait(10.0)
         if fleet.show()["state"] == "probing":
             fleet.passes()
     assert [one.job_id for one in only(ev.Quarantine, made)] == ["wedge"]
@@ -700,6 +773,63 @@ def test_a_training_does_not_wait_for_a_future_in_which_the_clock_was() -> None:
     assert kinds(fleet.wait(1.0)) == asked
 
 
+@pytest.mark.parametrize("step", [90.0, 86_400.0, 7 * 86_400.0, -3600.0, -86_400.0])
+def test_a_wall_clock_that_is_set_moves_no_lease_and_no_wait(step: float) -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.of_a(ev.RecordsStored, count=600)
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory")
+    before = fleet.state.to_json()
+    assert fleet.tell(ev.ClockSet, wall_secs=fleet.now + step) == []
+    assert fleet.state.to_json() == before | {
+        "leasing": before["leasing"] | {"wall_ahead_secs": step},
+    }
+    assert fleet.show()["leases"][0]["deadline"] == fleet.now + step + 60.0, "people see the wall clock"
+    assert fleet.state.deadline(A, 1) == fleet.now + 60.0
+    assert not only(ev.StopAgent, fleet.wait(59.0))
+    assert only(ev.StartTraining, fleet.wait(1.0)), "a minute after it failed"
+
+
+@pytest.mark.parametrize(
+    ("policy", "secs"),
+    [(DevicePolicy(secs_per_hour=25.0), 3600.0), (DevicePolicy(secs_per_day=25.0), 86400.0)],
+)
+@pytest.mark.parametrize("at_start", [False, True])
+def test_budgets_go_by_the_wall_clock_and_wait_for_no_future(
+    policy: DevicePolicy, secs: float, at_start: bool
+) -> None:
+    fleet = Fleet().up(policy)
+    fleet.submit("j1")
+    fleet.finish("j1", 1, device_secs=30.0)
+    fleet.submit("j2")
+    assert fleet.show()["closed"].startswith("spent 30 of 25")
+    grants = only(ev.GrantLease, fleet.tell(ev.ClockSet, wall_secs=fleet.now + secs))
+    assert [one.job_id for one in grants] == ["j2"], "another hour"
+    fleet.finish("j2", 2, device_secs=30.0)
+    fleet.submit("j3")
+    if at_start:
+        fleet.tell(ev.CoordinatorStarted)
+        fleet.passes()
+    else:
+        assert fleet.tell(ev.ClockSet, wall_secs=fleet.now) == []
+    assert fleet.show()["closed"].startswith("spent 30 of 25"), "of the hour in which it is now"
+    assert fleet.wait(secs - 1.0) == []
+    assert [one.job_id for one in only(ev.GrantLease, fleet.wait(1.0))] == ["j3"]
+
+
+def test_windows_go_by_the_wall_clock() -> None:
+    policy = DevicePolicy(windows=(TimeWindow(begin_secs=3600.0, end_secs=7200.0),))
+    fleet = Fleet().up(policy)
+    assert not only(ev.GrantLease, fleet.submit("j1", "j2"))
+    assert not fleet.tell(ev.ClockSet, wall_secs=fleet.now + 3500.0)
+    assert not fleet.state.is_news(ev.Tick(at_secs=fleet.now + 99.0))
+    assert only(ev.GrantLease, fleet.wait(100.0))
+    fleet.submit("j3")
+    fleet.tell(ev.ClockSet, wall_secs=fleet.now)
+    assert not only(ev.GrantLease, fleet.finish("j1", 1)), "it is too early again"
+
+
 def test_only_beats_that_matter_are_news() -> None:
     fleet = Fleet().up()
     fleet.submit("j1")
@@ -714,7 +844,7 @@ def test_only_beats_that_matter_are_news() -> None:
     assert not is_news(1.0)
     assert not is_news(14.0, done=1)
     assert is_news(15.0)
-    assert not is_news(15.0, busy=Busy.IDLE)
+    assert is_news(15.0, busy=Busy.IDLE), "a sign of life, although it renews nothing"
     assert not is_news(15.0, epoch=None)
     assert is_news(1.0, is_host_idle=False)
     assert is_news(1.0, utc_offset_secs=3600.0)
@@ -799,6 +929,16 @@ def test_a_failed_training_is_tried_again_later_each_time_for_the_same_reasons()
         assert only(ev.StartTraining, fleet.wait(wait - 1.0)) == []
         assert kinds(fleet.wait(1.0)) == asked
     assert fleet.state.training()["failures"] == {"cpu": 3}
+
+
+def test_a_hopeless_training_is_tried_again_with_new_records_only() -> None:
+    fleet = Fleet().up()
+    fleet.of_a(ev.RecordsStored, count=600)
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    fleet.tell(ev.TrainingFailed, family="cpu", reason="not done in time", is_hopeless=True)
+    assert only(ev.StartTraining, fleet.wait(365 * 86_400.0)) == []
+    assert kinds(fleet.of_a(ev.RecordsStored, count=511)) == []
+    assert kinds(fleet.of_a(ev.RecordsStored, count=1)) == [[ReasonKind.NEW_RECORDS]]
 
 
 def test_a_new_coordinator_asks_for_the_interrupted_training_again() -> None:

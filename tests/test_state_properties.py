@@ -270,6 +270,11 @@ class Fleet(RuleBasedStateMachine):
     def tick(self, step: float) -> None:
         self.world.tell(ev.Tick(at_secs=self.at(step)))
 
+    @rule(step=st.sampled_from([0.0, 90.0, 86_400.0, 6e5, -3600.0, -86_400.0]))
+    def clock_set(self, step: float) -> None:
+        at_secs = self.at()
+        self.world.tell(ev.ClockSet(at_secs=at_secs, wall_secs=max(0.0, at_secs + step)))
+
     @rule(event=st.sampled_from([ev.CoordinatorStopping, ev.DiskFull]), now=SELDOM)
     def trouble(self, event: Any, now: bool) -> None:
         if now:
@@ -282,10 +287,11 @@ class Fleet(RuleBasedStateMachine):
     @rule(
         records=st.dictionaries(DEVICES, st.integers(0, 500), max_size=2),
         step=STEPS | st.sampled_from([-1e5, 1e6, -1e6]),
+        rules=st.sampled_from([ev.RULES, ev.RULES, ev.RULES, 1]),
     )
-    def coordinator(self, records: dict[str, int], step: float) -> None:
+    def coordinator(self, records: dict[str, int], step: float, rules: int) -> None:
         counts = {DeviceId(name): count for name, count in records.items()}
-        self.world.tell(ev.CoordinatorStarted(at_secs=self.at(step), records=counts))
+        self.world.tell(ev.CoordinatorStarted(at_secs=self.at(step), records=counts, rules=rules))
 
     @rule(device=ANY_DEVICE, count=st.integers(1, 150))
     def stored(self, device: str, count: int) -> None:
@@ -337,8 +343,9 @@ class Fleet(RuleBasedStateMachine):
             waits = [device["start_at"], device["probe_by"]]
             longest = max(limits.quarantine_secs, limits.start_secs, limits.restart_wait_secs)
             assert all(at_secs <= now + longest for at_secs in waits if at_secs is not None)
-            assert device["budget"]["hour"] <= now // 3600
-            assert device["budget"]["day"] <= now // 86400
+            wall = now + self.world.state.wall_ahead_secs
+            assert device["budget"]["hour"] <= wall // 3600
+            assert device["budget"]["day"] <= wall // 86400
         for family in state["triggers"]["families"]:
             assert family["not_before"] <= now + limits.training_retry_most_secs
 

@@ -232,6 +232,24 @@ def test_a_second_writer_is_told_who_writes_and_readers_are_not_held_up(tmp_path
         store.append(make_batch(0, 1))
 
 
+def test_the_error_of_a_disk_that_became_read_only_is_the_one_to_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def fail() -> None:
+        with Store.open(tmp_path / "s"):
+            monkeypatch.setattr(Path, "unlink", refuse)
+            raise StoreError("what was being done")
+
+    with pytest.raises(StoreError, match="what was being done"):
+        fail()
+    monkeypatch.undo()
+    with Store.open(tmp_path / "s"):  # the lock was let go of
+        pass
+
+
 def test_the_errors_survive_a_process_boundary() -> None:
     for kind in (StoreError, StoreFull, StoreLocked):
         assert str(pickle.loads(pickle.dumps(kind("what, where")))) == "what, where"

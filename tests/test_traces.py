@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -37,6 +38,26 @@ def test_candidates_come_back_with_their_traces(store: Path) -> None:
     assert {one.origin for one in found.candidates} == {"paired"}
     assert found.unread == ""
     assert find_candidates(Store.read(store), [B], wanted[1:]) == Found()
+
+
+def test_devices_that_have_the_candidates_are_read_first_and_others_only_for_the_rest(store: Path) -> None:
+    reader = Store.read(store)
+    looked: list[str] = []
+
+    class Noted(pq.ParquetFile):  # type: ignore[misc]
+        def __init__(self, path: Path) -> None:
+            looked.append(path.parent.name.removeprefix("device_id="))
+            super().__init__(path)
+
+    shared, only_a = make_record(3).candidate_id, make_record(2500).candidate_id
+    with mock.patch("fleet.daemon.traces.pq.ParquetFile", Noted):
+        found = find_candidates(reader, [A, B], [shared], first=[B])
+        assert ([one.candidate_id for one in found.candidates], looked) == ([shared], [B])
+        looked.clear()
+        found = find_candidates(reader, [A, B], [shared, only_a], first=[B])
+    assert {one.candidate_id for one in found.candidates} == {shared, only_a}
+    assert looked[0] == B
+    assert set(looked[1:]) == {A}
 
 
 def test_a_file_that_cannot_be_read_is_told_and_the_others_are_searched(store: Path) -> None:

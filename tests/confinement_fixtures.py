@@ -1,0 +1,201 @@
+"""A real zygote whose worker processes, confined like all others, try what they must not be able to do.
+
+Run as a program it is that zygote; it imports no TVM. `Worker` is the other end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agents.core_slot import MoverClient
+from agents.own_program import command, environment
+from agents.stages import ChildSettings
+from agents.wire import Channel
+from agents.zygote import _Zygote
+
+ROOT = Path(__file__).parent.parent
+#: System calls of x86-64 and AArch64.
+NUMBERS = {
+    "x86_64": {"ptrace": 101, "unshare": 272, "mount": 165, "setsid": 112, "bpf": 321},
+    "aarch64": {"ptrace": 117, "unshare": 97, "mount": 40, "setsid": 157, "bpf": 280},
+}
+PTRACE_SEIZE, CLONE_NEWUSER, IO_URING_SETUP = 0x4206, 0x10000000, 425
+F_SETSIG, MS_REMOUNT = 10, 32
+
+
+def call(number: int, *arguments: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    given = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    if libc.syscall(ctypes.c_long(number), *given) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def fork() -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], object]]:
+    """Everything that is tried, by name.
+
+    Args:
+        folder: Outside the scratch folder; has the files of `make_folder`.
+        port: Somebody listens there.
+        stranger: Process id of another process of the same user.
+    """
+    own = NUMBERS[os.uname().machine]
+    kept, zygote = folder / "kept", os.getppid()
+    return {
+        "connect": lambda: socket.create_connection(("127.0.0.1", port), 5).close(),
+        "bind": lambda: socket.create_server(("127.0.0.1", 0)).close(),
+        "local_socket": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(f"{folder}/socket"),
+        "make_file": lambda: (folder / "made").open("x").close(),
+        "make_folder": (folder / "folder").mkdir,
+        "make_link": lambda: (folder / "link").symlink_to(kept),
+        "make_name": lambda: (folder / "name").hardlink_to(kept),
+        "write": lambda: kept.open("a").close(),
+        "empty": lambda: os.truncate(kept, 0),
+        "empty_when_reading": lambda: os.close(os.open(kept, os.O_RDONLY | os.O_TRUNC)),
+        "remove": (folder / "spare").unlink,
+        "rename": lambda: kept.rename(folder / "renamed"),
+        "set_times": lambda: os.utime(kept, (1, 1)),
+        "set_attribute": lambda: os.setxattr(kept, "user.mark", b"1"),
+        "write_settings": lambda: Path("/proc/self/oom_score_adj").open("w").close(),
+        "kill": lambda: os.kill(zygote, 0),
+        "kill_all": lambda: os.kill(-1, 0),
+        "signal_by_descriptor": lambda: fcntl.fcntl(0, F_SETSIG, 9),
+        "ptrace": lambda: call(own["ptrace"], PTRACE_SEIZE, zygote, 0, 0),
+        "read_memory": lambda: Path(f"/proc/{zygote}/mem").open("rb").close(),
+        "move_to_cores": lambda: os.sched_setaffinity(stranger, os.sched_getaffinity(stranger)),
+        "limit": lambda: resource.prlimit(stranger, resource.RLIMIT_NOFILE, (64, 64)),
+        "be_nicer": lambda: os.setpriority(os.PRIO_PROCESS, stranger, 19),
+        # Where it may be made, the kernel finds nothing there to mount again.
+        "mount": lambda: call(own["mount"], b"none", str(folder).encode(), b"tmpfs", MS_REMOUNT, None),
+        "make_namespace": lambda: call(own["unshare"], CLONE_NEWUSER),
+        "io_uring": lambda: call(IO_URING_SETUP, 1, ctypes.create_string_buffer(120)),
+        "bpf": lambda: call(own["bpf"], 0, ctypes.create_string_buffer(128), 128),
+        "leave_group": lambda: call(own["setsid"]),
+        "fork": fork,
+        "start_program": lambda: os.posix_spawn("/bin/true", ["true"], {}),
+    }
+
+
+def make_folder(folder: Path) -> None:
+    """What `attempts` needs outside."""
+    for name in ("kept", "spare"):
+        (folder / name).write_text("kept")
+
+
+def outcome_of(attempt: Callable[[], object]) -> str:
+    """`done`, or the name of the error."""
+    try:
+        attempt()
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, str(error))
+    return "done"
+
+
+def facts() -> dict[str, Any]:
+    """What a worker process sees of itself."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "file").write_text("text")
+        Path(folder, "file").rename(Path(folder, "renamed"))
+        where = folder
+    ran = []
+    thread = threading.Thread(target=ran.append, args=[1])
+    thread.start()
+    thread.join()
+    files = [int(one.name) for one in Path("/proc/self/fd").iterdir()]
+    return {"status": status, "scratch": str(Path(where).parent), "threads": ran, "files": len(files)}
+
+
+def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -> None:
+    """Be a worker process: answers one question after the other."""
+    jobs, mover = Channel(channel), MoverClient(moves, settings)
+    while (message := jobs.receive()) is not None:
+        answer: Any
+        if message["op"] == "try":
+            kept = settings.environment
+            todo = attempts(Path(kept["folder"]), kept["port"], kept["stranger"])
+            answer = outcome_of(todo[message["what"]])
+        elif message["op"] == "mode":
+            Path(settings.environment["folder"], "kept").chmod(0o4755)
+            answer = "tried"
+        elif message["op"] == "pin":
+            answer = pinned(mover)
+        else:
+            answer = facts()
+        jobs.send({"answer": answer})
+
+
+def pinned(mover: MoverClient) -> list[list[int]]:
+    """Where the threads of this process may run after it went to its timing cores."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    mover.pin(timing=True)
+    tasks = [int(one.name) for one in Path("/proc/self/task").iterdir()]
+    found = [sorted(os.sched_getaffinity(task)) for task in tasks]
+    done.set()
+    thread.join()
+    return found
+
+
+class Worker:
+    """One worker process of a zygote of its own; use as a context manager."""
+
+    def __init__(self, settings: ChildSettings, folder: Path, port: int) -> None:
+        kept = {"folder": str(folder), "port": port, "stranger": os.getpid()}
+        self._settings = replace(settings, environment=kept)
+
+    def __enter__(self) -> Worker:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.zygote = subprocess.Popen(
+                command("tests.confinement_fixtures", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                env=environment(),
+                cwd=ROOT,
+            )
+        ours, theirs = socket.socketpair()
+        from agents.records import as_json_dict
+
+        message = {"op": "fork", "token": 0, "settings": as_json_dict(self._settings)}
+        with theirs:
+            errors = sys.__stderr__.fileno() if sys.__stderr__ else 2
+            socket.send_fds(self._control, [json.dumps(message).encode()], [theirs.fileno(), errors])
+        self._channel = Channel(ours)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._control.close()
+        self._channel.close()
+        self.zygote.wait(20)
+
+    def ask(self, **message: Any) -> Any:
+        """Put a question and give its answer."""
+        self._channel.send(message)
+        answer = self._channel.receive()
+        assert answer is not None, "the worker process died"
+        return answer["answer"]
+
+
+if __name__ == "__main__":
+    _Zygote(socket.socket(fileno=int(sys.argv[1])), run).serve()

@@ -1,0 +1,193 @@
+"""MetaSchedule databases as an attacker would write them, and honest ones of other hosts."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agents.pool import WorkerPool
+from agents.records import (
+    Candidate,
+    DeviceId,
+    DeviceSpec,
+    Outcome,
+    Protocol,
+    Record,
+    Workload,
+    canonical_json,
+)
+from agents.trust import DERIVED, is_imported
+from fleet.interchange.import_logs import ImportRequest, import_logs
+from fleet.store.store import Store
+from tests.record_fixtures import make_descriptor, make_record
+
+LAB, GENERIC = DeviceId("lab"), DeviceId("generic")
+#: What is tested here must not depend on how quiet the host is.
+QUICK = Protocol(
+    repeat=2, extra_repeats=0, min_repeat_ms=1.0, visits=1, reject_interval=0.0, early_stop_ratio=0.0
+)
+TARGET = {"kind": "llvm", "num-cores": 4}
+
+_TYPE = {"span": 0, "ty": 1}
+
+
+def evil_index_map(command: str) -> str:
+    """An index map as TVM writes it, that runs a command wherever a program uses it: j becomes
+    (j + system(command)) % 16."""
+    nodes: list[Any] = [
+        {"type": "None"},
+        {"type": "ir.PrimType", "data": {"span": 0, "dtype": "int64"}},
+        {"type": "ffi.String", "data": "b"},
+        {"type": "ir.Var", "data": {**_TYPE, "name": 2}},
+        {"type": "ffi.String", "data": "i"},
+        {"type": "ir.Var", "data": {**_TYPE, "name": 4}},
+        {"type": "ffi.String", "data": "j"},
+        {"type": "ir.Var", "data": {**_TYPE, "name": 6}},
+        {"type": "ffi.Array", "data": [3, 5, 7]},
+        {"type": "ir.PrimType", "data": {"span": 0, "dtype": "int32"}},
+        {"type": "ir.Op", "data": "tirx.call_extern"},
+        {"type": "ir.StringType", "data": {"span": 0}},
+        {"type": "ffi.String", "data": "system"},
+        {"type": "ir.StringImm", "data": {"span": 0, "ty": 11, "value": 12}},
+        {"type": "ir.StringType", "data": {"span": 0}},
+        {"type": "ffi.String", "data": command},
+        {"type": "ir.StringImm", "data": {"span": 0, "ty": 14, "value": 15}},
+        {"type": "ffi.Array", "data": [13, 16]},
+        {"type": "ffi.Array", "data": []},
+        {"type": "ir.Call", "data": {"span": 0, "ty": 9, "op": 10, "args": 17, "attrs": 0, "ty_args": 18}},
+        {"type": "prim.Cast", "data": {**_TYPE, "value": 19}},
+        {"type": "prim.Add", "data": {**_TYPE, "a": 7, "b": 20}},
+        {"type": "int", "data": 16},
+        {"type": "ir.IntImm", "data": {**_TYPE, "value": 22}},
+        {"type": "prim.FloorMod", "data": {**_TYPE, "a": 21, "b": 23}},
+        {"type": "ffi.Array", "data": [3, 5, 24]},
+        {
+            "type": "tirx.IndexMap",
+            "data": {"initial_indices": 8, "final_indices": 25, "inverse_index_map": 0},
+        },
+    ]
+    return json.dumps({"root_index": len(nodes) - 1, "nodes": nodes, "metadata": {"tvm_version": "0.27.0"}})
+
+
+def running_trace(command: str) -> list[Any]:
+    """A trace of a GMM whose program runs a command."""
+    steps = [
+        ["GetSBlock", [], ["Z", "main"], ["b0"]],
+        ["CacheWrite", ["b0", []], [0, "global"], ["b1"]],
+        ["TransformLayout", ["b0", evil_index_map(command)], [0, 1, None, True], []],
+    ]
+    return [steps, []]
+
+
+def linking_trace(code: str = "define void @run() { ret void }") -> list[Any]:
+    """A trace of a GMM that links foreign LLVM code into the program."""
+    steps = [
+        ["GetSBlock", [], ["Z", "main"], ["b0"]],
+        ["GetLoops", ["b0"], [], ["l1", "l2", "l3", "l4"]],
+        ["Annotate", ["l1", f'"{code}"'], ["pragma_import_llvm"], []],
+    ]
+    return [steps, []]
+
+
+def with_steps(trace: Any, *steps: Any) -> list[Any]:
+    """A trace with more instructions at its end."""
+    return [[*trace[0], *steps], trace[1]]
+
+
+def of_other_host(trace: Any) -> list[Any]:
+    """The same schedule as an older TVM on a host with more cores would write it."""
+    steps = []
+    for kind, inputs, attrs, outputs in trace[0]:
+        made = [{"GetSBlock": "GetBlock"}.get(kind, kind), list(inputs), attrs, outputs]
+        if kind == "Annotate" and attrs == ["meta_schedule.parallel"]:
+            made[1][1] = 64
+        steps.append(made)
+    return [steps, trace[1]]
+
+
+def write_database(folder: Path, workload: Workload, module_json: str, traces: list[Any]) -> Path:
+    """A database that states the workload's structural hash for a module."""
+    folder.mkdir(parents=True)
+    text = module_json.encode()
+    packed = base64.b64encode(len(text).to_bytes(8, "little") + text).decode()
+    line = json.dumps([str(int(workload.workload_id, 16)), packed])
+    (folder / "database_workload.json").write_text(line + "\n")
+    args = [
+        ["TENSOR", dtype, list(shape)]
+        for dtype, shape in zip(workload.arg_dtypes, workload.arg_shapes, strict=True)
+    ]
+    lines = [[0, [trace, [1e-4 + n * 1e-7], TARGET, args]] for n, trace in enumerate(traces)]
+    (folder / "database_tuning_record.json").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return folder
+
+
+def honest_traces(pool: WorkerPool, matmul: Workload) -> list[Any]:
+    """Four schedules that another host has found, two of them with an older TVM."""
+    question = {"op": "propose", "workload_id": matmul.workload_id, "family": "cpu", "count": 4, "seed": 77}
+    traces = pool.ask({**question, "exclude": []}, matmul)["traces"]
+    parsed = [json.loads(one) for one in traces]
+    return [*parsed[:2], *map(of_other_host, parsed[2:])]
+
+
+def hostile_traces(honest: list[Any], marker: Path) -> list[Any]:
+    """Traces of an attacker: plain ones, and some hidden behind an honest beginning."""
+    hidden = running_trace(f"touch {marker}")[0][2]
+    hidden[1][0] = "b900"
+    tiles = json.loads(json.dumps(honest[0]))
+    next(one for one in tiles[1] if isinstance(one[1], list))[1][-1] = 7
+    return [
+        running_trace(f"touch {marker}"),
+        linking_trace(),
+        with_steps(honest[0], ["GetSBlock", [], ["Z", "main"], ["b900"]], hidden),
+        tiles,
+    ]
+
+
+def forge(store: Store, folder: Path, matmul: Workload, honest: list[Any], hostile: list[Any]) -> None:
+    """Import a database that states a public workload's hash for another module."""
+    module = json.dumps({"nodes": [{"type": "None"}], "root_index": 0})
+    database = write_database(folder / "logs", matmul, module, [*hostile, *honest])
+    request = ImportRequest(paths=(database,), device_id=LAB, devices_folder=folder / "none")
+    report = import_logs(store, request)
+    assert report.imported == len(hostile) + len(honest)
+
+
+def store_as_before(store: Store, spec: DeviceSpec, matmul: Workload, traces: list[Any]) -> None:
+    """What earlier versions made of such an import: all stands under the stated hash itself.
+
+    One hostile candidate was paired, too: a live device has a record of it that says nothing of its origin.
+    """
+    store.put_workloads([replace(matmul, module_json='{"nodes":[]}', operator="forged")])
+    store.put_device(replace(spec, device_id=LAB), make_descriptor())
+    made = [Candidate(workload_id=matmul.workload_id, trace=canonical_json(one)) for one in traces]
+    rows = [
+        make_record(
+            4 * n + 1,
+            device=LAB,
+            workload_id=matmul.workload_id,
+            candidate_id=one.candidate_id,
+            trace=one.trace,
+            origin="imported",
+        )
+        for n, one in enumerate(made)
+    ]
+    store.append([*rows, replace(rows[0], device_id=GENERIC, origin="paired", attempt=0)])
+
+
+def check_records(records: list[Record], before: int, hostile: list[Any], honest: list[Any]) -> None:
+    """What a live device has measured after an import."""
+    fresh = records[before:]
+    # An honest schedule of this very version is the same text when we have made it again.
+    theirs = {canonical_json(one) for one in [*hostile, *honest[2:]]}
+    assert not [one for one in fresh if one.trace in theirs or is_imported(one.workload_id)]
+    derived = {one.candidate_id: one for one in fresh if one.origin == DERIVED}
+    assert len(derived) == len(honest)
+    assert {one.outcome for one in derived.values()} == {Outcome.OK}
+    # Their decisions are those of the honest ones.
+    decisions = [[value for _, value in one[1]] for one in honest]
+    for one in derived.values():
+        mine = [value for _, value in json.loads(one.trace)[1]]
+        assert mine in decisions

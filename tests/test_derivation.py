@@ -1,0 +1,129 @@
+"""Imported traces become candidates of our own: their decisions in our design space, nothing else of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agents.derivation import comparable, match
+from agents.records import Family, Workload, canonical_json
+from agents.space import DesignSpace
+from agents.trace_rules import TraceRefusedError, read_trace
+from agents.workloads import operator_workload
+from tests.hostile_fixtures import linking_trace, of_other_host, running_trace, with_steps
+
+SPACE = [
+    ["GetSBlock", [], ["Z", "main"], ["b0"]],
+    ["Annotate", ["b0", 16], ["meta_schedule.parallel"], []],
+    ["GetLoops", ["b0"], [], ["l1", "l2"]],
+    ["SamplePerfectTile", ["l1"], [2, 64], ["v3", "v4"]],
+    ["Split", ["l1", "v3", "v4"], [True, False], ["l5", "l6"]],
+    ["SampleCategorical", [], [[0, 16], [0.5, 0.5]], ["v7"]],
+]
+DECISIONS = [[3, [4, 4]], [5, 1]]
+MORE = ["GetLoops", ["b0"], [], ["l8", "l9"]]
+
+
+def matched(steps: Any, decisions: Any, *spaces: Any) -> Any:
+    found = match([comparable(one) for one in (spaces or (SPACE,))], canonical_json([steps, decisions]))
+    return found.space, found.decisions
+
+
+def why(steps: Any, decisions: Any) -> str:
+    with pytest.raises(TraceRefusedError) as caught:
+        matched(steps, decisions)
+    return caught.value.reason
+
+
+def test_a_trace_is_matched_by_its_first_instructions() -> None:
+    assert matched([*SPACE, MORE], DECISIONS) == (0, DECISIONS)
+    assert matched([*SPACE, MORE], list(reversed(DECISIONS))) == (0, DECISIONS)
+    # The longest of several that fit.
+    assert matched([*SPACE, MORE], DECISIONS, SPACE[:4], SPACE, [*SPACE, MORE, MORE]) == (1, DECISIONS)
+    # What the post-processors sampled is not ours to take.
+    tail = ["SampleCategorical", [], [[1], [1.0]], ["v9"]]
+    assert matched([*SPACE, tail], [*DECISIONS, [6, 0]]) == (0, DECISIONS)
+
+
+def test_an_older_tvm_and_another_target_may_have_written_it() -> None:
+    older = json.loads(canonical_json(SPACE))
+    older[0][0] = "GetBlock"
+    older[1][1][1] = 1024
+    older[4][2] = [1]
+    older[5][2][1] = [0.25, 0.75]
+    assert matched(older, DECISIONS) == (0, DECISIONS)
+
+
+def test_what_does_not_match_is_refused_with_its_reason() -> None:
+    other = json.loads(canonical_json(SPACE))
+    other[3][2] = [2, 16]
+    assert why(other, DECISIONS) == "its instructions are those of no design space of ours"
+    assert why(SPACE[:-1], DECISIONS[:1]) == "its instructions are those of no design space of ours"
+    assert why([], []) == "its instructions are those of no design space of ours"
+    assert why(SPACE, DECISIONS[:1]) == "its decisions are not one for each sampled number"
+    assert why(SPACE, [*DECISIONS, DECISIONS[0]]) == "its decisions are not one for each sampled number"
+    assert why(SPACE, [[3, [4, 0]], [5, 1]]) == "a decision does not fit its instruction"
+    with pytest.raises(TraceRefusedError, match="no design space"):
+        match([], canonical_json([SPACE, DECISIONS]))
+
+
+@pytest.fixture(scope="module")
+def product() -> Workload:
+    return operator_workload("GMM", (1, 128, 128, 128))
+
+
+@pytest.mark.tvm
+@pytest.mark.parametrize("family", list(Family))
+def test_an_honest_candidate_is_made_again(product: Workload, family: Family) -> None:
+    space = DesignSpace(product, family)
+    drawn = space.sample(3, seed=5).candidates
+    made = space.derive([one.trace for one in drawn])
+    assert not made.refused
+    assert [one.origin for one in made.candidates] == ["derived"] * len(drawn)
+    if family is Family.CPU:
+        # The very same program, so the very same candidate. On a GPU post-processors sample too.
+        assert [one.candidate_id for one in made.candidates] == [one.candidate_id for one in drawn]
+    theirs = space.derive([canonical_json(of_other_host(json.loads(one.trace))) for one in drawn])
+    assert theirs == made
+    for one in made.candidates:
+        read_trace(one.trace)
+
+
+@pytest.mark.tvm
+def test_nothing_of_a_hostile_trace_but_its_decisions_is_used(product: Workload) -> None:
+    space = DesignSpace(product, Family.CPU)
+    [drawn] = space.sample(1, seed=5).candidates
+    honest = json.loads(drawn.trace)
+    tiles = json.loads(drawn.trace)
+    next(one for one in tiles[1] if isinstance(one[1], list))[1][-1] = 7
+    strange = with_steps(honest, ["Vectorize", ["l1"], [], []], ["ComputeInline", ["b0"], [], []])
+    made = space.derive(
+        [
+            canonical_json(one)
+            for one in (
+                running_trace("id"),
+                linking_trace(),
+                with_steps(honest, linking_trace()[0][2]),
+                tiles,
+                strange,
+                [[], []],
+            )
+        ]
+    )
+    # The strange one is harmless, and what follows its design space is not looked at: ours follows.
+    assert [one.candidate_id for one in made.candidates] == [drawn.candidate_id]
+    assert made.refused == {
+        "an index map is no integer arithmetic": 1,
+        "the instruction's inputs or attributes are not on the list": 2,
+        "its decisions do not fit our loops": 1,
+        "its instructions are those of no design space of ours": 1,
+    }
+
+
+@pytest.mark.tvm
+def test_nobody_evolves_from_a_hostile_parent(product: Workload) -> None:
+    space = DesignSpace(product, Family.CPU)
+    found = space.evolve([canonical_json(running_trace("id")), canonical_json(linking_trace())], 4, seed=1)
+    assert (found.candidates, found.refused) == ((), 2)

@@ -1,0 +1,110 @@
+"""The one clock: what counts as time that passed, and what is seen of a clock that is set."""
+
+from __future__ import annotations
+
+import time
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from fleet.daemon.fleet_clock import LEAST_SET_SECS, MOST_STEP_SECS, FleetClock, boot_secs
+
+START = 1_800_000_000.0
+
+
+class Host:
+    """The clocks of a host."""
+
+    def __init__(self) -> None:
+        self.wall, self.steady = START, 500.0
+
+    def clock(self) -> FleetClock:
+        return FleetClock(lambda: self.wall, lambda: self.steady)
+
+    def wait(self, secs: float) -> None:
+        self.wall += secs
+        self.steady += secs
+
+
+def test_time_passes_with_the_turns_and_stands_within_one() -> None:
+    host = Host()
+    clock = host.clock()
+    assert clock() == START
+    host.wait(1.5)
+    assert clock() == START, "a turn sees one time"
+    assert clock.tick() == clock() == START + 1.5
+    host.wait(MOST_STEP_SECS)
+    clock.tick()
+    assert clock() == START + 3.5
+    assert clock.wall() == host.wall
+    assert not any(clock.counters.values())
+
+
+@pytest.mark.parametrize("step", [90.0, 86_400.0, 7 * 86_400.0, -3600.0, -86_400.0])
+def test_a_wall_clock_that_is_set_moves_no_time(step: float) -> None:
+    host = Host()
+    clock = host.clock()
+    for _ in range(3):
+        host.wait(1.0)
+        host.wall += step
+        clock.tick()
+    assert clock() == START + 3.0
+    assert clock.wall_ahead_secs == 3 * step
+    assert clock.counters == {"gaps": 0, "gap_secs": 0.0, "steps": 3, "step_secs": 3 * step}
+
+
+def test_a_pause_counts_for_little() -> None:
+    host = Host()
+    clock = host.clock()
+    host.wait(30.0)
+    clock.tick()
+    assert (clock(), clock.gaps) == (START + MOST_STEP_SECS, 0), "starting takes its time"
+    host.wait(600.0)
+    clock.tick()
+    assert clock() == START + 2 * MOST_STEP_SECS
+    assert clock.counters == {"gaps": 1, "gap_secs": 600.0 - MOST_STEP_SECS, "steps": 0, "step_secs": 0.0}
+    assert clock.wall_ahead_secs == 630.0 - 2 * MOST_STEP_SECS
+
+
+def test_a_pause_between_its_two_looks_is_no_lasting_step() -> None:
+    host = Host()
+    clock = host.clock()
+    clock._wall = lambda: (host.wait(3600.0), host.wall)[1]
+    clock.tick()
+    clock._wall = lambda: host.wall
+    clock.tick()
+    assert clock.step_secs == 0.0
+    assert clock() <= START + MOST_STEP_SECS
+
+
+def test_the_clock_of_this_host_goes_on_while_it_sleeps() -> None:
+    assert boot_secs() >= time.monotonic() - 1e-3
+    clock = FleetClock()
+    before = clock()
+    time.sleep(0.01)
+    assert before + 0.01 <= clock.tick() <= before + MOST_STEP_SECS
+    assert abs(clock.wall_ahead_secs) < LEAST_SET_SECS
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["wait", "set", "tick"]), st.floats(-1e6, 1e6)), min_size=1, max_size=40
+    )
+)
+def test_it_never_goes_back_and_never_jumps(doings: list[tuple[str, float]]) -> None:
+    host = Host()
+    clock = host.clock()
+    ran = 0.0
+    for kind, secs in doings:
+        before = clock()
+        if kind == "set":
+            host.wall += secs
+        elif kind == "wait":
+            host.wait(abs(secs))
+            ran += abs(secs)
+        else:
+            assert before <= clock.tick() <= before + MOST_STEP_SECS
+            assert clock() + clock.wall_ahead_secs == pytest.approx(host.wall)
+    clock.tick()
+    assert clock() - START <= ran + 1e-3

@@ -1,0 +1,194 @@
+"""Locks that all users of a host share: what has their name is never believed, and who holds one is named."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agents import host_lock
+from agents.host_lock import (
+    HostLockError,
+    holder_of,
+    holder_words,
+    make_lock,
+    open_lock,
+    shared_folder,
+    take_lock,
+    user_name,
+)
+from agents.measure import host_lock_path, not_timing, timing_lock
+
+HOLDER = """
+import fcntl, os, sys
+handle = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(handle, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def held_by_another(path: Path) -> Iterator[int]:
+    """Another process holds a lock; gives its id."""
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process.pid
+        process.communicate("\n", timeout=20)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "timing.lock"
+    make_lock(made)
+    return made
+
+
+def test_every_user_of_the_host_can_take_the_lock_whatever_the_umask_of_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "timing.lock"
+    before = os.umask(0o077)
+    try:
+        make_lock(path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+    make_lock(path)
+    with timing_lock(path), not_timing(path) as is_free:
+        assert not is_free
+
+
+def test_the_lock_lies_where_it_does_for_every_user_whatever_their_own_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = host_lock_path()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert host_lock_path() == here
+    assert here.parent == shared_folder()
+    # A folder where others may remove our files, or one that its owner may fill as he likes, is none.
+    writable, owned = tmp_path / "writable", tmp_path / "owned"
+    for folder, mode in ((writable, 0o777), (owned, 0o1777)):
+        folder.mkdir()
+        folder.chmod(mode)
+    monkeypatch.setattr(host_lock, "_FOLDERS", (tmp_path / "missing", writable))
+    assert shared_folder() == tmp_path
+    monkeypatch.setattr(host_lock, "_FOLDERS", (owned,))
+    monkeypatch.setattr(host_lock, "_ROOT", owned.stat().st_uid + 1)
+    assert shared_folder() == tmp_path
+
+
+def test_a_lock_that_another_process_holds_is_waited_for_so_long_and_its_holder_is_named(path: Path) -> None:
+    with held_by_another(path) as pid:
+        named = rf"did not come free for 0.2 s: process {pid} \('python.*'\) of user {user_name(os.getuid())}"
+        with pytest.raises(HostLockError, match=named), timing_lock(path, 0.2):
+            pytest.fail("two hold it")
+        assert holder_of(path) == pid
+        with not_timing(path) as is_free:
+            assert not is_free
+    with timing_lock(path, 0.2):
+        assert holder_of(path) == os.getpid()
+    assert holder_of(path) == 0
+    assert "does not show" in holder_words(path)
+
+
+def test_a_lock_that_comes_free_in_time_is_taken(path: Path) -> None:
+    with (
+        held_by_another(path) as pid,
+        subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {pid}"]),
+        timing_lock(path, 30.0) as waited_secs,
+    ):
+        assert waited_secs > 0
+
+
+@pytest.mark.parametrize("take", [open_lock, lambda path: take_lock(path, wait_secs=1.0)])
+def test_a_link_a_pipe_a_socket_or_a_folder_in_its_place_is_refused_at_once(
+    tmp_path: Path, take: object
+) -> None:
+    assert callable(take)
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    link, pipe, folder, service, second = (tmp_path / name for name in "lpfsn")
+    link.symlink_to(victim)
+    os.mkfifo(pipe)
+    folder.mkdir()
+    second.hardlink_to(victim)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(service))
+        for path in (link, pipe, folder, service, second, victim):
+            make_lock(path)
+            with pytest.raises(HostLockError, match=rf"{path} .*belongs to user {user_name(os.getuid())}"):
+                take(path)
+    assert victim.read_text() == "kept"
+    assert stat.S_IMODE(victim.stat().st_mode) != 0o666
+    with pytest.raises(FileNotFoundError):
+        take(tmp_path / "missing")
+
+
+def test_what_the_file_holds_is_of_no_matter(path: Path) -> None:
+    path.write_text('{"token": [1, 2, 3]}')
+    with timing_lock(path, 1.0):
+        assert path.read_text() == '{"token": [1, 2, 3]}'
+
+
+def test_a_lock_whose_file_was_replaced_meanwhile_is_taken_again(path: Path) -> None:
+    with held_by_another(path):
+        replaced = path.with_name("new")
+        make_lock(replaced)
+        replaced.rename(path)
+        with timing_lock(path, 5.0):
+            assert holder_of(path) == os.getpid()
+
+
+def test_waiting_leaves_other_alarms_alone(path: Path) -> None:
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: rung.append(number))
+    others = signal.setitimer(signal.ITIMER_REAL, 60.0)
+    try:
+        with held_by_another(path), pytest.raises(HostLockError), timing_lock(path, 0.1):
+            pytest.fail("two hold it")
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+        assert 0 < left <= 60.0
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        deadline = time.monotonic() + 20
+        while not rung and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert rung
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *others)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_who_holds_a_lock_is_found_where_the_kernel_shows_another_device(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inode = path.stat().st_ino
+    shown = (
+        f"1: POSIX  ADVISORY  WRITE 11 00:01:{inode} 0 EOF\n"
+        f"2: FLOCK  ADVISORY  WRITE 12 00:01:{inode} 0 EOF\n"
+        f"2: -> FLOCK  ADVISORY  WRITE 13 00:01:{inode} 0 EOF\n"
+        "3: FLOCK  ADVISORY  WRITE 14 00:01:1 0 EOF\n"
+        "4: FLOCK\n"
+    )
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda one: shown if str(one) == "/proc/locks" else read(one))
+    assert holder_of(path) == 12
+
+
+def test_a_lock_is_held_with_the_file_open_for_reading_only(path: Path) -> None:
+    handle = take_lock(path, wait_secs=1.0)
+    try:
+        assert fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    finally:
+        os.close(handle)

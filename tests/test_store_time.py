@@ -1,0 +1,208 @@
+"""What upkeep deletes, and when, whatever is done to the clock of the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fleet.store import store_time
+from fleet.store.files import forget_old_commits
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
+from fleet.store.store_time import StoreTime
+from tests.record_fixtures import make_batch
+
+HOUR, DAY = 3600.0, 86_400.0
+WEEK = 7 * DAY
+
+
+class Host:
+    """A host's clocks, and which start of it this is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall, self.ran, self.boot = time.time(), 5000.0, "one"
+        monkeypatch.setattr(time, "time", lambda: self.wall)
+        monkeypatch.setattr(store_time, "running_secs", lambda: self.ran)
+        monkeypatch.setattr(store_time, "boot_id", lambda: self.boot)
+
+    def run(self, secs: float) -> None:
+        self.wall += secs
+        self.ran += secs
+
+    def sleep(self, secs: float) -> None:
+        self.wall += secs
+
+    def start_again(self, off_secs: float) -> None:
+        self.wall += off_secs
+        self.ran, self.boot = 10.0, self.boot + "+"
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(monkeypatch)
+
+
+def merged(folder: Path) -> StoreReader:
+    """A store in which upkeep has merged the files of a reader, which is returned."""
+    with Store.open(folder) as store:
+        for start in (0, 5):
+            store.append(make_batch(start, 5))
+        reader = Store.read(folder)
+        assert store.upkeep().merged_files == 2
+    return reader
+
+
+def upkeep(folder: Path) -> int:
+    with Store.open(folder) as store:
+        return store.upkeep().deleted_files
+
+
+def is_whole(reader: StoreReader) -> bool:
+    return list(reader.records()) == make_batch(0, 10)
+
+
+def age_files(folder: Path, secs: float) -> None:
+    """Give all files older dates."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            at = path.stat().st_mtime - secs
+            os.utime(path, (at, at))
+
+
+@pytest.mark.parametrize("step", [8 * DAY, -8 * DAY, 1000 * DAY, -20_000 * DAY])
+def test_a_clock_that_is_set_deletes_nothing_that_a_reader_uses(
+    tmp_path: Path, host: Host, step: float
+) -> None:
+    reader = merged(tmp_path)
+    for _ in range(3):
+        host.wall += step
+        host.run(HOUR)
+        assert upkeep(tmp_path) == 0
+        assert is_whole(reader)
+        assert is_whole(Store.read(tmp_path, version=reader.version))
+    host.run(WEEK)
+    assert upkeep(tmp_path) == 2, "after a week of running they are deleted all the same"
+
+
+def test_a_sleeping_host_deletes_nothing_that_a_reader_uses(tmp_path: Path, host: Host) -> None:
+    reader = merged(tmp_path)
+    host.sleep(30 * DAY)
+    assert upkeep(tmp_path) == 0
+    assert is_whole(reader)
+
+
+def test_time_goes_on_between_processes_and_stands_while_the_host_is_off(tmp_path: Path, host: Host) -> None:
+    merged(tmp_path)
+    for _ in range(6):
+        host.run(DAY)
+        assert upkeep(tmp_path) == 0
+    host.start_again(off_secs=100 * DAY)
+    assert upkeep(tmp_path) == 0
+    host.run(DAY - HOUR)
+    assert upkeep(tmp_path) == 0
+    host.run(HOUR)
+    assert upkeep(tmp_path) == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"schema": 1, "noted": 7}', None])
+def test_without_its_note_everything_is_kept_for_another_week(
+    tmp_path: Path, host: Host, damage: str | None
+) -> None:
+    reader = merged(tmp_path)
+    note = tmp_path / store_time.UPKEEP
+    if damage is None:
+        note.unlink()
+    else:
+        note.write_text(damage)
+    host.wall += 30 * DAY
+    for _ in range(7):
+        assert upkeep(tmp_path) == 0
+        assert is_whole(reader)
+        host.run(DAY)
+    assert upkeep(tmp_path) == 2
+
+
+def test_files_of_an_older_store_with_dates_of_the_future_are_deleted_in_the_end(
+    tmp_path: Path, host: Host
+) -> None:
+    merged(tmp_path)
+    (tmp_path / store_time.UPKEEP).unlink()
+    age_files(tmp_path, -5000 * DAY)
+    deleted = []
+    for _ in range(16):
+        deleted.append(upkeep(tmp_path))
+        host.run(DAY)
+    assert sum(deleted[:8]) == 0
+    assert sum(deleted) == 2
+
+
+def commits(folder: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (folder / "records" / "_delta_log").glob("*.json"))
+
+
+def test_versions_can_be_read_for_a_week_whatever_the_dates_of_their_commits(
+    tmp_path: Path, host: Host
+) -> None:
+    with Store.open(tmp_path) as store:
+        for start in range(3):
+            store.append(make_batch(start, 1))
+        middle = store.version
+        store.upkeep()
+        for start in range(3, 6):
+            store.append(make_batch(start, 1))
+        for _ in range(6):
+            # deltalake would go by these.
+            age_files(tmp_path / "records" / "_delta_log", 100 * DAY)
+            host.run(DAY)
+            store.upkeep()
+    assert commits(tmp_path)[0] == 0
+    assert list(Store.read(tmp_path, version=middle).records()) == make_batch(0, 3)
+    host.run(DAY)
+    with Store.open(tmp_path) as store:
+        store.upkeep()
+        newest = store.version
+    left = commits(tmp_path)
+    assert left[0] > 0, "what a checkpoint of more than a week ago stands for is gone"
+    assert left[-1] == newest
+    for version in (left[0], newest):
+        assert list(Store.read(tmp_path, version=version).records())
+    with Store.open(tmp_path) as store:
+        assert store.repairs == ()
+        assert list(store.records()) == make_batch(0, 6)
+
+
+def test_a_damaged_checkpoint_costs_no_commit(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(make_batch(0, 1))
+        store.upkeep()
+        store.append(make_batch(1, 1))
+    (checkpoint,) = (tmp_path / "records" / "_delta_log").glob("*.checkpoint.parquet")
+    checkpoint.write_bytes(b"PAR1")
+    forget_old_commits(tmp_path / "records", commits(tmp_path)[-1])
+    assert commits(tmp_path)[0] == 0
+    with Store.open(tmp_path) as store:
+        assert list(store.records()) == make_batch(0, 2)
+
+
+def test_few_versions_are_noted(tmp_path: Path, host: Host) -> None:
+    clock = StoreTime(tmp_path)
+    for version in range(400):
+        clock.note(version, WEEK)
+        clock.note(version, WEEK)
+        host.run(HOUR)
+    noted = json.loads((tmp_path / store_time.UPKEEP).read_text())["noted"]
+    assert len(noted) <= 7 * 24 + 2
+    assert clock.version_before(WEEK, 400) == 400 - 7 * 24
+    assert StoreTime(tmp_path).version_before(WEEK, 400) == 400 - 7 * 24
+    assert clock.version_before(0.0, 400) == 400
+    assert clock.version_before(400 * DAY, 3000) is None
+
+
+def test_this_host_says_which_start_it_is() -> None:
+    assert len(store_time.boot_id()) == 36
+    before = store_time.running_secs()
+    assert 0 < before <= store_time.running_secs()

@@ -1,0 +1,130 @@
+"""A stranger's database is imported, then the fleet measures: nothing of it runs, what is honest is derived.
+
+Real Ray, real agents, real programs: what `fleet collect` does. The daemon: `test_untrusted_daemon.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.job import Job
+from agents.pool import WorkerPool
+from agents.records import (
+    Candidate,
+    DeviceId,
+    DeviceSpec,
+    Outcome,
+    Record,
+    Workload,
+    canonical_json,
+)
+from agents.trust import claimed_id, is_imported
+from fleet.collection.collect import Collection, CollectSettings
+from fleet.ray_session import RaySession
+from fleet.store.store import Store
+from tests.hostile_fixtures import (
+    GENERIC,
+    QUICK,
+    check_records,
+    forge,
+    honest_traces,
+    hostile_traces,
+    store_as_before,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(600)]
+
+
+class Log:
+    """A watcher that remembers what was refused."""
+
+    def __init__(self) -> None:
+        self.reasons: Counter[str] = Counter()
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def proposed(self, workload: Workload, candidates: int) -> None: ...
+
+    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None: ...
+
+    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        self.reasons.update(reasons)
+
+
+@pytest.fixture(scope="module")
+def honest(pool: WorkerPool, matmul: Workload) -> list[Any]:
+    return honest_traces(pool, matmul)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """A file that is there if a stranger's command ran."""
+    return tmp_path / "ran"
+
+
+@pytest.fixture
+def hostile(honest: list[Any], marker: Path) -> list[Any]:
+    return hostile_traces(honest, marker)
+
+
+@pytest.fixture(scope="module")
+def session(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaySession]:
+    with RaySession([generic_spec], tmp_path_factory.mktemp("spool")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("layout", ["import", "store of an earlier version"])
+def test_a_collection_runs_nothing_of_an_imported_log(
+    session: RaySession,
+    generic_spec: DeviceSpec,
+    matmul: Workload,
+    honest: list[Any],
+    hostile: list[Any],
+    marker: Path,
+    tmp_path: Path,
+    layout: str,
+) -> None:
+    log = Log()
+    how = CollectSettings(samples=8, protocol=QUICK, minimum=6, exploration=0.5, noise=2)
+    with Store.open(tmp_path / "store") as store:
+        if layout == "import":
+            forge(store, tmp_path, matmul, honest, hostile)
+        else:
+            store_as_before(store, generic_spec, matmul, [*hostile, *honest])
+        before = len(list(store.records(device_id=GENERIC)))
+        collection = Collection(session, store, {GENERIC: generic_spec}, how, log)
+        collection.register()
+        listed = collection.network_workloads(["bert-tiny"])
+        workload = next(one for one in listed if one.workload_id == matmul.workload_id)
+        collection.run([workload])
+        collection.measure_noise()
+        records = list(store.records(device_id=GENERIC))
+        # The stranger's module is under no id of ours any more.
+        assert store.own_workloads()[matmul.workload_id] == workload
+        imported = [one for one in store.workloads() if is_imported(one)]
+        assert [claimed_id(one) for one in imported] == [matmul.workload_id] * (layout == "import")
+    assert not marker.exists()
+    check_records(records, before, hostile, honest)
+    assert log.reasons == {
+        "the instruction's inputs or attributes are not on the list": 1,
+        "an index map is no integer arithmetic": 2,
+        "its decisions do not fit our loops": 1,
+    }
+
+
+def test_a_worker_process_refuses_a_hostile_trace_whoever_sends_it(
+    pool: WorkerPool, matmul: Workload, hostile: list[Any], marker: Path
+) -> None:
+    """Beneath all else: here a coordinator was fooled."""
+    traces = [canonical_json(one) for one in hostile[:3]]
+    candidates = [Candidate(workload_id=matmul.workload_id, trace=one) for one in traces]
+    jobs = [Job(candidate=one, workload=matmul, protocol=QUICK) for one in candidates]
+    results = list(pool.run(jobs))
+    assert {one.outcome for one in results} == {Outcome.BUILD_FAILED}
+    assert all("the trace is refused" in one.error for one in results)
+    assert not marker.exists()
