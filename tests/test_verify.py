@@ -145,7 +145,7 @@ def test_any_flipped_bit_is_found(good: Path, tmp_path_factory: pytest.TempPathF
 def test_every_bit_of_a_catalog_file_counts(good: Path, tmp_path: Path, which: str) -> None:
     path = next(good.glob(which))
     data = path.read_bytes()
-    # Whole modules have tens of thousands of bits, so every part is looked at but not every bit of the middle.
+    # A module has tens of thousands of bits: all are tried at both ends, some in the middle.
     places = [at for at in range(len(data)) if at < 60 or at > len(data) - 120 or at % 97 == 0]
     for at, bit in product(places, range(8)):
         copy = tmp_path / path.name

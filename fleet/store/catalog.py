@@ -173,7 +173,8 @@ def sum_fault(line: str) -> str:
     # A changed bit in the name of the sum itself would make a line look as if it had none.
     if value.keys() - _KEYS:
         return f"it has keys that no line has: {sorted(value.keys() - _KEYS)}"
-    if value.get(_SUM, _sum(value)) == _sum(value):
+    # A last digit more or less may be the same number, so a line with a sum must be written as lines are.
+    if value.get(_SUM, _sum(value)) == _sum(value) and (_SUM not in value or canonical_json(value) == line):
         return ""
     return "its sum is another one: a bit has changed since it was written"
 
