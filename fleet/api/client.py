@@ -13,6 +13,8 @@ from fleet.private_files import read_private
 #: Files of the daemon's folder: where the API listens, and what it asks for.
 ADDRESS, TOKEN = "api.json", "api.token"
 _TIMEOUT_SECS = 5.0
+#: Under a flood of connections the daemon closes the oldest that have not asked yet, which may be ours.
+_TRIES = 5
 
 
 def ask(root: Path, path: str) -> Any:
@@ -42,7 +44,13 @@ def ask(root: Path, path: str) -> Any:
     try:
         # Not through a proxy of the environment: the token belongs to nobody else.
         with httpx.Client(timeout=_TIMEOUT_SECS, trust_env=False) as client:
-            answer = client.get(url + path, headers={"Authorization": f"Bearer {token}"})
+            for left in reversed(range(_TRIES)):
+                try:
+                    answer = client.get(url + path, headers={"Authorization": f"Bearer {token}"})
+                    break
+                except (httpx.RemoteProtocolError, httpx.ReadError):
+                    if not left:
+                        raise
         answer.raise_for_status()
         return answer.json()
     except httpx.ConnectError:
