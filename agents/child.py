@@ -129,7 +129,7 @@ class Worker:
         )
 
     def _lock(self) -> AbstractContextManager[float]:
-        from agents.measure import timing_lock
+        from agents.timing_lock import timing_lock
 
         return timing_lock(Path(self._settings.lock_path)) if self._settings.lock_path else nullcontext(0.0)
 

@@ -20,8 +20,8 @@ from typing import Protocol
 
 from agents.errors import AgentError
 from agents.host_lock import holder_of, holder_words, take_lock
-from agents.measure import not_timing
 from agents.stages import ChildSettings
+from agents.timing_lock import not_timing
 
 #: Name of worker processes, which `zygote.py` gives them; longer ones are cut by the kernel.
 WORKER_NAME = "fleet-worker"
@@ -143,7 +143,7 @@ class CoreSlot:
 
     Args:
         path: File of the slot's lock, which `make_lock` made; the builder in the slot holds it.
-        timing_lock: File of the host's timing lock (`agents.measure.timing_lock`).
+        timing_lock: File of the host's timing lock (`agents.timing_lock.timing_lock`).
         mover: Of this process.
     """
 

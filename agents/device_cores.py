@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agents.measure import host_lock_path
 from agents.records import Descriptor, DeviceKind, DeviceSpec
 from agents.stages import ChildSettings
+from agents.timing_lock import host_lock_path
 
 #: Worker processes of one device: compiling takes some four times as long as timing.
 MOST_BUILDERS = 6

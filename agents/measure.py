@@ -8,22 +8,15 @@ where they disagree. How many are enough, and when a program is not worth them, 
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from agents.host_lock import shared_folder, take_lock
 from agents.link import is_remote
 from agents.quality import surely_slower, wants_repeats
 from agents.records import Protocol
 
-#: Whoever waits longer for the timing lock is told who holds it. Many devices may take turns at it, with
-#: programs that take minutes each; their parent gives up a minute later (`agents.process`).
-LOCK_WAIT_SECS = 540.0
 #: A program's last warm-up run decides how many runs make a repeat; no clock is finer than this.
 _TINY_SECS = 1e-7
 #: A repeat of a program that is stopped early is this many times shorter: it is far from being chosen.
@@ -46,53 +39,6 @@ class Timing:
     number: int
     #: Given one repeat only, being surely several times slower than the best.
     stopped_early: bool
-
-
-def host_lock_path(device: str = "") -> Path:
-    """Where a timing lock lies: one a host for its CPU, one for each other device, whoever runs the fleet."""
-    return shared_folder() / f"tensor-fleet-timing{device and '-'}{device}.lock"
-
-
-@contextmanager
-def timing_lock(path: Path, wait_secs: float = LOCK_WAIT_SECS) -> Iterator[float]:
-    """Hold the host's timing lock, which `make_lock` made; yields the seconds that were spent waiting for it.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        HostLockError: It cannot be used, or somebody else held it for `wait_secs`.
-    """
-    started = time.perf_counter()
-    handle = take_lock(path, wait_secs=wait_secs)
-    try:
-        yield time.perf_counter() - started
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def not_timing(path: Path) -> Iterator[bool]:
-    """Keep anybody from beginning to time; yields False where somebody does already.
-
-    Raises:
-        FileNotFoundError: Nobody has ever timed here.
-        HostLockError: The lock cannot be used.
-    """
-    try:
-        handle = take_lock(path, wait_secs=0.0, is_shared=True)
-    except BlockingIOError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        os.close(handle)
-
-
-def pin_process(cores: Sequence[int]) -> None:
-    """Bind every thread of this process to `cores`."""
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # it ended meanwhile
-            os.sched_setaffinity(int(thread.name), cores)
 
 
 def time_module(

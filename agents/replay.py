@@ -20,8 +20,8 @@ from typing import Any
 from agents.batch import Batch, Part
 from agents.derivation import Derivation
 from agents.errors import AgentError
+from agents.keeper import pin_process
 from agents.lease import LeaseTag
-from agents.measure import pin_process
 from agents.memory_spool import MemorySpool
 from agents.messages import Busy, TaggedRecord
 from agents.networks import NETWORKS

@@ -23,8 +23,8 @@ from agents.derivation import Derivation
 from agents.device_cores import quiet_cores, remote_environment, worker_settings
 from agents.errors import AgentError
 from agents.job import Job, Result
+from agents.keeper import pin_process
 from agents.lease import LeaseTag
-from agents.measure import pin_process
 from agents.messages import Busy, TaggedRecord
 from agents.pool import WorkerPool
 from agents.probe import core_groups, differences, environment, environment_id, probe, remote_descriptor

@@ -225,7 +225,7 @@ def main(arguments: list[str]) -> None:
     _name_process(b"fleet-zygote")
     os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     from agents import child
-    from agents.measure import timing_lock
+    from agents.timing_lock import timing_lock
 
     with ExitStack() as held:
         if lock_path:  # it imports where something is timed

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from agents.device_cores import ELSEWHERE, agent_cores, quiet_cores
-from agents.measure import pin_process
+from agents.keeper import pin_process
 from agents.probe import core_groups
 from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError

@@ -9,7 +9,6 @@ from agents.records import Candidate, Workload
 from agents.tvm_import import load_tensor_intrinsics
 from tests.conftest import GENERIC_CPU
 from tests.model_fixtures import make_dataset
-from transfer.baselines.base import rank_agreement
 from transfer.baselines.tvm_models import (
     MLP_COLUMNS,
     XGB_COLUMNS,
@@ -21,6 +20,7 @@ from transfer.baselines.tvm_models import (
 )
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.ranking import rank_agreement
 
 
 def learnable() -> tuple[Dataset, PerStoreFeatures]:

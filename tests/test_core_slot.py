@@ -19,8 +19,8 @@ import pytest
 from agents import core_slot
 from agents.core_slot import CoresHeldError, CoreSlot, ProcessCores
 from agents.host_lock import HostLockError, make_lock
-from agents.measure import timing_lock
 from agents.stages import ChildSettings
+from agents.timing_lock import timing_lock
 
 CORES = sorted(os.sched_getaffinity(0))
 

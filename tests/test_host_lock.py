@@ -27,7 +27,7 @@ from agents.host_lock import (
     take_lock,
     user_name,
 )
-from agents.measure import host_lock_path, not_timing, timing_lock
+from agents.timing_lock import host_lock_path, not_timing, timing_lock
 
 HOLDER = """
 import fcntl, os, sys

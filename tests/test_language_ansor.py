@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.ansor_agreement import Agreement, agreement, axis_extents
 from tests.log_fixtures import ANSOR_LOGS
 from transfer.errors import TraceError
 from transfer.language.ansor import AnsorReader
-from transfer.language.ansor_agreement import Agreement, agreement, axis_extents
 from transfer.language.ansor_steps import (
     ANNOTATIONS,
     MAX_STEPS,
@@ -22,8 +22,8 @@ from transfer.language.ansor_steps import (
     is_well_formed,
     main_stage_flops,
 )
+from transfer.language.budget import MAX_TEXT
 from transfer.language.primitives import CREATED, Kind, Primitive
-from transfer.language.trace_text import MAX_TEXT
 
 #: A matrix product 512 x 256 x 128 on a CPU, its result cached and copied out by tiles.
 CACHED: list[list[Any]] = [

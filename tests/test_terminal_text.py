@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from log_fixtures import CUDA_TARGET, autotvm, write_log
 from rich.text import Text
 
-from fleet.cli.output import print_rows
 from fleet.collection.progress import Display
 from fleet.terminal_console import TerminalConsole
+from fleet.terminal_table import print_rows
 from fleet.terminal_text import make_logs_visible, visible
 
 ROOT = Path(__file__).parent.parent

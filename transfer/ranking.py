@@ -174,6 +174,25 @@ def square_error(scores: Floats, latency_secs: Floats, share: float = 1.0) -> fl
     return float(((scores - truth)[fastest] ** 2).mean())
 
 
+def rank_agreement(scores: Floats, truth: Floats, group: NDArray[np.int32]) -> float:
+    """Mean over workloads of Kendall's tau-b between score and truth; rows with a NaN truth are passed over.
+
+    Args:
+        scores: (n,) higher is faster.
+        truth: (n,) higher is faster.
+        group: (n,) workload of each row.
+
+    Returns:
+        In [-1, 1]; a workload with fewer than two values, or constant ones, counts 0.
+    """
+    found = []
+    usable = np.flatnonzero(np.isfinite(truth))
+    order = usable[np.argsort(group[usable], kind="stable")]
+    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        found.append(kendall_tau(scores[rows], -truth[rows]))
+    return float(np.mean(found)) if len(usable) else 0.0
+
+
 __all__ = [
     "best_of_k",
     "kendall_tau",
@@ -182,6 +201,7 @@ __all__ = [
     "peak_score",
     "random_best_of_k",
     "random_top_k",
+    "rank_agreement",
     "regret",
     "speeds",
     "square_error",

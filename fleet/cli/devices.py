@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json, print_rows
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 from fleet.errors import FleetError
+from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleet.cli.output import ConfigOption, JsonOption, print_json, print_rows
+from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from fleet.cli.options import (
     StoreOption,
     load_settings,
 )
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, print_rows, short_moment
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
+from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 DEFAULT_DEMO = Path("runs/demo")

@@ -22,7 +22,8 @@ from fleet.cli.options import (
     StoreOption,
     learning_settings,
 )
-from fleet.cli.output import ConfigOption, JsonOption, print_json, print_rows
+from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption
-from fleet.cli.output import JsonOption, print_json, print_rows
+from fleet.cli.output import JsonOption, print_json
+from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 _Version = Annotated[str, typer.Argument(help="Name of a version, such as v000012.")]

@@ -1,13 +1,13 @@
-"""What is behind `fleet collect`, and the reading of a store to learn from."""
+"""What is behind `fleet collect`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.probe import differences, probe
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.collection import replaying
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.progress import Display
@@ -15,7 +15,6 @@ from fleet.collection.selection import choose_workloads, none_fits
 from fleet.collection.spending import Spent
 from fleet.config.settings import select_devices
 from fleet.errors import FleetError
-from fleet.models.learning import Snapshot, load_snapshot
 from fleet.ray_session import RaySession
 from fleet.store.store import Store
 
@@ -125,22 +124,3 @@ def _measure_noise_now(collection: Collection, specs: Mapping[DeviceId, DeviceSp
             f"no A/A run on {names}: the store has no ok candidate of it, as it is now, to measure twice; "
             f"run `fleet collect` first{done}"
         )
-
-
-def read_snapshot(store: Path, device_ids: Sequence[str]) -> Snapshot:
-    """Read the records of some devices, or of all, which must be of one family.
-
-    Raises:
-        FleetError: The devices are of several families, or unknown.
-    """
-    reader = Store.read(store)
-    chosen = [DeviceId(name) for name in device_ids]
-    entries = reader.devices()
-    families: dict[Family, list[str]] = {}
-    for device_id in chosen or sorted(entries):
-        if device_id in entries:
-            families.setdefault(entries[device_id].spec.family, []).append(device_id)
-    if len(families) > 1:
-        listed = "; ".join(f"{family}: {', '.join(names)}" for family, names in sorted(families.items()))
-        raise FleetError(f"a model is shared by devices of one family, got {listed}; choose with --device")
-    return load_snapshot(reader, device_ids=chosen)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Replay, canonical_json
 from fleet.config.device_targets import TARGET_OPTIONS, is_encodable, target_faults
+from fleet.config.protocol import ProtocolSection
 from fleet.config.yaml_files import ConfigError, model_faults, nearest, read_mapping, show
 
 #: Folder of the device files, under the current folder.
@@ -275,9 +276,6 @@ def _file_target_faults(file: _DeviceFile) -> Iterable[str]:
 
 def _protocol_changes(value: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """What a device needs otherwise than the fleet's protocol: sorted (field, number), yes as 1, no as 0."""
-    # Imported here: the settings read the files that this module reads.
-    from fleet.config.settings import ProtocolSection
-
     try:
         section = ProtocolSection.model_validate(value)
     except ValidationError as error:

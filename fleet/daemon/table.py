@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.cli.output import print_rows, short_moment
+from fleet.cli.output import short_moment
 from fleet.terminal_console import TerminalConsole
+from fleet.terminal_table import print_rows
 
 _COLUMNS = ("device", "state", "records", "failed", "late", "per s", "batch", "last", "champion")
 _ALARMS = 5

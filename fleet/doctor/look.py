@@ -20,10 +20,10 @@ from agents.confinement_trial import Trial, try_confinement
 from agents.cuda import gpu_state
 from agents.errors import AgentError
 from agents.host_lock import HostLockError, open_lock
-from agents.measure import host_lock_path, not_timing
 from agents.probe import core_groups
 from agents.records import DeviceKind, DeviceSpec
 from agents.rpc import served
+from agents.timing_lock import host_lock_path, not_timing
 from fleet.doctor.words import WANTED_MODULES, HostState, InterruptRate, LockState
 from fleet.private_files import NotPrivateError, read_private
 

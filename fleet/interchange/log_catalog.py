@@ -14,7 +14,7 @@ from agents.records import Family, Workload, WorkloadId, canonical_json, content
 from fleet.interchange.log_json import Rejected, canonical_text
 from fleet.interchange.log_results import Result
 from fleet.interchange.log_targets import Machine
-from transfer.language.trace_text import MAX_TEXT
+from transfer.language.budget import MAX_TEXT
 
 #: Workloads and environments in one import at most: real logs have some thousands; each workload is a file.
 MAX_WORKLOADS = 50_000

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from agents.device_cores import ELSEWHERE, quiet_cores
-from agents.measure import pin_process
+from agents.keeper import pin_process
 from agents.messages import AgentGone, AgentRefused, Message
 from agents.probe import core_groups
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol

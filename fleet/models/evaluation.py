@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.records import Candidate, CandidateId, DeviceId, Family
-from fleet.collection.jobs import read_snapshot
 from fleet.errors import FleetError
-from fleet.models.learning import Snapshot, train_config
+from fleet.models.learning import Snapshot, read_snapshot, train_config
 from fleet.models.names import latest
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.cli.output import print_rows
+from fleet.terminal_table import print_rows
 
 if TYPE_CHECKING:
     from fleet.models.evaluation import Evaluation

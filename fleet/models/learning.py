@@ -17,13 +17,14 @@ from agents.records import (
     Descriptor,
     DeviceId,
     DeviceSpec,
+    Family,
     Workload,
     WorkloadId,
 )
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
-from fleet.store.store import StoreReader
+from fleet.store.store import Store, StoreReader
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Strategy
@@ -82,6 +83,25 @@ def load_snapshot(
         devices=devices,
         table_version=version,
     )
+
+
+def read_snapshot(store: Path, device_ids: Sequence[str]) -> Snapshot:
+    """Read the records of some devices, or of all, which must be of one family.
+
+    Raises:
+        FleetError: The devices are of several families, or unknown.
+    """
+    reader = Store.read(store)
+    chosen = [DeviceId(name) for name in device_ids]
+    entries = reader.devices()
+    families: dict[Family, list[str]] = {}
+    for device_id in chosen or sorted(entries):
+        if device_id in entries:
+            families.setdefault(entries[device_id].spec.family, []).append(device_id)
+    if len(families) > 1:
+        listed = "; ".join(f"{family}: {', '.join(names)}" for family, names in sorted(families.items()))
+        raise FleetError(f"a model is shared by devices of one family, got {listed}; choose with --device")
+    return load_snapshot(reader, device_ids=chosen)
 
 
 def train_config(epochs: int) -> TrainConfig:

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agents.records import canonical_json, content_hash
-from fleet.collection.jobs import read_snapshot
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
 from fleet.models.judging import Judge, keep_judged, told_of, verdicts_as_json
-from fleet.models.learning import Snapshot, manifest_of, train_config
+from fleet.models.learning import Snapshot, manifest_of, read_snapshot, train_config
 from fleet.models.registry import Registry
 from fleet.store.store import Store
 

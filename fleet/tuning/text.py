@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.cli.output import print_rows
 from fleet.terminal_console import TerminalConsole
+from fleet.terminal_table import print_rows
 
 _COLUMNS = ("workload", "uses", "tried", "failed", "before", "best", "faster", "GFLOP/s")
 

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from transfer.baselines.base import rank_agreement
 from transfer.dataset import Dataset
 from transfer.model import MultiTaskTLP, scoped_seed
+from transfer.ranking import rank_agreement
 from transfer.train import TrainConfig, torch_threads
 from transfer.training_data import gather_rows
 from transfer.training_step import Stepper, learning_rate_curve

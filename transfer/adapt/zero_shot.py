@@ -22,9 +22,9 @@ from transfer.adapt.heads import (
     represent,
     tell_hardware,
 )
-from transfer.baselines.base import rank_agreement
 from transfer.dataset import Dataset
 from transfer.model import MultiTaskTLP, scoped_seed
+from transfer.ranking import rank_agreement
 from transfer.train import TrainConfig
 
 #: Most source rows that the mixture is learnt from.

@@ -18,7 +18,6 @@ from transfer.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.flat import flat_inputs
 from transfer.labels import relative_speed
-from transfer.ranking import kendall_tau
 from transfer.train import trainable_devices
 
 Rows = NDArray[np.int64]
@@ -137,25 +136,6 @@ def hold_out_workloads(dataset: Dataset, rows: Rows, share: float, seed: int) ->
     count = min(len(groups) - 1, max(1, round(share * len(groups))))
     held = np.isin(dataset.group[rows], np.random.default_rng(seed).permutation(groups)[:count])
     return rows[~held], rows[held]
-
-
-def rank_agreement(scores: Scores, truth: Scores, group: NDArray[np.int32]) -> float:
-    """Mean over workloads of Kendall's tau-b between score and truth; rows with a NaN truth are passed over.
-
-    Args:
-        scores: (n,) higher is faster.
-        truth: (n,) higher is faster.
-        group: (n,) workload of each row.
-
-    Returns:
-        In [-1, 1]; a workload with fewer than two values, or constant ones, counts 0.
-    """
-    found = []
-    usable = np.flatnonzero(np.isfinite(truth))
-    order = usable[np.argsort(group[usable], kind="stable")]
-    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        found.append(kendall_tau(scores[rows], -truth[rows]))
-    return float(np.mean(found)) if len(usable) else 0.0
 
 
 def need(module: str, extra: str = "baselines") -> Any:

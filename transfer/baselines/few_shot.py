@@ -16,10 +16,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.baselines.base import Rows, Scores, need, rank_agreement
+from transfer.baselines.base import Rows, Scores, need
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
 from transfer.baselines.situation import Situation, Support, with_support
 from transfer.labels import relative_speed
+from transfer.ranking import rank_agreement
 from transfer.train import trainable_devices
 
 Floats = NDArray[np.float64]

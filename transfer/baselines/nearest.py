@@ -13,9 +13,10 @@ from typing import Literal
 import numpy as np
 from scipy.stats import rankdata
 
-from transfer.baselines.base import Rows, Scores, rank_agreement, training_labels, unknown_device
+from transfer.baselines.base import Rows, Scores, training_labels, unknown_device
 from transfer.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.ranking import rank_agreement
 
 
 class NearestDevice:

@@ -21,11 +21,11 @@ from transfer.baselines.base import (
     flat_features,
     hold_out_workloads,
     need,
-    rank_agreement,
     training_labels,
     unknown_device,
 )
 from transfer.dataset import Dataset
+from transfer.ranking import rank_agreement
 
 Params = Mapping[str, Any]
 
