@@ -1,7 +1,8 @@
 """The coordinator's right to a device, as it travels with a batch and comes back with its records.
 
-Standard library only. `spool.py` keeps the tag beside each record, so that records of a lease whose agent or
-coordinator died can still be told from those of a lease that expired. Who grants leases is not known here.
+Standard library only. `disk_spool.py` keeps the tag beside each record, so that records of a lease whose
+agent or coordinator died can still be told from those of a lease that expired. Who grants leases is not known
+here.
 """
 
 from __future__ import annotations

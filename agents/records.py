@@ -109,8 +109,8 @@ class Protocol:
     warmup_ms: float = 0.0
     #: Pause before the repeats, for devices that heat up.
     cooldown_ms: float = 0.0
-    #: Moments at which a program on a CPU of this host is timed at most, seconds apart (`agents.visits`);
-    #: twice as many where it is among the fastest of its workload.
+    #: Moments at which a program on a CPU of this host is timed at most, seconds apart
+    #: (`agents.sandbox.retimed_programs`); twice as many where it is among the fastest of its workload.
     visits: int = 8
     #: Empty the CPU's caches of the arguments before every run; a repeat is then one run.
     cache_flush: bool = False
@@ -396,7 +396,7 @@ class Record(_Identified):
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the device was drifting while this was measured (`agents.quality`)."""
+        """Whether the device was drifting while this was measured (`agents.programs.quality`)."""
         return self._quality_says("suspect")
 
     @property

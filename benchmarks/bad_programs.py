@@ -20,7 +20,7 @@ def calling(name: str, function: str, *arguments: int) -> tuple[Workload, Candid
     import tvm
     from tvm import te, tirx
 
-    from agents.workloads import workload_from_module
+    from agents.programs.workloads import workload_from_module
 
     source = te.placeholder((4,), name="A", dtype="float32")
 

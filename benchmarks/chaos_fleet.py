@@ -1,9 +1,10 @@
 """A whole coordinator with replay devices and trainings in one child process, for `benchmarks.chaos` to kill.
 
-The real `fleet.daemon.coordinator.Coordinator` over `fleet.links.local.LocalLinks`, with the real refresher
-and registry: journal, store with intake, pools, late results, model versions and one spool a device, all on
-the disk under the fault points. What is submitted, kept, acknowledged and published is written down where it
-happens: around the methods that make it durable. `chaos_trouble` hurts agents, trainings and the clock.
+The real `fleet.engine.coordinator.Coordinator` over `fleet.transport.local.LocalLinks`, with the real
+refresher and registry: journal, store with intake, pools, late results, model versions and one spool a
+device, all on the disk under the fault points. What is submitted, kept, acknowledged and published is written
+down where it happens: around the methods that make it durable. `chaos_trouble` hurts agents, trainings and
+the clock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from agents.errors import SpoolFull
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
-from agents.spool import Spool
+from agents.spool.disk_spool import Spool
 from benchmarks.chaos_children import Spawner
 from benchmarks.chaos_life import Load
 from benchmarks.chaos_models import KEEP, watch_registry
@@ -27,20 +28,20 @@ from benchmarks.chaos_trouble import STILL, Host, Trouble
 from benchmarks.chaos_watch import Watched, look
 from benchmarks.patience import patience
 from fleet.core.limits import Limits
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.coordinator_settings import CoordinatorSettings
-from fleet.daemon.doubts import Doubts
-from fleet.daemon.fleet_clock import FleetClock
-from fleet.daemon.guide import Guide
-from fleet.daemon.journal import Journal
-from fleet.daemon.notices import Notices
-from fleet.daemon.workload_choice import WorkloadChoice
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.fleet_clock import FleetClock
+from fleet.engine.journal import Journal
+from fleet.engine.notices import Notices
+from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import StoreFull
-from fleet.links.local import LocalLinks
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
+from fleet.planner.candidate_ranker import Guide
+from fleet.planner.uncertainty import Doubts
+from fleet.planner.workload_choice import WorkloadChoice
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.store.store import Store
+from fleet.transport.local import LocalLinks
 
 #: Devices that replay the same records with different seeds.
 DEVICES = ("one", "two", "three")

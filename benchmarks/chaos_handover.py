@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from agents.record_json import record_from_json, record_to_json
-from agents.spool import Spool
+from agents.codec import record_from_json, record_to_json
+from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import SEGMENT_BYTES, Load, ids_of, stored_in
 from benchmarks.patience import patience

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fleet.store.index
+import fleet.store.delta.index
 import fleet.store.store
 from agents.records import DeviceId, Record
 from benchmarks.chaos_faults import FaultPoints, Plan
@@ -43,8 +43,8 @@ class Load:
         self.points = FaultPoints(Plan(**arguments["plan"]), told)
         # Merges, checkpoints, indexes and new segments often enough to be hit.
         fleet.store.store.MERGE_FILES, fleet.store.store.CHECKPOINT_EVERY = _MERGE_FILES, _CHECKPOINT_EVERY
-        fleet.store.index.LEAST_IDS, fleet.store.index.SAVE_IDS = _INDEX_IDS, 2 * _INDEX_IDS
-        fleet.store.index.SAVE_COMMITS = _CHECKPOINT_EVERY
+        fleet.store.delta.index.LEAST_IDS, fleet.store.delta.index.SAVE_IDS = _INDEX_IDS, 2 * _INDEX_IDS
+        fleet.store.delta.index.SAVE_COMMITS = _CHECKPOINT_EVERY
         self.points.install()
         if arguments["sabotage"] == "fsync":
             setattr(os, "fsync", lambda _: None)  # noqa: B010  # for the type checker it is a function

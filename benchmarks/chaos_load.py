@@ -18,7 +18,7 @@ from typing import Any
 
 from agents.errors import SpoolError, SpoolFull
 from agents.records import Record
-from agents.spool import Spool
+from agents.spool.disk_spool import Spool
 from benchmarks.chaos_children import DISK_FAILED, REFUSED, Spawner, serve
 from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_fleet import StartRefused, run_fleet
@@ -30,9 +30,9 @@ from benchmarks.chaos_observer import observer_load
 from benchmarks.chaos_records import make_recorded
 from benchmarks.chaos_trainer import trainer_load
 from benchmarks.chaos_watch import look_at_fleet
-from fleet.daemon.intake import Intake, IntakeSettings
-from fleet.daemon.journal import Journal
+from fleet.engine.journal import Journal
 from fleet.errors import StoreError, StoreFull
+from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.store import Store
 
 _COMPACT_BYTES, _UPKEEP_EVERY = 200, 7
@@ -43,8 +43,8 @@ _IMPORTED_LATE = (
     "torch.utils.tensorboard",
     "xgboost",
     "transfer.adapt.kept",
-    "fleet.daemon.watch_run",
-    "fleet.models.training",
+    "fleet.refresh.freshness_look",
+    "fleet.models.train_verb",
     "fleet.refresh.run",
 )
 #: A full disk is filled up in pieces of this size.

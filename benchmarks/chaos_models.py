@@ -20,10 +20,10 @@ from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion, Change, State
 from fleet.models.registry_reader import RegistryReader
-from transfer import checkpoint
 from transfer.errors import TransferError
-from transfer.features import DEFAULT_SPEC
-from transfer.model import ModelSizes, MultiTaskTLP, model_config, scoped_seed
+from transfer.features.extractor import DEFAULT_SPEC
+from transfer.model import checkpoint
+from transfer.model.mtl_tlp import ModelSizes, MultiTaskTLP, model_config, scoped_seed
 
 #: So small that it is written in a few milliseconds.
 SIZES = ModelSizes(

@@ -18,9 +18,9 @@ from benchmarks.chaos_life import stored_in
 from benchmarks.chaos_models import name_of
 from benchmarks.chaos_records import candidates, workloads
 from fleet.api.client import ask
-from fleet.daemon.guide import Guide
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
+from fleet.planner.candidate_ranker import Guide
 from fleet.store.store import Store
 
 #: Seconds between two looks at champions, and looks at those between two at table and API.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from agents.probe import probe
+from agents.host.probe import probe
 from agents.records import (
     Candidate,
     DeviceId,

@@ -1,7 +1,8 @@
 """The process of a refresh, forked instead of started: a training takes a second and can be killed often.
 
 For `benchmarks.chaos_fleet`. What runs in it is `fleet.refresh.process` as it is, under fault points of its
-own; only its model is smaller. `fleet.refresh.child` deals with a `ForkedProcess` as with any other.
+own; only its model is smaller. `fleet.refresh.trainer_process` deals with a `ForkedProcess` as with any
+other.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.chaos_models import SIZES, watch_registry
 from benchmarks.chaos_trouble import ALIVE
-from fleet.refresh import child
+from fleet.refresh import trainer_process as child
 from fleet.refresh.process import PARENT, main
-from transfer.train import TrainConfig
+from transfer.train.training import TrainConfig
 
 _TREES = 8
 #: Steps on the disk of a short training, of which one is chosen.
@@ -35,7 +36,7 @@ _UNLUCKY = 0.5
 
 
 class ForkedProcess:
-    """What `fleet.refresh.child` asks of a `subprocess.Popen`.
+    """What `fleet.refresh.trainer_process` asks of a `subprocess.Popen`.
 
     Args:
         command: Of a refresh: its last part is the request.

@@ -18,9 +18,9 @@ from typing import Any
 
 from agents.records import DeviceId
 from benchmarks.chaos_history import Event, HistoryLog
-from fleet.links.local import LocalLinks
 from fleet.models.registry import Registry
 from fleet.refresh.refresher import Refresher
+from fleet.transport.local import LocalLinks
 
 #: Seconds by which a clock is set, forwards or back: by hand, by a time server, by a dead battery.
 _CLOCK_STEPS = (120.0, 3700.0, 86_400.0, 30 * 86_400.0)

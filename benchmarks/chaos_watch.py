@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.record_json import record_from_json
+from agents.codec import record_from_json
 from agents.records import Record
-from agents.spool import Spool
+from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import Event, HistoryLog, read_history
 from benchmarks.chaos_models import look_at_models
 from fleet.core.event_json import event_to_json
 from fleet.core.events import JobId, JobSubmitted
 from fleet.core.limits import Limits
-from fleet.daemon.chronicle import Chronicle
-from fleet.daemon.intake import Intake
-from fleet.daemon.journal import Journal
+from fleet.engine.event_log import Chronicle
+from fleet.engine.journal import Journal
+from fleet.store.intake import Intake
 from fleet.store.store import Store
 
 #: Events that may end a job.

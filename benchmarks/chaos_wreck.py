@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from agents.isa import runnable_levels
-from agents.probe import probe
+from agents.host.cpu_features import runnable_levels
+from agents.host.probe import probe
 from benchmarks.chaos_children import ChildError
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.chaos_real import LEASE_SECS, ROOT, WAIT_SECS, RealFleet

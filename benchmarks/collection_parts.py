@@ -16,9 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agents.isa import runnable_levels
-from agents.job import Job
-from agents.probe import probe
+from agents.device.worker import Batch, DeviceWorker
+from agents.host.cpu_features import runnable_levels
+from agents.host.probe import probe
 from agents.records import (
     Candidate,
     DeviceId,
@@ -32,10 +32,10 @@ from agents.records import (
     WorkloadId,
     canonical_json,
 )
-from agents.worker import Batch, DeviceWorker
+from agents.sandbox.job import Job
 from benchmarks.bad_programs import EndOf, holdings, hung, killers
 from benchmarks.repeatability import compared, latencies
-from fleet.collection.planning import BATCH_SIZE
+from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.collection.selection import choose_workloads
 
 NETWORKS = ("resnet-50", "mobilenet-v2", "bert-tiny")

@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from agents.own_program import environment
+from agents.host.own_program import environment
 from agents.records import (
     Candidate,
     DeviceId,
@@ -42,7 +42,7 @@ from benchmarks.hostile_attacks import EXIT_CODE
 from benchmarks.hostile_stranger import TARGET, attacked, programs, write_database
 
 if TYPE_CHECKING:
-    from agents.worker import DeviceWorker
+    from agents.device.worker import DeviceWorker
     from benchmarks.hostile_found import Found
     from fleet.collection.settings import Pools
 
@@ -57,7 +57,7 @@ _LIMIT_SECS = 600.0
 
 
 class DirectSession:
-    """The part of `fleet.ray_session.RaySession` that a collection uses, over one device in this process.
+    """What a collection uses of `fleet.transport.ray_session.RaySession`, over one device in this process.
 
     Attributes:
         traces: Every trace that the device was asked to measure.
@@ -135,8 +135,8 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
     """
     import tvm
 
-    from agents.worker import DeviceWorker
-    from agents.workloads import workload_from_module
+    from agents.device.worker import DeviceWorker
+    from agents.programs.workloads import workload_from_module
     from fleet.collection.collect import Collection, CollectSettings
     from fleet.interchange.import_logs import ImportRequest, import_logs
     from fleet.store.store import Store

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agents.replay_file import HEAD_KEY, WORKLOADS_KEY
+from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
 from benchmarks.hostile_values import deep_text, text, value, with_fault
 
 #: Columns whose text is JSON.

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import psutil
 
-from agents.own_program import environment
+from agents.host.own_program import environment
 from benchmarks.hostile_found import MOST_MB, PATIENCE_SECS, SLOW_STAGES, Found
 
 _POLL_SECS = 0.1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import AgentError
-from agents.own_program import environment
+from agents.host.own_program import environment
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol, Replay
 from benchmarks.hostile_files import Case
 from fleet.errors import FleetError
@@ -124,7 +124,7 @@ def command_case(work: Work) -> None:
 
 def dataset_case(work: Work) -> None:
     """What `fleet train` reads: all records as a dataset."""
-    from fleet.models.learning import load_snapshot
+    from fleet.models.store_training import load_snapshot
     from fleet.store.store import Store
 
     load_snapshot(Store.read(work.store))
@@ -133,7 +133,7 @@ def dataset_case(work: Work) -> None:
 def training_case(work: Work) -> None:
     """`fleet train`, one pass over the data."""
     from fleet.config.settings import load_fleet
-    from fleet.models.training import train_version
+    from fleet.models.train_verb import train_version
 
     settings = load_fleet(None, {"store.path": str(work.store), "training.epochs": 1}).config
     train_version(settings, work.folder / "models", [], compute="cpu")
@@ -158,7 +158,7 @@ def replay_spec(work: Work) -> DeviceSpec:
     """The spec of a device that replays the case's records."""
     from dataclasses import replace
 
-    from fleet.collection.replaying import ready
+    from fleet.collection.replay_files import ready
     from fleet.store.store import Store
 
     known = Store.read(work.store).devices()
@@ -178,9 +178,9 @@ def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
     """Propose, evolve and measure on a replay device."""
     from dataclasses import replace
 
-    from agents.batch import Batch
-    from agents.networks import NETWORKS
-    from agents.replay import ReplayWorker
+    from agents.device.batch import Batch
+    from agents.device.replay import ReplayWorker
+    from agents.programs.networks import NETWORKS
 
     if changed is not None:
         spec = replace(spec, replay=changed)

@@ -66,9 +66,9 @@ def plan(data: Path) -> dict[str, dict[str, list[Path]]]:
 def _family(path: Path) -> str:
     from fleet.interchange.import_files import workload_file
     from fleet.interchange.import_logs import LineReader
-    from fleet.interchange.log_json import Rejected
-    from fleet.interchange.log_lines import LogLines
-    from fleet.interchange.read_meta_schedule import Database
+    from fleet.interchange.logs.json_values import Rejected
+    from fleet.interchange.logs.lines import LogLines
+    from fleet.interchange.logs.meta_schedule import Database
 
     tuning = path.with_name(path.name.replace("_workload", "_tuning_record"))
     if workload_file(tuning) == path:

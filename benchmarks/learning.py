@@ -34,12 +34,12 @@ from benchmarks.learning_parts import (
 from benchmarks.learning_tables import document, judged
 from benchmarks.training import LOGS, import_devices
 from fleet.models.evaluation import BASELINES
-from fleet.models.learning import load_snapshot, train_config
+from fleet.models.store_training import load_snapshot, train_config
 from fleet.store.store import Store
-from transfer.compare import Finished, compare
-from transfer.comparison import Comparison
-from transfer.dataset import Dataset
-from transfer.splits import Split, SplitKind, few_of_each, make_splits
+from transfer.data.dataset import Dataset
+from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
+from transfer.evaluate.compare import Finished, compare
+from transfer.evaluate.comparison import Comparison
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
 DEVICES = ("arm-cortex-a72", "x86-amd3700x", "x86-inteli7-3770")

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from transfer.dataset import Dataset
-from transfer.splits import Split, few_of_each
-from transfer.train import TrainConfig, train
+from transfer.data.dataset import Dataset
+from transfer.data.splits import Split, few_of_each
+from transfer.train.training import TrainConfig, train
 
 _COLUMNS = (
     "candidates",

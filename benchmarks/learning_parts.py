@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.models.evaluation import make_baseline, published
-from fleet.models.learning import Snapshot
+from fleet.models.store_training import Snapshot
 from fleet.store.store import StoreReader
 from transfer.baselines.base import Ranker
 from transfer.baselines.tlp import PublishedTlp, TlpConfig
 from transfer.baselines.tvm_models import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
-from transfer.dataset import Dataset
-from transfer.prune import Pruning, prune, random_share
-from transfer.rankers import ModelRanker, SingleRanker
-from transfer.splits import few_of_each
-from transfer.train import TrainConfig
+from transfer.data.dataset import Dataset
+from transfer.data.prune import Pruning, prune, random_share
+from transfer.data.splits import few_of_each
+from transfer.evaluate.rankers import ModelRanker, SingleRanker
+from transfer.train.training import TrainConfig
 
 #: The model of this project: all devices in one, and each device by itself.
 OURS = ("model", "model-single")
@@ -109,7 +109,7 @@ def tvm_features(reader: StoreReader, snapshot: Snapshot) -> PerStoreFeatures:
     Raises:
         ValueError: A candidate is not MetaSchedule's.
     """
-    from agents.tvm_import import load_tensor_intrinsics
+    from agents.programs.tvm_import import load_tensor_intrinsics
 
     load_tensor_intrinsics()
     dataset = snapshot.dataset

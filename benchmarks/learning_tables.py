@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks.learning_parts import NETWORK, OURS, THINNED, thinned_name
-from transfer.comparison import Comparison
-from transfer.intervals import Estimate
+from transfer.data.intervals import Estimate
+from transfer.evaluate.comparison import Comparison
 
 #: Rankers that are told latencies of the judged candidates on other devices: no cost model has those.
 TOLD = ("nearest-device", "mean-rank")

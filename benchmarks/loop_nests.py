@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.programs.design_space import DesignSpace
+from agents.programs.workloads import operator_workload, workload_from_module
 from agents.records import Family, Workload
-from agents.space import DesignSpace
-from agents.workloads import operator_workload, workload_from_module
 from benchmarks.scheduled_loops import Agreement, compare
 from benchmarks.winograd import winograd_module
 from transfer.language.meta_schedule import MetaScheduleReader

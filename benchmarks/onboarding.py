@@ -1,10 +1,10 @@
 """What a new device's head is worth after k measured candidates: `python -m benchmarks.onboarding --json`.
 
 Leaves out each device of a store in turn and onboards it from the others' records, in two regimes that are
-never mixed (`transfer.onboarding_cases`), by every strategy and the baselines that must stand beside it.
-Nothing is measured: stored records answer. Stores are those given, else that of `make run` and the AutoTVM
-logs beside the checkout, as far as they are there. `--quick` gives the same keys in about ten minutes;
-`--table FILE` writes the page that `docs/results/` keeps.
+never mixed (`transfer.evaluate.onboarding_cases`), by every strategy and the baselines that must stand beside
+it. Nothing is measured: stored records answer. Stores are those given, else that of `make run` and the
+AutoTVM logs beside the checkout, as far as they are there. `--quick` gives the same keys in about ten
+minutes; `--table FILE` writes the page that `docs/results/` keeps.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Any
 from benchmarks.onboarding_extras import COVERED, How, across, breadth, coverage, selectors, tell
 from benchmarks.onboarding_page import page
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed
-from transfer.adapt.auto import Auto
 from transfer.adapt.base import Strategy
 from transfer.adapt.registry import CHOICES, NAMES, strategies
-from transfer.adapt.select import SELECTORS, selector_named
+from transfer.adapt.sample_selection import SELECTORS, selector_named
+from transfer.auto.strategy import Auto
 from transfer.baselines.few_shot import FewShot, baselines
 from transfer.errors import DatasetError
-from transfer.onboarding_cases import CasePlan, Regime, networks_to_hold_out
-from transfer.onboarding_contenders import Adapting
-from transfer.onboarding_curve import SAMPLES, CurvePlan, run_curve
-from transfer.onboarding_table import CurveTable
-from transfer.train import TrainConfig
+from transfer.evaluate.onboarding_cases import CasePlan, Regime, networks_to_hold_out
+from transfer.evaluate.onboarding_contenders import Adapting
+from transfer.evaluate.onboarding_curve import SAMPLES, CurvePlan, run_curve
+from transfer.evaluate.onboarding_table import CurveTable
+from transfer.train.training import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

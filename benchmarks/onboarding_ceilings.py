@@ -11,8 +11,8 @@ import numpy as np
 
 from agents.records import CONFIRM, DeviceId, Outcome
 from fleet.store.store import StoreReader
-from transfer.dataset import Dataset
-from transfer.ranking import kendall_tau, top_k
+from transfer.data.dataset import Dataset
+from transfer.data.ranking import kendall_tau, top_k
 
 #: Candidates measured twice that a ceiling is made of at least.
 _LEAST_TWICE = 8

@@ -17,23 +17,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks.onboarding_parts import DeviceSet, listed, narrowed
-from fleet.onboarding.adapting import Onboarding, expectation
+from fleet.onboarding.adaptation import Onboarding, expectation
 from transfer.adapt.base import Strategy
 from transfer.adapt.nearest import Nearest
+from transfer.adapt.sample_selection import SELECTORS, selector_named
 from transfer.adapt.scratch import Scratch
-from transfer.adapt.select import SELECTORS, selector_named
-from transfer.adapt.siblings import Siblings
+from transfer.adapt.source_devices import Siblings
 from transfer.baselines.situation import Support, with_support
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.data.ranking import top_k
 from transfer.errors import TransferError
-from transfer.hardware import HARDWARE_NAMES
-from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
-from transfer.onboarding_contenders import Adapting, choose_support, situation_of
-from transfer.onboarding_curve import CurvePlan, run_curve
-from transfer.onboarding_table import CurveTable
+from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
+from transfer.evaluate.onboarding_contenders import Adapting, choose_support, situation_of
+from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
+from transfer.evaluate.onboarding_table import CurveTable
+from transfer.features.hardware import HARDWARE_NAMES
 from transfer.processes import run_each
-from transfer.ranking import top_k
-from transfer.train import TrainConfig, torch_threads, train
+from transfer.train.training import TrainConfig, torch_threads, train
 
 #: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
 SELECTED = (16, 32, 64, 128, 256)

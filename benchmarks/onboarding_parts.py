@@ -17,13 +17,13 @@ from agents.records import DeviceId, DeviceKind, Family, Workload, WorkloadId
 from benchmarks.onboarding_ceilings import ceilings
 from benchmarks.training import LOGS
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.models.learning import load_snapshot
+from fleet.models.store_training import load_snapshot
 from fleet.store.store import Store, StoreReader
-from transfer.dataset import Dataset
-from transfer.intervals import Estimate
-from transfer.onboarding_cases import Regime
-from transfer.onboarding_table import MEASURES, RANDOM, CurveTable
-from transfer.splits import few_of_each
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import Estimate
+from transfer.data.splits import few_of_each
+from transfer.evaluate.onboarding_cases import Regime
+from transfer.evaluate.onboarding_table import MEASURES, RANDOM, CurveTable
 
 #: Folders of the AutoTVM logs whose devices are told apart (`x86_hokusai` is the i7-3770 again).
 LOGGED = ("arm_cortex-a72", "x86-amd3700x", "x86_inteli7-3770")

@@ -2,7 +2,7 @@
 
 Six parts, each in a process of its own; `--part NAME` runs one of them here.
 
-- `intake`: records of 1,000 devices become durable (`fleet.daemon.intake.Intake`), a million of them. The
+- `intake`: records of 1,000 devices become durable (`fleet.store.intake.Intake`), a million of them. The
   baseline is the store without an intake, one commit a turn, on the same turns; the two take turns.
 - `scheduling`: events of 1,000 devices with jobs in their queues; a decision is what follows from the end of
   one job: `FleetState.apply`, the plan for its device, and the jobs that are handed in for it.
@@ -14,7 +14,7 @@ Six parts, each in a process of its own; `--part NAME` runs one of them here.
 - `connections`: `fleet up` while strangers hold connections to its API (`benchmarks.scale_connections`).
 
 Rows and records of `intake` and `open` are made up: ids and latencies are random, because only their number
-and their size matter. `fleet` answers from such records too, through `agents.replay`.
+and their size matter. `fleet` answers from such records too, through `agents.device.replay`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_parts import RecordMaker, in_child, made_up_rows, memory_mb
 from benchmarks.scale_scheduling import measure_scheduling
 from benchmarks.scale_start import measure_start
-from fleet.daemon.collector import seldom_collected
-from fleet.daemon.intake import Intake
+from fleet.daemon.gc_tuning import seldom_collected
+from fleet.store.intake import Intake
 from fleet.store.store import Store
 
 #: Devices that deliver in one turn of the intake, and records of each: with a turn every 0.2 s, each of 1,000

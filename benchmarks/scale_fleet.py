@@ -1,8 +1,8 @@
 """A real coordinator with many replay devices: the part `fleet` of `benchmarks.scale`.
 
 The devices answer from records that are made up for load (`benchmarks.scale_parts`), through the same
-`agents.replay` that answers from real ones, in processes of their own (`benchmarks.scale_links`). On a host
-with few cores they compete with the coordinator, so the coordinator's processor time is told apart.
+`agents.device.replay` that answers from real ones, in processes of their own (`benchmarks.scale_links`). On a
+host with few cores they compete with the coordinator, so the coordinator's processor time is told apart.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import pyarrow as pa
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
 from benchmarks.scale_links import ProcessLinks
 from benchmarks.scale_parts import made_up_rows, memory_mb
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.coordinator_settings import CoordinatorSettings
-from fleet.daemon.notices import Notices
-from fleet.daemon.workload_choice import WorkloadChoice
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.notices import Notices
+from fleet.engine.settings import CoordinatorSettings
 from fleet.interchange.export_store import export
+from fleet.planner.workload_choice import WorkloadChoice
 from fleet.store.store import Store
 
 #: What the devices answer from.

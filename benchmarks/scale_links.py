@@ -1,7 +1,7 @@
 """Links to replay devices in processes of their own, without Ray: a load for `benchmarks.scale_fleet`.
 
-Each process runs one `AgentHost` with many devices, as `agents.actors` has it, behind a pipe. So the agents'
-work is not the coordinator's, but what it costs to send requests and to receive messages is.
+Each process runs one `AgentHost` with many devices, as `agents.device.ray_actors` has it, behind a pipe. So
+the agents' work is not the coordinator's, but what it costs to send requests and to receive messages is.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from agents.agent_host import AgentHost
-from agents.messages import Message
-from agents.opening import ReplayShelf
+from agents.device.agent_host import AgentHost
+from agents.device.messages import Message
+from agents.device.requests import Request, Start, Stop
+from agents.device.worker_factory import ReplayShelf
 from agents.records import DeviceId, DeviceSpec, Protocol
-from agents.requests import Request, Start, Stop
-from fleet.links.asking import Asking
+from fleet.transport.client import Asking
 
-#: How often every agent says that it is alive, as with `fleet.links.ray_links`.
+#: How often every agent says that it is alive, as with `fleet.transport.ray_transport`.
 _BEAT_SECS = 10.0
 
 
@@ -61,7 +61,7 @@ def _serve(pipe: Connection) -> None:
 
 
 class ProcessLinks(Asking):
-    """Implements `fleet.links.links.Links` for replay devices whose processes do not die.
+    """Implements `fleet.transport.transport.Links` for replay devices whose processes do not die.
 
     Args:
         protocol: How the fleet measures.

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.record_json import protocol_to_json
+from agents.codec import protocol_to_json
 from agents.records import (
     RECORD_SCHEMA,
     Candidate,
@@ -30,7 +30,7 @@ from agents.records import (
     WorkloadId,
     canonical_json,
 )
-from fleet.store.schema import FILE_SCHEMA
+from fleet.store.delta.schema import FILE_SCHEMA
 
 #: Workloads that the made-up records are of.
 WORKLOADS = 50
@@ -168,7 +168,7 @@ def memory_mb() -> dict[str, float]:
 _CHILD = """
 import json, pathlib, sys, time
 from fleet.store.store import Store
-from fleet.store.files import chunks
+from fleet.store.delta.files import chunks
 def memory():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines

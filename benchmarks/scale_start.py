@@ -17,13 +17,13 @@ import numpy as np
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
 from benchmarks.scale_parts import WORKLOADS, in_child, made_up_rows
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.coordinator_settings import CoordinatorSettings
-from fleet.daemon.notices import Notices
-from fleet.daemon.table_summary import SAVE_ROWS, SAVE_SHARE, SUMMARY
-from fleet.daemon.workload_choice import KeptChoices, WorkloadChoice, group_of
-from fleet.links.local import LocalLinks
+from fleet.coverage.table_summary import SAVE_ROWS, SAVE_SHARE, SUMMARY
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.notices import Notices
+from fleet.engine.settings import CoordinatorSettings
+from fleet.planner.workload_choice import KeptChoices, WorkloadChoice, group_of
 from fleet.store.store import Store
+from fleet.transport.local import LocalLinks
 
 _TARGET = '{"kind":"llvm","num-cores":1}'
 _CHOICE = WorkloadChoice(networks=("resnet-50",), count=WORKLOADS)

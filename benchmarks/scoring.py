@@ -68,7 +68,7 @@ def measure(*, candidates: int, repeats: int, seed: int) -> dict[str, Any]:
     """
     import torch
 
-    from transfer.features import Extractor
+    from transfer.features.extractor import Extractor
 
     cores = sorted(os.sched_getaffinity(0))
     share, extra = divmod(candidates, len(OPERATORS))
@@ -142,9 +142,9 @@ def _case(operator: str, args: tuple[int, ...], count: int, seed: int) -> _Case:
     from tvm.s_tir import meta_schedule as ms
     from tvm.s_tir.schedule import Schedule, Trace
 
+    from agents.programs.design_space import SPACE_TARGETS, DesignSpace
+    from agents.programs.workloads import operator_workload
     from agents.records import Family
-    from agents.space import SPACE_TARGETS, DesignSpace
-    from agents.workloads import operator_workload
 
     workload = operator_workload(operator, args)
     module = tvm.ir.load_json(workload.module_json)
@@ -175,8 +175,8 @@ def _per_store(context: Any, candidates: list[Any]) -> list[Any]:
 
 def _through_json(extractor: Any, case: _Case) -> None:
     """Ours as it would be without reading traces in memory: each becomes JSON first."""
+    from agents.programs.design_space import plain_json
     from agents.records import Candidate, canonical_json
-    from agents.space import plain_json
 
     traces = [canonical_json(plain_json(schedule.trace.as_json())) for schedule in case.schedules]
     candidates = [Candidate(workload_id=case.workload.workload_id, trace=trace) for trace in traces]
@@ -201,13 +201,13 @@ def _model(cases: list[_Case], seed: int) -> Any:
     """A model of the usual sizes: random weights, and trees grown to random values."""
     import torch
 
-    from transfer.features import DEFAULT_SPEC, Extractor
-    from transfer.flat import flat_inputs
-    from transfer.hardware import HARDWARE_NAMES
-    from transfer.model import MultiTaskTLP, model_config
-    from transfer.train import TrainConfig
-    from transfer.tree_training import grow
-    from transfer.trees import Trees, tree_inputs
+    from transfer.features.extractor import DEFAULT_SPEC, Extractor
+    from transfer.features.flat import flat_inputs
+    from transfer.features.hardware import HARDWARE_NAMES
+    from transfer.model.mtl_tlp import MultiTaskTLP, model_config
+    from transfer.model.trees import Trees, tree_inputs
+    from transfer.train.training import TrainConfig
+    from transfer.train.tree_fit import grow
 
     config = TrainConfig()
     model = MultiTaskTLP(model_config(DEFAULT_SPEC, config.sizes), (_HEAD,))
@@ -225,7 +225,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
 
 def _equal_to_stored(case: _Case) -> bool:
     """Whether the features of the schedules are, to the bit, those of their stored traces."""
-    from transfer.features import Extractor
+    from transfer.features.extractor import Extractor
 
     live = Extractor().extract_live(case.workload, case.schedules)
     stored = Extractor().extract([case.workload] * len(case.stored), case.stored)
@@ -237,7 +237,7 @@ def _ready_features(model: Any, cases: list[_Case], cores: int) -> dict[str, Any
     """Score many candidates from ready features on up to two cores."""
     import torch
 
-    from transfer.features import Extractor
+    from transfer.features.extractor import Extractor
 
     workloads = [case.workload for case in cases for _ in case.stored]
     block = Extractor().extract(workloads, [one for case in cases for one in case.stored])

@@ -21,7 +21,7 @@ from typing import Any
 from deltalake import write_deltalake
 
 from agents.records import Candidate, DeviceId, Outcome, Protocol, Record, WorkloadId, canonical_json
-from fleet.store.schema import TABLE_SCHEMA, records_to_table
+from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.store import Store
 
 #: Instructions of one trace: with 40, its text is about 4 KB, as for a matrix multiplication of MetaSchedule.

@@ -1,10 +1,10 @@
 """What the training procedure is worth: `python -m benchmarks.training --json`.
 
-Samples a second of `transfer.train` against the procedure of TLP and MTL-TLP as published, on the same rows
-with the same heads, in turn, each on as many threads of this host; and the peak memory of a process that
-reads a store of imported records and trains on all of them. Rows come from a store (`--store`), else from
-the AutoTVM logs beside the checkout, else they are fresh candidates of TVM's design spaces with latencies
-that are drawn at random, which neither side's time depends on.
+Samples a second of `transfer.train.training` against the procedure of TLP and MTL-TLP as published, on the
+same rows with the same heads, in turn, each on as many threads of this host; and the peak memory of a process
+that reads a store of imported records and trains on all of them. Rows come from a store (`--store`), else
+from the AutoTVM logs beside the checkout, else they are fresh candidates of TVM's design spaces with
+latencies that are drawn at random, which neither side's time depends on.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from benchmarks.collection_parts import Bench
 from benchmarks.imports import DATA
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.evaluation import published
-from fleet.models.learning import load_snapshot
+from fleet.models.store_training import load_snapshot
 from fleet.store.store import Store
+from transfer.baselines.published_features import CPU_LAYOUT
 from transfer.baselines.published_rows import published_rows
 from transfer.baselines.tlp import PublishedTlp, TlpConfig
-from transfer.dataset import Dataset
-from transfer.features import DEFAULT_SPEC, Extractor
-from transfer.published_features import CPU_LAYOUT
-from transfer.train import TrainConfig, train, trainable_devices
+from transfer.data.dataset import Dataset
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.train.training import TrainConfig, train, trainable_devices
 
 LOGS = DATA / "autotvm_dropletsearch"
 #: Candidates of a workload: what one epoch of our training sees of it, so that both sides see every row once.

@@ -28,7 +28,7 @@ def measure(question: dict[str, Any]) -> dict[str, Any]:
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from agents.build import replay
+    from agents.programs.build import replay
 
     target = tvm.target.Target(question["target"])
     # Replayed before the clock starts: in its measuring loop TVM holds the schedules already.

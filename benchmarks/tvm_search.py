@@ -33,7 +33,7 @@ def search(question: dict[str, Any]) -> dict[str, Any]:
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from agents.space import plain_json
+    from agents.programs.design_space import plain_json
 
     module = tvm.ir.load_json(question["module"])
     evaluator = ms.runner.EvaluatorConfig(**question["evaluator"], enable_cpu_cache_flush=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from agents.workloads import exported_workloads
+from agents.programs.workloads import exported_workloads
 
 
 class SmallNet(torch.nn.Module):

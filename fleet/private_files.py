@@ -1,6 +1,6 @@
 """Files that only their owner may read or replace: tokens. What others could reach is refused, not mended.
 
-`fleet.api` and `fleet.ray_token` keep secrets in such files; `fleet doctor` looks at them.
+`fleet.api` and `fleet.transport.ray_token` keep secrets in such files; `fleet doctor` looks at them.
 """
 
 from __future__ import annotations

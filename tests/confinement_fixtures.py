@@ -21,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.core_slot import MoverClient
-from agents.own_program import command, environment
-from agents.stages import ChildSettings
-from agents.wire import Channel
-from agents.zygote import _Zygote
+from agents.host.own_program import command, environment
+from agents.sandbox.core_slot import MoverClient
+from agents.sandbox.stages import ChildSettings
+from agents.sandbox.wire import Channel
+from agents.sandbox.zygote import _Zygote
 
 ROOT = Path(__file__).parent.parent
 #: System calls of x86-64 and AArch64.

@@ -11,11 +11,11 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from agents.pool import WorkerPool
-from agents.record_json import workload_from_json
+from agents.codec import workload_from_json
+from agents.host.timing_lock import host_lock_path
 from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Family, Workload, canonical_json
-from agents.stages import ChildSettings
-from agents.timing_lock import host_lock_path
+from agents.sandbox.pool import WorkerPool
+from agents.sandbox.stages import ChildSettings
 
 # A busy machine makes an example slow, not wrong; each test has its own time limit.
 settings.register_profile("fleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,18 +15,18 @@ from unittest import mock
 from agents.records import DeviceId, DeviceSpec
 from fleet.core.events import JobState
 from fleet.core.limits import Limits
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.coordinator_settings import CoordinatorSettings
-from fleet.daemon.fleet_clock import MOST_STEP_SECS, FleetClock
-from fleet.daemon.intake import Intake
-from fleet.daemon.journal import Journal
-from fleet.daemon.notices import Notices
-from fleet.daemon.pools import Pools
-from fleet.daemon.traces import Answer, StoreThread
-from fleet.daemon.workload_choice import WorkloadChoice
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
+from fleet.engine.journal import Journal
+from fleet.engine.notices import Notices
+from fleet.engine.settings import CoordinatorSettings
 from fleet.interchange.export_store import export
-from fleet.links.local import LocalLinks
+from fleet.planner.candidate_pools import Pools
+from fleet.planner.workload_choice import WorkloadChoice
+from fleet.store.intake import Intake
 from fleet.store.store import Store
+from fleet.store.trace_lookup import Answer, StoreThread
+from fleet.transport.local import LocalLinks
 from tests.link_fixtures import PROTOCOL, replay_spec
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
 
@@ -140,8 +140,8 @@ class Fleet:
             for patch in (
                 say,
                 mock.patch.object(StoreThread, "poll", poll_answered),
-                mock.patch("fleet.daemon.coordinator._VIEW_LEAST_WAIT", 0.0),
-                mock.patch("agents.replay.time", replay_time),
+                mock.patch("fleet.engine.coordinator._VIEW_LEAST_WAIT", 0.0),
+                mock.patch("agents.device.replay.time", replay_time),
             ):
                 stack.enter_context(patch)
             yield (

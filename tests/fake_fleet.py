@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from agents.derivation import Derivation
+from agents.device.worker import Batch
+from agents.programs.derivation import Derivation
 from agents.records import (
     Candidate,
     CandidateId,
@@ -19,8 +20,7 @@ from agents.records import (
     Workload,
     content_hash,
 )
-from agents.worker import Batch
-from fleet.ray_session import ActorDiedError
+from fleet.transport.ray_session import ActorDiedError
 from tests.record_fixtures import make_descriptor, make_record
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.pool import WorkerPool
 from agents.records import (
     Candidate,
     DeviceId,
@@ -19,6 +18,7 @@ from agents.records import (
     Workload,
     canonical_json,
 )
+from agents.sandbox.pool import WorkerPool
 from agents.trust import DERIVED, is_imported
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store.store import Store

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.batch import Batch
+from agents.device.batch import Batch
+from agents.device.messages import Message
 from agents.lease import Lease
-from agents.messages import Message
 from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Protocol, Record, Replay
 from fleet.interchange.export_store import export
-from fleet.links.links import Links
 from fleet.store.store import Store
+from fleet.transport.transport import Links
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
 
 WORKLOAD = make_workload(1)

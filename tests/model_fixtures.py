@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from agents.records import CandidateId, DeviceId, WorkloadId
-from transfer.dataset import Dataset
-from transfer.features import FeatureBlock, FeatureSpec
-from transfer.losses import LossWeights
-from transfer.model import ModelSizes
-from transfer.train import TrainConfig
+from transfer.data.dataset import Dataset
+from transfer.features.extractor import FeatureBlock, FeatureSpec
+from transfer.model.mtl_tlp import ModelSizes
+from transfer.train.losses import LossWeights
+from transfer.train.training import TrainConfig
 
 SPEC = FeatureSpec(
     categories=(("kind", 6), ("role", 4)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agents.record_json import protocol_from_json
+from agents.codec import protocol_from_json
 from agents.records import (
     Candidate,
     CandidateId,

@@ -13,8 +13,8 @@ from agents.records import Candidate, Record, Workload, WorkloadId, content_hash
 from fleet.models.holdout import is_held_out
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_trace, gmm_workload, record_of
-from transfer.features import DEFAULT_SPEC
-from transfer.model import ModelSizes, MultiTaskTLP, model_config, scoped_seed
+from transfer.features.extractor import DEFAULT_SPEC
+from transfer.model.mtl_tlp import ModelSizes, MultiTaskTLP, model_config, scoped_seed
 
 DEVICES = ("box.a", "box.b")
 SIZES = ModelSizes(

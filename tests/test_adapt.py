@@ -16,12 +16,12 @@ from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
-from transfer.adapt.siblings import Siblings
+from transfer.adapt.source_devices import Siblings
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.errors import TransferError
-from transfer.losses import LossWeights, head_loss
-from transfer.model import MultiTaskTLP
-from transfer.train import train
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.losses import LossWeights, head_loss
+from transfer.train.training import train
 
 TARGET = "cpu-new"
 #: Those that train on the support set.

@@ -7,13 +7,13 @@ import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.base import Adapted, unmeasured
-from transfer.adapt.sibling_model import fast_weights, fit_siblings, hardware_mix, part_latencies
-from transfer.adapt.siblings import SiblingCorrection, Siblings
-from transfer.encoder import ModelSizes
+from transfer.adapt.source_devices import SiblingCorrection, Siblings
+from transfer.adapt.source_model import fast_weights, fit_siblings, hardware_mix, part_latencies
+from transfer.data.ranking import kendall_tau
 from transfer.errors import TransferError
-from transfer.model import MultiTaskTLP
-from transfer.ranking import kendall_tau
-from transfer.train import train
+from transfer.model.encoder import ModelSizes
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import train
 
 TARGET = "cpu-new"
 DATASET = make_dataset(workloads=8, candidates=12)

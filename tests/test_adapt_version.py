@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from agents.records import DeviceId
-from fleet.models.learning import Snapshot, adapt_version, load_snapshot, why_kept
 from fleet.models.registry import Registry
+from fleet.models.store_training import Snapshot, adapt_version, load_snapshot, why_kept
 from fleet.onboarding.onboarding import _serving
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
 from tests.onboarding_fixtures import NEW, SIBLINGS, fill
 from transfer.adapt.nearest import Nearest
-from transfer.model import MultiTaskTLP
-from transfer.train import TrainConfig, train
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig, train
 
 CONFIG = TrainConfig(epochs=1, trees=5)
 TARGET = DeviceId(NEW)

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.agent import Worker
-from agents.agent_host import AgentHost
-from agents.batch import Batch, Part
-from agents.errors import AgentError, SpoolFull, WorkerStartError
-from agents.lease import LeaseTag
-from agents.messages import (
+from agents.device.agent import Worker
+from agents.device.agent_host import AgentHost
+from agents.device.batch import Batch, Part
+from agents.device.messages import (
     AgentGone,
     AgentRefused,
     AgentUp,
@@ -28,11 +26,13 @@ from agents.messages import (
     ProposeRequest,
     Results,
 )
-from agents.opening import ReplayShelf
+from agents.device.replay import ReplayWorker
+from agents.device.requests import Acknowledge, Measure, Propose, Request, Start, Stop
+from agents.device.worker_factory import ReplayShelf
+from agents.errors import AgentError, SpoolFull, WorkerStartError
+from agents.lease import LeaseTag
 from agents.records import Candidate, CandidateId, DeviceId, Workload
-from agents.replay import ReplayWorker
-from agents.requests import Acknowledge, Measure, Propose, Request, Start, Stop
-from agents.spool import Spool
+from agents.spool.disk_spool import Spool
 from tests.link_fixtures import (
     PROTOCOL,
     WORKLOAD,

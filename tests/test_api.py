@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agents.keeper import ProcessName
+from agents.host.process_control import ProcessName
 from fleet.api.client import ADDRESS, TOKEN, ask
 from fleet.api.connections import ConnectionLimits, Connections
 from fleet.api.metrics import metrics_text
@@ -22,16 +22,16 @@ from fleet.api.server import ApiServer, read_or_make_token
 from fleet.cli.app import run
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
-from fleet.daemon.histogram import Histogram
-from fleet.daemon.storing import Counts
-from fleet.daemon.viewing import Around, make_view
+from fleet.engine.fleet_view import Around, make_view
 from fleet.errors import FleetError
+from fleet.histogram import Histogram
 from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import write_private
+from fleet.results.record_sink import Counts
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
-from transfer import checkpoint
-from transfer.model import MultiTaskTLP, model_config
+from transfer.model import checkpoint
+from transfer.model.mtl_tlp import MultiTaskTLP, model_config
 
 BOARD = "board-7"
 
@@ -43,7 +43,7 @@ def a_histogram(*secs: float) -> dict[str, Any]:
     return made.view
 
 
-#: As `fleet.daemon.health` gives it.
+#: As `fleet.engine.health` gives it.
 HEALTH = {
     "turns": a_histogram(0.002, 0.3),
     "disk_waits": {"journal": a_histogram(0.004), "intake": a_histogram(20.0)},

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from model_fixtures import CONFIG, make_dataset
 
-from transfer.adapt.auto import Auto, check_agreement, checking_view, judge, split_support
 from transfer.adapt.base import Adapted, without_device
 from transfer.adapt.multitask import MultiTask
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
-from transfer.adapt.standings import Standings, leave_one_out
 from transfer.adapt.zero_shot import ZeroShot
-from transfer.dataset import Dataset
+from transfer.auto.leave_one_out import Standings, leave_one_out
+from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, split_support
+from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model import MultiTaskTLP
-from transfer.onboarding_cases import Regime
-from transfer.train import TrainConfig, train
+from transfer.evaluate.onboarding_cases import Regime
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig, train
 
 TARGET = "cpu-new"
 DATASET = make_dataset(workloads=9, candidates=12)

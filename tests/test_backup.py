@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
+from fleet.archive import backup_folder
+from fleet.archive.backup import back_up
+from fleet.archive.backup_folder import MANIFEST, OBJECTS, is_backup
+from fleet.archive.restore import restore, verify_backup
+from fleet.archive.verify import verify
 from fleet.cli.app import run
 from fleet.errors import StoreError, StoreFull
-from fleet.store import backup_folder
-from fleet.store.backup import back_up
-from fleet.store.backup_folder import MANIFEST, OBJECTS, is_backup
-from fleet.store.restore import restore, verify_backup
 from fleet.store.store import Store
-from fleet.store.verify import verify
 from tests.coordinator_fixtures import everything_measured, make_fleet
 from tests.test_verify import batch, data_file, fill, flip
 
@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_the_earlier_backup(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.store.backup_folder.os.fsync", full)
+        patch.setattr("fleet.archive.backup_folder.os.fsync", full)
         with pytest.raises(StoreFull, match="no room while backing up"):
             back_up(store, folder)
     assert not list((folder / OBJECTS).glob(".*"))
@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_the_earlier_backup(
 
 _WRITER = """
 import sys, time
-from fleet.daemon.intake import Intake, IntakeSettings
+from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.store import Store
 from tests.test_verify import batch
 with Store.open(sys.argv[1]) as store:
@@ -211,7 +211,7 @@ with Store.open(sys.argv[1]) as store:
 _BACKUP = """
 import sys
 from pathlib import Path
-from fleet.store.backup import back_up
+from fleet.archive.backup import back_up
 back_up(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 

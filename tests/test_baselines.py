@@ -19,7 +19,7 @@ from transfer.baselines.mlp import MlpConfig, SummaryMlp
 from transfer.baselines.nearest import NearestDevice
 from transfer.baselines.tlp import PublishedTlp, TlpConfig
 from transfer.baselines.trees import BoostedTrees
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 
 QUICK_TLP = TlpConfig(epochs=1, batch=64)

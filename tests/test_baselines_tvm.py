@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Candidate, Workload
-from agents.tvm_import import load_tensor_intrinsics
 from tests.conftest import GENERIC_CPU
 from tests.model_fixtures import make_dataset
 from transfer.baselines.tvm_models import (
@@ -18,9 +18,9 @@ from transfer.baselines.tvm_models import (
     join_features,
     per_store_features,
 )
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
-from transfer.ranking import rank_agreement
 
 
 def learnable() -> tuple[Dataset, PerStoreFeatures]:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.model_fixtures import make_block
 from transfer.array_folder import read_folder, write_folder
-from transfer.blocks import FeatureBlock
 from transfer.errors import TransferError
+from transfer.features.blocks import FeatureBlock
 
 DENSE = ("categories", "numbers", "mask", "workload", "summary")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.canaries import Canary, make_canaries
+from agents.programs.canaries import Canary, make_canaries
 from agents.records import Family
 
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
@@ -24,8 +24,8 @@ def run_on_this_host(canary: Canary) -> tuple[list[Any], dict[int, Any], float]:
     """Values, outputs and seconds of one run."""
     import tvm
 
-    from agents.build import build
-    from agents.check import argument_values
+    from agents.programs.build import build
+    from agents.programs.check import argument_values
 
     workload = canary.workload
     values = argument_values(workload.arg_shapes, workload.arg_dtypes, int(workload.workload_id, 16))
@@ -49,7 +49,7 @@ def test_a_family_has_three_canaries(family: Family) -> None:
 def test_canaries_are_the_same_in_every_process() -> None:
     source = (
         "import json\n"
-        "from agents.canaries import make_canaries\n"
+        "from agents.programs.canaries import make_canaries\n"
         "from agents.records import Family\n"
         "print(json.dumps([[c.workload.workload_id, c.candidate.candidate_id]\n"
         "                  for family in Family for c in make_canaries(family)]))\n"
@@ -76,7 +76,7 @@ def test_cpu_canaries_run_and_compute_what_their_plain_loops_do(
 ) -> None:
     import tvm
 
-    from agents.check import difference, reference_outputs, tolerance_of
+    from agents.programs.check import difference, reference_outputs, tolerance_of
 
     canary = cpu_canaries[name]
     values, found, seconds = run_on_this_host(canary)
@@ -119,8 +119,8 @@ def test_the_latency_canary_walks_over_all_of_its_array(cpu_canaries: dict[str, 
 def test_gpu_canaries_are_bound_to_threads_and_compile_without_a_gpu(index: int) -> None:
     import tvm
 
-    from agents.build import build
-    from agents.space import SPACE_TARGETS
+    from agents.programs.build import build
+    from agents.programs.design_space import SPACE_TARGETS
 
     canary = make_canaries(Family.GPU)[index]
     target = tvm.target.Target(SPACE_TARGETS[Family.GPU])

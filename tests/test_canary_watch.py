@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from record_fixtures import make_record, make_workload
 
-from agents.canaries import Canary
-from agents.canary_watch import CanaryWatch, leaders, unmeasured
-from agents.job import Result
+from agents.programs.canaries import Canary
 from agents.records import Candidate, Outcome, Record, WorkloadId
+from agents.sandbox.canary_watch import CanaryWatch, leaders, unmeasured
+from agents.sandbox.job import Result
 
 NAMES = ("compute", "memory", "latency")
 USUAL = (1e-3, 5e-3, 2e-3)

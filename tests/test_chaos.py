@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.spool_frames import scan
+from agents.spool.frames import scan
 from benchmarks.chaos import Bench
 from benchmarks.chaos_children import ChildError, Children
 from benchmarks.chaos_history import Event, HistoryLog, Verdict, check, event_from_json, read_history

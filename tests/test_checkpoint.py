@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tests.model_fixtures import SIZES, SPEC, make_block
-from transfer import checked_folder, checkpoint
-from transfer.checkpoint import CheckpointError, load, save
-from transfer.model import MultiTaskTLP, model_config, scoped_seed
+from transfer import checked_folder
+from transfer.model import checkpoint
+from transfer.model.checkpoint import CheckpointError, load, save
+from transfer.model.mtl_tlp import MultiTaskTLP, model_config, scoped_seed
 
 
 @pytest.fixture

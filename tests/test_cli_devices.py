@@ -26,7 +26,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def v4_box(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand for a quiet x86 box of level 4 with four cores."""
-    monkeypatch.setattr("agents.probe.probe", x86_host)
+    monkeypatch.setattr("agents.host.probe.probe", x86_host)
     monkeypatch.setattr("fleet.config.init.probe", x86_host)
     monkeypatch.setattr("fleet.config.init.core_groups", lambda: ((0,), (1,), (2,), (3,)))
 
@@ -87,7 +87,7 @@ def test_probe_compares_with_a_device() -> None:
 @pytest.mark.usefixtures("v4_box")
 def test_probe_fails_where_host_and_device_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     run("init")
-    monkeypatch.setattr("agents.probe.probe", lambda: x86_host("sse sse2"))
+    monkeypatch.setattr("agents.host.probe.probe", lambda: x86_host("sse sse2"))
     result = run("probe", "--device", "x86-64-v4", "--json")
     assert isinstance(result.exception, FleetError)
     assert "avx512f" in str(result.exception)

@@ -17,8 +17,8 @@ from conftest import each_below
 from agents.records import DeviceId, DeviceSpec, Family, Outcome, Protocol, Record, Workload, canonical_json
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.errors import FleetError
-from fleet.ray_session import RaySession
 from fleet.store.store import Store
+from fleet.transport.ray_session import RaySession
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(300)]
 
@@ -180,7 +180,7 @@ def test_records_nobody_acknowledged_are_taken_over_at_the_next_start(
     with Store.open(folder / "pending") as store:
         collection = Collection(session, store, specs, settings(4), Log())
         pools = collection.propose([matmul])
-        from agents.worker import Batch
+        from agents.device.worker import Batch
 
         batch = Batch(
             candidates=tuple(pools[Family.CPU][matmul.workload_id]),
@@ -198,7 +198,7 @@ def test_records_nobody_acknowledged_are_taken_over_at_the_next_start(
 def test_a_device_that_the_host_cannot_be_is_refused(
     session: RaySession, specs: dict[DeviceId, DeviceSpec]
 ) -> None:
-    from agents.worker import DeviceRefusedError, DeviceWorker
+    from agents.device.worker import DeviceRefusedError, DeviceWorker
 
     impossible = dataclasses.replace(specs[DeviceId("generic")], cores=(100_000,))
     with pytest.raises(DeviceRefusedError, match="100000"):

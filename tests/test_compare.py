@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset
-from transfer.compare import Finished, compare
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import paired_bootstrap
+from transfer.data.metrics import MEASURES, evaluate_ranking
+from transfer.data.splits import Split, leave_device_out
 from transfer.errors import DatasetError, TransferError
-from transfer.intervals import paired_bootstrap
-from transfer.kept_scores import KeptScores
-from transfer.metrics import MEASURES, evaluate_ranking
-from transfer.rankers import KeptRanker, ModelRanker
-from transfer.splits import Split, leave_device_out
+from transfer.evaluate.compare import Finished, compare
+from transfer.evaluate.kept_scores import KeptScores
+from transfer.evaluate.rankers import KeptRanker, ModelRanker
 
 DATASET = make_dataset(workloads=9, candidates=10)
 GROUP = DATASET.group

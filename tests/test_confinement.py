@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from conftest import child_settings
 
-from agents.confinement import landlock_version, needs_of
-from agents.confinement_trial import try_confinement
-from agents.job import Job
-from agents.own_program import environment
-from agents.pool import WorkerPool
+from agents.host.own_program import environment
+from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, Outcome, Protocol, Workload
-from agents.syscall_filter import is_known
-from agents.workloads import workload_from_module
+from agents.sandbox.confinement import landlock_version, needs_of
+from agents.sandbox.confinement_trial import try_confinement
+from agents.sandbox.job import Job
+from agents.sandbox.pool import WorkerPool
+from agents.sandbox.syscall_filter import is_known
 from benchmarks.bad_programs import EMPTY_TRACE
 from tests.confinement_fixtures import Worker, make_folder
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from agents.records import Candidate, DeviceId, ModelRef, Workload
 from fleet.core.events import ModelPublished
 from fleet.core.limits import Limits
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.guide import Ranking
-from fleet.daemon.intake import Intake
-from fleet.daemon.journal import Journal
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.journal import Journal
 from fleet.errors import FleetError, StoreFull
-from fleet.links.local import LocalLinks
+from fleet.planner.candidate_ranker import Ranking
+from fleet.store.intake import Intake
 from fleet.store.store import Store
+from fleet.transport.local import LocalLinks
 from tests.coordinator_fixtures import (
     OFFERED,
     WORKLOADS,
@@ -100,7 +100,7 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
 
 def test_a_restart_goes_on_and_lists_nothing_again(fleet: Fleet) -> None:
     fleet.run(lambda one: one.view()["store"]["records"] > 20)
-    with mock.patch("fleet.links.local.LocalLinks.list_workloads") as listed:
+    with mock.patch("fleet.transport.local.LocalLinks.list_workloads") as listed:
         view = fleet.run(everything_measured(fleet))
     assert not listed.called
     check_books(fleet, view)

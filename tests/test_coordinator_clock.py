@@ -14,12 +14,12 @@ from unittest import mock
 
 import pytest
 
-from agents.batch import Batch
+from agents.device.batch import Batch
 from agents.lease import Lease
 from agents.records import DeviceId
 from fleet.core.limits import Limits
-from fleet.daemon.coordinator import Coordinator
-from fleet.links.local import LocalLinks
+from fleet.engine.coordinator import Coordinator
+from fleet.transport.local import LocalLinks
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
 
 ALL = OFFERED * len(WORKLOADS)
@@ -126,10 +126,10 @@ _PAUSED = """
 import json, sys
 from pathlib import Path
 from fleet.core.limits import Limits
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.coordinator_settings import CoordinatorSettings
-from fleet.daemon.notices import Notices
-from fleet.links.local import LocalLinks
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.settings import CoordinatorSettings
+from fleet.engine.notices import Notices
+from fleet.transport.local import LocalLinks
 from fleet.store.store import Store
 from tests.coordinator_fixtures import CHOICE, OFFERED, WORKLOADS, make_fleet
 from tests.link_fixtures import PROTOCOL

@@ -18,21 +18,21 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
+from agents.device.messages import AgentGone, Beat, Failed, Message, MorePending, Results
 from agents.lease import LeaseTag
-from agents.messages import AgentGone, Beat, Failed, Message, MorePending, Results
 from agents.records import DeviceId
-from agents.spool import Spool
+from agents.spool.disk_spool import Spool
 from fleet.core.events import DeviceAdded, DeviceState, GrantLease, Job, JobId, JobState, JobSubmitted
 from fleet.core.limits import Limits
 from fleet.core.state import FleetState
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.hearing import events_of
-from fleet.daemon.journal import Journal
-from fleet.daemon.notices import Notices
-from fleet.daemon.pools import Pools
+from fleet.engine.agent_events import events_of
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.journal import Journal
+from fleet.engine.notices import Notices
 from fleet.errors import StoreFull
-from fleet.links.local import LocalLinks
+from fleet.planner.candidate_pools import Pools
 from fleet.store.store import Store
+from fleet.transport.local import LocalLinks
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
 
 ALL = OFFERED * len(WORKLOADS)
@@ -217,7 +217,7 @@ def test_a_full_disk_while_traces_are_looked_for_gives_up_no_lease(fleet: Fleet)
 
 
 def test_a_lease_whose_traces_wait_for_room_is_granted_once_there_is_some(fleet: Fleet) -> None:
-    from fleet.daemon.intake import Intake
+    from fleet.store.intake import Intake
 
     keep, refused = Intake.flush, [0]
 
@@ -242,8 +242,8 @@ def test_a_lease_whose_traces_wait_for_room_is_granted_once_there_is_some(fleet:
 
 
 def test_what_was_taken_before_the_disk_was_found_full_again_is_counted(fleet: Fleet) -> None:
-    from fleet.daemon.disk_watch import DiskWatch
-    from fleet.daemon.intake import Intake
+    from fleet.engine.disk_watch import DiskWatch
+    from fleet.store.intake import Intake
 
     keep, probe, left = Intake.append, DiskWatch.probe, [2, 6]
 
@@ -272,7 +272,7 @@ def test_what_was_taken_before_the_disk_was_found_full_again_is_counted(fleet: F
 
 
 def test_a_full_disk_at_the_daily_run_or_at_the_list_of_workloads_ends_nothing(fleet: Fleet) -> None:
-    from fleet.daemon.intake import Intake
+    from fleet.store.intake import Intake
 
     fleet.settings["noise"] = 4
     keep, refusals = Intake.flush, [0]
@@ -347,7 +347,7 @@ class Output(io.StringIO):
 
 
 def test_a_log_on_the_full_disk_does_not_end_what_it_tells_of(fleet: Fleet) -> None:
-    from fleet.daemon.intake import Intake
+    from fleet.store.intake import Intake
 
     output, keep = Output(), Intake.append
 
@@ -428,7 +428,7 @@ def test_a_death_from_outside_blames_no_job(is_blameless: bool, expected: list[s
 
 @pytest.mark.parametrize(("is_blameless", "expected"), [(False, ["JobCrashed"]), (True, ["AgentDied"])])
 def test_a_host_that_cannot_measure_blames_no_job(is_blameless: bool, expected: list[str]) -> None:
-    from agents.messages import Asked
+    from agents.device.messages import Asked
 
     failed = Failed(
         device_id=ONE,
@@ -477,7 +477,7 @@ def test_a_job_is_quarantined_by_deaths_of_its_own_only(fleet: Fleet, is_blamele
 
 def test_what_a_long_spool_brings_in_parts_is_not_late(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its agent may measure the same job again only when all of the spool is in."""
-    monkeypatch.setattr("agents.agent._PENDING_PART", 4)
+    monkeypatch.setattr("agents.device.agent._PENDING_PART", 4)
     fleet.specs = {ONE: fleet.specs[ONE]}
     waiting: deque[Message] = deque()
     real = LocalLinks.poll

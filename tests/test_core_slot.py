@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from agents import core_slot
-from agents.core_slot import CoresHeldError, CoreSlot, ProcessCores
-from agents.host_lock import HostLockError, make_lock
-from agents.stages import ChildSettings
-from agents.timing_lock import timing_lock
+from agents.host.host_lock import HostLockError, make_lock
+from agents.host.timing_lock import timing_lock
+from agents.sandbox import core_slot
+from agents.sandbox.core_slot import CoresHeldError, CoreSlot, ProcessCores
+from agents.sandbox.stages import ChildSettings
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -164,7 +164,7 @@ def test_a_killed_builder_frees_the_slot(paths: tuple[Path, Path], builder: Buil
 def test_only_worker_processes_are_moved(paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     other = Builder(*paths, "python3")
     assert other.was_lent
-    monkeypatch.setattr("agents.core_slot._MOST_SECS", 0.1)
+    monkeypatch.setattr("agents.sandbox.core_slot._MOST_SECS", 0.1)
     told = pytest.raises(CoresHeldError, match=rf"process {other.process.pid} \('python3'\) of user")
     with told, timing_lock(paths[1]), timer(paths).cleared():
         pytest.fail("it timed beside a builder")
@@ -186,7 +186,7 @@ def test_worker_processes_of_other_users_are_waited_for_not_moved(
         other = Builder(*paths, "fleet-worker", NOBODY)
         assert other.was_lent
         with monkeypatch.context() as patch:
-            patch.setattr("agents.core_slot._MOST_SECS", 0.1)
+            patch.setattr("agents.sandbox.core_slot._MOST_SECS", 0.1)
             told = pytest.raises(CoresHeldError, match=f"process {other.process.pid} ")
             with told, timing_lock(paths[1]), timer(paths).cleared():
                 pytest.fail("it timed beside a builder")
@@ -254,7 +254,7 @@ def test_a_builder_that_leaves_as_a_timing_ends_stays_off_the_timing_cores(
         move(pid, cores)
 
     with timing_lock(paths[1]), timer(paths).cleared():
-        monkeypatch.setattr("agents.core_slot._move", late)
+        monkeypatch.setattr("agents.sandbox.core_slot._move", late)
     assert moves == [(CORES[0],), (CORES[-1],)]
 
 

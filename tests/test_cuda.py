@@ -12,8 +12,8 @@ from host_fixtures import cuda_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import cuda
-from agents.probe import differences, environment, probe
+from agents.host import cuda
+from agents.host.probe import differences, environment, probe
 
 SMI = (
     "NVIDIA A100-SXM4-40GB, GPU-aaa, 40960, 8.0, 1410, 535.104.05, 00000000:07:00.0, Enabled\n"

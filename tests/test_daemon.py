@@ -22,13 +22,13 @@ from fleet.api.client import ADDRESS
 from fleet.config.day_windows import window_secs
 from fleet.config.settings import ConfigError, PolicySection, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
-from fleet.daemon.coordinator_settings import CoordinatorSettings
 from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon
-from fleet.daemon.fleet_clock import FleetClock
+from fleet.engine.fleet_clock import FleetClock
+from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
-from fleet.links.local import LocalLinks
 from fleet.refresh.refresher import Refresher
 from fleet.store.store import Store
+from fleet.transport.local import LocalLinks
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
 
 ALL = OFFERED * len(WORKLOADS)

@@ -33,7 +33,7 @@ from rich.console import Console
 from fleet.api.server import ApiServer
 from fleet.config.settings import load_fleet
 from fleet.daemon import daemon
-from fleet.links.local import LocalLinks
+from fleet.transport.local import LocalLinks
 from fleet.models.registry_reader import RegistryReader
 
 def links(settings, options, specs, clock):

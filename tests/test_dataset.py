@@ -13,10 +13,10 @@ from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Wo
 from tests.autotvm_fixtures import autotvm_records
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.log_fixtures import AUTOTVM_LOGS
-from transfer.dataset import Dataset, build_dataset
+from transfer.data.dataset import Dataset, build_dataset
+from transfer.data.labels import group_min, relative_speed
 from transfer.errors import DatasetError, TransferError
-from transfer.features import Extractor
-from transfer.labels import group_min, relative_speed
+from transfer.features.extractor import Extractor
 
 ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))
 CANDIDATES = gmm_candidates(ONE, 3) + gmm_candidates(OTHER, 2)
@@ -99,7 +99,7 @@ def test_medians_of_any_records_agree_with_a_slow_reference(rows: list[tuple[int
 
 def test_features_extracted_in_parts_are_those_of_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = full()
-    monkeypatch.setattr("transfer.block_builder._CHUNK", 2)
+    monkeypatch.setattr("transfer.features.block_builder._CHUNK", 2)
     parts = full()
     assert parts.candidate_ids == whole.candidate_ids
     for name in ("categories", "numbers", "mask", "workload", "summary"):

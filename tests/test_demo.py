@@ -56,7 +56,7 @@ def measuring_processes(pid: int) -> list[psutil.Process]:
     """Agents and their worker processes below a process."""
 
     def look(process: psutil.Process) -> tuple[psutil.Process, bool]:
-        return process, "DeviceActor" in process.name() or "agents.child" in process.cmdline()
+        return process, "DeviceActor" in process.name() or "agents.sandbox.child" in process.cmdline()
 
     return [process for process, is_measuring in each_below(pid, look) if is_measuring]
 
@@ -135,10 +135,10 @@ def test_the_report_keeps_its_contract(finished: tuple[Path, int]) -> None:
 
 
 def test_the_kept_model_scores_every_head(finished: tuple[Path, int]) -> None:
-    from fleet.models.learning import load_snapshot
     from fleet.models.names import latest
-    from transfer import checkpoint
-    from transfer.features import DEFAULT_SPEC
+    from fleet.models.store_training import load_snapshot
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
 
     folder, _ = finished
     model, manifest = checkpoint.load(latest(folder / "models"), DEFAULT_SPEC)

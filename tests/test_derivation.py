@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agents.derivation import comparable, match
+from agents.programs.derivation import comparable, match
+from agents.programs.design_space import DesignSpace
+from agents.programs.trace_rules import TraceRefusedError, read_trace
+from agents.programs.workloads import operator_workload
 from agents.records import Family, Workload, canonical_json
-from agents.space import DesignSpace
-from agents.trace_rules import TraceRefusedError, read_trace
-from agents.workloads import operator_workload
 from tests.hostile_fixtures import linking_trace, of_other_host, running_trace, with_steps
 
 SPACE = [

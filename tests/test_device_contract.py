@@ -12,11 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.batch import Batch
+from agents.codec import record_from_json, record_to_json
+from agents.device.batch import Batch
+from agents.device.messages import Busy
+from agents.device.replay import ReplayWorker
+from agents.device.worker import DeviceWorker
 from agents.errors import AgentError
 from agents.lease import LeaseTag
-from agents.messages import Busy
-from agents.record_json import record_from_json, record_to_json
 from agents.records import (
     Candidate,
     Descriptor,
@@ -29,9 +31,7 @@ from agents.records import (
     Replay,
     Workload,
 )
-from agents.replay import ReplayWorker
-from agents.worker import DeviceWorker
-from fleet.collection.replaying import ready
+from fleet.collection.replay_files import ready
 from fleet.store.store import Store
 
 pytestmark = pytest.mark.tvm

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.device_cores import process_cores, quiet_cores
+from agents.device.device_cores import process_cores, quiet_cores
 
 
 @pytest.mark.parametrize(

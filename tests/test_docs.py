@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from agents.probe import environment_id
+from agents.host.probe import environment_id
 from agents.records import DeviceKind, DeviceSpec, Protocol
 from fleet.config.settings import Strategy
 from tests.host_fixtures import local_spec

@@ -26,9 +26,9 @@ from host_fixtures import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.confinement_trial import Trial
-from agents.probe import probe
+from agents.host.probe import probe
 from agents.records import DeviceId, DeviceKind
+from agents.sandbox.confinement_trial import Trial
 from fleet.cli.app import run
 from fleet.doctor.doctor import (
     WANTED_MODULES,

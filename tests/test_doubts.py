@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agents.records import DeviceId
-from fleet.daemon.doubts import Doubts, spread
 from fleet.models.registry import Registry
 from fleet.models.registry_file import CHAMPIONS
+from fleet.planner.uncertainty import Doubts, spread
 from tests.record_fixtures import make_workload
 from tests.refresh_fixtures import small_model
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset
-from transfer.adapt.select import draw_support
+from transfer.adapt.sample_selection import draw_support
+from transfer.data.metrics import evaluate_ranking
+from transfer.data.splits import Split
 from transfer.errors import TransferError
-from transfer.evaluate import CrossValidation, Plan, cross_validate, evaluate
-from transfer.metrics import evaluate_ranking
-from transfer.splits import Split
-from transfer.train import train
+from transfer.evaluate.evaluation import CrossValidation, Plan, cross_validate, evaluate
+from transfer.train.training import train
 
 TARGET = "cpu-new"
 QUICK = replace(CONFIG, epochs=4)

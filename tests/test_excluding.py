@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
-from fleet.daemon.coverage import Coverage
-from fleet.daemon.excluding import Excluding
+from fleet.coverage.coverage import Coverage
+from fleet.planner.dedup_filter import Excluding
 from tests.record_fixtures import make_record, make_workload
 
 WORKLOAD = make_workload(1)

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from agents.device.replay_file import open_file, read_head, read_workloads
 from agents.records import NOISE, DeviceId, Outcome, WorkloadId
-from agents.replay_file import open_file, read_head, read_workloads
 from fleet.errors import FleetError, StoreFull
 from fleet.interchange import export_files, export_parquet
 from fleet.interchange.export_store import FORMATS, ExportResult, export

@@ -16,7 +16,7 @@ from agents.records import DeviceKind, Family, Outcome, Record, canonical_json
 from fleet.interchange.export_lines import hardware_params, target_text
 from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.interchange.log_targets import parse_target
+from fleet.interchange.logs.targets import parse_target
 from fleet.store.store import Store
 from tests.log_fixtures import DATA
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.job import Job
-from agents.pool import WorkerPool
 from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
+from agents.sandbox.job import Job
+from agents.sandbox.pool import WorkerPool
 from fleet.interchange.export_meta_schedule import RECORDS, WORKLOADS
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
@@ -48,7 +48,7 @@ def workload(network: Any, generic_spec: DeviceSpec) -> Workload:
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from agents.workloads import workload_from_module
+    from agents.programs.workloads import workload_from_module
 
     tasks = ms.relax_integration.extract_tasks(network, tvm.target.Target(generic_spec.target))
     found = [
@@ -107,7 +107,7 @@ def test_tvm_loads_every_record_with_its_seconds_and_target(
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from agents.space import plain_json
+    from agents.programs.design_space import plain_json
 
     loaded = ms.database.JSONDatabase(work_dir=str(database), allow_missing=False)
     found = [

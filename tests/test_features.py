@@ -8,14 +8,14 @@ import pytest
 
 from agents.records import Candidate, Workload, WorkloadId
 from tests.dataset_fixtures import NRM_TRACE, cpu_device, gmm_candidates, gmm_trace, gmm_workload
-from transfer.access import block_accesses
-from transfer.box_access import BlockAccess, BufferAccess
 from transfer.errors import TraceError, TransferError
-from transfer.features import DEFAULT_SPEC, Extractor, FeatureBlock, FeatureSpec, hardware_vector
-from transfer.hardware import HARDWARE_NAMES
+from transfer.features.access import block_accesses
+from transfer.features.box_access import BlockAccess, BufferAccess
+from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureBlock, FeatureSpec, hardware_vector
+from transfer.features.hardware import HARDWARE_NAMES
+from transfer.features.slots import NUMBER_NAMES, StepTable, encode
+from transfer.features.tiles import Tiles, describe_memory
 from transfer.language.primitives import Kind, Primitive
-from transfer.slots import NUMBER_NAMES, StepTable, encode
-from transfer.tiles import Tiles, describe_memory
 
 
 def extract(*traces: str, spec: FeatureSpec = DEFAULT_SPEC) -> FeatureBlock:
@@ -62,7 +62,7 @@ def test_a_candidate_has_the_same_features_in_any_company() -> None:
 
 
 def test_a_used_extractor_gives_what_a_fresh_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfer.features._TABLE_LIMIT", 5)
+    monkeypatch.setattr("transfer.features.extractor._TABLE_LIMIT", 5)
     workload = gmm_workload()
     used = Extractor()
     for candidate in gmm_candidates(workload, 4):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agents.messages import Proposed, ProposeRequest
+from agents.device.messages import Proposed, ProposeRequest
 from agents.records import Candidate, CandidateId, DeviceId, Workload
-from fleet.collection.planning import BATCH_SIZE
+from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
-from fleet.daemon.coverage import Coverage
-from fleet.daemon.feeding import Feeder
-from fleet.daemon.pools import Pools
+from fleet.coverage.coverage import Coverage
+from fleet.planner.candidate_pools import Pools
+from fleet.planner.job_planner import Feeder
 from tests.record_fixtures import make_record, make_workload
 
 DEVICE = DeviceId("dev-a")

@@ -120,7 +120,7 @@ def test_drift_names_the_programs_that_changed() -> None:
 
 
 def test_the_reference_workloads_are_layers_of_the_networks() -> None:
-    from agents.networks import layers
+    from agents.programs.networks import layers
 
     names = {
         f"{layer.operator}_{'x'.join(map(str, layer.args))}"
@@ -142,8 +142,8 @@ def test_every_device_of_a_family_draws_the_same_programs() -> None:
     import sys
 
     script = (
-        "from agents.space import DesignSpace\n"
-        "from agents.workloads import network_workloads\n"
+        "from agents.programs.design_space import DesignSpace\n"
+        "from agents.programs.workloads import network_workloads\n"
         "from agents.records import Family\n"
         "from transfer.adapt.fingerprint import *\n"
         "one = choose_workloads(network_workloads(list(NETWORKS)))[-1]\n"

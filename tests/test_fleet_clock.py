@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fleet.daemon.fleet_clock import LEAST_SET_SECS, MOST_STEP_SECS, FleetClock, boot_secs
+from fleet.engine.fleet_clock import LEAST_SET_SECS, MOST_STEP_SECS, FleetClock, boot_secs
 
 START = 1_800_000_000.0
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.models.freshness import LEAST_WORKLOADS, WINDOW, Freshness, look, window
-from fleet.refresh.decisions import Standing
+from fleet.models.promotion import Standing
 from tests.test_refresh import heads
 
 PUBLISHED = {"tau": [0.7, 0.65, 0.75]}

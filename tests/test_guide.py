@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from agents.records import Candidate
-from fleet.daemon.guide import Guide
 from fleet.models.registry import Registry
+from fleet.planner.candidate_ranker import Guide
 from tests.refresh_fixtures import candidates_of, small_model, unlike_workload
-from transfer.features import Extractor
+from transfer.features.extractor import Extractor
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from host_fixtures import laptop_files, write_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import host
+from agents.host import procfs as host
 
 COUNTS = st.lists(st.integers(0, 10**9), min_size=8, max_size=10)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agents.host_load import HostLoad, cpu_secs
-from agents.keeper import ProcessName, is_alive
+from agents.host.host_load import HostLoad, cpu_secs
+from agents.host.process_control import ProcessName, is_alive
 
 
 class Host:

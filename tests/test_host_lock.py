@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import host_lock
-from agents.host_lock import (
+from agents.host import host_lock
+from agents.host.host_lock import (
     HostLockError,
     holder_of,
     holder_words,
@@ -27,7 +27,7 @@ from agents.host_lock import (
     take_lock,
     user_name,
 )
-from agents.timing_lock import host_lock_path, not_timing, timing_lock
+from agents.host.timing_lock import host_lock_path, not_timing, timing_lock
 
 HOLDER = """
 import fcntl, os, sys

@@ -30,8 +30,8 @@ from benchmarks.hostile_stages import Work, expected_lines, import_case
 from benchmarks.hostile_traces import KINDS, TRACES, trace
 from benchmarks.hostile_tuners import STEPS, ansor_steps, entity
 from benchmarks.hostile_values import deep_text
-from transfer.access import block_accesses
 from transfer.errors import TraceError
+from transfer.features.access import block_accesses
 from transfer.language.ansor import AnsorReader
 from transfer.language.autotvm import AutoTVMReader
 from transfer.language.meta_schedule import MetaScheduleReader

@@ -17,14 +17,16 @@ from test_import_logs import records, run
 
 from agents.records import Workload
 from fleet.errors import FleetError
-from fleet.interchange import import_files, log_catalog, log_lines
+from fleet.interchange import import_files
 from fleet.interchange import import_logs as module
 from fleet.interchange.export_store import export
 from fleet.interchange.import_rows import RowBatch
-from fleet.interchange.log_catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
-from fleet.interchange.log_json import Rejected, parse_line
-from fleet.interchange.read_ansor import AnsorReader
-from fleet.models.learning import load_snapshot
+from fleet.interchange.logs import catalog as log_catalog
+from fleet.interchange.logs import lines as log_lines
+from fleet.interchange.logs.ansor import AnsorReader
+from fleet.interchange.logs.catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
+from fleet.interchange.logs.json_values import Rejected, parse_line
+from fleet.models.store_training import load_snapshot
 from fleet.store.store import Store
 
 

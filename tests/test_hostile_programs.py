@@ -10,15 +10,15 @@ import pytest
 
 from agents.records import Candidate, Workload, canonical_json
 from tests.program_fixtures import nrm_module, program_workload
-from transfer.access import block_accesses
 from transfer.errors import BudgetError, TraceError
-from transfer.features import Extractor
+from transfer.features.access import block_accesses
+from transfer.features.extractor import Extractor
+from transfer.features.slots import block_bucket
 from transfer.language import program as program_module
 from transfer.language.ansor import AnsorReader
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind
 from transfer.language.program import program_stages
-from transfer.slots import block_bucket
 
 
 class Graph:

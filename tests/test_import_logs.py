@@ -22,9 +22,9 @@ from fleet.errors import FleetError
 from fleet.interchange import import_logs as module
 from fleet.interchange.import_logs import ImportRequest, LineReader, import_logs
 from fleet.interchange.import_report import ImportReport
-from fleet.interchange.log_json import Rejected
-from fleet.interchange.read_meta_schedule import Database
-from fleet.models.learning import load_snapshot
+from fleet.interchange.logs.json_values import Rejected
+from fleet.interchange.logs.meta_schedule import Database
+from fleet.models.store_training import load_snapshot
 from fleet.store.store import Store
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")

@@ -15,7 +15,7 @@ from host_fixtures import (
     x86_host,
 )
 
-from agents.probe import differences, probe
+from agents.host.probe import differences, probe
 from agents.records import Family
 from fleet.config.init import (
     Action,

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from agents.records import Record
-from fleet.daemon.intake import Intake, IntakeSettings
-from fleet.daemon.intake_log import INTAKE, IntakeLog, by_device, pack, unpack
 from fleet.errors import StoreError, StoreFull
-from fleet.store.schema import TABLE_SCHEMA, records_to_table
+from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
+from fleet.store.intake import Intake, IntakeSettings
+from fleet.store.intake_log import INTAKE, IntakeLog, by_device, pack, unpack
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
@@ -515,7 +515,7 @@ def test_a_kill_before_any_step_on_the_disk_loses_nothing(
 WRITER = """
 import sys
 import fleet.store.store as module
-from fleet.daemon.intake import Intake, IntakeSettings
+from fleet.store.intake import Intake, IntakeSettings
 from tests.record_fixtures import make_batch
 module.MERGE_FILES, module.CHECKPOINT_EVERY = 4, 5
 store = module.Store.open(sys.argv[1])

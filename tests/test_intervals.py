@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transfer.intervals import Estimate, bootstrap_interval, paired_bootstrap, resample_ratio
+from transfer.data.intervals import Estimate, bootstrap_interval, paired_bootstrap, resample_ratio
 
 
 def test_bootstrap_interval_holds_the_mean_and_follows_seed_and_level() -> None:

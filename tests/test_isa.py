@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from host_fixtures import GRAVITON_FLAGS, PI_FLAGS, SANDYBRIDGE_FLAGS, V2_FLAGS, V3_FLAGS, V4_FLAGS
 
-from agents import isa
-from agents.llvm_features import LlvmSilentError, ask_llvm
+from agents.host import cpu_features as isa
+from agents.host.llvm_features import LlvmSilentError, ask_llvm
 
 
 @pytest.mark.parametrize(

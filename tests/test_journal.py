@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.spool_frames import frame
-from fleet.daemon.journal import Journal
+from agents.spool.frames import frame
+from fleet.engine.journal import Journal
 from fleet.errors import FleetError, StoreError, StoreFull
 
 GROUPS = [[{"n": 1}], [{"n": 2}, {"n": 3}], [{"n": 4, "text": "ü" * 50}]]

@@ -15,7 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.keeper import ProcessName, end_process, is_alive, oom_kills, shows_fault, stderr_tail
+from agents.host.process_control import (
+    ProcessName,
+    end_process,
+    is_alive,
+    oom_kills,
+    shows_fault,
+    stderr_tail,
+)
 
 
 @pytest.fixture
@@ -55,7 +62,7 @@ def test_another_process_with_the_same_number_is_left_alone(child: subprocess.Po
 def test_the_last_words_of_a_process_are_kept_and_those_of_the_one_before_dropped(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "agent.stderr"
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom agents.keeper import keep_stderr\n"
+        "import os, sys\nfrom pathlib import Path\nfrom agents.host.process_control import keep_stderr\n"
         "keep_stderr(Path(sys.argv[1]))\nos.write(2, sys.argv[2].encode())\nos.abort()"
     )
     assert stderr_tail(path) == ""
@@ -111,7 +118,7 @@ def test_what_the_kernel_killed_for_want_of_memory_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "vmstat"
-    monkeypatch.setattr("agents.keeper._VMSTAT", path)
+    monkeypatch.setattr("agents.host.process_control._VMSTAT", path)
     assert oom_kills() is None
     path.write_text("pgfault 12\noom_kill 7\nnr_free 3\n")
     assert oom_kills() == 7
@@ -129,7 +136,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_dead(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr("agents.keeper._stat", fail)
+        patched.setattr("agents.host.process_control._stat", fail)
         assert is_alive(name)
         assert end_process(name)
     assert child.wait(10) == -signal.SIGKILL
@@ -142,7 +149,7 @@ def test_one_that_is_no_more_has_ended(monkeypatch: pytest.MonkeyPatch, number: 
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("agents.keeper._stat", fail)
+    monkeypatch.setattr("agents.host.process_control._stat", fail)
     assert not is_alive(name)
 
 

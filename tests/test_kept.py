@@ -13,26 +13,27 @@ from safetensors.numpy import save as save_arrays
 
 from agents.records import Candidate, DeviceId
 from fleet.config.settings import FleetConfig
-from fleet.daemon import watch_run
-from fleet.daemon.guide import Guide
-from fleet.models import evaluation, judging
-from fleet.models.learning import adapt_version, load_snapshot, train_config
+from fleet.models import evaluation
+from fleet.models import judge as judging
 from fleet.models.registry import Registry
+from fleet.models.store_training import adapt_version, load_snapshot, train_config
+from fleet.planner.candidate_ranker import Guide
+from fleet.refresh import freshness_look as watch_run
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace, record_of
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import NEW, SIBLINGS, TILES, WORKLOADS, candidate, fill
-from transfer import checkpoint
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.kept import MOST_BYTES, file_of, files_of, load_adapted
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.siblings import Siblings
-from transfer.checkpoint import CheckpointError
+from transfer.adapt.source_devices import Siblings
 from transfer.errors import TransferError
-from transfer.features import DEFAULT_SPEC, Extractor
-from transfer.model import MultiTaskTLP
-from transfer.rankers import KeptRanker
-from transfer.train import train
+from transfer.evaluate.rankers import KeptRanker
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.model import checkpoint
+from transfer.model.checkpoint import CheckpointError
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import train
 from transfer.tvm_cost_model import load_scorer
 
 TARGET = "cpu-new"

@@ -10,10 +10,10 @@ import pytest
 from agents.lease import LeaseTag
 from agents.records import DeviceId
 from fleet.core.arrivals import Arrival
-from fleet.daemon import kept_files
-from fleet.daemon.kept_files import KeptFiles
-from fleet.daemon.late import keep_late
-from fleet.daemon.refused import Refused
+from fleet.results import kept_files
+from fleet.results.kept_files import KeptFiles
+from fleet.results.late_results import keep_late
+from fleet.results.refused_records import Refused
 from tests.coordinator_fixtures import Fleet, make_fleet
 from tests.record_fixtures import make_record
 

@@ -16,10 +16,10 @@ from benchmarks.learning_tables import best_baseline, document, pruning_table, r
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.test_compare import Noisy, folds
 from tests.test_validity import DATASET as FAILING
-from transfer.compare import compare
-from transfer.comparison import Comparison
-from transfer.prune import Pruning, prune
-from transfer.splits import Split, few_of_each
+from transfer.data.prune import Pruning, prune
+from transfer.data.splits import Split, few_of_each
+from transfer.evaluate.compare import compare
+from transfer.evaluate.comparison import Comparison
 
 DATASET = make_dataset(workloads=9, candidates=10)
 SHARES = (0.3, 0.6)

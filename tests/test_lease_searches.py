@@ -16,12 +16,12 @@ import pytest
 from agents.lease import Lease
 from agents.records import CandidateId, DeviceId
 from fleet.core.events import JobState
-from fleet.daemon import lease_searches
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.lease_searches import TRIES
-from fleet.daemon.traces import Found, StoreThread, find_candidates
-from fleet.links.local import LocalLinks
+from fleet.engine import lease_searches
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.lease_searches import TRIES
 from fleet.store.store import Store
+from fleet.store.trace_lookup import Found, StoreThread, find_candidates
+from fleet.transport.local import LocalLinks
 from tests.coordinator_fixtures import (
     OFFERED,
     WORKLOADS,

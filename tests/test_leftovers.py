@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agents.records import DeviceId
-from agents.spool import Spool
+from agents.spool.disk_spool import Spool
 from fleet.store.store import Store
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
 

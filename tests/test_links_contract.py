@@ -1,4 +1,4 @@
-"""What every implementation of `fleet.links.links.Links` promises, with replay devices."""
+"""What every implementation of `fleet.transport.transport.Links` promises, with replay devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.messages import (
+from agents.device.messages import (
     AgentGone,
     AgentRefused,
     AgentUp,
@@ -24,9 +24,9 @@ from agents.messages import (
     WorkloadsListed,
 )
 from agents.records import DeviceId, DeviceSpec, Outcome
-from fleet.links.links import Links
-from fleet.links.local import LocalLinks
-from fleet.links.ray_links import RayLinks
+from fleet.transport.local import LocalLinks
+from fleet.transport.ray_transport import RayLinks
+from fleet.transport.transport import Links
 from tests.link_fixtures import (
     PROTOCOL,
     WORKLOAD,

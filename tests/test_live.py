@@ -11,11 +11,11 @@ import pytest
 
 from agents.records import Candidate, Family, Workload
 from tests.dataset_fixtures import NRM_TRACE, gmm_trace, gmm_workload
-from transfer.blocks import FeatureBlock
 from transfer.errors import TraceError
-from transfer.features import Extractor
+from transfer.features.blocks import FeatureBlock
+from transfer.features.extractor import Extractor
+from transfer.features.live_traces import LiveReader
 from transfer.language.meta_schedule import MetaScheduleReader
-from transfer.live import LiveReader
 
 DENSE = ("categories", "numbers", "mask", "workload", "summary")
 
@@ -136,8 +136,8 @@ def live_and_stored(
 ) -> tuple[Workload, list[Any], list[Candidate]]:
     import tvm
 
-    from agents.space import DesignSpace
-    from agents.workloads import operator_workload
+    from agents.programs.design_space import DesignSpace
+    from agents.programs.workloads import operator_workload
 
     workload = operator_workload(operator, args)
     stored = list(DesignSpace(workload, family).sample(count, seed=3).candidates)

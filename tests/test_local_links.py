@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from agents.device.messages import AgentGone, AgentUp, Beat, Message, Results
 from agents.lease import LeaseTag
-from agents.messages import AgentGone, AgentUp, Beat, Message, Results
 from agents.records import DeviceId
 from fleet.errors import FleetError
-from fleet.links.local import LocalLinks
+from fleet.transport.local import LocalLinks
 from tests.link_fixtures import (
     PROTOCOL,
     batch_of,

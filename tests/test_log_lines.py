@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.interchange.log_lines import CUT_LINE, LONG_LINE, LogLines, Unreadable, first_lines
+from fleet.interchange.logs.lines import CUT_LINE, LONG_LINE, LogLines, Unreadable, first_lines
 
 
 def lines_of(path: Path, limit: int = 1 << 20, chunk: int = 1 << 20) -> tuple[list[bytes | Unreadable], str]:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from agents.records import Family
-from fleet.interchange.log_json import Rejected
-from fleet.interchange.log_operators import autotvm_operator, block_operator
-from fleet.interchange.log_targets import Machine, device_from_log, parse_target
+from fleet.interchange.logs.json_values import Rejected
+from fleet.interchange.logs.operators import autotvm_operator, block_operator
+from fleet.interchange.logs.targets import Machine, device_from_log, parse_target
 
 
 def tensor(*shape: int, dtype: str = "float32") -> list[Any]:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Outcome, canonical_json
-from fleet.interchange.log_json import Rejected, canonical_text, parse_line, shown
-from fleet.interchange.log_results import MARK_TEXT, attempt_of, database_result, tuner_result
+from fleet.interchange.logs.json_values import Rejected, canonical_text, parse_line, shown
+from fleet.interchange.logs.results import MARK_TEXT, attempt_of, database_result, tuner_result
 
 JSON = st.recursive(
     st.none()

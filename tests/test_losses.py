@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from transfer import losses
-from transfer.losses import LossWeights, head_loss
+from transfer.train import losses
+from transfer.train.losses import LossWeights, head_loss
 
 ALL_TERMS = (
     losses.lambda_rank,

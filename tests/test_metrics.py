@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from transfer.data.metrics import MEASURES, average, concatenate, evaluate_ranking, merge
+from transfer.data.ranking import peak_score, square_error, top_k_recall
 from transfer.errors import DatasetError
-from transfer.metrics import MEASURES, average, concatenate, evaluate_ranking, merge
-from transfer.ranking import peak_score, square_error, top_k_recall
 
 
 def example() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,10 +7,17 @@ import pytest
 import torch
 
 from tests.model_fixtures import SIZES, SPEC, make_block
-from transfer.encoder import Ramps
 from transfer.errors import TransferError
-from transfer.features import FeatureBlock
-from transfer.model import ModelConfig, ModelSizes, MultiTaskTLP, block_tensors, model_config, scoped_seed
+from transfer.features.extractor import FeatureBlock
+from transfer.model.encoder import Ramps
+from transfer.model.mtl_tlp import (
+    ModelConfig,
+    ModelSizes,
+    MultiTaskTLP,
+    block_tensors,
+    model_config,
+    scoped_seed,
+)
 
 
 @pytest.fixture
@@ -202,7 +209,7 @@ def test_errors_name_what_is_there(model):
 
 
 def test_default_sizes_stay_small():
-    from transfer.features import DEFAULT_SPEC
+    from transfer.features.extractor import DEFAULT_SPEC
 
     model = MultiTaskTLP(model_config(DEFAULT_SPEC), ("a",))
     total = sum(p.numel() for p in model.parameters())

@@ -10,11 +10,11 @@ import pytest
 
 from agents.records import DeviceId
 from tests.model_fixtures import CONFIG, make_dataset
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import Estimate
+from transfer.data.splits import Split
 from transfer.errors import TransferError
-from transfer.intervals import Estimate
-from transfer.negative_transfer import HURTS, UNCLEAR, Effect, check_transfer
-from transfer.splits import Split
+from transfer.evaluate.negative_transfer import HURTS, UNCLEAR, Effect, check_transfer
 
 QUICK = replace(CONFIG, epochs=4)
 DATASET = make_dataset(workloads=9, candidates=8)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
 from fleet.errors import StoreError
+from fleet.store.delta.schema import records_to_table
 from fleet.store.noise import noise_floor, settled
 from fleet.store.noise_columns import outcome_of, readings, says, settled_rows
-from fleet.store.schema import records_to_table
 from tests.record_fixtures import make_record
 
 _QUALITIES = ("{}", '{"suspect":true}', '{"suspect":false}', '{"interval":0.01,"stopped_early":true}')

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agents.records import DeviceId, Protocol
-from fleet.daemon.noise_runs import NoisePlan, NoiseRuns
 from fleet.errors import StoreFull
+from fleet.planner.noise_runs import NoisePlan, NoiseRuns
 
 DEVICES = [DeviceId(name) for name in "abcdef"]
 NOW = 1_800_000_000.0

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from agents.records import DeviceId
-from fleet.daemon.notices import SUMMARY_SECS, Notices, Steadiness
+from fleet.engine.notices import SUMMARY_SECS, Notices, Steadiness
 from tests.record_fixtures import make_record
 
 A = DeviceId("dev-a")

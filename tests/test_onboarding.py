@@ -17,8 +17,8 @@ from fleet.collection.progress import Display
 from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
-from fleet.models.learning import load_snapshot
-from fleet.onboarding.adapting import history, more_samples, remember, strategy_for
+from fleet.models.store_training import load_snapshot
+from fleet.onboarding.adaptation import history, more_samples, remember, strategy_for
 from fleet.onboarding.choice import pools_of, siblings_of
 from fleet.onboarding.onboarding import CURVES, _onboarding, _without_head, onboard_device
 from fleet.onboarding.replay import onboard_recorded
@@ -27,9 +27,9 @@ from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import BROKEN, NEW, SIBLINGS, TILES, WORKLOADS, candidate, fill, records_of
-from transfer.adapt.standings import Standings
-from transfer.onboarding_cases import Regime
-from transfer.train import train
+from transfer.auto.leave_one_out import Standings
+from transfer.evaluate.onboarding_cases import Regime
+from transfer.train.training import train
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
 @pytest.fixture
 def world(recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
     """A store of siblings with a model of them, and YAML of boards that answer from the recorded store."""
-    from fleet.models.training import train_version
+    from fleet.models.train_verb import train_version
 
     store = fill(tmp_path / "runs" / "store", *SIBLINGS)
     folder = tmp_path / "hardware"

@@ -13,20 +13,20 @@ from record_fixtures import make_workload
 from agents.records import Workload, WorkloadId
 from transfer.adapt.base import Adapted
 from transfer.adapt.nearest import Nearest
+from transfer.adapt.sample_selection import FewOfEach
 from transfer.adapt.scratch import Scratch
-from transfer.adapt.select import FewOfEach
 from transfer.baselines.few_shot import FewShot, baselines, nearest_sources
 from transfer.baselines.situation import Situation, Support
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.data.ranking import random_top_k
 from transfer.errors import DatasetError
-from transfer.model import MultiTaskTLP
-from transfer.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
-from transfer.onboarding_contenders import Adapting
-from transfer.onboarding_curve import CurvePlan, run_curve
-from transfer.onboarding_points import Point
-from transfer.onboarding_table import RANDOM, CurveTable
-from transfer.ranking import random_top_k
-from transfer.train import TrainConfig
+from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
+from transfer.evaluate.onboarding_contenders import Adapting
+from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
+from transfer.evaluate.onboarding_points import Point
+from transfer.evaluate.onboarding_table import RANDOM, CurveTable
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))

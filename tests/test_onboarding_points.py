@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from model_fixtures import CONFIG, make_dataset
 
-from transfer.adapt.select import FewOfEach
+from transfer.adapt.sample_selection import FewOfEach
 from transfer.baselines.base import Scores
 from transfer.baselines.few_shot import FewShot
 from transfer.baselines.situation import Situation, Support
-from transfer.onboarding_cases import CasePlan, Regime
-from transfer.onboarding_curve import CurvePlan, run_curve
-from transfer.onboarding_points import Point
+from transfer.evaluate.onboarding_cases import CasePlan, Regime
+from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
+from transfer.evaluate.onboarding_points import Point
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))

@@ -10,9 +10,9 @@ import pytest
 from conftest import child_settings
 
 import agents
-from agents.llvm_features import ask_llvm
-from agents.own_program import environment
-from agents.pool import WorkerPool
+from agents.host.llvm_features import ask_llvm
+from agents.host.own_program import environment
+from agents.sandbox.pool import WorkerPool
 
 HERE = str(Path(agents.__file__).parents[1])
 

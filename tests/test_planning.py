@@ -6,9 +6,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.canary_watch import MOST_AHEAD, leaders
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, Record, Workload, WorkloadId
-from fleet.collection.planning import (
+from agents.sandbox.canary_watch import MOST_AHEAD, leaders
+from fleet.collection.batch_plan import (
     WORKLOADS_PER_BATCH,
     Job,
     Progress,

@@ -14,12 +14,12 @@ import pytest
 from conftest import child_settings
 
 from agents.errors import AgentError
-from agents.job import Job, Result
-from agents.pool import WorkerPool
-from agents.pool_run import MAX_EXCUSES, MAX_STRIKES
+from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, Outcome, Protocol, Workload
-from agents.stages import Stage
-from agents.workloads import workload_from_module
+from agents.sandbox.job import Job, Result
+from agents.sandbox.pool import WorkerPool
+from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES
+from agents.sandbox.stages import Stage
 from benchmarks.bad_programs import EMPTY_TRACE, calling
 
 pytestmark = pytest.mark.tvm
@@ -358,7 +358,9 @@ def test_closing_the_pool_ends_every_process() -> None:
 
 
 def test_a_pool_that_nobody_asked_for_long_is_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.process.START_TIMEOUT_SEC", 0.0)  # as if it had been started hours ago
+    monkeypatch.setattr(
+        "agents.sandbox.process.START_TIMEOUT_SEC", 0.0
+    )  # as if it had been started hours ago
     with WorkerPool([child_settings()]) as own:
         own.start()
         time.sleep(0.1)
@@ -397,7 +399,8 @@ def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_
     timed: list[int] = []
     with WorkerPool([child_settings()]) as own:
         [alone] = own.run(of(matmul, matmul_candidates[:1], protocol=often), nobody_leads, timed.append)
-        # The pause between jobs is longer than that between visits (`agents.visits.GAP_SECS`).
+        # The pause between jobs is longer than that between visits
+        # (`agents.sandbox.retimed_programs.GAP_SECS`).
         results = []
         for result in own.run(
             slowly(of(matmul, matmul_candidates[:4], protocol=often), secs=3.6), nobody_leads

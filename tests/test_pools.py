@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agents.records import Candidate, WorkloadId
-from fleet.daemon.pools import Pools
 from fleet.durable import write_all_durably
 from fleet.errors import FleetError, StoreError, StoreFull
+from fleet.planner.candidate_pools import Pools
 
 W1, W2 = WorkloadId("w1"), WorkloadId("w2")
 
@@ -124,7 +124,7 @@ def test_no_room_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.daemon.pools.write_all_durably", full)
+        patch.setattr("fleet.planner.candidate_pools.write_all_durably", full)
         pools.add("cpu", W1, made(W1, "b"))
         with pytest.raises(StoreFull, match="keeping candidates"):
             pools.flush()
@@ -144,7 +144,7 @@ def test_all_that_is_new_is_written_at_once_and_nothing_twice(
         written.append(sorted(path.name for path in files))
         write_all_durably(files)
 
-    monkeypatch.setattr("fleet.daemon.pools.write_all_durably", note)
+    monkeypatch.setattr("fleet.planner.candidate_pools.write_all_durably", note)
     pools = Pools(tmp_path, cache_bytes=1)  # what is not on the disk must not depend on the cache
     for name in "abc":
         pools.add("cpu", W1, made(W1, name))

@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 
-from agents.batch import Batch
+from agents.device.batch import Batch
+from agents.device.messages import AgentGone, Beat, Busy, Proposed, ProposeRequest, Results
+from agents.device.requests import Acknowledge, Measure, Stop
 from agents.lease import Lease, LeaseTag
-from agents.messages import AgentGone, Beat, Busy, Proposed, ProposeRequest, Results
 from agents.records import Candidate, DeviceId, Portable, Protocol
-from agents.requests import Acknowledge, Measure, Stop
 from tests.record_fixtures import make_batch, make_workload
 
 A = DeviceId("a")

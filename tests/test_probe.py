@@ -26,8 +26,8 @@ from host_fixtures import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import host
-from agents.probe import (
+from agents.host import procfs as host
+from agents.host.probe import (
     LASTING_KEYS,
     core_groups,
     differences,
@@ -60,7 +60,7 @@ def test_this_host_is_described() -> None:
 def test_probing_does_not_import_tvm() -> None:
     import subprocess
 
-    code = "import sys; from agents.probe import probe; probe(); print('tvm' in sys.modules)"
+    code = "import sys; from agents.host.probe import probe; probe(); print('tvm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
@@ -154,7 +154,7 @@ def test_the_snapshot_counts_stolen_ticks_of_the_timing_cores_only(tmp_path: Pat
 
 def test_the_snapshot_of_a_gpu_device_holds_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     states = {0: {"sm_clock_mhz": 1980}, 1: {}}
-    monkeypatch.setattr("agents.probe.gpu_state", states.__getitem__)
+    monkeypatch.setattr("agents.host.probe.gpu_state", states.__getitem__)
     assert environment((0,), tmp_path, gpu_index=0)["gpu"] == {"sm_clock_mhz": 1980}
     # A card that shows nothing, and a device that is no GPU.
     assert "gpu" not in environment((0,), tmp_path, gpu_index=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents import programs
-from agents.programs import Programs, elsewhere
+from agents.programs import loaded_workloads as programs
+from agents.programs.loaded_workloads import Programs, elsewhere
 from agents.records import Workload
 
 

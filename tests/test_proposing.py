@@ -17,8 +17,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
+from fleet.collection.batch_plan import NOISE_EVERY_SECS
 from fleet.collection.collect import Collection, CollectSettings, known_candidates
-from fleet.collection.planning import NOISE_EVERY_SECS
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet, Killed, latency_secs
 from tests.record_fixtures import make_spec, make_workload

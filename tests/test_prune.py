@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model_fixtures import make_dataset
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.data.prune import Pruning, flops_weights, prune, pruned_splits, random_share
+from transfer.data.splits import Split, leave_device_out
 from transfer.errors import DatasetError
-from transfer.prune import Pruning, flops_weights, prune, pruned_splits, random_share
-from transfer.splits import Split, leave_device_out
 
 DATASET = make_dataset(workloads=6, candidates=40)
 ROWS = np.arange(len(DATASET))

@@ -10,16 +10,16 @@ import pytest
 
 from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.log_fixtures import ANSOR_LOGS
-from transfer.language.ansor import AnsorReader
-from transfer.language.meta_schedule import MetaScheduleReader
-from transfer.language.primitives import Kind, Primitive
-from transfer.published_features import (
+from transfer.baselines.published_features import (
     CPU_LAYOUT,
     GPU_LAYOUT,
     PublishedLayout,
     published_features,
     step_vector,
 )
+from transfer.language.ansor import AnsorReader
+from transfer.language.meta_schedule import MetaScheduleReader
+from transfer.language.primitives import Kind, Primitive
 
 LOG = ANSOR_LOGS / "benchmarks/microkernels/DpAnsor/a100/log/a100_conv2d.log.gz"
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.errors import AgentError
-from agents.quality import (
+from agents.programs.quality import (
     Drift,
     DriftMonitor,
     is_rejected,

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from transfer.errors import DatasetError
-from transfer.ranking import (
+from transfer.data.ranking import (
     best_of_k,
     kendall_tau,
     order_agreement,
@@ -25,6 +24,7 @@ from transfer.ranking import (
     top_k,
     top_k_recall,
 )
+from transfer.errors import DatasetError
 
 # Few distinct values, so that ties are common.
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=6)

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.messages import AgentGone, AgentUp, Beat, Message
+from agents.device.messages import AgentGone, AgentUp, Beat, Message
 from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError
-from fleet.links.ray_links import RayLinks
-from fleet.ray_session import join_ray
+from fleet.transport.ray_session import join_ray
+from fleet.transport.ray_transport import RayLinks
 from tests.link_fixtures import PROTOCOL, first, poll_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(300)]

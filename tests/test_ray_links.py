@@ -14,10 +14,10 @@ import psutil
 import pytest
 from conftest import each_below
 
-from agents.messages import AgentGone, AgentUp, Beat, Busy, Message, Proposed, ProposeRequest, Results
+from agents.device.messages import AgentGone, AgentUp, Beat, Busy, Message, Proposed, ProposeRequest, Results
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
-from fleet.links.links import Batch, Lease
-from fleet.links.ray_links import RayLinks
+from fleet.transport.ray_transport import RayLinks
+from fleet.transport.transport import Batch, Lease
 from tests.link_fixtures import (
     batch_of,
     first,
@@ -156,7 +156,7 @@ def test_what_a_killed_agent_measured_comes_with_its_lease_in_the_next_life(
     lives: Lives, matmul: Workload, matmul_candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The kernel counts for the whole host, and may kill a process that is none of ours meanwhile.
-    monkeypatch.setattr("fleet.links.ray_hosts.oom_kills", lambda: 7)
+    monkeypatch.setattr("fleet.transport.ray_hosts.oom_kills", lambda: 7)
     up = lives.begin()
     lease = lives.measure(2, matmul, matmul_candidates[:2])
     found = poll_until(lives.links, has_last, 90.0)
@@ -263,8 +263,8 @@ SCRIPT_OF_A_BROKEN_RAY = """
 import sys
 from pathlib import Path
 import psutil
-from agents.messages import AgentGone, AgentUp
-from fleet.links.ray_links import RayLinks
+from agents.device.messages import AgentGone, AgentUp
+from fleet.transport.ray_transport import RayLinks
 from tests.link_fixtures import PROTOCOL, first, poll_until, replay_spec
 from tests.test_ray_links import alive
 
@@ -304,8 +304,8 @@ def test_a_ray_that_broke_is_started_again(server: str, tmp_path: Path) -> None:
 SCRIPT_OF_A_COORDINATOR = """
 import sys, time
 from pathlib import Path
-from agents.messages import AgentUp
-from fleet.links.ray_links import RayLinks
+from agents.device.messages import AgentUp
+from fleet.transport.ray_transport import RayLinks
 from tests.link_fixtures import PROTOCOL, poll_until, replay_spec
 links = RayLinks([], Path(sys.argv[2]), PROTOCOL)
 links.start(replay_spec(Path(sys.argv[1])), 1)

@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
-from agents.own_program import environment
+from agents.host.own_program import environment
 from fleet.errors import FleetError
-from fleet.ray_folder import PREFIX, RayFolder
-from fleet.ray_session import join_ray
-from fleet.ray_token import give_cluster_token, give_own_token, token_path
+from fleet.transport.ray_folder import PREFIX, RayFolder
+from fleet.transport.ray_session import join_ray
+from fleet.transport.ray_token import give_cluster_token, give_own_token, token_path
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "0123456789abcdef" * 4
@@ -143,7 +143,7 @@ def test_the_folder_is_for_us_alone_and_goes_with_its_ray(base: Path) -> None:
 
 def test_folders_of_ended_processes_go_and_all_others_stay(base: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from fleet.ray_folder import RayFolder\n"
+        "import sys; from pathlib import Path; from fleet.transport.ray_folder import RayFolder\n"
         "folder = RayFolder(Path(sys.argv[1])); folder.inner.mkdir(); print(folder.path, flush=True)\n"
         "sys.stdin.read()"
     )
@@ -171,7 +171,7 @@ def test_folders_of_ended_processes_go_and_all_others_stay(base: Path) -> None:
 
 
 def test_one_start_removes_a_bounded_number(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.ray_folder._MOST_OLD", 3)
+    monkeypatch.setattr("fleet.transport.ray_folder._MOST_OLD", 3)
     for number in range(5):
         (base / f"{PREFIX}{number}").mkdir(mode=0o700)
     RayFolder(base).close()
@@ -211,7 +211,7 @@ def test_a_place_where_others_could_replace_it_is_refused(base: Path) -> None:
 #: Starts a Ray of our own as `fleet up` does; tells what it sees, and waits.
 SESSION = """
 import json, os, sys
-from fleet.ray_session import start_ray
+from fleet.transport.ray_session import start_ray
 os.umask(0)
 folder = start_ray({}, 2, 100 << 20)
 import ray

@@ -1,4 +1,4 @@
-"""Ray Train on the loop of `transfer.train`, with two real workers."""
+"""Ray Train on the loop of `transfer.train.training`, with two real workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from fleet.errors import FleetError
 from fleet.models.ray_training import train_with_workers
 from tests.model_fixtures import CONFIG, make_dataset
-from transfer.train import train
+from transfer.train.training import train
 
 DATASET = make_dataset()
 ROWS, HELD = np.flatnonzero(DATASET.group < 6), np.flatnonzero(DATASET.group >= 6)

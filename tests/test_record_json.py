@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.errors import AgentError
-from agents.record_json import (
+from agents.codec import (
     NO_MEMORY_LIMIT_GIB,
     protocol_from_json,
     protocol_to_json,
     record_from_json,
     record_to_json,
 )
+from agents.errors import AgentError
 from agents.records import Protocol, Record
 from tests.record_fixtures import LAYOUT_1, LAYOUT_2, any_protocols, any_records, as_layout_1, make_record
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from agents.records import Workload, WorkloadId
 from fleet.models import holdout
-from fleet.refresh import decisions as refresh
-from fleet.refresh.decisions import (
+from fleet.models import promotion as refresh
+from fleet.models.promotion import (
     Kind,
     Standing,
     decided_pairs,

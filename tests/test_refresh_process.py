@@ -28,20 +28,20 @@ from fleet.core.events import (
     TrainingReason,
     TrainingStarted,
 )
-from fleet.daemon.doubts import Doubts
-from fleet.daemon.watch_run import run_watch
 from fleet.errors import FleetError
-from fleet.models.learning import save_version
 from fleet.models.registry import Registry
-from fleet.refresh.child import refresh_cores, unfinished
+from fleet.models.store_training import save_version
+from fleet.planner.uncertainty import Doubts
+from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import Request, request_from_json, request_text
 from fleet.refresh.run import EPOCHS, PLAN, run_refresh
+from fleet.refresh.trainer_process import refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.refresh_fixtures import DEVICES, append, make_store, records_for, some_workloads
-from transfer import checkpoint
+from transfer.model import checkpoint
 
 #: Workloads that are learnt from, then those that judge.
 LEARNT = some_workloads(10, 5)[:10]
@@ -194,12 +194,12 @@ def test_an_empty_family_and_a_foreign_request_are_refused(request_: Request) ->
 VICTIM = """
 import sys, time
 from fleet.refresh import process
-import transfer.train
-train = transfer.train.train
+import transfer.train.training
+train = transfer.train.training.train
 def wait(report):
     print("kept", report.epoch, flush=True)
     time.sleep(600)
-transfer.train.train = lambda *args, **options: train(*args, **options, on_epoch=wait)
+transfer.train.training.train = lambda *args, **options: train(*args, **options, on_epoch=wait)
 sys.exit(process.main(sys.argv[1:]))
 """
 
@@ -292,7 +292,7 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
         raise Killed
 
     monkeypatch.setattr(refresh_run, "keep_judged", killed_later)
-    monkeypatch.setattr("transfer.train.train", killed)
+    monkeypatch.setattr("transfer.train.training.train", killed)
     with pytest.raises(Killed):
         run_refresh(request_)
     assert Registry(Path(request_.models)).champions() == {}

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from agents.lease import LeaseTag
 from agents.records import DeviceId, Record
 from fleet.core.arrivals import Arrival
-from fleet.daemon.refused import Refused, find_faults, record_ids
 from fleet.errors import StoreError, StoreFull
+from fleet.results.refused_records import Refused, find_faults, record_ids
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_record
 
@@ -55,7 +55,7 @@ def test_each_poison_is_refused_by_the_store_or_would_stop_who_reads_it(tmp_path
     assert list(find_faults([bad])) == [0]
     with Store.open(tmp_path) as store:
         if what != "words about quality that are none":
-            from fleet.daemon.intake import Intake
+            from fleet.store.intake import Intake
 
             with (
                 Intake(store) as intake,
@@ -115,7 +115,7 @@ def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     refused = Refused(tmp_path)
     bad = arrival([poisoned(0, "a layout of tomorrow")])
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.daemon.kept_files.write_durably", full)
+        patch.setattr("fleet.results.kept_files.write_durably", full)
         with pytest.raises(StoreFull, match="setting refused records aside"):
             refused.sift([bad])
     assert refused.count == 0

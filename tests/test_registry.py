@@ -22,8 +22,8 @@ from fleet.models import registry_reader
 from fleet.models.registry import Registry, RegistryError
 from fleet.models.registry_file import Change, appended_history, read_history
 from tests.refresh_fixtures import small_model
-from transfer import checkpoint
 from transfer.errors import TransferError
+from transfer.model import checkpoint
 
 HEADS = ("box.a", "box.b")
 

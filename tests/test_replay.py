@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import replay_file
+from agents.codec import device_from_json, workload_from_json
+from agents.device import replay_file
+from agents.device.replay import ReplayWorker
+from agents.device.worker import Batch, DeviceRefusedError
 from agents.errors import AgentError
-from agents.record_json import device_from_json, workload_from_json
 from agents.records import (
     NOISE,
     Candidate,
@@ -32,8 +34,6 @@ from agents.records import (
     Replay,
     as_json_dict,
 )
-from agents.replay import ReplayWorker
-from agents.worker import Batch, DeviceRefusedError
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
 from tests.record_fixtures import as_layout_1, make_descriptor, make_record, make_spec, make_workload

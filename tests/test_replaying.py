@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from agents.device.replay import ReplayWorker
+from agents.device.worker import Batch
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Protocol, Replay
-from agents.replay import ReplayWorker
-from agents.worker import Batch
 from fleet.collection.jobs import fitting_devices
-from fleet.collection.replaying import ready
+from fleet.collection.replay_files import ready
 from fleet.config.settings import ConfigError, load_fleet, parse_device
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
@@ -205,7 +205,7 @@ def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Pa
 
 @pytest.mark.ray
 def test_a_replay_behind_ray_is_like_any_device(store: Path, tmp_path: Path) -> None:
-    from fleet.ray_session import RaySession
+    from fleet.transport.ray_session import RaySession
 
     specs = ready(replaying(store), tmp_path / "replay")
     [device_id] = specs

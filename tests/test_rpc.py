@@ -23,13 +23,14 @@ from conftest import child_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents import rpc_server, rpc_tracker
-from agents.job import Job
-from agents.link import LinkLostError
-from agents.pool import WorkerPool
+from agents.device import rpc_server
+from agents.host import rpc_tracker
+from agents.host.rpc_tracker import Listed, NotYetError, listing
+from agents.programs.link import LinkLostError
+from agents.programs.rpc_session import RpcLink, RpcSession, served
 from agents.records import Candidate, Family, Outcome, Protocol, Workload
-from agents.rpc import RpcLink, RpcSession, served
-from agents.rpc_tracker import Listed, NotYetError, listing
+from agents.sandbox.job import Job
+from agents.sandbox.pool import WorkerPool
 from benchmarks.bad_programs import EMPTY_TRACE, calling
 
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
@@ -83,7 +84,7 @@ class Lab:
                 cwd=ROOT,
             )
 
-    def serve(self, key: str, module: str = "agents.rpc_server") -> None:
+    def serve(self, key: str, module: str = "agents.device.rpc_server") -> None:
         """Start a server; `wait_for` says when it is there."""
         arguments = ["--host", "127.0.0.1", "--tracker", self.tracker, "--key", key]
         # Ours takes any port by itself.
@@ -120,7 +121,7 @@ class Lab:
         return RpcLink(self.tracker, key, **{"cores": (usable,), "wait_sec": 30.0, **changes})
 
     def session_process(self, key: str) -> psutil.Process:
-        """The process that holds the only session of a server of `agents.rpc_server`."""
+        """The process that holds the only session of a server of `agents.device.rpc_server`."""
         (child,) = psutil.Process(self.groups[key].pid).children(recursive=True)
         return child
 
@@ -144,8 +145,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def matmul() -> tuple[Workload, str]:
-    from agents.space import DesignSpace
-    from agents.workloads import operator_workload
+    from agents.programs.design_space import DesignSpace
+    from agents.programs.workloads import operator_workload
 
     workload = operator_workload("GMM", (1, 64, 64, 64))
     candidate = DesignSpace(workload, Family.CPU).sample(1, seed=3).candidates[0]
@@ -155,7 +156,7 @@ def matmul() -> tuple[Workload, str]:
 def compiled(workload: Workload, trace: str = EMPTY_TRACE) -> Any:
     import tvm
 
-    from agents.build import build
+    from agents.programs.build import build
 
     return build(tvm.ir.load_json(workload.module_json), trace, tvm.target.Target(TARGET)).module
 
@@ -163,7 +164,7 @@ def compiled(workload: Workload, trace: str = EMPTY_TRACE) -> Any:
 def arguments_on(session: RpcSession, workload: Workload) -> list[Any]:
     import tvm
 
-    from agents.check import argument_values
+    from agents.programs.check import argument_values
 
     values = argument_values(workload.arg_shapes, workload.arg_dtypes, 1)
     return [tvm.runtime.tensor(value, device=session.device) for value in values]
@@ -191,7 +192,8 @@ def test_magic_numbers_are_those_of_tvm() -> None:
 
 def test_asking_who_is_served_loads_no_tvm() -> None:
     code = (
-        "import sys\nfrom agents.rpc import served\nserved('127.0.0.1:1', 'x')\nprint('tvm' in sys.modules)"
+        "import sys\nfrom agents.programs.rpc_session import served\n"
+        "served('127.0.0.1:1', 'x')\nprint('tvm' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "False\n"
@@ -201,7 +203,7 @@ def test_asking_who_is_served_loads_no_tvm() -> None:
 def test_a_candidate_is_timed_over_there_and_computes_the_right_numbers(
     lab: Lab, matmul: tuple[Workload, str], key: str
 ) -> None:
-    from agents.measure import time_module
+    from agents.programs.timing import time_module
 
     workload, trace = matmul
     with lab.link(key).connect() as session:
@@ -386,7 +388,7 @@ def test_a_server_that_takes_connections_but_never_answers_ends_in_one_error(
 ) -> None:
     from tvm.rpc import base
 
-    monkeypatch.setattr("agents.rpc._OPEN_SEC", 0.5)
+    monkeypatch.setattr("agents.programs.rpc_session._OPEN_SEC", 0.5)
     host, _, port = lab.tracker.rpartition(":")
     with (
         socket.create_server(("127.0.0.1", 0)) as mute,

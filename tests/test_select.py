@@ -9,11 +9,11 @@ import pytest
 from model_fixtures import CONFIG, make_dataset
 
 from transfer.adapt.base import without_device
-from transfer.adapt.choice import Choice, embed, places_in
-from transfer.adapt.select import SELECTORS, Paired, Stratified, Uncertain, selector_named
+from transfer.adapt.sample_choice import Choice, embed, places_in
+from transfer.adapt.sample_selection import SELECTORS, Paired, Stratified, Uncertain, selector_named
 from transfer.errors import TransferError
-from transfer.model import MultiTaskTLP
-from transfer.train import train
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import train
 
 TARGET = "cpu-new"
 WHOLE = make_dataset(workloads=10, candidates=12)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.records import DeviceId
-from fleet.daemon.excluding import Excluded
-from fleet.daemon.sharing import Sharing, Wish, space_of
+from fleet.planner.dedup_filter import Excluded
+from fleet.planner.request_coalescer import Sharing, Wish, space_of
 from tests.link_fixtures import replay_spec
 from tests.record_fixtures import make_spec, make_workload
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
-from agents.messages import Beat
+from agents.device.messages import Beat
 from agents.records import DeviceId
-from fleet.daemon.silence import Silence
-from fleet.links.local import LocalLinks
+from fleet.engine.liveness import Silence
+from fleet.transport.local import LocalLinks
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Clock, everything_measured, make_fleet
 
 ONE, TWO = DeviceId("one"), DeviceId("two")

@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is depre
 
 @pytest.fixture(scope="module")
 def product() -> Workload:
-    from agents.workloads import operator_workload
+    from agents.programs.workloads import operator_workload
 
     return operator_workload("GMM", (1, 64, 64, 64))
 
 
 @pytest.fixture(scope="module")
 def cpu_space(product: Workload) -> Any:
-    from agents.space import DesignSpace
+    from agents.programs.design_space import DesignSpace
 
     return DesignSpace(product, Family.CPU)
 
@@ -55,8 +55,8 @@ def test_evolved_candidates_are_one_mutation_from_a_parent_and_compute_the_right
 ) -> None:
     import tvm
 
-    from agents.build import build
-    from agents.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
+    from agents.programs.build import build
+    from agents.programs.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
 
     proposal = cpu_space.evolve(parents, 12, seed=4)
     assert len(proposal.candidates) == 12
@@ -83,8 +83,8 @@ def test_proposals_are_the_same_in_every_process(
     source = (
         "import json, sys\n"
         "from agents.records import Family\n"
-        "from agents.space import DesignSpace\n"
-        "from agents.workloads import operator_workload\n"
+        "from agents.programs.design_space import DesignSpace\n"
+        "from agents.programs.workloads import operator_workload\n"
         "space = DesignSpace(operator_workload('GMM', (1, 64, 64, 64)), Family.CPU)\n"
         "parents = [one.trace for one in space.sample(3, seed=1).candidates]\n"
         "print(json.dumps([parents, [one.trace for one in space.evolve(parents, 8, seed=4).candidates]]))\n"
@@ -124,8 +124,8 @@ def test_better_parents_have_more_children(cpu_space: Any) -> None:
 def test_parents_that_do_not_replay_are_skipped_and_counted(
     product: Workload, cpu_space: Any, parents: list[str]
 ) -> None:
-    from agents.space import DesignSpace
-    from agents.workloads import operator_workload
+    from agents.programs.design_space import DesignSpace
+    from agents.programs.workloads import operator_workload
 
     softmax = (
         DesignSpace(operator_workload("SFM", (16, 64)), Family.CPU).sample(1, seed=1).candidates[0].trace
@@ -161,8 +161,8 @@ def test_a_mark_before_the_post_processors_makes_no_difference(cpu_space: Any, p
 
 
 def test_a_small_neighbourhood_is_used_up() -> None:
-    from agents.space import DesignSpace
-    from agents.workloads import operator_workload
+    from agents.programs.design_space import DesignSpace
+    from agents.programs.workloads import operator_workload
 
     space = DesignSpace(operator_workload("SFM", (16, 64)), Family.CPU)
     [parent] = space.sample(1, seed=1).candidates
@@ -177,8 +177,8 @@ def test_a_small_neighbourhood_is_used_up() -> None:
 def test_gpu_candidates_evolve_without_a_gpu(product: Workload) -> None:
     import tvm
 
-    from agents.build import replay
-    from agents.space import DesignSpace
+    from agents.programs.build import replay
+    from agents.programs.design_space import DesignSpace
 
     space = DesignSpace(product, Family.GPU)
     parents = [candidate.trace for candidate in space.sample(2, seed=1).candidates]
@@ -191,7 +191,7 @@ def test_gpu_candidates_evolve_without_a_gpu(product: Workload) -> None:
 
 
 def test_a_gpu_space_is_not_used_up_by_the_candidates_that_are_known(product: Workload) -> None:
-    from agents.space import DesignSpace
+    from agents.programs.design_space import DesignSpace
 
     space = DesignSpace(product, Family.GPU)
     known = {candidate.candidate_id for candidate in space.sample(45, seed=0).candidates}
@@ -203,15 +203,15 @@ def test_a_gpu_space_is_not_used_up_by_the_candidates_that_are_known(product: Wo
 
 
 def test_a_space_is_used_up_when_draws_show_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agents.space import DesignSpace
-    from agents.workloads import operator_workload
+    from agents.programs.design_space import DesignSpace
+    from agents.programs.workloads import operator_workload
 
     space = DesignSpace(operator_workload("SFM", (1, 4)), Family.GPU)  # some 200 programs
-    monkeypatch.setattr("agents.space._BARREN_SAMPLES", 8)
+    monkeypatch.setattr("agents.programs.design_space._BARREN_SAMPLES", 8)
     every = space.sample(500, seed=0)
     assert 0 < len(every.candidates) < 200
     assert every.tries == len(every.candidates) + every.repeated + every.refused
     known = {candidate.candidate_id for candidate in every.candidates}
     assert space.sample(500, seed=0, exclude=known).candidates == ()
-    monkeypatch.setattr("agents.space._MOST_TRIES", 20)
+    monkeypatch.setattr("agents.programs.design_space._MOST_TRIES", 20)
     assert space.sample(500, seed=0).tries == 20

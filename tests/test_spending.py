@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import DeviceId
-from fleet.collection.spending import PARTS, Interval, Ledger, attribute, print_spending
+from fleet.collection.time_spent import PARTS, Interval, Ledger, attribute, print_spending
 from tests.record_fixtures import make_record
 
 ONE = DeviceId("one")

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from agents.records import Workload, WorkloadId
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.model_fixtures import make_dataset
-from transfer.dataset import Dataset, build_dataset
-from transfer.errors import DatasetError
-from transfer.splits import (
+from transfer.data.dataset import Dataset, build_dataset
+from transfer.data.splits import (
     Split,
     SplitKind,
     leave_device_out,
@@ -24,6 +23,7 @@ from transfer.splits import (
     within_workload,
     workload_folds,
 )
+from transfer.errors import DatasetError
 
 NETWORKS = {
     "mm0": ("bert_tiny",),

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from agents.codec import record_from_json, record_to_json
 from agents.errors import AgentError, SpoolError, SpoolFull
 from agents.lease import LeaseTag, tag_from_json
-from agents.record_json import record_from_json, record_to_json
 from agents.records import Record
-from agents.spool import Spool
-from agents.spool_frames import frame
+from agents.spool.disk_spool import Spool
+from agents.spool.frames import frame
 from tests.record_fixtures import LAYOUT_1, make_batch, make_batch_of_layout_1, make_record
 
 

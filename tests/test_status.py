@@ -11,8 +11,8 @@ import pytest
 from agents.records import DeviceId, Outcome, Record
 from fleet.cli.app import run
 from fleet.cli.output import short_moment
-from fleet.status import read_status, trust
-from fleet.store.schema import records_to_table
+from fleet.report.status import read_status, trust
+from fleet.store.delta.schema import records_to_table
 from fleet.store.store import Store
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 

@@ -25,9 +25,9 @@ import fleet.store.store as store_module
 import fleet.store.writer as writer_module
 from agents.records import DeviceKind, Outcome, Protocol, Record
 from fleet.errors import StoreError, StoreFull, StoreLocked
-from fleet.store.ids import RecordIds
-from fleet.store.log import commit_path
-from fleet.store.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
+from fleet.store.delta.ids import RecordIds
+from fleet.store.delta.log import commit_path
+from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.store import AppendResult, Store
 from tests.record_fixtures import (
     any_records,
@@ -834,7 +834,7 @@ def test_a_torn_line_of_a_device_is_dropped(tmp_path: Path) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=12), st.integers(1, 20))
 def test_record_ids_are_a_set(batches: list[list[int]], merge_at: int) -> None:
-    import fleet.store.ids as ids_module
+    import fleet.store.delta.ids as ids_module
 
     before, ids_module.MERGE_AT = ids_module.MERGE_AT, merge_at
     try:

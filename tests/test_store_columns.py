@@ -9,7 +9,7 @@ import pytest
 from record_fixtures import make_batch
 
 from fleet.errors import StoreError
-from fleet.store.schema import FILE_SCHEMA, records_to_table
+from fleet.store.delta.schema import FILE_SCHEMA, records_to_table
 from fleet.store.store import Store
 
 

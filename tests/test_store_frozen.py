@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from agents.record_json import record_from_json
+from agents.codec import record_from_json
 from agents.records import Record, as_json_dict
-from fleet.store.log import TABLE_OPTIONS
-from fleet.store.schema import STORE_SCHEMA
+from fleet.store.delta.log import TABLE_OPTIONS
+from fleet.store.delta.schema import STORE_SCHEMA
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch
 

@@ -16,13 +16,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import fleet.store.ids as ids_module
-import fleet.store.index as index_module
+import fleet.store.delta.ids as ids_module
+import fleet.store.delta.index as index_module
 import fleet.store.store as store_module
 from fleet.errors import StoreError
-from fleet.store.ids import IdRun, RecordIds, keys_of, keys_of_column
-from fleet.store.index import IDS, INDEX
-from fleet.store.log import commit_path
+from fleet.store.delta.ids import IdRun, RecordIds, keys_of, keys_of_column
+from fleet.store.delta.index import IDS, INDEX
+from fleet.store.delta.log import commit_path
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 import pytest
 
 from agents.records import Record
-from agents.spool import Spool
+from agents.spool.disk_spool import Spool
 from fleet.errors import StoreLocked
 from fleet.store import store as store_module
 from fleet.store.store import Store
@@ -31,7 +31,9 @@ pytestmark = pytest.mark.timeout(600)
 
 #: Forked from one process that has imported what they need: starting each takes milliseconds, not seconds.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pytest", "agents.spool", "fleet.store.store", "tests.record_fixtures"])
+FORKS.set_forkserver_preload(
+    ["pytest", "agents.spool.disk_spool", "fleet.store.store", "tests.record_fixtures"]
+)
 Body = Callable[[Path, int, int, Callable[[str], None]], None]
 
 

@@ -19,8 +19,8 @@ from deltalake import DeltaTable
 
 from agents.records import Record
 from fleet.errors import StoreError, StoreFull
-from fleet.store.log import TABLE_OPTIONS, commit_path
-from fleet.store.schema import SCHEMA_KEY, TABLE_SCHEMA
+from fleet.store.delta.log import TABLE_OPTIONS, commit_path
+from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
@@ -29,7 +29,7 @@ from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_recor
 OLDER_VERSION = """
 import sys
 import pyarrow as pa
-import fleet.store.schema as schema
+import fleet.store.delta.schema as schema
 schema.STORE_SCHEMA = 1
 for name in ("FILE_SCHEMA", "TABLE_SCHEMA"):
     setattr(schema, name, pa.schema([field for field in getattr(schema, name) if field.name != "quality"]))

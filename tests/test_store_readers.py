@@ -20,7 +20,7 @@ from fleet.store.store import Store
 WRITER = """
 import select, sys, time
 import fleet.store.store as module
-from fleet.daemon.intake import Intake, IntakeSettings
+from fleet.store.intake import Intake, IntakeSettings
 from tests.record_fixtures import make_batch
 module.MERGE_FILES, module.CHECKPOINT_EVERY = 3, 4
 store = module.Store.open(sys.argv[1])

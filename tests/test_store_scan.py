@@ -10,8 +10,8 @@ import pytest
 
 from agents.records import DeviceId
 from fleet.errors import StoreError
+from fleet.store.delta.schema import BATCH_ROWS, FILE_SCHEMA, STORE_SCHEMA
 from fleet.store.reader import StoreReader
-from fleet.store.schema import BATCH_ROWS, FILE_SCHEMA, STORE_SCHEMA
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 

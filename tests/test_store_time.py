@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleet.store import store_time
-from fleet.store.files import forget_old_commits
+from fleet.store.delta.files import forget_old_commits
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from fleet.store.store_time import StoreTime

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
 from agents.trust import IMPORTED
-from fleet.daemon import table_summary
-from fleet.daemon.coverage import Coverage
-from fleet.daemon.intake import Intake, IntakeSettings
-from fleet.daemon.table_summary import FILE, SUMMARY, Counts, TableSummary
-from fleet.store.changes import StaleError, changes_since
-from fleet.store.log import commit_path
+from fleet.coverage import table_summary
+from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import FILE, SUMMARY, Counts, TableSummary
+from fleet.store.delta.changes import StaleError, changes_since
+from fleet.store.delta.log import commit_path
+from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from tests.coordinator_fixtures import Fleet, everything_measured, killed_at, make_fleet

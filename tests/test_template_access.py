@@ -9,10 +9,10 @@ import pytest
 
 from agents.records import Candidate, canonical_json
 from tests.autotvm_fixtures import autotvm_workload
-from transfer.access import block_accesses
-from transfer.features import DEFAULT_SPEC, Extractor
+from transfer.features.access import block_accesses
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.features.template_access import template_access
 from transfer.language.autotvm import AutoTVMReader
-from transfer.template_access import template_access
 
 
 def tensor(*shape: int, dtype: str = "float32") -> list[Any]:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_fixtures import ANSOR_LOGS
 
-from agents.index_maps import IndexMapRefusedError, free_names
+from agents.programs.index_maps import IndexMapRefusedError, free_names
+from agents.programs.trace_rules import TraceRefusedError, check_trace, read_trace
 from agents.records import canonical_json
-from agents.trace_rules import TraceRefusedError, check_trace, read_trace
 from tests.hostile_fixtures import evil_index_map, linking_trace, running_trace
 
 HERE = Path(__file__).parent

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agents.records import CandidateId, DeviceId, content_hash
-from fleet.daemon.traces import Answer, Found, StoreThread, find_candidates, find_records
 from fleet.store.store import Store
+from fleet.store.trace_lookup import Answer, Found, StoreThread, find_candidates, find_records
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record, make_spec
 
 A, B = DeviceId("dev-a"), DeviceId("dev-b")
@@ -50,7 +50,7 @@ def test_devices_that_have_the_candidates_are_read_first_and_others_only_for_the
             super().__init__(path)
 
     shared, only_a = make_record(3).candidate_id, make_record(2500).candidate_id
-    with mock.patch("fleet.daemon.traces.pq.ParquetFile", Noted):
+    with mock.patch("fleet.store.trace_lookup.pq.ParquetFile", Noted):
         found = find_candidates(reader, [A, B], [shared], first=[B])
         assert ([one.candidate_id for one in found.candidates], looked) == ([shared], [B])
         looked.clear()

@@ -8,9 +8,9 @@ import torch
 
 from tests.model_fixtures import CONFIG, DEVICES, make_dataset
 from transfer.errors import TransferError
-from transfer.losses import LossWeights
-from transfer.model import MultiTaskTLP
-from transfer.train import TrainConfig, train, trainable_devices
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.losses import LossWeights
+from transfer.train.training import TrainConfig, train, trainable_devices
 
 QUICK = replace(CONFIG, epochs=2)
 

@@ -17,15 +17,15 @@ import torch
 
 from tests.model_fixtures import CONFIG, DEVICES, make_dataset
 from tests.test_train import same_weights
-from transfer.checkpoint import CheckpointError
 from transfer.errors import TransferError
-from transfer.losses import head_loss
-from transfer.model import MultiTaskTLP, block_tensors, model_config, scoped_seed
-from transfer.train import Peers, TrainConfig, result_from_json, result_to_json, train
-from transfer.training_config import torch_device
-from transfer.training_curves import CURVES_NAME
-from transfer.training_data import gather_rows
-from transfer.training_step import Stepper
+from transfer.model.checkpoint import CheckpointError
+from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors, model_config, scoped_seed
+from transfer.train.config import torch_device
+from transfer.train.curves import CURVES_NAME
+from transfer.train.losses import head_loss
+from transfer.train.rows import gather_rows
+from transfer.train.step import Stepper
+from transfer.train.training import Peers, TrainConfig, result_from_json, result_to_json, train
 
 ROOT = Path(__file__).parent.parent
 DATASET = make_dataset()

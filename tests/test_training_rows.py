@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from agents.records import DeviceId, Outcome, Record, WorkloadId
-from fleet.models.learning import load_snapshot
+from fleet.models.store_training import load_snapshot
 from fleet.models.training_rows import counting_rows
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
-from transfer.dataset import Dataset, build_dataset
+from transfer.data.dataset import Dataset, build_dataset
 from transfer.errors import DatasetError
 
 ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model_fixtures import CONFIG, make_block, make_dataset
-from transfer import checkpoint
 from transfer.adapt.heads import with_target_head
+from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
-from transfer.flat import flat_inputs
-from transfer.model import MultiTaskTLP, model_config
-from transfer.ranking import order_agreement
-from transfer.train import train
-from transfer.tree_training import teach_trees
-from transfer.trees import Trees, joint_scores
+from transfer.features.flat import flat_inputs
+from transfer.model import checkpoint
+from transfer.model.mtl_tlp import MultiTaskTLP, model_config
+from transfer.model.trees import Trees, joint_scores
+from transfer.train.training import train
+from transfer.train.tree_fit import teach_trees
 
 DATASET = make_dataset(workloads=16, candidates=20)
 ROWS, HELD = np.flatnonzero(DATASET.group < 12), np.flatnonzero(DATASET.group >= 12)

@@ -25,11 +25,11 @@ from agents.records import (
 from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
 from fleet.collection.collect import Collection, CollectSettings, known_candidates
 from fleet.collection.trust import claims, imported_candidates, imported_traces
-from fleet.daemon.coverage import Coverage
-from fleet.daemon.imports import Imports
-from fleet.daemon.sharing import sharing_names
-from fleet.daemon.table_summary import TableSummary
-from fleet.models.learning import load_snapshot
+from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import TableSummary
+from fleet.models.store_training import load_snapshot
+from fleet.planner.imported_candidates import Imports
+from fleet.planner.request_coalescer import sharing_names
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.fake_fleet import FakeFleet

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from agents.records import Candidate, Family, Workload
-from transfer.checkpoint import CheckpointError
 from transfer.errors import TransferError
-from transfer.features import DEFAULT_SPEC, Extractor
-from transfer.model import ModelSizes, MultiTaskTLP, model_config, scoped_seed
-from transfer.train import torch_threads
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.model.checkpoint import CheckpointError
+from transfer.model.mtl_tlp import ModelSizes, MultiTaskTLP, model_config, scoped_seed
+from transfer.train.training import torch_threads
 from transfer.tvm_cost_model import (
     LEAST_SCORE,
     Measured,
@@ -35,13 +35,13 @@ TARGET = {"kind": "llvm", "num-cores": 1}
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    from agents.workloads import operator_workload
+    from agents.programs.workloads import operator_workload
 
     return operator_workload("GMM", (1, 64, 64, 64))
 
 
 def context_of(workload: Workload, **changes: Any) -> Any:
-    from agents.tvm_import import load_tensor_intrinsics
+    from agents.programs.tvm_import import load_tensor_intrinsics
 
     load_tensor_intrinsics()
     import tvm
@@ -69,7 +69,7 @@ def schedules(workload: Workload) -> list[Any]:
     import tvm
     from tvm.s_tir.schedule import Schedule, Trace
 
-    from agents.space import DesignSpace
+    from agents.programs.design_space import DesignSpace
 
     made = []
     for candidate in DesignSpace(workload, Family.CPU).sample(24, seed=0).candidates:
@@ -157,7 +157,7 @@ def test_a_checkpoint_without_the_head_is_refused(
 def test_an_unknown_workload_is_described_or_refused(
     workload: Workload, context: Any, schedules: list[Any], model: MultiTaskTLP
 ) -> None:
-    from agents.workloads import workload_from_module
+    from agents.programs.workloads import workload_from_module
 
     with pytest.raises(TransferError, match="give `describe`"):
         Scorer(model, DEVICE).workload_of(context.mod)

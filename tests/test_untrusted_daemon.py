@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from agents.pool import WorkerPool
 from agents.records import DeviceSpec, Record, Workload
+from agents.sandbox.pool import WorkerPool
 from agents.trust import DERIVED
 from fleet.core.limits import Limits
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.coordinator_settings import CoordinatorSettings
-from fleet.daemon.notices import Notices
-from fleet.daemon.workload_choice import WorkloadChoice
-from fleet.links.ray_links import RayLinks
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.notices import Notices
+from fleet.engine.settings import CoordinatorSettings
+from fleet.planner.workload_choice import WorkloadChoice
 from fleet.store.store import Store
+from fleet.transport.ray_transport import RayLinks
 from tests.hostile_fixtures import GENERIC, QUICK, check_records, forge, honest_traces, hostile_traces
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(600)]

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from agents.job import Job
-from agents.pool import WorkerPool
 from agents.records import (
     Candidate,
     DeviceId,
@@ -23,10 +21,12 @@ from agents.records import (
     Workload,
     canonical_json,
 )
+from agents.sandbox.job import Job
+from agents.sandbox.pool import WorkerPool
 from agents.trust import claimed_id, is_imported
 from fleet.collection.collect import Collection, CollectSettings
-from fleet.ray_session import RaySession
 from fleet.store.store import Store
+from fleet.transport.ray_session import RaySession
 from tests.hostile_fixtures import (
     GENERIC,
     QUICK,

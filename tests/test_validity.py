@@ -10,12 +10,12 @@ import torch
 
 from tests.model_fixtures import CONFIG, SPEC, make_block, make_dataset
 from tests.test_train import same_weights
-from transfer import checkpoint
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model import MultiTaskTLP
-from transfer.train import train
-from transfer.validity import LEAST_OF_EACH
+from transfer.model import checkpoint
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import train
+from transfer.train.validity import LEAST_OF_EACH
 
 RUN = replace(CONFIG, epochs=4)
 

@@ -20,16 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.records import Candidate, Record, Workload
+from fleet.archive.verify import Verified, catalog_faults, verify
 from fleet.cli.app import run
-from fleet.daemon.coverage import Coverage
-from fleet.daemon.intake import Intake, IntakeSettings
-from fleet.daemon.table_summary import FILE, SUMMARY, TableSummary
+from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import FILE, SUMMARY, TableSummary
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.store import files, index
-from fleet.store.log import commit_path
-from fleet.store.schema import FILE_SCHEMA
+from fleet.store.delta import files, index
+from fleet.store.delta.log import commit_path
+from fleet.store.delta.schema import FILE_SCHEMA
+from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.store import Store
-from fleet.store.verify import Verified, catalog_faults, verify
 from tests.log_fixtures import ansor, autotvm, write_log
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
 
@@ -317,7 +317,7 @@ def test_a_stale_cache_is_a_note(store: Path) -> None:
 
 
 def test_many_damages_are_counted_and_some_told(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.store.verify.MOST_TOLD", 2)
+    monkeypatch.setattr("fleet.archive.verify.MOST_TOLD", 2)
     for path in Store.read(store).data_files():
         path.unlink()
     found = verify(store)

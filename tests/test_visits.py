@@ -5,9 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from agents.job import Result
 from agents.records import Outcome
-from agents.visits import GAP_SECS, LAST_LEADER_VISITS, LEADER_GAP_SECS, LEADER_VISITS, Visits
+from agents.sandbox.job import Result
+from agents.sandbox.retimed_programs import (
+    GAP_SECS,
+    LAST_LEADER_VISITS,
+    LEADER_GAP_SECS,
+    LEADER_VISITS,
+    Visits,
+)
 
 
 class Clock:

@@ -54,7 +54,7 @@ def test_imports_flow_one_way(path: Path) -> None:
     if package == "transfer":
         assert not of("fleet", imports(path))
         # What a trace may say, and whose it is, is the same wherever TVM may see it.
-        shared = ("agents.records", "agents.trace_rules", "agents.trust")
+        shared = ("agents.records", "agents.programs.trace_rules", "agents.trust")
         assert all(name.startswith(shared) for name in of("agents", imports(path)))
 
 
@@ -64,9 +64,9 @@ def test_each_heavy_package_has_its_places() -> None:
         for heavy in ("ray", "torch", "tvm")
     }
     assert found["ray"] == {
-        "agents/actors.py",
-        "fleet/links/ray_hosts.py",
-        "fleet/ray_session.py",
+        "agents/device/ray_actors.py",
+        "fleet/transport/ray_hosts.py",
+        "fleet/transport/ray_session.py",
         "fleet/models/ray_training.py",
     }
     assert {name.split("/")[0] for name in found["torch"]} == {"transfer"}
@@ -77,7 +77,7 @@ def test_each_heavy_package_has_its_places() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "fleet/core").glob("*.py")), ids=relative)
 def test_the_core_knows_no_clock_no_disk_and_no_ray(path: Path) -> None:
-    ours = ("fleet.core", "fleet.errors", "agents.records", "agents.messages", "agents.lease")
+    ours = ("fleet.core", "fleet.errors", "agents.records", "agents.device.messages", "agents.lease")
     impure = {"asyncio", "io", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
     names = set(imports(path))
     assert not {name.split(".")[0] for name in names} & impure
@@ -90,7 +90,7 @@ def test_shared_words_and_rules_need_the_standard_library_only(name: str) -> Non
     names = {one.split(".")[0] for one in imports(ROOT / f"agents/{name}.py")}
     assert names <= {*sys.stdlib_module_names, "agents"}
     ours = of("agents", imports(ROOT / f"agents/{name}.py"))
-    pure = ("agents.records", "agents.errors", "agents.trace_rules", "agents.index_maps")
+    pure = ("agents.records", "agents.errors", "agents.programs.trace_rules", "agents.programs.index_maps")
     assert all(one.startswith(pure) for one in ours) if name != "records" else not ours
 
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_fixtures import make_workload
 
-from agents.canary_watch import CANARY_PROTOCOL, CanaryWatch
-from agents.job import Job, Result
-from agents.pool import WorkerPool
-from agents.quality import Drift
+from agents.programs.quality import Drift
 from agents.records import Candidate, Outcome, Protocol
-from agents.windows import Planned, Window, in_windows
+from agents.sandbox.canary_watch import CANARY_PROTOCOL, CanaryWatch
+from agents.sandbox.job import Job, Result
+from agents.sandbox.pool import WorkerPool
+from agents.sandbox.windows import Planned, Window, in_windows
 
 WORKLOAD = make_workload(7)
 CANARIES = ("compute", "memory", "latency")

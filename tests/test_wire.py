@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.errors import AgentError
-from agents.wire import MAX_MESSAGE_BYTES, Channel
+from agents.sandbox.wire import MAX_MESSAGE_BYTES, Channel
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=50)
 values = scalars | st.lists(scalars, max_size=5)

@@ -12,14 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
-import agents.worker
-from agents.canary_watch import CanaryWatch
+import agents.device.worker
+from agents.device.worker import Batch, DeviceRefusedError, DeviceWorker
 from agents.errors import SpoolError
-from agents.job import Result
-from agents.quality import Drift
+from agents.programs.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
-from agents.windows import Window, in_windows
-from agents.worker import Batch, DeviceRefusedError, DeviceWorker
+from agents.sandbox.canary_watch import CanaryWatch
+from agents.sandbox.job import Result
+from agents.sandbox.windows import Window, in_windows
 from benchmarks.bad_programs import calling
 
 pytestmark = pytest.mark.tvm
@@ -41,7 +41,7 @@ def worker(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -
     made = DeviceWorker(generic_spec, tmp_path_factory.mktemp("worker") / "spool")
     with pytest.MonkeyPatch.context() as patch:
         # A busy host drifts, and leaders of such windows would come with the batch of another test.
-        patch.setattr(agents.worker, "CanaryWatch", SteadyWatch)
+        patch.setattr(agents.device.worker, "CanaryWatch", SteadyWatch)
         yield made
     made.close()
     psutil.Process().cpu_affinity(affinity)
@@ -133,7 +133,7 @@ def test_leaders_of_a_steady_window_are_measured_twice(
     matmul_candidates: list[Candidate],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agents.worker, "CanaryWatch", SteadyWatch)
+    monkeypatch.setattr(agents.device.worker, "CanaryWatch", SteadyWatch)
     own = DeviceWorker(generic_spec, tmp_path / "spool", usable_cores=worker.descriptor.usable_cores)
     try:
         records = measure(own, matmul, matmul_candidates[:4], confirm_within=0.05)
@@ -169,7 +169,7 @@ def test_leaders_of_a_drifting_window_come_back_at_once_and_with_the_next_batch(
     matmul_candidates: list[Candidate],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agents.worker, "CanaryWatch", ScriptedWatch)
+    monkeypatch.setattr(agents.device.worker, "CanaryWatch", ScriptedWatch)
     own = DeviceWorker(generic_spec, tmp_path / "spool", usable_cores=worker.descriptor.usable_cores)
     try:
         drifting = measure(own, matmul, matmul_candidates[:2], confirm_within=10.0)
@@ -202,7 +202,7 @@ def test_a_spool_that_takes_no_more_ends_what_is_at_work(
     def full(*_: object) -> None:
         raise SpoolError("no room")
 
-    monkeypatch.setattr(agents.worker, "in_windows", noted)
+    monkeypatch.setattr(agents.device.worker, "in_windows", noted)
     monkeypatch.setattr(worker._spool, "put", full)
     with pytest.raises(SpoolError):
         measure(worker, matmul, matmul_candidates[:1])

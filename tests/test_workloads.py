@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.networks import NETWORKS, layers
+from agents.programs.networks import NETWORKS, layers
 from agents.records import Workload
 
 
@@ -48,7 +48,7 @@ def test_workloads_describe_their_program(bert_workloads: list[Workload]) -> Non
 
 @pytest.mark.tvm
 def test_workload_ids_are_the_same_in_every_process(bert_workloads: list[Workload]) -> None:
-    from agents.workloads import network_workloads
+    from agents.programs.workloads import network_workloads
 
     here = {workload.name: workload.workload_id for workload in network_workloads(["bert-tiny"])}
     assert here == {workload.name: workload.workload_id for workload in bert_workloads}
@@ -57,7 +57,7 @@ def test_workload_ids_are_the_same_in_every_process(bert_workloads: list[Workloa
 @pytest.mark.tvm
 def test_unknown_networks_and_operators_are_refused() -> None:
     from agents.errors import AgentError
-    from agents.workloads import network_workloads, operator_workload
+    from agents.programs.workloads import network_workloads, operator_workload
 
     with pytest.raises(AgentError, match="resnet-51"):
         network_workloads(["resnet-51"])
@@ -74,7 +74,7 @@ def test_unknown_networks_and_operators_are_refused() -> None:
 def test_a_torch_network_gives_weighted_workloads() -> None:
     import torch
 
-    from agents.workloads import exported_workloads
+    from agents.programs.workloads import exported_workloads
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:

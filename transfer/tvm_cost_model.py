@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId, canonical_json
-from transfer import checkpoint
 from transfer.adapt.base import Adapted, Correction
 from transfer.adapt.kept import files_of, load_adapted
 from transfer.errors import TraceError, TransferError
-from transfer.features import DEFAULT_SPEC, Extractor, FeatureSpec
-from transfer.model import MultiTaskTLP
-from transfer.train import torch_threads
+from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
+from transfer.model import checkpoint
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import torch_threads
 
 #: Score of a candidate whose trace cannot be read, and the least score of all: never a parent as long as
 #: there are others, yet above 0.
@@ -58,7 +58,8 @@ class Scorer:
         device_id: The device to tune for.
         workloads: Workloads that may be asked about, as the model was trained on them.
         describe: Makes the `Workload` of a `tvm.IRModule` that is not among `workloads`, such as
-            `agents.workloads.workload_from_module` with a name and an operator. Without it those are refused.
+            `agents.programs.workloads.workload_from_module` with a name and an operator. Without it those are
+            refused.
         on_measured: Told of what TVM measured after each round. The model itself learns nothing from it: keep
             the records, and train or adapt afterwards.
         spec: Features that the model reads.

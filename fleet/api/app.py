@@ -18,7 +18,7 @@ from fleet.api.metrics import CONTENT_TYPE, metrics_text
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
 from transfer.checked_folder import TENSORS_NAME
 
-#: Gives the coordinator's last view (`fleet.daemon.viewing`).
+#: Gives the coordinator's last view (`fleet.engine.fleet_view`).
 View = Callable[[], Mapping[str, Any]]
 
 _TENSORS_TYPE = "application/octet-stream"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agents.keeper import ProcessName, is_alive
+from agents.host.process_control import ProcessName, is_alive
 from fleet.errors import FleetError
 from fleet.private_files import read_private
 

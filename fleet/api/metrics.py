@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from fleet.api.connections import Connections
 from fleet.core.event_words import DeviceState
-from fleet.daemon.histogram import BOUNDS_SECS
+from fleet.histogram import BOUNDS_SECS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -145,7 +145,7 @@ def _training(training: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
-    """How the coordinator itself does; see `fleet.daemon.health`."""
+    """How the coordinator itself does; see `fleet.engine.health`."""
     turns = HistogramMetricFamily("fleet_turn_seconds", "Time of a turn, without its wait for messages.")
     _add(turns, [], health["turns"])
     yield turns
@@ -164,7 +164,7 @@ def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], found: Mapping[str, Any]) -> None:
-    """Add a `fleet.daemon.histogram.Histogram`; Prometheus wants each class with all below it."""
+    """Add a `fleet.histogram.Histogram`; Prometheus wants each class with all below it."""
     bounds = [*map(str, BOUNDS_SECS), "+Inf"]
     family.add_metric(labels, list(zip(bounds, accumulate(found["counts"]), strict=True)), found["sum_secs"])
 
@@ -189,7 +189,7 @@ def metrics_text(view: Mapping[str, Any], connections: Connections) -> str:
     """All metrics of a view, of the API and of this process, a line each.
 
     Args:
-        view: See `fleet.daemon.viewing.make_view`.
+        view: See `fleet.engine.fleet_view.make_view`.
         connections: Those of the API.
     """
     registry = CollectorRegistry(auto_describe=False)

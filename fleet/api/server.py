@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from agents.keeper import ProcessName
+from agents.host.process_control import ProcessName
 from fleet.api.app import View, make_app
 from fleet.api.client import ADDRESS, TOKEN
 from fleet.api.connections import (

@@ -72,8 +72,8 @@ def probe(
 
     Example: fleet probe --device x86-64-v3
     """
-    from agents.probe import differences
-    from agents.probe import probe as look
+    from agents.host.probe import differences
+    from agents.host.probe import probe as look
     from agents.records import DeviceKind, as_json_dict
     from fleet.config.device_files import load_device
 
@@ -103,12 +103,12 @@ def doctor(folder: _Folder = None, config: ConfigOption = None, as_json: JsonOpt
     """
     from dataclasses import asdict
 
-    from agents.probe import probe as look_at_host
+    from agents.host.probe import probe as look_at_host
     from fleet.api.client import TOKEN
     from fleet.config.settings import load_fleet, select_devices
     from fleet.doctor.doctor import Level, confinement_line, diagnose, look
-    from fleet.ray_folder import ray_default_folder
-    from fleet.ray_token import token_path
+    from fleet.transport.ray_folder import ray_default_folder
+    from fleet.transport.ray_token import token_path
 
     settings = load_fleet(config, {"devices.folder": str(folder)} if folder else {}).config
     devices = list(select_devices(settings).values())
@@ -193,7 +193,7 @@ def _ansor_parameters(descriptor: Descriptor) -> str:
 
 
 def _levels(descriptor: Descriptor) -> list[str]:
-    from agents.isa import runnable_levels
+    from agents.host.cpu_features import runnable_levels
 
     return [level.name for level in runnable_levels(descriptor.arch, descriptor.isa_flags)]
 

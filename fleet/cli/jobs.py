@@ -112,7 +112,7 @@ def collect(
     """
     from fleet.collection.jobs import collect_records
     from fleet.collection.progress import Display
-    from fleet.collection.spending import print_spending
+    from fleet.collection.time_spent import print_spending
     from fleet.terminal_console import TerminalConsole
 
     if noise is not None and remeasure:
@@ -154,11 +154,11 @@ def status(
     path = Path(settings.store.path)
     view = ask(Path(settings.daemon.root), "/v1/status") if store is None else None
     if as_json:
-        from fleet.status import read_status
+        from fleet.report.status import read_status
 
         print_json({**read_status(path, models), "daemon": view})
     elif view is not None:
-        from fleet.daemon.table import print_daemon
+        from fleet.cli.daemon_table import print_daemon
 
         print_daemon(view)
     else:
@@ -166,7 +166,7 @@ def status(
 
 
 def _print_status(store: Path, models: Path) -> None:
-    from fleet.status import read_status
+    from fleet.report.status import read_status
 
     found = read_status(store, models)
     rows = [(name, *_status_cells(entry)) for name, entry in found["devices"].items()]

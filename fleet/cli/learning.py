@@ -27,7 +27,7 @@ from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:
-    from transfer.compare import Finished
+    from transfer.evaluate.compare import Finished
 
 
 #: Runs of `fleet eval` unless told otherwise.
@@ -35,7 +35,7 @@ _SEEDS = 3
 
 
 class SplitOption(StrEnum):
-    """The values of `transfer.splits.SplitKind`, which help must not load."""
+    """The values of `transfer.data.splits.SplitKind`, which help must not load."""
 
     BY_WORKLOAD = "by-workload"
     WITHIN_WORKLOAD = "within-workload"
@@ -44,7 +44,7 @@ class SplitOption(StrEnum):
 
 
 class ComputeOption(StrEnum):
-    """The values of `transfer.train.DEVICE_CHOICES`, which help must not load."""
+    """The values of `transfer.train.training.DEVICE_CHOICES`, which help must not load."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -81,7 +81,7 @@ def train(
 
     Example: fleet train --store runs/store --check-transfer
     """
-    from fleet.models.training import train_version
+    from fleet.models.train_verb import train_version
 
     settings = learning_settings(config, store, epochs, seed)
     with _check_progress() as told:

@@ -15,7 +15,7 @@ from fleet.cli.output import ConfigOption, JsonOption, print_json
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:
-    from fleet.store.verify import Verified
+    from fleet.archive.verify import Verified
 
 
 def register(app: typer.Typer) -> None:
@@ -34,10 +34,10 @@ def verify(store: StoreOption = None, config: ConfigOption = None, as_json: Json
 
     Example: fleet store verify --store runs/store --json
     """
+    from fleet.archive.backup_folder import is_backup
+    from fleet.archive.restore import verify_backup
+    from fleet.archive.verify import verify as verify_store
     from fleet.errors import FleetError
-    from fleet.store.backup_folder import is_backup
-    from fleet.store.restore import verify_backup
-    from fleet.store.verify import verify as verify_store
 
     folder = _folder(store, config)
     found = verify_backup(folder) if is_backup(folder) else verify_store(folder)
@@ -63,7 +63,7 @@ def backup(
 
     Example: fleet store backup /mnt/other-disk/fleet-backup
     """
-    from fleet.store.backup import back_up
+    from fleet.archive.backup import back_up
 
     made = back_up(_folder(store, config), folder)
     if as_json:
@@ -85,7 +85,7 @@ def restore(
 
     Example: fleet store restore /mnt/other-disk/fleet-backup runs/store
     """
-    from fleet.store.restore import restore as restore_store
+    from fleet.archive.restore import restore as restore_store
 
     made = restore_store(backup_folder, folder)
     if as_json:

@@ -1,8 +1,8 @@
 """Collect records: candidates of workloads, each once on every device, into the store.
 
-The shell around `selection.py` and `planning.py`: it talks to the devices' agents and the store, and decides
-nothing that they could decide. Started again after any interruption it goes on with what is missing, because
-random candidates are drawn from a seed and the store tells what has been proposed and measured.
+The shell around `selection.py` and `batch_plan.py`: it talks to the devices' agents and the store, and
+decides nothing that they could decide. Started again after any interruption it goes on with what is missing,
+because random candidates are drawn from a seed and the store tells what has been proposed and measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agents.networks import NETWORKS
+from agents.programs.networks import NETWORKS
 from agents.records import (
     Candidate,
     CandidateId,
@@ -26,7 +26,7 @@ from agents.records import (
     WorkloadId,
 )
 from agents.trust import is_live
-from fleet.collection.planning import (
+from fleet.collection.batch_plan import (
     MAX_LOSSES,
     NOISE_EVERY_SECS,
     Job,
@@ -36,14 +36,14 @@ from fleet.collection.planning import (
     plan_noise,
     plan_remeasure,
 )
-from fleet.collection.proposing import GENERATIONS, Proposer, records_of
+from fleet.collection.proposals import GENERATIONS, Proposer, records_of
 from fleet.collection.selection import allocate, survey
 from fleet.collection.settings import CollectSettings, Pools, Watcher
-from fleet.collection.spending import Ledger, Spent
+from fleet.collection.time_spent import Ledger, Spent
 from fleet.collection.trust import imported_candidates, ours
 from fleet.errors import FleetError
-from fleet.ray_session import ActorDiedError, RaySession
 from fleet.store.store import Store
+from fleet.transport.ray_session import ActorDiedError, RaySession
 
 #: Batches that a device's agent holds: one runs, one waits, so the device never idles.
 _IN_FLIGHT = 2

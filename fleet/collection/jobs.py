@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.probe import differences, probe
+from agents.host.probe import differences, probe
 from agents.records import DeviceId, DeviceKind, DeviceSpec
-from fleet.collection import replaying
+from fleet.collection import replay_files as replaying
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.progress import Display
 from fleet.collection.selection import choose_workloads, none_fits
-from fleet.collection.spending import Spent
+from fleet.collection.time_spent import Spent
 from fleet.config.settings import select_devices
 from fleet.errors import FleetError
-from fleet.ray_session import RaySession
 from fleet.store.store import Store
+from fleet.transport.ray_session import RaySession
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig

@@ -1,7 +1,7 @@
 """Which workloads to measure, how many candidates of each, and which of them are known already. Pure.
 
 Given the same facts and seed it decides the same, so an interrupted collection goes on where it stopped.
-Called by `collect.py`; `planning.py` makes batches of what is chosen. Knows no Ray, disk or clock.
+Called by `collect.py`; `batch_plan.py` makes batches of what is chosen. Knows no Ray, disk or clock.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import chain, zip_longest
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload, WorkloadId
 from fleet.errors import FleetError
 
-#: Candidates of each workload that a new device is asked for: the choice of `transfer.adapt.select`, so that
-#: held-out checks describe the real onboarding.
+#: Candidates of each workload that a new device is asked for: the choice of
+#: `transfer.adapt.sample_selection`, so that held-out checks describe the real onboarding.
 SUPPORT_PER_WORKLOAD = 8
 
 

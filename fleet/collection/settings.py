@@ -1,6 +1,6 @@
 """What a collection is told and what it tells: its settings, and who watches it.
 
-`collect.py` and `proposing.py` share these.
+`collect.py` and `proposals.py` share these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol as TypingProtocol
 
 from agents.records import Candidate, DeviceId, Family, Protocol, Record, Workload, WorkloadId
-from fleet.collection.planning import BATCH_SIZE
+from fleet.collection.batch_plan import BATCH_SIZE
 
 #: Candidates by family and workload.
 Pools = dict[Family, dict[WorkloadId, list[Candidate]]]

@@ -2,8 +2,8 @@
 
 A candidate is ours if an agent of a live device has drawn it. It is not if any record says that it came with
 a log: earlier versions stored such records under the ids of our own workloads, and may have measured them as
-they came. Imported candidates are derived again (`agents.derivation`); here their traces are found, nothing
-runs. Replay devices answer from what others may have brought, so their records vouch for nothing.
+they came. Imported candidates are derived again (`agents.programs.derivation`); here their traces are found,
+nothing runs. Replay devices answer from what others may have brought, so their records vouch for nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from agents.programs.trace_rules import MOST_TEXT
 from agents.records import CandidateId, DeviceId, Family, Record, WorkloadId
-from agents.trace_rules import MOST_TEXT
 from agents.trust import IMPORTED, claimed_id, is_imported, is_live
 from fleet.store.catalog import DeviceEntry
 from fleet.store.reader import StoreReader

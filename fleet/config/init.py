@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from agents import isa
-from agents.probe import core_groups, probe
+from agents.host import cpu_features as isa
+from agents.host.probe import core_groups, probe
 from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Family, Protocol, canonical_json
 from fleet.durable import write_durably
 from fleet.errors import FleetError

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from agents.networks import NETWORKS
+from agents.programs.networks import NETWORKS
 from agents.records import DeviceId, DeviceSpec, Protocol
 from fleet.config.base import Names as _Names
 from fleet.config.base import Section as _Section
@@ -57,7 +57,7 @@ Strategy = Literal[
     "nearest",
     "scratch",
 ]
-#: Ways to choose the candidates that a new device measures (`transfer.adapt.select`).
+#: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
 Selector = Literal["paired", "few-of-each", "random", "stratified", "uncertainty", "kmeans", "diverse-fast"]
 
 _ENV_PREFIX = "FLEET_"
@@ -76,7 +76,7 @@ class DevicesSection(_Section):
 class WorkloadsSection(_Section):
     """What is measured."""
 
-    #: Networks whose operators are measured (`agents.networks`).
+    #: Networks whose operators are measured (`agents.programs.networks`).
     networks: _Names = Field(default=("resnet-50", "mobilenet-v2", "bert-tiny"), min_length=1)
     #: Distinct workloads chosen from the networks.
     count: int = Field(default=12, ge=1, le=10_000)
@@ -212,7 +212,7 @@ def load_fleet(
 def select_devices(config: FleetConfig) -> dict[DeviceId, DeviceSpec]:
     """Read the device files that a configuration names: `devices.ids`, or all of the folder.
 
-    Which of them a host can be is for `agents.probe.differences` to say.
+    Which of them a host can be is for `agents.host.probe.differences` to say.
 
     Raises:
         ConfigError: A file has a fault, or an id has no file.

@@ -1,6 +1,6 @@
 """Records as they arrive from agents: which of them count, and which jobs they complete. Pure.
 
-`fleet.daemon.coordinator` asks before it stores anything. It knows leases and jobs by their names, and
+`fleet.engine.coordinator` asks before it stores anything. It knows leases and jobs by their names, and
 neither the store nor the links.
 """
 
@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from agents.device.messages import AgentUp, Message, MorePending, Results, TaggedRecord
 from agents.lease import LeaseTag
-from agents.messages import AgentUp, Message, MorePending, Results, TaggedRecord
 from agents.records import CandidateId, DeviceId, Record
 from fleet.core.events import Job, JobFinished, JobId, Verdict
 

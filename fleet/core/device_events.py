@@ -1,6 +1,6 @@
 """Events of the coordinator, of devices and of their agents: what each changes, and what follows. Pure.
 
-Called by `state.py`, which has one function here for each event; the rules are those of `leasing.py`.
+Called by `state.py`, which has one function here for each event; the rules are those of `leases.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Which candidates wait on each device in jobs that have not ended, and how long a candidate takes there.
 
-`fleet.daemon.feeding` asks it when it plans; `fleet.daemon.doing` tells it of jobs. It plans nothing itself.
+`fleet.planner.job_planner` asks it when it plans; `fleet.engine.effects` tells it of jobs. It plans nothing
+itself.
 """
 
 from __future__ import annotations

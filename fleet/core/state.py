@@ -2,7 +2,7 @@
 
 The coordinator applies what it saw and carries out what is answered; after a restart the journal's events are
 applied again and give the same state. What each event does is in `device_events.py`, `job_events.py` and
-`model_events.py`, by the rules of `leasing.py`, `policies.py` and `refresh_triggers.py`.
+`model_events.py`, by the rules of `leases.py`, `policies.py` and `refresh_triggers.py`.
 
 Time is that of the events: the seconds in which coordinators ran. Only budgets and windows go by the wall
 clock, whose distance the state knows (`ClockSet`).
@@ -25,7 +25,7 @@ from fleet.core import device_events, job_events, model_events
 from fleet.core import events as ev
 from fleet.core.event_json import event_from_json, event_to_json
 from fleet.core.events import Event, Instruction, Job, JobId, JobState, Verdict
-from fleet.core.leasing import Leasing
+from fleet.core.leases import Leasing
 from fleet.core.limits import Limits
 from fleet.core.refresh_triggers import Triggers
 from fleet.core.state_core import RECENT, Core, StateError, device_of

@@ -13,7 +13,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
 from fleet.core.events import Event, JobId, Verdict
 from fleet.core.job_state import Entry
-from fleet.core.leasing import Leasing
+from fleet.core.leases import Leasing
 from fleet.core.refresh_triggers import Triggers
 from fleet.errors import FleetError
 

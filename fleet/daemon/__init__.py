@@ -1,1 +1,1 @@
-"""The shell around the state: it hears agents, makes durable what arrives, and obeys the state."""
+"""What is behind `fleet up`: the engine as a process of its own."""

@@ -20,26 +20,26 @@ from rich.console import Console
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.api.client import ADDRESS
-from fleet.collection import replaying
+from fleet.collection import replay_files as replaying
 from fleet.collection.jobs import SPOOL, fitting_devices
 from fleet.config.day_windows import window_secs
 from fleet.config.settings import load_devices, select_devices, unknown_device
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.core.limits import Limits
-from fleet.daemon.collector import seldom_collected
-from fleet.daemon.coordinator import Coordinator
-from fleet.daemon.coordinator_settings import CoordinatorSettings
-from fleet.daemon.doubts import Doubts
-from fleet.daemon.fleet_clock import FleetClock
-from fleet.daemon.guide import Guide
-from fleet.daemon.notices import Notices
+from fleet.daemon.gc_tuning import seldom_collected
 from fleet.daemon.open_files import raise_open_files
-from fleet.daemon.workload_choice import WorkloadChoice
 from fleet.durable import disk_errors
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.fleet_clock import FleetClock
+from fleet.engine.notices import Notices
+from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
-from fleet.links.links import Links
 from fleet.models.registry_reader import RegistryReader
+from fleet.planner.candidate_ranker import Guide
+from fleet.planner.uncertainty import Doubts
+from fleet.planner.workload_choice import WorkloadChoice
 from fleet.store.store import Store
+from fleet.transport.transport import Links
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig, PolicySection
@@ -214,7 +214,7 @@ def _policy(section: PolicySection) -> DevicePolicy:
 def _links(
     settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec], clock: FleetClock
 ) -> Links:
-    from fleet.links.ray_links import RayLinks
+    from fleet.transport.ray_transport import RayLinks
 
     # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
     spool = Path(settings.store.path).parent / SPOOL

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from agents.probe import differences
+from agents.host.probe import differences
 from agents.records import Descriptor, DeviceSpec
 from fleet.doctor.look import look
 from fleet.doctor.timing import timing_findings
@@ -155,7 +155,7 @@ def _confinement(state: HostState) -> Iterable[Finding]:
                 level=Level.WARNING,
                 what="how far worker processes are confined could not be tried",
                 why=trial,
-                do="run `python -m agents.confinement_trial FOLDER` by hand and look at what it says",
+                do="run `python -m agents.sandbox.confinement_trial FOLDER` by hand and look at what it says",
             )
         return
     if not trial.allowed:

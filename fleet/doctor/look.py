@@ -15,15 +15,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents import host
-from agents.confinement_trial import Trial, try_confinement
-from agents.cuda import gpu_state
 from agents.errors import AgentError
-from agents.host_lock import HostLockError, open_lock
-from agents.probe import core_groups
+from agents.host import procfs as host
+from agents.host.cuda import gpu_state
+from agents.host.host_lock import HostLockError, open_lock
+from agents.host.probe import core_groups
+from agents.host.timing_lock import host_lock_path, not_timing
+from agents.programs.rpc_session import served
 from agents.records import DeviceKind, DeviceSpec
-from agents.rpc import served
-from agents.timing_lock import host_lock_path, not_timing
+from agents.sandbox.confinement_trial import Trial, try_confinement
 from fleet.doctor.words import WANTED_MODULES, HostState, InterruptRate, LockState
 from fleet.private_files import NotPrivateError, read_private
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from agents.confinement_trial import Trial
+from agents.sandbox.confinement_trial import Trial
 
 # TVM as this project is tested with it.
 TVM_VERSION = "0.27.0.post1"
@@ -102,9 +102,9 @@ class HostState:
     disk_free_bytes: int = -1
     #: True where NVIDIA's driver is loaded.
     nvidia_driver: bool = False
-    #: Index of each CUDA device and what `agents.cuda.gpu_state` says of it.
+    #: Index of each CUDA device and what `agents.host.cuda.gpu_state` says of it.
     gpus: tuple[tuple[int, Mapping[str, Any]], ...] = ()
-    #: RPC devices that cannot be reached: device, and what `agents.rpc.served` says of it.
+    #: RPC devices that cannot be reached: device, and what `agents.programs.rpc_session.served` says of it.
     unserved: tuple[tuple[str, str], ...] = ()
     #: What other users could read or replace and must not: file or folder, what is wrong, and what to do.
     exposed: tuple[tuple[str, str, str], ...] = ()

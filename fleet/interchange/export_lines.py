@@ -14,7 +14,7 @@ from typing import Any
 from agents.records import Descriptor, DeviceSpec, Family, Outcome, Record, Workload, content_hash
 from fleet.interchange.export_files import text_lines
 from fleet.interchange.export_source import Source
-from fleet.interchange.log_results import ERROR_TEXTS
+from fleet.interchange.logs.results import ERROR_TEXTS
 
 #: What both formats write for the seconds of a failed measurement.
 FAILED_SECS = 1e10

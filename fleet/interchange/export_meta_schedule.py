@@ -12,8 +12,8 @@ import base64
 import json
 from pathlib import Path
 
+from agents.programs.trace_rules import TraceRefusedError, read_trace
 from agents.records import Outcome, Workload, WorkloadId, canonical_json
-from agents.trace_rules import TraceRefusedError, read_trace
 from agents.trust import claimed_id
 from fleet.errors import FleetError
 from fleet.interchange.export_files import text_lines

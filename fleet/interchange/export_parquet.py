@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agents.device.replay_file import Head, Recorded, footer
 from agents.records import Workload, WorkloadId, canonical_json
-from agents.replay_file import Head, Recorded, footer
 from fleet.interchange.export_source import Source
-from fleet.store.schema import DICTIONARY_COLUMNS, FILE_SCHEMA, STATISTICS_COLUMNS
+from fleet.store.delta.schema import DICTIONARY_COLUMNS, FILE_SCHEMA, STATISTICS_COLUMNS
 
 #: What every row says of its device and workload, beside the columns of the store.
 _DEVICE_FIELDS = (("device_id", pa.string()), ("family", pa.string()), ("target", pa.string()))

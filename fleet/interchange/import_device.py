@@ -11,7 +11,7 @@ from pathlib import Path
 from agents.records import DeviceId, Family
 from fleet.config.device_files import load_device
 from fleet.errors import FleetError
-from fleet.interchange.log_targets import Machine, device_from_log
+from fleet.interchange.logs.targets import Machine, device_from_log
 from fleet.store.store import Store
 
 # As in device files: an id names a file, a table partition, a Ray resource and a head of the model.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.errors import FleetError
-from fleet.interchange.log_lines import first_lines
+from fleet.interchange.logs.lines import first_lines
 from fleet.terminal_text import visible
 
 #: File names (without suffixes) that say that the layout is DEVICE/NETWORK/TUNER: search methods of TVM.

@@ -20,12 +20,12 @@ from fleet.interchange.import_files import LogFile, find_logs, is_network, workl
 from fleet.interchange.import_journal import FileState, Journal
 from fleet.interchange.import_report import BLANK, COMMENT, WORKLOAD_LINE, ImportReport, LineCounts
 from fleet.interchange.import_rows import RowBatch
-from fleet.interchange.log_catalog import Catalog, Environment, LoggedWorkload, Measurement
-from fleet.interchange.log_json import NOT_JSON, Rejected, careful, is_garbage, parse_line
-from fleet.interchange.log_lines import LONG_LINE, LogLines, first_lines
-from fleet.interchange.read_ansor import AnsorReader
-from fleet.interchange.read_autotvm import AutoTvmReader
-from fleet.interchange.read_meta_schedule import (
+from fleet.interchange.logs.ansor import AnsorReader
+from fleet.interchange.logs.autotvm import AutoTvmReader
+from fleet.interchange.logs.catalog import Catalog, Environment, LoggedWorkload, Measurement
+from fleet.interchange.logs.json_values import NOT_JSON, Rejected, careful, is_garbage, parse_line
+from fleet.interchange.logs.lines import LONG_LINE, LogLines, first_lines
+from fleet.interchange.logs.meta_schedule import (
     Database,
     MetaScheduleReader,
     is_workload_line,

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from agents.record_json import NO_MEMORY_LIMIT_GIB, protocol_to_json
+from agents.codec import NO_MEMORY_LIMIT_GIB, protocol_to_json
 from agents.records import RECORD_SCHEMA, DeviceId, Protocol, canonical_json
 from agents.trust import IMPORTED
-from fleet.interchange.log_catalog import Measurement, framed
-from fleet.interchange.log_results import attempt_of
-from fleet.store.schema import FILE_SCHEMA, RECORD_ID_DIGITS
+from fleet.interchange.logs.catalog import Measurement, framed
+from fleet.interchange.logs.results import attempt_of
+from fleet.store.delta.schema import FILE_SCHEMA, RECORD_ID_DIGITS
 
 #: Rows in one commit at most, and bytes of what strangers may make long: traces, environments, costs.
 BATCH_ROWS = 32_768

@@ -1,8 +1,9 @@
 """Judge rankers on what a store holds: the model beside baselines, on what was held out.
 
-Behind `fleet eval`; reads the store, makes splits and rankers, leaves the rest to `transfer.compare`. What
-measuring twice tells goes along: the noise floor that a regret must exceed, and the ceiling that one record
-of a candidate reaches when it ranks another record of it. Imports torch when called.
+Behind `fleet eval`; reads the store, makes splits and rankers, leaves the rest to
+`transfer.evaluate.compare`. What measuring twice tells goes along: the noise floor that a regret must exceed,
+and the ceiling that one record of a candidate reaches when it ranks another record of it. Imports torch when
+called.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from agents.records import Candidate, CandidateId, DeviceId, Family
 from fleet.errors import FleetError
-from fleet.models.learning import Snapshot, read_snapshot, train_config
 from fleet.models.names import latest
+from fleet.models.store_training import Snapshot, read_snapshot, train_config
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
 from fleet.store.store import Store, StoreReader
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
     from fleet.config.settings import FleetConfig
     from transfer.baselines.base import Ranker
-    from transfer.compare import Finished
-    from transfer.comparison import Comparison
-    from transfer.metrics import Metrics
-    from transfer.splits import Split, SplitKind
+    from transfer.data.metrics import Metrics
+    from transfer.data.splits import Split, SplitKind
+    from transfer.evaluate.compare import Finished
+    from transfer.evaluate.comparison import Comparison
 
 #: Other people's rankers that need nothing but a store; TVM's own need its programs built again (see the
 #: benchmarks).
@@ -105,7 +106,7 @@ def evaluate_store(
     Args:
         settings: Store, folds, epochs, and the first seed.
         device_ids: Devices of one family; all of the store where empty.
-        split: A value of `transfer.splits.SplitKind`.
+        split: A value of `transfer.data.splits.SplitKind`.
         seeds: How many runs with other splits and initial weights.
         baselines: Names in `BASELINES` to put beside the model.
         on_progress: Told of each fit that ended.
@@ -114,8 +115,8 @@ def evaluate_store(
         FleetError: A name is unknown, or devices are of several families.
         TransferError: There is too little to train or to judge.
     """
-    from transfer.rankers import ModelRanker
-    from transfer.splits import SplitKind, make_splits
+    from transfer.data.splits import SplitKind, make_splits
+    from transfer.evaluate.rankers import ModelRanker
 
     kind = SplitKind(split)
     reader = Store.read(Path(settings.store.path))
@@ -154,11 +155,11 @@ def evaluate_model(
     """
     import numpy as np
 
-    from transfer import checkpoint
     from transfer.adapt.kept import head_of
-    from transfer.features import DEFAULT_SPEC
-    from transfer.rankers import KeptRanker
-    from transfer.splits import Split, SplitKind
+    from transfer.data.splits import Split, SplitKind
+    from transfer.evaluate.rankers import KeptRanker
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
 
     folder = latest(models) if version == "latest" else models / version
     model, manifest = checkpoint.load(folder, DEFAULT_SPEC)
@@ -225,8 +226,8 @@ def _judge(
     model: str | None,
     on_progress: Callable[[Finished], None] | None,
 ) -> Evaluation:
-    from transfer.compare import compare
-    from transfer.splits import SplitKind, near_copies
+    from transfer.data.splits import SplitKind, near_copies
+    from transfer.evaluate.compare import compare
 
     dataset = snapshot.dataset
     noise, ceilings = _measured_twice(reader, snapshot)
@@ -259,7 +260,7 @@ def _measured_twice(
     """Noise floor and ceiling of the devices with enough re-measurements."""
     import numpy as np
 
-    from transfer.metrics import evaluate_ranking
+    from transfer.data.metrics import evaluate_ranking
 
     dataset = snapshot.dataset
     group_of = dict(zip(dataset.candidate_ids, dataset.group.tolist(), strict=True))
@@ -334,9 +335,9 @@ def make_baseline(name: str, reader: StoreReader, snapshot: Snapshot) -> Ranker:
 
 def published(reader: StoreReader, snapshot: Snapshot) -> NDArray[np.float32]:
     """Published features of the candidates of a snapshot, or of a part of one, in the order of its rows."""
+    from transfer.baselines.published_features import CPU_LAYOUT, GPU_LAYOUT
     from transfer.baselines.published_rows import published_rows
-    from transfer.features import Extractor
-    from transfer.published_features import CPU_LAYOUT, GPU_LAYOUT
+    from transfer.features.extractor import Extractor
 
     dataset = snapshot.dataset
     family = snapshot.devices[dataset.device_ids[0]][0].family

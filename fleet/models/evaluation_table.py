@@ -11,8 +11,8 @@ from fleet.terminal_table import print_rows
 
 if TYPE_CHECKING:
     from fleet.models.evaluation import Evaluation
-    from transfer.intervals import Estimate
-    from transfer.metrics import Metrics
+    from transfer.data.intervals import Estimate
+    from transfer.data.metrics import Metrics
 
 _COLUMNS = ("device", "top-1 90 %", "top-5 90 %", "sum-1", "sum-5", "pairs", "tau", "regret")
 

@@ -1,10 +1,10 @@
 """Whether a champion still orders what is measured now: a sliding window of fresh records. Pure.
 
-Called by `fleet.daemon.watch_run` with what the champion, and the one before it, make of records that neither
-has learnt from. Two questions are kept apart. *Has it fallen?* compares the window with held-out workloads of
-the day of publication; a fall may also come from harder candidates or another driver, so it asks for a
-training and no more. *Would the one before do better?* compares both on the very same records; only that
-takes a champion back.
+Called by `fleet.refresh.freshness_look` with what the champion, and the one before it, make of records that
+neither has learnt from. Two questions are kept apart. *Has it fallen?* compares the window with held-out
+workloads of the day of publication; a fall may also come from harder candidates or another driver, so it asks
+for a training and no more. *Would the one before do better?* compares both on the very same records; only
+that takes a champion back.
 
 Legend: n records, G workloads.
 """
@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.refresh.decisions import Floats, Standing, listed, mean_of
-from transfer.intervals import Estimate
+from fleet.models.promotion import Floats, Standing, listed, mean_of
+from transfer.data.intervals import Estimate
 
 #: Origins of records that no model chose and that are first measurements: what a model likes is a narrow
 #: range of candidates, in which any order looks bad.
 UNGUIDED = frozenset({"random", "paired", "evolved", "imported", "derived"})
 #: Newest fresh records of a device that make its window.
 WINDOW = 768
-#: Workloads with `fleet.refresh.decisions.LEAST_RANKED` of them that tell something at least.
+#: Workloads with `fleet.models.promotion.LEAST_RANKED` of them that tell something at least.
 LEAST_WORKLOADS = 6
 #: Share of the resamples inside the intervals: a window is looked at again and again, and each look may err.
 LEVEL = 0.99

@@ -1,7 +1,7 @@
 """Names of model versions on disk: one folder a version, numbered, never changed after it appeared.
 
-Knows files only; what is in a version is the business of `transfer.checkpoint`, and who it serves that of
-`fleet.models.registry`.
+Knows files only; what is in a version is the business of `transfer.model.checkpoint`, and who it serves that
+of `fleet.models.registry`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Train with several workers: Ray Train starts them, `transfer.train` does the work in each.
+"""Train with several workers: Ray Train starts them, `transfer.train.training` does the work in each.
 
-Called by `fleet.models.training`. One of the modules that import Ray (the others are `agents.actors` and
-`fleet.ray_session`). Ray Train gives each worker its rank and a process group, and starts all of them again
-where one dies; training then goes on from the run folder. No word of Ray gets into the loop itself.
+Called by `fleet.models.train_verb`. One of the modules that import Ray (the others are
+`agents.device.ray_actors` and `fleet.transport.ray_session`). Ray Train gives each worker its rank and a
+process group, and starts all of them again where one dies; training then goes on from the run folder. No word
+of Ray gets into the loop itself.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fleet.errors import FleetError
-from fleet.ray_session import start_ray
+from fleet.transport.ray_session import start_ray
 
 if TYPE_CHECKING:
-    from transfer.dataset import Dataset
-    from transfer.train import TrainConfig, TrainResult
+    from transfer.data.dataset import Dataset
+    from transfer.train.training import TrainConfig, TrainResult
 
 #: Folders inside the run folder: the dataset, which the workers map instead of copying it; what the first of
 #: them leaves for the caller; and Ray Train's own notes.
@@ -41,7 +42,7 @@ def train_with_workers(
     devices: Sequence[str] | None = None,
     validation_rows: np.ndarray | None = None,
 ) -> TrainResult:
-    """Train one model with several workers on this host; arguments as in `transfer.train.train`.
+    """Train one model with several workers on this host; arguments as in `transfer.train.training.train`.
 
     Args:
         dataset: Candidates of all devices; each worker maps the same copy of its arrays.
@@ -116,9 +117,9 @@ def _work(settings: dict[str, Any]) -> None:
     """What each worker does."""
     import ray.train
 
-    from transfer import checkpoint
-    from transfer.dataset import Dataset
-    from transfer.train import Peers, result_to_json, train
+    from transfer.data.dataset import Dataset
+    from transfer.model import checkpoint
+    from transfer.train.training import Peers, result_to_json, train
 
     context = ray.train.get_context()
     peers = Peers(rank=context.get_world_rank(), world_size=context.get_world_size())
@@ -138,8 +139,8 @@ def _work(settings: dict[str, Any]) -> None:
 
 
 def _read_result(folder: Path) -> TrainResult:
-    from transfer import checkpoint
-    from transfer.train import result_from_json
+    from transfer.model import checkpoint
+    from transfer.train.training import result_from_json
 
     model, manifest = checkpoint.load(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -147,7 +148,7 @@ def _read_result(folder: Path) -> TrainResult:
 
 
 def _on_gpu(config: TrainConfig) -> bool:
-    from transfer.training_config import torch_device
+    from transfer.train.config import torch_device
 
     return torch_device(config.device).type == "cuda"
 

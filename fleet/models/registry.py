@@ -1,8 +1,8 @@
 """Model versions and who serves which device: published whole, taken back in one step, pruned without harm.
 
 The coordinator, `fleet train`, `fleet onboard`, the refresh and `fleet models` call it; batches of agents,
-the API and `fleet.daemon.guide` ask it for champions. Whether a version deserves to serve is for
-`fleet.refresh.decisions` to say. Imports no torch but to add or to load.
+the API and `fleet.planner.candidate_ranker` ask it for champions. Whether a version deserves to serve is for
+`fleet.models.promotion` to say. Imports no torch but to add or to load.
 
     models/v000007/                 a version: manifest.json, model.safetensors; never changed
     models/champions.json           device -> version: the only truth, replaced in one step
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 
 from agents.records import DeviceId
-from agents.spool_frames import make_folder
+from agents.spool.frames import make_folder
 from fleet.durable import fsync, write_durably
 from fleet.models.names import version_number
 from fleet.models.registry_file import (
@@ -40,7 +40,7 @@ from fleet.models.registry_file import (
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
 
 if TYPE_CHECKING:
-    from transfer.model import MultiTaskTLP
+    from transfer.model.mtl_tlp import MultiTaskTLP
 
 #: Newest versions that pruning leaves, whoever they serve.
 KEEP = 8
@@ -78,7 +78,7 @@ class Registry(RegistryReader):
             CheckpointError: The manifest is not plain JSON.
             OSError: There is no room, or no permission.
         """
-        from transfer import checkpoint
+        from transfer.model import checkpoint
 
         with self._changing():
             known = self.versions()

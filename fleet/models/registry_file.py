@@ -34,7 +34,7 @@ class Champion:
     since: float
     #: Why it did.
     reason: str
-    #: What it reached on held-out workloads when it was published (`fleet.refresh.decisions`); None where not
+    #: What it reached on held-out workloads when it was published (`fleet.models.promotion`); None where not
     #: judged.
     judged: Mapping[str, Any] | None = None
     #: Versions that served the device before, oldest first; those after a rollback's target are gone.

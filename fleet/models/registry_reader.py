@@ -1,7 +1,7 @@
 """Reading a registry: which versions there are, and who serves which device. No lock, never a half.
 
 `fleet.models.registry` builds the writer on it. It knows files, not models: what a version holds is for
-`transfer.checkpoint`. Imports torch only to load a model.
+`transfer.model.checkpoint`. Imports torch only to load a model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fleet.models.registry_file import CHAMPIONS, HISTORY, Champion, Change, Sta
 from transfer.checked_folder import MANIFEST_NAME
 
 if TYPE_CHECKING:
-    from transfer.model import MultiTaskTLP
+    from transfer.model.mtl_tlp import MultiTaskTLP
 
 
 class RegistryError(FleetError):
@@ -153,8 +153,8 @@ class RegistryReader:
             RegistryError: The manifest is not the one that was published.
             CheckpointError: A file is missing or damaged, or it was made for other features.
         """
-        from transfer import checkpoint
-        from transfer.features import DEFAULT_SPEC
+        from transfer.features.extractor import DEFAULT_SPEC
+        from transfer.model import checkpoint
 
         if self.sha256(ref.version) != ref.sha256:
             raise RegistryError(

@@ -1,7 +1,7 @@
 """What a dataset takes of a store, read as columns: of each candidate the record that counts.
 
-Called by `fleet.models.learning`. A device is read twice: a few short columns tell which rows count, then
-traces and seconds of those are read. Environments and protocols never are.
+Called by `fleet.models.store_training`. A device is read twice: a few short columns tell which rows count,
+then traces and seconds of those are read. Environments and protocols never are.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fleet.store.noise_columns import SETTLING_COLUMNS, outcome_of, settled_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    from transfer.joining import Measured
+    from transfer.data.joined_records import Measured
 
-#: Columns of `transfer.joining.Measured` that the store has, in its order but for the device.
+#: Columns of `transfer.data.joined_records.Measured` that the store has, in its order but for the device.
 _COLUMNS = ("record_id", "workload_id", "candidate_id", "dialect", "trace", "outcome", "run_secs")
 
 
@@ -69,7 +69,7 @@ def rows_at(
     Raises:
         StoreError: The store is damaged, or a newer version wrote it.
     """
-    from transfer.joining import Measured
+    from transfer.data.joined_records import Measured
 
     start = 0
     for batch in _batches(reader, device_id, version, _COLUMNS, workload_ids):

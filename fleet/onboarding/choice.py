@@ -15,15 +15,15 @@ from agents.records import Candidate, CandidateId, DeviceId, Family, WorkloadId
 from fleet.collection.collect import known_candidates
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
-from fleet.models.learning import Snapshot
-from fleet.onboarding.adapting import Onboarding
+from fleet.models.store_training import Snapshot
+from fleet.onboarding.adaptation import Onboarding
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
 
     from fleet.config.settings import FleetConfig
-    from transfer.model import MultiTaskTLP
+    from transfer.model.mtl_tlp import MultiTaskTLP
 
 #: Candidates of each workload that are chosen among, at least; traces take some 20 KB each.
 _LEAST_POOL = 32
@@ -98,7 +98,7 @@ def choose(
     """The candidates to measure, those of earlier onboardings first: they need no measurement."""
     import numpy as np
 
-    from transfer.adapt.select import Choice, selector_named
+    from transfer.adapt.sample_selection import Choice, selector_named
 
     dataset, samples = snapshot.dataset, settings.onboarding.samples
     by_id = {one.candidate_id: one for pool in pools.values() for one in pool}

@@ -27,16 +27,16 @@ from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.jobs import SPOOL
 from fleet.collection.progress import Display
-from fleet.collection.replaying import ready_device
+from fleet.collection.replay_files import ready_device
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
-from fleet.models.learning import Snapshot, adapt_version, load_snapshot, train_config, why_kept
 from fleet.models.registry import Registry
-from fleet.onboarding.adapting import STANDINGS, Onboarding, history, remember, strategy_for, told
+from fleet.models.store_training import Snapshot, adapt_version, load_snapshot, train_config, why_kept
+from fleet.onboarding.adaptation import STANDINGS, Onboarding, history, remember, strategy_for, told
 from fleet.onboarding.choice import choose, pools_of, siblings_of, unmeasured
-from fleet.onboarding.fingerprinting import known_fingerprints, measure_fingerprint
-from fleet.ray_session import RaySession
+from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
 from fleet.store.store import Store
+from fleet.transport.ray_session import RaySession
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.adapt.base import Adapted, Strategy
     from transfer.adapt.fingerprint import Fingerprint
-    from transfer.dataset import Dataset
-    from transfer.model import MultiTaskTLP
-    from transfer.train import TrainConfig
+    from transfer.data.dataset import Dataset
+    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.train.training import TrainConfig
 
 #: Where the curve so far of each device is kept, beside the models.
 CURVES = "onboarding"
@@ -66,9 +66,9 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
             siblings have measured, or none of them ran.
         TransferError: No head can be made.
     """
-    from transfer import checkpoint
-    from transfer.features import DEFAULT_SPEC
-    from transfer.onboarding_cases import Regime
+    from transfer.evaluate.onboarding_cases import Regime
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
 
     spec = ready_device(settings, device)
     target = spec.device_id
@@ -161,7 +161,7 @@ class _Kept:
 
     def prepare(self, one: Onboarding) -> Any:
         """What the inner one does ahead, if anything."""
-        from transfer.onboarding_contenders import Prepared
+        from transfer.evaluate.onboarding_contenders import Prepared
 
         if not isinstance(self.inner, Prepared):
             return None
@@ -210,7 +210,7 @@ def _onboarding(
     """What the head is made from; rows as `adapt_version` chooses them."""
     import numpy as np
 
-    from transfer.onboarding_cases import Regime
+    from transfer.evaluate.onboarding_cases import Regime
 
     dataset = snapshot.dataset
     kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids) if holds_out else frozenset()
@@ -272,7 +272,7 @@ def _with_target(
     """The records of the siblings and the target; an empty column where it has none (k = 0)."""
     import numpy as np
 
-    from transfer.features import hardware_vector
+    from transfer.features.extractor import hardware_vector
 
     has_any = next(iter(store.records(device_id=spec.device_id)), None) is not None
     snapshot = load_snapshot(store, device_ids=[*siblings, *([spec.device_id] if has_any else [])])

@@ -15,8 +15,8 @@ import numpy as np
 from agents.records import DeviceId
 from fleet.collection.clock import Clock
 from fleet.errors import FleetError
-from fleet.models.learning import load_snapshot, train_config
-from fleet.onboarding.adapting import (
+from fleet.models.store_training import load_snapshot, train_config
+from fleet.onboarding.adaptation import (
     STANDINGS,
     Onboarding,
     strategy_for,
@@ -26,7 +26,7 @@ from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
-    from transfer.dataset import Dataset
+    from transfer.data.dataset import Dataset
 
 #: Most candidates of a workload that are looked at: imported logs have thousands.
 _MOST = 128
@@ -44,14 +44,14 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         FleetError: The device has no records, no siblings, or fewer candidates than samples asked for.
         TransferError: There is nothing to learn from.
     """
-    from transfer.adapt.auto import Auto
     from transfer.adapt.fingerprint import distances, from_anchors
-    from transfer.adapt.select import selector_named
+    from transfer.adapt.sample_selection import selector_named
+    from transfer.auto.strategy import Auto
     from transfer.baselines.situation import Support, with_support
-    from transfer.onboarding_cases import CasePlan, Regime, make_cases, shown
-    from transfer.onboarding_contenders import choose_support, situation_of
-    from transfer.splits import few_of_each
-    from transfer.train import train
+    from transfer.data.splits import few_of_each
+    from transfer.evaluate.onboarding_cases import CasePlan, Regime, make_cases, shown
+    from transfer.evaluate.onboarding_contenders import choose_support, situation_of
+    from transfer.train.training import train
 
     clock = Clock()
     seed, samples = settings.training.seed, settings.onboarding.samples
@@ -151,7 +151,7 @@ def _family(settings: FleetConfig, device: str) -> Dataset:
 
 def _truth(dataset: Dataset, device: str, scores: np.ndarray, test: np.ndarray) -> dict[str, float]:
     """What the head's first choices really reach on the rows held back, beside a random choice."""
-    from transfer.metrics import evaluate_ranking
+    from transfer.data.metrics import evaluate_ranking
 
     found = evaluate_ranking(
         scores, dataset.latency_secs[test, dataset.column(device)], dataset.group[test], least=2

@@ -1,7 +1,7 @@
 """What a refresh reads of a store: a bounded part of each device's records, and when and why each was made.
 
-Called by `fleet.refresh.run` and `fleet.daemon.watch_run`. A refresh should take as long when the store has
-ten times the records: of each workload and device at most `MOST_OF_WORKLOAD` candidates are read, the new
+Called by `fleet.refresh.run` and `fleet.refresh.freshness_look`. A refresh should take as long when the store
+has ten times the records: of each workload and device at most `MOST_OF_WORKLOAD` candidates are read, the new
 ones first, the old ones (the replay) by the order of their ids, which is random and the same on all devices,
 so that labels still line up.
 
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from agents.records import DeviceId, Family, Outcome, WorkloadId
 from fleet.models.freshness import UNGUIDED
-from fleet.models.learning import Snapshot
+from fleet.models.store_training import Snapshot
 from fleet.models.training_rows import rows_at
 from fleet.store.noise import noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings, settled_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    from transfer.joining import Measured
+    from transfer.data.joined_records import Measured
 
 #: Candidates of a workload on a device that a refresh reads; an epoch looks at 64 of them.
 MOST_OF_WORKLOAD = 1024
@@ -98,7 +98,7 @@ def read_refresh_data(
         TransferError: There is no ok record.
         StoreError: The version does not exist any more, or a file is damaged.
     """
-    from transfer.dataset import build_dataset
+    from transfer.data.dataset import build_dataset
 
     table = reader.version if version is None else version
     entries = reader.devices()

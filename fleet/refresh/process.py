@@ -65,7 +65,7 @@ def _answer(path: Path) -> int:
         if request.cores:
             os.sched_setaffinity(0, request.cores)
         if request.kind == "watch":
-            from fleet.daemon.watch_run import run_watch
+            from fleet.refresh.freshness_look import run_watch
 
             found = run_watch(request)
         else:

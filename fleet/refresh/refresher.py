@@ -28,8 +28,8 @@ from fleet.core.events import (
 )
 from fleet.models.freshness import Freshness
 from fleet.models.registry import KEEP, Registry
-from fleet.refresh.child import RefreshChild, refresh_cores, unfinished
 from fleet.refresh.request import Request
+from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

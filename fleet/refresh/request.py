@@ -1,6 +1,6 @@
 """What a refresh process is asked for, and how often it was tried.
 
-Written by `fleet.refresh.child`, read by `fleet.refresh.process`.
+Written by `fleet.refresh.trainer_process`, read by `fleet.refresh.process`.
 """
 
 from __future__ import annotations

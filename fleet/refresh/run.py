@@ -20,17 +20,17 @@ import numpy as np
 from agents.records import DeviceId, Family, WorkloadId, canonical_json, content_hash
 from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError
-from fleet.models.judging import Judge, keep_judged, told_of, verdicts_as_json
+from fleet.models.judge import Judge, keep_judged, told_of, verdicts_as_json
+from fleet.models.promotion import Verdict, refusal, start_from, summary
 from fleet.models.registry import Registry
 from fleet.refresh.data import RefreshData, family_devices, held_workloads, read_refresh_data
-from fleet.refresh.decisions import Verdict, refusal, start_from, summary
 from fleet.refresh.request import Request
 from fleet.store.store import Store, StoreReader
 
 if TYPE_CHECKING:
-    from transfer.dataset import Dataset
-    from transfer.model import MultiTaskTLP
-    from transfer.train import TrainConfig
+    from transfer.data.dataset import Dataset
+    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.train.training import TrainConfig
 
 #: Epochs and learning rate of a warm start over those of a training from nothing (the trade:
 #: `docs/models.md`).
@@ -139,7 +139,7 @@ def _planned(
 ) -> tuple[_Plan, MultiTaskTLP | None]:
     """The plan of this request as it was made first, and the model to start from."""
     from transfer.errors import TransferError
-    from transfer.features import DEFAULT_SPEC
+    from transfer.features.extractor import DEFAULT_SPEC
 
     path = Path(request.folder) / PLAN
     plan = None
@@ -162,7 +162,7 @@ def _planned(
         plan = _Plan(table_version=reader.version, base=base, why=why, run=run)
     model = None
     if plan.base:
-        from transfer import checkpoint
+        from transfer.model import checkpoint
 
         try:
             model, _ = checkpoint.load(registry.path(plan.base), DEFAULT_SPEC)
@@ -202,9 +202,9 @@ def _challenger(
     data: RefreshData,
 ) -> tuple[MultiTaskTLP, dict[str, Any]]:
     """The trained challenger and what its manifest says of the training; read where it is there already."""
-    from fleet.models.training import divide
-    from transfer import checkpoint
-    from transfer.train import TrainConfig, train
+    from fleet.models.train_verb import divide
+    from transfer.model import checkpoint
+    from transfer.train.training import TrainConfig, train
 
     kept = Path(request.folder) / CHALLENGER
     if kept.exists():

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents import isa
-from agents.networks import NETWORKS
-from agents.probe import differences, probe
+from agents.host import cpu_features as isa
+from agents.host.probe import differences, probe
+from agents.programs.networks import NETWORKS
 from agents.records import (
     CandidateId,
     DeviceId,
@@ -33,7 +33,7 @@ from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.progress import Display
 from fleet.collection.selection import choose_workloads, few_of_each
 from fleet.errors import FleetError
-from fleet.models.learning import (
+from fleet.models.store_training import (
     Snapshot,
     adapt_version,
     hold_out_target,
@@ -41,13 +41,13 @@ from fleet.models.learning import (
     strategy_named,
     train_config,
 )
-from fleet.ray_session import RaySession
 from fleet.store.store import Store
+from fleet.transport.ray_session import RaySession
 
 if TYPE_CHECKING:
-    from transfer.evaluate import CrossValidation, Progress
-    from transfer.model import MultiTaskTLP
-    from transfer.train import TrainConfig
+    from transfer.evaluate.evaluation import CrossValidation, Progress
+    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.train.training import TrainConfig
 
 #: Devices of one run: three to learn from and a new one; more would not fit into ten minutes on two cores.
 _DEVICES = 4
@@ -244,7 +244,7 @@ def _train_sources(
     """Train on the known devices alone."""
     import numpy as np
 
-    from transfer.train import train
+    from transfer.train.training import train
 
     dataset = load_snapshot(store, device_ids=source_ids, workload_ids=workload_ids).dataset
     rows = np.arange(len(dataset.candidate_ids))

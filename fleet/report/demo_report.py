@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId, median
-from fleet.collection.planning import is_full
+from fleet.collection.batch_plan import is_full
 from fleet.report.demo import DemoRun
 from fleet.report.values import (
     DeviceSummary,
@@ -33,8 +33,8 @@ from fleet.store.noise import settled
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
-    from transfer.dataset import Dataset
-    from transfer.evaluate import Approach, CrossValidation
+    from transfer.data.dataset import Dataset
+    from transfer.evaluate.evaluation import Approach, CrossValidation
 
 #: A pause between two records longer than this is an interruption, not measuring.
 _LONGEST_PAUSE_SECS = 30.0
@@ -132,7 +132,7 @@ def remeasure_change(records: Sequence[Record]) -> float | None:
 
 def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> Similarity:
     """How alike devices order their shared candidates: Kendall's tau inside a workload, averaged."""
-    from transfer.metrics import kendall_tau
+    from transfer.data.metrics import kendall_tau
 
     latency = np.stack(
         [dataset.latency_secs[:, dataset.column(device_id)] for device_id in device_ids], axis=1
@@ -274,7 +274,7 @@ def _host(run: DemoRun) -> Facts:
 
 
 def _versions() -> Facts:
-    from agents.probe import installed_version
+    from agents.host.probe import installed_version
 
     return (("python", platform.python_version()), *((name, installed_version(name)) for name in _PACKAGES))
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from agents.records import content_hash
-from fleet.daemon.intake_log import INTAKE, IntakeLog, by_device, pack
 from fleet.durable import fsync, write_durably
 from fleet.errors import StoreError, StoreFull
 from fleet.store.catalog import check_name
-from fleet.store.columns import check_columns
-from fleet.store.files import lost_tables
-from fleet.store.log import TORN, DataFile, commit_path
+from fleet.store.delta.columns import check_columns
+from fleet.store.delta.files import lost_tables
+from fleet.store.delta.log import TORN, DataFile, commit_path
+from fleet.store.intake_log import INTAKE, IntakeLog, by_device, pack
 from fleet.store.results import AppendResult
 
 _LOG = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ Append = Callable[[Mapping[str, pa.Table]], AppendResult]
 
 
 def take_up_intake(root: Path, append: Append, notes: list[str]) -> None:
-    """Append what `fleet.daemon.intake` had acknowledged but not handed on when its process ended.
+    """Append what `fleet.store.intake` had acknowledged but not handed on when its process ended.
 
     Args:
         root: Folder of the store.

@@ -12,7 +12,7 @@ from pathlib import Path
 import filelock
 
 from fleet.errors import StoreError, StoreLocked
-from fleet.store.log import is_table
+from fleet.store.delta.log import is_table
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 
 #: Names in the store's folder: the lock, and the process id of its holder.

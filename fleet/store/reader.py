@@ -26,8 +26,8 @@ from fleet.store.catalog import (
     read_devices,
     read_workloads,
 )
-from fleet.store.log import Snapshot, delta_errors, load_snapshot
-from fleet.store.schema import (
+from fleet.store.delta.log import Snapshot, delta_errors, load_snapshot
+from fleet.store.delta.schema import (
     BATCH_ROWS,
     FILE_SCHEMA,
     RECORD_COLUMNS,
@@ -66,8 +66,8 @@ class StoreReader:
     """The dataset as it was at one version.
 
     Promises: a reader needs no lock and is never in a writer's way; what it returns does not change while
-    others append; upkeep leaves the files of its version in place for `fleet.store.log.RETENTION_HOURS`.
-    A reader may be shared by threads.
+    others append; upkeep leaves the files of its version in place for
+    `fleet.store.delta.log.RETENTION_HOURS`. A reader may be shared by threads.
     """
 
     def __init__(self, path: Path, snapshot: Snapshot) -> None:
@@ -135,14 +135,14 @@ class StoreReader:
         the same order, so that a row may be known by its number.
 
         Args:
-            names: Columns of `fleet.store.schema.FILE_SCHEMA`.
+            names: Columns of `fleet.store.delta.schema.FILE_SCHEMA`.
             device_ids: Only of these devices; of all if None.
             version: The table as it was at this version; this reader's own if None.
             parts: Only these rows; all if None.
 
         Yields:
-            A device, and 1 to `fleet.store.schema.BATCH_ROWS` of its rows with exactly these columns in this
-            order. As in a `Record`, a quality that is not there is `{}`.
+            A device, and 1 to `fleet.store.delta.schema.BATCH_ROWS` of its rows with exactly these columns in
+            this order. As in a `Record`, a quality that is not there is `{}`.
 
         Raises:
             StoreError: There is no such column, the version does not exist any more, a file is damaged, or a

@@ -15,16 +15,14 @@ import filelock
 import pyarrow as pa
 
 from agents.records import Descriptor, DeviceSpec, Record, Workload
-from agents.spool_frames import make_folder
+from agents.spool.frames import make_folder
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.store.catalog import check_name, put_device, put_workloads
-from fleet.store.columns import check_columns, check_schema
-from fleet.store.files import delete_unused, forget_old_commits, worth_merging
-from fleet.store.index import IdIndex
-from fleet.store.leftovers import take_up_intake, take_up_lost_rows
-from fleet.store.lock import acquire, check_folder, release
-from fleet.store.log import (
+from fleet.store.delta.columns import check_columns, check_schema
+from fleet.store.delta.files import delete_unused, forget_old_commits, worth_merging
+from fleet.store.delta.index import IdIndex
+from fleet.store.delta.log import (
     RETENTION_HOURS,
     Snapshot,
     create_table,
@@ -34,10 +32,12 @@ from fleet.store.log import (
     repair,
     settle,
 )
-from fleet.store.migration import migrated, with_options
+from fleet.store.delta.migration import migrated, with_options
+from fleet.store.delta.schema import read_batches, records_to_table
+from fleet.store.leftovers import take_up_intake, take_up_lost_rows
+from fleet.store.lock import acquire, check_folder, release
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS, DeviceCounts, StoreReader
 from fleet.store.results import AppendResult, UpkeepResult
-from fleet.store.schema import read_batches, records_to_table
 from fleet.store.writer import TableWriter
 
 _LOG = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Store(TableWriter):
 
         Args:
             device_id: Device of all rows.
-            table: Rows of `fleet.store.schema.FILE_SCHEMA`; ids hashed as `agents.records.Record` says.
+            table: Rows of `fleet.store.delta.schema.FILE_SCHEMA`; ids hashed as `agents.records.Record` says.
 
         Raises:
             StoreFull: No room. Nothing was kept; the store is whole, and can go on once there is room.

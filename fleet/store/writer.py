@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from fleet.durable import FULL_ERRNOS, disk_errors, fsync, write_durably
 from fleet.errors import StoreError
-from fleet.store.files import (
+from fleet.store.delta.files import (
     ROW_GROUP_ROWS,
     NewFile,
     Written,
@@ -24,7 +24,7 @@ from fleet.store.files import (
     stamp_dead,
     write_data_files,
 )
-from fleet.store.log import (
+from fleet.store.delta.log import (
     DataFile,
     Snapshot,
     commit,

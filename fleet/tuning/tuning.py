@@ -20,15 +20,15 @@ from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.jobs import SPOOL
 from fleet.collection.progress import Display
-from fleet.collection.replaying import ready_device
+from fleet.collection.replay_files import ready_device
 from fleet.collection.selection import best_traces, none_fits
 from fleet.collection.trust import imported_candidates, ours, siblings
-from fleet.daemon.guide import Guide
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.models.registry_reader import RegistryReader
-from fleet.ray_session import RaySession
+from fleet.planner.candidate_ranker import Guide
 from fleet.store.store import Store
+from fleet.transport.ray_session import RaySession
 from fleet.tuning.search import PARENTS, Search, choose, next_search, unmeasured
 
 if TYPE_CHECKING:

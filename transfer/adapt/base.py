@@ -1,7 +1,7 @@
 """What every strategy of adaptation promises, and the one place that hides the target's unseen data.
 
 A strategy gives a new device a head from a few measured candidates, or from none. Onboarding and
-`transfer.evaluate` choose among strategies by name; a strategy knows of neither.
+`transfer.evaluate.evaluation` choose among strategies by name; a strategy knows of neither.
 
 Two regimes, which are never mixed: *device new*, where siblings have measured the candidates that are to be
 ranked, and *device and workload new*, where nobody has. `Adapted.score` serves both: it uses what the dataset
@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.features import FeatureBlock
-from transfer.model import MultiTaskTLP
-from transfer.train import TrainConfig
+from transfer.features.extractor import FeatureBlock
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig
 
 
 class Correction(Protocol):

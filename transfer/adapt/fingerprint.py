@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, content_hash
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
 
 #: Origin of the records of reference programs.
 ORIGIN = "fingerprint"

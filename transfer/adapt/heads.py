@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from transfer.dataset import Dataset
-from transfer.features import FeatureBlock
-from transfer.model import MultiTaskTLP, block_tensors, scoped_seed
-from transfer.train import torch_threads
+from transfer.data.dataset import Dataset
+from transfer.features.extractor import FeatureBlock
+from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors, scoped_seed
+from transfer.train.training import torch_threads
 
 #: Candidates of a forward pass of the backbone.
 _BATCH = 512

@@ -19,12 +19,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from transfer import checkpoint
 from transfer.adapt.base import Adapted, Correction
-from transfer.adapt.siblings import SiblingCorrection
+from transfer.adapt.source_devices import SiblingCorrection
 from transfer.errors import TransferError
-from transfer.features import FeatureSpec
-from transfer.model import MultiTaskTLP
+from transfer.features.extractor import FeatureSpec
+from transfer.model import checkpoint
+from transfer.model.mtl_tlp import MultiTaskTLP
 
 #: Most bytes that a device may add to a model.
 MOST_BYTES = 2_000_000

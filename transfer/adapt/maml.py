@@ -23,14 +23,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.tuning import choose_rate
-from transfer.batches import lay_out
-from transfer.dataset import Dataset
-from transfer.losses import LossWeights, head_loss
-from transfer.model import MultiTaskTLP, block_tensors, scoped_seed
-from transfer.train import TrainConfig, torch_threads, trainable_devices
-from transfer.training_data import TrainingRows, gather_rows
-from transfer.training_state import digest
+from transfer.adapt.tuning_loop import choose_rate
+from transfer.data.batches import lay_out
+from transfer.data.dataset import Dataset
+from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors, scoped_seed
+from transfer.train.losses import LossWeights, head_loss
+from transfer.train.rows import TrainingRows, gather_rows
+from transfer.train.state import digest
+from transfer.train.training import TrainConfig, torch_threads, trainable_devices
 
 Order = Literal["second", "first", "anil"]
 Parameters = dict[str, Tensor]

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.tuning import tune
-from transfer.dataset import Dataset
-from transfer.model import MultiTaskTLP, scoped_seed
-from transfer.train import TrainConfig, torch_threads, trainable_devices
-from transfer.training_data import gather_rows
-from transfer.training_step import Stepper
+from transfer.adapt.tuning_loop import tune
+from transfer.data.dataset import Dataset
+from transfer.model.mtl_tlp import MultiTaskTLP, scoped_seed
+from transfer.train.rows import gather_rows
+from transfer.train.step import Stepper
+from transfer.train.training import TrainConfig, torch_threads, trainable_devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.tuning import tune
-from transfer.dataset import Dataset
-from transfer.model import MultiTaskTLP
-from transfer.train import TrainConfig
+from transfer.adapt.tuning_loop import tune
+from transfer.data.dataset import Dataset
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.dataset import Dataset
-from transfer.model import MultiTaskTLP
-from transfer.train import TrainConfig, train, trainable_devices
+from transfer.data.dataset import Dataset
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig, train, trainable_devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import most_similar_heads
-from transfer.dataset import Dataset
-from transfer.model import MultiTaskTLP
-from transfer.train import TrainConfig
+from transfer.data.dataset import Dataset
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
-from transfer.adapt.siblings import Siblings
+from transfer.adapt.source_devices import Siblings
 from transfer.adapt.zero_shot import ZeroShot
 
 

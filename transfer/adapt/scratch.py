@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, visible_part
-from transfer.dataset import Dataset
-from transfer.model import MultiTaskTLP
-from transfer.train import TrainConfig, train
+from transfer.data.dataset import Dataset
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig, train
 
 
 @dataclass(frozen=True, slots=True)

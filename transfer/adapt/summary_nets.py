@@ -3,7 +3,7 @@
 They read other inputs by other means than the sequence model, so their errors are others too. On four ISA
 profiles with whole networks held out (one seed, k = 0), top-1 was .700 for the head, .745 for two such nets
 and .725 for both at equal shares; but only the head did well on an operator that no training workload had
-(batched matrix products: .68, networks .33). Called by `transfer.adapt.siblings`.
+(batched matrix products: .68, networks .33). Called by `transfer.adapt.source_devices`.
 
 Legend: M networks, P summary slots, W width, N candidates.
 """
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from scipy.special import erf
 from torch import nn
 
-from transfer.batches import draw_batches
-from transfer.dataset import Dataset
-from transfer.losses import LossWeights, head_loss
-from transfer.model import scoped_seed
-from transfer.train import torch_threads
-from transfer.training_data import TrainingRows, gather_rows
+from transfer.data.batches import draw_batches
+from transfer.data.dataset import Dataset
+from transfer.model.mtl_tlp import scoped_seed
+from transfer.train.losses import LossWeights, head_loss
+from transfer.train.rows import TrainingRows, gather_rows
+from transfer.train.training import torch_threads
 
 _WIDTH = 256
 _DROPOUT = 0.1

@@ -22,10 +22,10 @@ from transfer.adapt.heads import (
     represent,
     tell_hardware,
 )
-from transfer.dataset import Dataset
-from transfer.model import MultiTaskTLP, scoped_seed
-from transfer.ranking import rank_agreement
-from transfer.train import TrainConfig
+from transfer.data.dataset import Dataset
+from transfer.data.ranking import rank_agreement
+from transfer.model.mtl_tlp import MultiTaskTLP, scoped_seed
+from transfer.train.training import TrainConfig
 
 #: Most source rows that the mixture is learnt from.
 _MOST_ROWS = 8192

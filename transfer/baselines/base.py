@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.data.labels import relative_speed
 from transfer.errors import TransferError
-from transfer.flat import flat_inputs
-from transfer.labels import relative_speed
-from transfer.train import trainable_devices
+from transfer.features.flat import flat_inputs
+from transfer.train.training import trainable_devices
 
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float64]
@@ -119,7 +119,7 @@ def flat_features(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:
         rows: Row numbers.
 
     Returns:
-        (n, P), see `transfer.flat.flat_inputs`.
+        (n, P), see `transfer.features.flat.flat_inputs`.
     """
     return flat_inputs(dataset.features, dataset.spec.category_sizes, rows)
 

@@ -2,7 +2,8 @@
 
 Each takes a `Situation` (what may be seen) and the rows that were measured, and gives scores of the rows held
 out. They know the new device by its few rows, the siblings by all of theirs. Called by
-`transfer.onboarding_curve`; knows nothing of strategies. XGBoost is optional and imported when it is fitted.
+`transfer.evaluate.onboarding_curve`; knows nothing of strategies. XGBoost is optional and imported when it is
+fitted.
 
 Legend: N candidates of a dataset, D devices, P columns of the flat features.
 """
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from transfer.baselines.base import Rows, Scores, need
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
 from transfer.baselines.situation import Situation, Support, with_support
-from transfer.labels import relative_speed
-from transfer.ranking import rank_agreement
-from transfer.train import trainable_devices
+from transfer.data.labels import relative_speed
+from transfer.data.ranking import rank_agreement
+from transfer.train.training import trainable_devices
 
 Floats = NDArray[np.float64]
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from transfer.baselines.base import Rows, Scores, training_labels, unknown_device
-from transfer.batches import Batch, draw_batches
-from transfer.dataset import Dataset
-from transfer.encoder import Standardise
-from transfer.losses import LossWeights, head_loss
-from transfer.model import scoped_seed
-from transfer.train import torch_threads
+from transfer.data.batches import Batch, draw_batches
+from transfer.data.dataset import Dataset
+from transfer.model.encoder import Standardise
+from transfer.model.mtl_tlp import scoped_seed
+from transfer.train.losses import LossWeights, head_loss
+from transfer.train.training import torch_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ import numpy as np
 from scipy.stats import rankdata
 
 from transfer.baselines.base import Rows, Scores, training_labels, unknown_device
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
-from transfer.ranking import rank_agreement
 
 
 class NearestDevice:

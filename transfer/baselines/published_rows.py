@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Candidate
-from transfer.dataset import Dataset
+from transfer.baselines.published_features import PublishedLayout, published_features
+from transfer.data.dataset import Dataset
 from transfer.errors import DatasetError
 from transfer.language.primitives import Primitive
-from transfer.published_features import PublishedLayout, published_features
 
 #: Sequences turned into arrays at once.
 _CHUNK = 4096

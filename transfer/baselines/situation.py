@@ -1,6 +1,6 @@
 """What may be seen of a new device and its siblings: the common ground of an onboarding curve's contenders.
 
-Made by `transfer.onboarding_curve` and by replayed onboardings; read by the baselines of
+Made by `transfer.evaluate.onboarding_curve` and by replayed onboardings; read by the baselines of
 `transfer.baselines.few_shot`. Holds no measurement that may not be seen.
 
 Legend: N candidates of a dataset, P columns of the flat features, H slots of a hardware vector.
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from transfer.baselines.base import Rows, flat_features
-from transfer.dataset import Dataset
-from transfer.labels import relative_speed
+from transfer.data.dataset import Dataset
+from transfer.data.labels import relative_speed
 
 Floats = NDArray[np.float64]
 _Made = TypeVar("_Made")

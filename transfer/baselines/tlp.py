@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from transfer.baselines.base import Rows, Scores, training_labels, unknown_device
 from transfer.baselines.tlp_network import Mixer, TlpNetwork, mean_square, mixed_lambda_rank
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model import scoped_seed
-from transfer.train import torch_threads
+from transfer.model.mtl_tlp import scoped_seed
+from transfer.train.training import torch_threads
 
 #: Rows of one forward pass when nothing is learnt, as in the published evaluation.
 _SCORE_ROWS = 4000

@@ -24,8 +24,8 @@ from transfer.baselines.base import (
     training_labels,
     unknown_device,
 )
-from transfer.dataset import Dataset
-from transfer.ranking import rank_agreement
+from transfer.data.dataset import Dataset
+from transfer.data.ranking import rank_agreement
 
 Params = Mapping[str, Any]
 

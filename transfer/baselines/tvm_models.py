@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agents.programs.trace_rules import read_trace
 from agents.records import Workload
-from agents.trace_rules import read_trace
 from agents.trust import is_imported
 from transfer.baselines.base import Rows, Scores, hold_out_workloads, need, training_labels, unknown_device
-from transfer.dataset import Dataset
+from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model import scoped_seed
-from transfer.train import torch_threads
+from transfer.model.mtl_tlp import scoped_seed
+from transfer.train.training import torch_threads
 
 #: Columns of TVM's features with its workload group, and without it (the first ones).
 MLP_COLUMNS, XGB_COLUMNS = 172, 164
@@ -64,7 +64,7 @@ def per_store_features(
     """TVM's features of some candidates of one workload.
 
     The first call of a process imports TVM's tensor intrinsics, which takes some twenty seconds; callers
-    that may import `agents.tvm_import` call its `load_tensor_intrinsics` first.
+    that may import `agents.programs.tvm_import` call its `load_tensor_intrinsics` first.
 
     Args:
         workload: With its TVM module, one of ours (`fleet.store.reader.StoreReader.own_workloads`).
@@ -73,8 +73,8 @@ def per_store_features(
         threads: Threads of TVM.
 
     Returns:
-        (stores, 172) of each trace; (0, 172) where the trace is refused (`agents.trace_rules`), does not
-        replay, or the program does not lower.
+        (stores, 172) of each trace; (0, 172) where the trace is refused (`agents.programs.trace_rules`), does
+        not replay, or the program does not lower.
 
     Raises:
         TransferError: The workload was imported: its module is not given to TVM.

@@ -3,7 +3,7 @@
 A trace is the JSON text of the list of steps of one record: `[["SP",2,0,512,[1,8,4],1],...]`. Positions of
 stages and loops become stable numbers and original axes, splits that follow others get real factors, and
 annotations their names, so that an Ansor split and a MetaSchedule split say the same in the same fields.
-Called by `transfer.features` and by the evaluation; knows nothing of records and files.
+Called by `transfer.features.extractor` and by the evaluation; knows nothing of records and files.
 
 What a record does not say stays 0: extents of loops before their first split, and those that bound inference
 makes where a stage is computed at another one that does not follow it (padding, caches that threads fetch).

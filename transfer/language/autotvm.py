@@ -5,7 +5,8 @@ loop nest that the knobs schedule belongs to the template, so it comes with the 
 `module_json` holds `{"dialect": "autotvm", "name": function, "args": arguments}`. Every knob moves the
 operator's main stage, number 0: splits become SP of the tiled stage by axis, reorders RE, annotations AN of
 the loop they annotate, other knobs PR. Without a workload, or under an unknown template, extents are 0 and
-axes count in the order of the knobs. Called by `transfer.features`; knows nothing of records and files.
+axes count in the order of the knobs. Called by `transfer.features.extractor`; knows nothing of records and
+files.
 
 Some logs hold Ansor's steps as an argument of the function and their factors as knobs (`SP_0_1`): those are
 read as Ansor's steps with the factors put in.

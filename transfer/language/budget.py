@@ -2,7 +2,7 @@
 
 A few kilobytes can describe a graph whose walk never ends, or a list that is looked through once an item. So
 every walk over such a text has a budget that grows with the text, and gives up beyond it. Real programs take
-less than a fifth of theirs. Used by all readers of this folder and by `transfer.access`.
+less than a fifth of theirs. Used by all readers of this folder and by `transfer.features.access`.
 """
 
 from __future__ import annotations

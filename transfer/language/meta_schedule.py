@@ -4,7 +4,7 @@ A trace is the JSON text `[instructions, decisions]` of `tvm.s_tir.schedule.Trac
 `[kind, inputs, attributes, outputs]`, a decision `[instruction index, value]`. Random variables are named
 `b0`, `l3`, `v10`; string literals keep their quotes. Candidates of one design space differ in their decisions
 only, so the instructions are compiled once to a template with a few holes, and a further trace costs the
-parse of its decisions. Called by `transfer.features`; needs no TVM.
+parse of its decisions. Called by `transfer.features.extractor`; needs no TVM.
 
 Post-processing is left out: it follows from what stands before it, records may come with or without it, and
 a search adds it only on some paths. It begins at `EnterPostproc`, or, where a trace was replayed without one,

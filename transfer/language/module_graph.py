@@ -1,7 +1,8 @@
 """TVM's JSON of a module as a graph of nodes, for walks that end whatever the text holds.
 
 Nodes name their children by index, so they may be shared, and may contain themselves. Whoever walks visits
-each node once and pays for what it looks at. Called by `transfer.language.program` and `transfer.access`.
+each node once and pays for what it looks at. Called by `transfer.language.program` and
+`transfer.features.access`.
 """
 
 from __future__ import annotations

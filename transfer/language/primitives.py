@@ -1,7 +1,7 @@
 """The canonical schedule step and its vocabulary, shared by every dialect.
 
 The readers of this folder turn the schedule language of one compiler into sequences of `Primitive`;
-`transfer.features` turns sequences into arrays. The canonical kinds are Ansor's fourteen transform
+`transfer.features.extractor` turns sequences into arrays. The canonical kinds are Ansor's fourteen transform
 steps (record format v0.6, which TLP reads) plus the few that a MetaSchedule trace adds. This
 module knows nothing of JSON, files, devices or learning.
 

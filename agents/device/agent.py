@@ -1,0 +1,278 @@
+"""One life of one device's agent: does what it is asked with the device's worker, and says what came of it.
+
+Run by `agent_host.py`, which brings the requests and keeps the messages. It knows neither of Ray nor of
+threads, beyond which of its methods another thread may call.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Protocol as Duck
+
+from agents.device.batch import Batch, Part
+from agents.device.messages import (
+    AgentRefused,
+    AgentUp,
+    Asked,
+    Beat,
+    Busy,
+    Failed,
+    Message,
+    MorePending,
+    Proposed,
+    Results,
+    TaggedRecord,
+    WorkloadsListed,
+)
+from agents.device.requests import Acknowledge, ListWorkloads, Measure, Propose, Request, Start
+from agents.errors import AgentError, SpoolError, WorkerStartError
+from agents.lease import LeaseTag
+from agents.programs.derivation import Derivation
+from agents.records import Candidate, CandidateId, Descriptor, Protocol, Workload
+
+#: Records of earlier lives in one message.
+_PENDING_PART = 256
+
+
+class Worker(Duck):
+    """What an agent needs of a `DeviceWorker` or `ReplayWorker`."""
+
+    descriptor: Descriptor
+    finished: int
+
+    @property
+    def busy(self) -> Busy:
+        """What the device is doing."""
+
+    def environment_id(self, protocol: Protocol) -> str:
+        """See `DeviceWorker`."""
+
+    def network_workloads(self, networks: list[str]) -> list[Workload]:
+        """See `DeviceWorker`."""
+
+    def propose(
+        self, workload: Workload, count: int, *, seed: int, exclude: frozenset[CandidateId]
+    ) -> list[Candidate]:
+        """See `DeviceWorker`."""
+
+    def evolve(
+        self,
+        workload: Workload,
+        parents: list[str],
+        count: int,
+        *,
+        seed: int,
+        exclude: frozenset[CandidateId],
+    ) -> list[Candidate]:
+        """See `DeviceWorker`."""
+
+    def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
+        """See `DeviceWorker`."""
+
+    def measure_parts(self, batch: Batch, tag: LeaseTag | None) -> Iterator[Part]:
+        """See `DeviceWorker`."""
+
+    def pending_tagged(self) -> Iterator[TaggedRecord]:
+        """See `DeviceWorker`."""
+
+    def acknowledge(self, record_ids: list[str]) -> None:
+        """See `DeviceWorker`."""
+
+    def close(self) -> None:
+        """See `DeviceWorker`."""
+
+
+class Agent:
+    """One life of a device's agent.
+
+    Args:
+        start: What it is.
+        open_worker: Makes the device's worker; an `AgentError` of it refuses the device.
+        host: Name of its host.
+        post: Takes its messages, in order.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        open_worker: Callable[[Start], Worker],
+        host: str,
+        post: Callable[[Agent, Message], None],
+    ) -> None:
+        self.device_id, self.incarnation = start.device_id, start.incarnation
+        #: Leases that were asked for and are not done, in order. The host guards it.
+        self.held: list[LeaseTag] = []
+        #: Nothing of it is told any more. The host sets it.
+        self.is_over = False
+        self._start, self._open_worker, self._host, self._post = start, open_worker, host, post
+        self._worker: Worker | None = None
+        #: `finished` of the worker when the running lease began; None while there is none.
+        self._base: int | None = None
+        #: Whether it is doing what was asked; a lease that waits behind that must not run out.
+        self._is_doing = False
+        self._seen: tuple[int, Busy] = (0, Busy.IDLE)
+        self._seen_at = time.monotonic()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it said that its device may be used, and was not closed since."""
+        return self._worker is not None
+
+    def open(self) -> None:
+        """Make the worker, and tell what its spool holds; or tell why not."""
+        name = (self.device_id, self.incarnation)
+        worker = None
+        try:
+            worker = self._open_worker(self._start)
+            pending = worker.pending_tagged()
+            some = tuple(islice(pending, _PENDING_PART))
+            has_more = len(some) == _PENDING_PART
+            up = AgentUp(
+                device_id=name[0],
+                incarnation=name[1],
+                descriptor=worker.descriptor,
+                environment_id=worker.environment_id(self._start.protocol),
+                pid=os.getpid(),
+                host=self._host,
+                pending=some,
+                has_more=has_more,
+            )
+            self._post(self, up)
+            self._worker = worker  # from now on it beats
+            while has_more:
+                some = tuple(islice(pending, _PENDING_PART))
+                has_more = len(some) == _PENDING_PART
+                more = MorePending(device_id=name[0], incarnation=name[1], pending=some, is_last=not has_more)
+                self._post(self, more)
+        except Exception as error:
+            self._worker = None
+            if worker is not None:
+                worker.close()
+            reason = _one_line(error)
+            self._post(self, AgentRefused(device_id=name[0], incarnation=name[1], reason=reason))
+
+    def do(self, request: Request) -> None:
+        """Do what is asked; a failure is told and changes nothing else."""
+        worker = self._worker
+        if worker is None:
+            return
+        what, lease, request_id = Asked.ACKNOWLEDGE, None, ""
+        self._is_doing = True
+        try:
+            match request:
+                case Measure():
+                    what, lease = Asked.MEASURE, request.lease.tag
+                    self._measure(worker, request)
+                case Propose():
+                    what, request_id = Asked.PROPOSE, request.wish.request_id
+                    self._post(self, _propose(worker, request))
+                case ListWorkloads():
+                    what = Asked.WORKLOADS
+                    self._post(self, _list_workloads(worker, request))
+                case Acknowledge():
+                    worker.acknowledge(list(request.record_ids))
+        except Exception as error:
+            failed = Failed(
+                device_id=self.device_id,
+                incarnation=self.incarnation,
+                what=what,
+                error=_one_line(error),
+                lease=lease,
+                request_id=request_id,
+                is_blameless=isinstance(error, WorkerStartError | SpoolError),
+            )
+            self._post(self, failed)
+        finally:
+            self._base, self._is_doing = None, False
+
+    def beat(self, now: float, is_host_idle: bool | None = None) -> Beat:
+        """Say what it is doing; called by another thread than the others.
+
+        Args:
+            now: Of the monotonic clock.
+            is_host_idle: Whether nobody else uses its host.
+        """
+        worker, base = self._worker, self._base
+        busy, finished = Busy.IDLE, 0
+        if worker is not None:
+            finished = worker.finished
+            if self._is_doing:
+                # Between two stages no process is at work; the request is.
+                busy = worker.busy if worker.busy is not Busy.IDLE else Busy.BUILDING
+        if (finished, busy) != self._seen:
+            self._seen, self._seen_at = (finished, busy), now
+        return Beat(
+            device_id=self.device_id,
+            incarnation=self.incarnation,
+            held=tuple(self.held),
+            done=0 if base is None else finished - base,
+            busy=busy,
+            quiet_secs=now - self._seen_at,
+            is_host_idle=is_host_idle if self._start.fleet_pids is not None else None,
+        )
+
+    def close(self) -> None:
+        """End its worker; what nobody acknowledged stays in the spool."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+    def _measure(self, worker: Worker, request: Measure) -> None:
+        self._base = worker.finished
+        for part in worker.measure_parts(request.batch, request.lease.tag):
+            results = Results(
+                device_id=self.device_id,
+                incarnation=self.incarnation,
+                lease=request.lease.tag,
+                records=part.records,
+                device_secs=part.device_secs,
+                is_last=part.is_last,
+            )
+            self._post(self, results)
+
+
+def _propose(worker: Worker, request: Propose) -> Proposed:
+    wish = request.wish
+    found: Sequence[Candidate]
+    refused: Mapping[str, int] = {}
+    if wish.foreign:
+        derived = worker.derive(wish.workload, wish.foreign)
+        found, refused = derived.candidates, derived.refused
+    elif wish.parents:
+        parents = list(wish.parents)
+        found = worker.evolve(wish.workload, parents, wish.count, seed=wish.seed, exclude=wish.exclude)
+    else:
+        found = worker.propose(wish.workload, wish.count, seed=wish.seed, exclude=wish.exclude)
+    return Proposed(
+        device_id=request.device_id,
+        incarnation=request.incarnation,
+        # Who asked knows what it excluded; it may be thousands.
+        request=replace(wish, exclude=frozenset()),
+        candidates=tuple(found),
+        refused=refused,
+    )
+
+
+def _list_workloads(worker: Worker, request: ListWorkloads) -> WorkloadsListed:
+    return WorkloadsListed(
+        device_id=request.device_id,
+        incarnation=request.incarnation,
+        networks=request.networks,
+        workloads=tuple(worker.network_workloads(list(request.networks))),
+    )
+
+
+def _one_line(error: Exception) -> str:
+    """What to tell of an error; the place of one that is no refusal goes to stderr."""
+    if not isinstance(error, AgentError):
+        traceback.print_exception(error)
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, AgentError) else f"{type(error).__name__}: {text}"
+
+
+__all__ = ["Agent", "Worker"]

@@ -1,0 +1,139 @@
+"""Which cores of a host time and which build, and the settings of a device's worker processes that follow.
+
+Called by `worker.py`. Pure: what the host has is told by `agents.host.probe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agents.host.timing_lock import host_lock_path
+from agents.records import Descriptor, DeviceKind, DeviceSpec
+from agents.sandbox.stages import ChildSettings
+
+#: Worker processes of one device: compiling takes some four times as long as timing.
+MOST_BUILDERS = 6
+#: Kinds of device whose cores are not those of the host that reaches them.
+ELSEWHERE = frozenset({DeviceKind.RPC, DeviceKind.REPLAY})
+#: With fewer quiet cores than this the timing cores build too, rather than idle.
+_ENOUGH_QUIET_CORES = 4
+
+
+def quiet_cores(
+    timing_cores: Sequence[int], usable_cores: Sequence[int], groups: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """Cores for everything that must not disturb a timing.
+
+    Args:
+        timing_cores: Logical CPUs that time.
+        usable_cores: Logical CPUs that may be used.
+        groups: Logical CPUs by physical core: siblings of a timing core share its units.
+
+    Returns:
+        Usable CPUs outside the physical cores that time; where there are none, those that do not time
+        themselves; where all of them do, all.
+    """
+    shared = {core for group in groups if set(group) & set(timing_cores) for core in group}
+    for taken in (shared | set(timing_cores), set(timing_cores)):
+        left = tuple(core for core in usable_cores if core not in taken)
+        if left:
+            return left
+    return tuple(usable_cores)
+
+
+def agent_cores(
+    spec: DeviceSpec,
+    specs: Sequence[DeviceSpec],
+    usable_cores: Sequence[int],
+    groups: Sequence[Sequence[int]],
+) -> tuple[int, ...]:
+    """Cores that the agent of a device may use, so that it builds on none that another one times on.
+
+    Local devices that time on the same cores take turns by the host's timing lock, and each keeps its own
+    builders off these cores. The cores of an `rpc` device are its board's: here it only builds. A `replay`
+    device has none.
+
+    Args:
+        spec: The device.
+        specs: All devices that this host reaches.
+        usable_cores: Logical CPUs of this host that the fleet may use.
+        groups: Logical CPUs by physical core.
+
+    Returns:
+        Its own timing cores, and what the local devices' timing leaves of the usable ones; all of them where
+        that leaves none.
+    """
+    local = {core for other in specs if other.kind is DeviceKind.LOCAL for core in other.cores}
+    own = set() if spec.kind in ELSEWHERE else set(spec.cores)
+    if spec.kind is DeviceKind.LOCAL:
+        local -= own
+    if not local:
+        return tuple(usable_cores)
+    left = quiet_cores(sorted(local), usable_cores, groups)
+    return tuple(core for core in usable_cores if core in left or core in own)
+
+
+def process_cores(timing_cores: Sequence[int], quiet: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Cores that each worker process of a device builds on, given those that must not disturb a timing.
+
+    Each quiet core gets a process, up to `MOST_BUILDERS`. Where they are few, there is one process more, and
+    the timing cores are lent to one of them while nothing is timed. Where all cores time, one process does
+    everything.
+    """
+    if set(quiet) & set(timing_cores):
+        return (tuple(timing_cores),)
+    builders = tuple((core,) for core in quiet[:MOST_BUILDERS])
+    return builders if len(quiet) >= _ENOUGH_QUIET_CORES else (*builders, tuple(quiet))
+
+
+def worker_settings(
+    spec: DeviceSpec, descriptor: Descriptor, quiet: Sequence[int]
+) -> tuple[ChildSettings, ...]:
+    """Settings of each worker process of a device.
+
+    Args:
+        spec: The device.
+        descriptor: What it was found to be.
+        quiet: Logical CPUs of this host that no timing uses.
+    """
+    device = "cuda" if spec.target.get("kind") == "cuda" else "cpu"
+    environment: dict[str, Any] = {}
+    lock = host_lock_path()
+    builders = process_cores(spec.cores, quiet)
+    if spec.kind is not DeviceKind.LOCAL:
+        # The device has cores of its own, so nothing that is timed runs where its programs are built.
+        builders = tuple((core,) for core in quiet[:MOST_BUILDERS])
+    if spec.kind is DeviceKind.CUDA:
+        lock = host_lock_path(f"cuda-{spec.index}")
+    if spec.kind is DeviceKind.RPC:
+        environment = remote_environment(spec, descriptor)
+    is_lent = spec.kind is DeviceKind.LOCAL and len(builders) > 1 and len(quiet) < _ENOUGH_QUIET_CORES
+    return tuple(
+        ChildSettings(
+            target=spec.target,
+            device=device,
+            index=spec.index,
+            timing_cores=spec.cores,
+            build_cores=cores,
+            lock_path="" if spec.kind is DeviceKind.RPC else str(lock),
+            slot_path=str(lock.with_suffix(".slot")) if is_lent else "",
+            threads=spec.threads,
+            tracker=spec.tracker,
+            key=spec.key,
+            environment=environment,
+        )
+        for cores in builders
+    )
+
+
+def remote_environment(spec: DeviceSpec, descriptor: Descriptor) -> dict[str, Any]:
+    """What an environment says of a device behind a wire, over what it says of the host that builds."""
+    return {
+        "arch": descriptor.arch,
+        "cpu_model": descriptor.cpu_model,
+        "cores": list(spec.cores),
+        "affinity": list(spec.cores),
+        "tracker": spec.tracker,
+        "key": spec.key,
+    }

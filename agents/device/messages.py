@@ -1,0 +1,193 @@
+"""What an agent tells the coordinator, and what it is asked besides measuring.
+
+Frozen values that may cross a process. Every message names its device and the agent's incarnation (the number
+of the agent's life), so that nothing from a life that is over can be taken for news.
+`fleet.transport.transport` says in which order they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agents.lease import LeaseTag
+from agents.records import Candidate, CandidateId, Descriptor, DeviceId, Portable, Record, Workload
+
+#: A record and the lease that it was made under; None where an earlier version made it.
+TaggedRecord = tuple[LeaseTag | None, Record]
+
+
+class Busy(StrEnum):
+    """What an agent is doing."""
+
+    IDLE = "idle"
+    #: Compiling, drawing candidates, waiting for the host's timing lock.
+    BUILDING = "building"
+    #: A program runs on the device, to be timed or checked.
+    TIMING = "timing"
+
+
+class Asked(StrEnum):
+    """What an agent was asked for, in `Failed`."""
+
+    MEASURE = "measure"
+    PROPOSE = "propose"
+    WORKLOADS = "workloads"
+    ACKNOWLEDGE = "acknowledge"
+    #: To hand over what its spool holds.
+    PENDING = "pending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeRequest(Portable):
+    """A wish for candidates of one workload."""
+
+    #: Chosen by who asks; comes back in `Proposed` or `Failed`.
+    request_id: str
+    workload: Workload
+    #: How many are wanted; a small space gives fewer.
+    count: int
+    seed: int
+    #: Traces of good candidates, best first: evolve from them. Empty: draw at random.
+    parents: tuple[str, ...] = ()
+    #: Candidates that are known already.
+    exclude: frozenset[CandidateId] = frozenset()
+    #: Traces of imported candidates: what can be derived from them, and nothing else.
+    foreign: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message(Portable):
+    """What all messages have."""
+
+    device_id: DeviceId
+    #: Number of the agent's life, given by who started it.
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentUp(Message):
+    """The device may be used; always the first message of an agent that lives."""
+
+    descriptor: Descriptor
+    #: Of the records that it would make now (`DeviceWorker.environment_id`).
+    environment_id: str
+    #: The agent's process, and the host that it runs on.
+    pid: int = 0
+    host: str = ""
+    #: Records of earlier lives that nobody acknowledged, the first of them; `MorePending` brings the others.
+    pending: tuple[TaggedRecord, ...] = ()
+    #: Whether `MorePending` follows.
+    has_more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MorePending(Message):
+    """More records of earlier lives: a long spool comes in several messages, ahead of any results."""
+
+    pending: tuple[TaggedRecord, ...]
+    #: Nothing more is left of earlier lives.
+    is_last: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRefused(Message):
+    """The host cannot be the device that its spec describes; the agent has ended. The last message."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentGone(Message):
+    """The agent has ended, asked or not. The last message: what it leaves is in its spool."""
+
+    #: One line.
+    reason: str
+    stderr_tail: str = ""
+    #: Whether `stop` asked for it.
+    was_asked: bool = False
+    #: Whether its end is known to have come from outside, and not of what it was doing: its host is gone, Ray
+    #: broke down, or somebody killed it.
+    is_blameless: bool = False
+    #: Whether that was because its host is out of reach: asleep, cut off, or not there.
+    is_host_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat(Message):
+    """The agent's process is alive, whatever its device is doing."""
+
+    #: Leases that it works on or that wait, the running one first.
+    held: tuple[LeaseTag, ...] = ()
+    #: Candidates of the running lease that are finished.
+    done: int = 0
+    busy: Busy = Busy.IDLE
+    #: Seconds since a candidate was finished or the device went from one stage to the next.
+    quiet_secs: float = 0.0
+    #: Whether nobody else uses the agent's host; None where nobody asked for it, or it is not known yet.
+    is_host_idle: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results(Message):
+    """Records of one lease, durable in the agent's spool. A batch of slow programs comes in several parts."""
+
+    lease: LeaseTag
+    records: Sequence[Record]
+    #: Seconds that the device was taken by this part.
+    device_secs: float
+    #: No more of this lease comes.
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed(Message):
+    """The answer to a `ProposeRequest`, which comes back without what it excluded."""
+
+    request: ProposeRequest
+    candidates: tuple[Candidate, ...]
+    #: How many of `ProposeRequest.foreign` nothing was derived from, by reason.
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadsListed(Message):
+    """The workloads of some networks, heaviest first."""
+
+    networks: tuple[str, ...]
+    workloads: tuple[Workload, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Message):
+    """One request had no result; the agent lives on."""
+
+    what: Asked
+    #: One line.
+    error: str
+    #: The lease, where a measurement failed: nothing more of it comes.
+    lease: LeaseTag | None = None
+    #: Of the `ProposeRequest`, where that failed.
+    request_id: str = field(default="")
+    #: Whether it failed for want of a working host, whatever was asked: worker processes do not start, the
+    #: spool has no room.
+    is_blameless: bool = False
+
+
+__all__ = [
+    "AgentGone",
+    "AgentRefused",
+    "AgentUp",
+    "Asked",
+    "Beat",
+    "Busy",
+    "Failed",
+    "Message",
+    "MorePending",
+    "ProposeRequest",
+    "Proposed",
+    "Results",
+    "TaggedRecord",
+    "WorkloadsListed",
+]

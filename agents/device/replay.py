@@ -1,0 +1,392 @@
+"""A device that answers from recorded measurements: `DeviceWorker`'s duck type without a device.
+
+`ray_actors.py` puts it on Ray like any other. Nothing is built, run or timed here, so a collection, a search
+or an onboarding can be tried in seconds, and again. What is answered when: `docs/replay.md`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.codec import protocol_from_json
+from agents.device.batch import Batch, Part
+from agents.device.messages import Busy, TaggedRecord
+from agents.device.replay_records import ReplayRecords
+from agents.device.worker import DeviceRefusedError
+from agents.errors import AgentError
+from agents.host.process_control import pin_process
+from agents.lease import LeaseTag
+from agents.programs.derivation import Derivation
+from agents.programs.networks import NETWORKS
+from agents.programs.quality import interval_quality
+from agents.records import (
+    Candidate,
+    CandidateId,
+    Descriptor,
+    DeviceSpec,
+    Outcome,
+    Protocol,
+    Record,
+    Workload,
+    canonical_json,
+    content_hash,
+)
+from agents.spool.disk_spool import Spool
+from agents.spool.memory_spool import MemorySpool
+
+_LOG = logging.getLogger(__name__)
+
+#: Recorded candidates of a workload that are looked at for neighbours of good ones: drawn at random above.
+_MOST_NEIGHBOURS = 2000
+_SEPARATORS = re.compile(r"[\[\], ]+")
+
+
+class ReplayWorker:
+    """One recorded device.
+
+    Records that were made wait in memory until they are acknowledged: one that is lost with the process can
+    be had again, equal but for its moment.
+
+    Args:
+        spec: The device; `replay` says what it answers from, a Parquet file that `fleet export` wrote.
+        spool_folder: Not used; other devices keep their records there.
+        usable_cores: Logical CPUs that it may use; those that this process was given when None.
+        spool: Where records wait instead, durably; it is closed with the worker.
+        records: What it answers from, already open and left open; read from the spec's file when None. Many
+            devices that replay the same one share it.
+
+    Raises:
+        DeviceRefusedError: The records cannot be read, or belong to another device, family or target.
+
+    Attributes:
+        descriptor: That of the recorded device; nearly empty where it was never probed.
+        finished: Candidates that were answered since it was made.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        spool_folder: Path,
+        *,
+        usable_cores: Sequence[int] | None = None,
+        spool: Spool | None = None,
+        records: ReplayRecords | None = None,
+    ) -> None:
+        if spec.replay is None:
+            raise DeviceRefusedError(
+                f"device {spec.device_id} is refused: its file does not say which records it answers from; "
+                "write records and device"
+            )
+        self.spec = spec
+        self._replay = spec.replay
+        if usable_cores is not None:
+            pin_process(usable_cores)
+        try:
+            self._is_owner = records is None
+            if records is None:
+                records = ReplayRecords(Path(self._replay.records), self._replay.device)
+            self._records = records
+        except AgentError as error:
+            raise DeviceRefusedError(f"device {spec.device_id} is refused: {error}") from error
+        recorded = self._records.recorded.spec
+        if (recorded.family, recorded.target) != (spec.family, spec.target):
+            if self._is_owner:
+                self._records.close()
+            raise DeviceRefusedError(
+                f"device {spec.device_id} is refused: its file says family {spec.family} and target "
+                f"{spec.target_json}, the recorded device {recorded.device_id} has {recorded.family} and "
+                f"{recorded.target_json}; copy these, or leave target out"
+            )
+        if self._records.left_out:
+            _LOG.warning(
+                "device %s answers from %d records of one environment; %d of other environments are left out",
+                spec.device_id,
+                len(self._records),
+                self._records.left_out,
+            )
+        self.descriptor: Descriptor = self._records.descriptor
+        self.finished = 0
+        self._spool: Spool | MemorySpool = MemorySpool() if spool is None else spool
+
+    def close(self) -> None:
+        """Close the spool, and the file of records unless others share it."""
+        self._spool.close()
+        if self._is_owner:
+            self._records.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the worker: there are no others."""
+        return [os.getpid()]
+
+    @property
+    def busy(self) -> Busy:
+        """Nothing runs on it, ever."""
+        return Busy.IDLE
+
+    def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
+        """List the recorded workloads of some networks, heaviest first.
+
+        Those that belong to no network of `agents.programs.networks` are listed too: imported logs name
+        networks that nobody can ask for.
+
+        Raises:
+            AgentError: None of them was recorded.
+        """
+        recorded = self._records.workloads.values()
+        found = []
+        for one in recorded:
+            known_to_us = {name for name, _ in one.networks} & set(NETWORKS)
+            if not known_to_us or known_to_us & set(networks):
+                found.append(one)
+        if not found:
+            known = sorted({name for one in recorded for name, _ in one.networks})
+            raise AgentError(
+                f"no workload of {', '.join(networks)} was recorded on {self._replay.device}; its records "
+                f"have {len(recorded)} workloads of {', '.join(known) or 'no network'}"
+            )
+        return sorted(found, key=lambda one: (-one.weight * one.flops, one.workload_id))
+
+    def propose(
+        self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
+    ) -> list[Candidate]:
+        """Draw up to `count` recorded candidates of the workload at random, none of `exclude`.
+
+        The same seed gives the same draws; `exclude` only filters them.
+        """
+        drawn = self._shuffled(workload, seed)
+        chosen = [one for one in drawn if one not in exclude][:count]
+        return self._as_candidates(workload, chosen, "random")
+
+    def evolve(
+        self,
+        workload: Workload,
+        parents: Sequence[str],
+        count: int,
+        *,
+        seed: int,
+        exclude: Collection[CandidateId] = (),
+    ) -> list[Candidate]:
+        """Give the up to `count` recorded candidates that differ least from a parent, none of `exclude`.
+
+        Args:
+            workload: What they schedule.
+            parents: Traces of good candidates. Candidates equal to one are not given.
+            count: How many are wanted.
+            seed: Decides between equally near ones.
+            exclude: Candidates that are known already.
+        """
+        drawn = [one for one in self._shuffled(workload, seed) if one not in exclude][:_MOST_NEIGHBOURS]
+        families = [_SEPARATORS.split(parent) for parent in parents]
+        far: list[tuple[int, CandidateId]] = []
+        for candidate_id, (_, trace) in zip(drawn, self._records.schedules(drawn), strict=True):
+            words = _SEPARATORS.split(trace)
+            distance = min((_difference(words, family) for family in families), default=0)
+            if distance:
+                far.append((distance, candidate_id))
+        far.sort(key=lambda pair: pair[0])
+        return self._as_candidates(workload, [one for _, one in far[:count]], "evolved")
+
+    def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
+        """Derive nothing: no program is made here, and imported candidates are answered for as they are."""
+        return Derivation((), {"a replay device makes no programs": len(traces)})
+
+    def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
+        """Answer a batch, at once: it takes no time that would be worth dividing."""
+        began = time.monotonic()
+        records = self.measure(batch, tag)
+        yield Part(records=records, device_secs=time.monotonic() - began, is_last=True)
+
+    def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
+        """Answer a batch from the records; every candidate gives a record.
+
+        A candidate that was never recorded is `lost`: nothing is known of it.
+        """
+        ids = [one.candidate_id for one in batch.candidates]
+        found = self._records.measurements(ids)
+        lasting = self.environment_id(batch.protocol)
+        records = [
+            self._answer(candidate, name, found.get(name, []), batch, lasting)
+            for candidate, name in zip(batch.candidates, ids, strict=True)
+        ]
+        self._spool.put(records, tag)
+        self.finished += len(records)
+        return records
+
+    def environment_id(self, protocol: Protocol) -> str:
+        """Hash of what must be equal for two records of this device to be compared.
+
+        The protocol does not matter: what is answered was timed as it was.
+        """
+        replay = self._replay
+        return content_hash(
+            "replay",
+            replay.device,
+            self._records.environment_id,
+            canonical_json([replay.seed, replay.noise, replay.failures]),
+        )
+
+    def pending(self) -> list[Record]:
+        """Records that were made but never acknowledged, oldest first."""
+        return [record for _, record in self._spool.pending_tagged()]
+
+    def pending_tagged(self) -> Iterator[TaggedRecord]:
+        """Give the same, each with the lease that it was made under."""
+        return self._spool.pending_tagged()
+
+    def acknowledge(self, record_ids: Collection[str]) -> None:
+        """Forget records that the store holds for good."""
+        self._spool.acknowledge(record_ids)
+
+    def _shuffled(self, workload: Workload, seed: int) -> list[CandidateId]:
+        known = self._records.candidates(workload.workload_id, failed=self._replay.failures)
+        return random.Random(f"{seed}/{workload.workload_id}").sample(known, len(known))
+
+    def _as_candidates(
+        self, workload: Workload, candidate_ids: Sequence[CandidateId], origin: str
+    ) -> list[Candidate]:
+        return [
+            Candidate(workload_id=workload.workload_id, trace=trace, dialect=dialect, origin=origin)
+            for dialect, trace in self._records.schedules(candidate_ids)
+        ]
+
+    def _answer(
+        self,
+        candidate: Candidate,
+        candidate_id: CandidateId,
+        rows: Sequence[dict[str, Any]],
+        batch: Batch,
+        lasting: str,
+    ) -> Record:
+        replay = self._replay
+        row: Mapping[str, Any] = {
+            **_NEVER,
+            "error": (
+                f"never recorded on {replay.device} in the environment that is replayed; a replay device can "
+                "only answer for recorded candidates"
+            ),
+        }
+        protocol = batch.protocol
+        environment: Mapping[str, Any] = {}
+        source: dict[str, Any] = {
+            "device": replay.device,
+            "environment_id": self._records.environment_id,
+            "seed": replay.seed,
+            "noise": replay.noise,
+            "failures": replay.failures,
+        }
+        if rows:
+            row = self._pick(candidate_id, rows, batch.attempt)
+            protocol = _protocol(row["protocol"], row["schema"])
+            environment = _environment(row["environment"])
+            source |= {"attempt": row["attempt"], "measured_at": row["measured_at"]}
+        return Record(
+            device_id=self.spec.device_id,
+            workload_id=candidate.workload_id,
+            candidate_id=candidate_id,
+            dialect=candidate.dialect,
+            trace=candidate.trace,
+            origin=candidate.origin,
+            outcome=Outcome(row["outcome"]),
+            run_secs=tuple(row["run_secs"]),
+            warmup_secs=tuple(row["warmup_secs"]),
+            number=row["number"],
+            build_secs=row["build_secs"],
+            wait_secs=row["wait_secs"],
+            timing_secs=row["timing_secs"],
+            error=row["error"],
+            protocol=protocol,
+            environment=canonical_json({**environment, "replay": source}),
+            environment_id=lasting,
+            attempt=batch.attempt,
+            measured_at=time.time(),
+            model_version=batch.model_version,
+            quality=_lasting_quality(row["quality"]),
+        )
+
+    def _pick(
+        self, candidate_id: CandidateId, rows: Sequence[dict[str, Any]], attempt: int
+    ) -> dict[str, Any]:
+        """The measurement that one attempt at a candidate is answered with; `rows` are all of it."""
+        counting = next((row for row in rows if row["counts"]), rows[0])
+        if not self._replay.noise and not self._replay.failures:
+            return counting
+        draws = random.Random(f"{self._replay.seed}/{candidate_id}/{attempt}")
+        with_latency = [row for row in rows if row["outcome"] == Outcome.OK]
+        if self._replay.failures:
+            drawn = draws.choice(rows)
+            if drawn["outcome"] != Outcome.OK:
+                return drawn
+        elif counting["outcome"] != Outcome.OK:
+            return counting
+        if self._replay.noise:
+            return _resampled(draws.choice(with_latency), draws)
+        return counting if counting["outcome"] == Outcome.OK else with_latency[0]
+
+
+#: What is known of a candidate that was never recorded.
+_NEVER: Mapping[str, Any] = {
+    "outcome": Outcome.LOST,
+    "run_secs": (),
+    "warmup_secs": (),
+    "number": 0,
+    "build_secs": 0.0,
+    "wait_secs": 0.0,
+    "timing_secs": 0.0,
+    "quality": "{}",
+}
+
+
+def _resampled(row: dict[str, Any], draws: random.Random) -> dict[str, Any]:
+    """A measurement with as many repeats as it has, drawn among them with replacement."""
+    run_secs = draws.choices(row["run_secs"], k=len(row["run_secs"]))
+    quality = _object(row["quality"])
+    quality.pop("interval", None)
+    return {**row, "run_secs": run_secs, "quality": canonical_json(quality | interval_quality(run_secs))}
+
+
+def _difference(words: Sequence[str], others: Sequence[str]) -> int:
+    """In how many places two traces differ."""
+    same = sum(map(str.__eq__, words, others))
+    return max(len(words), len(others)) - same
+
+
+@functools.lru_cache(maxsize=64)
+def _protocol(text: str, schema: int) -> Protocol:
+    return protocol_from_json(_object(text), schema)
+
+
+@functools.lru_cache(maxsize=1024)
+def _environment(text: str) -> Mapping[str, Any]:
+    return _object(text)
+
+
+@functools.lru_cache(maxsize=8192)
+def _lasting_quality(text: str) -> str:
+    """The quality without what tells of the moment, not of the candidate."""
+    quality = _object(text)
+    quality.pop("canary", None)
+    return canonical_json(quality)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The JSON object that a column holds; imported records may hold anything."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+__all__ = ["ReplayWorker"]

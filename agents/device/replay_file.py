@@ -1,0 +1,154 @@
+"""The Parquet file of exported records: what its footer says, and the columns that a replay device reads.
+
+`fleet.interchange.export_parquet` writes such files with the help of this module, `replay.py` reads them.
+All columns are in `docs/export.md`. Files may come from other people: what is read is checked and bounded.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.codec import device_from_json, workload_from_json
+from agents.errors import AgentError
+from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_dict, canonical_json
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+#: Keys in the footer: what the file is, as JSON; and its workloads, JSON packed by zlib in base64.
+HEAD_KEY = b"tensor_fleet"
+WORKLOADS_KEY = b"tensor_fleet_workloads"
+#: Version of the columns and of the footer.
+VERSION = 1
+#: Columns of texts that many rows share.
+SHARED_TEXTS = ["dialect", "outcome", "error", "environment", "environment_id", "protocol", "quality"]
+#: Most bytes that packed workloads may unpack to: some 10,000 workloads.
+_MOST_WORKLOADS_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What a file says of one device."""
+
+    spec: DeviceSpec
+    #: None for a device that was never probed.
+    descriptor: Descriptor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What the footer of an exported file says."""
+
+    devices: Mapping[DeviceId, Recorded]
+    #: Version of the store that it was exported from.
+    table_version: int
+
+
+def footer(head: Head, workloads: Iterable[Workload]) -> dict[bytes, bytes]:
+    """Make the footer's entries of a new file."""
+    value = {
+        "version": VERSION,
+        "table_version": head.table_version,
+        "devices": {
+            device_id: {
+                "spec": as_json_dict(one.spec),
+                "descriptor": None if one.descriptor is None else as_json_dict(one.descriptor),
+            }
+            for device_id, one in head.devices.items()
+        },
+    }
+    packed = zlib.compress(canonical_json([as_json_dict(one) for one in workloads]).encode())
+    return {HEAD_KEY: canonical_json(value).encode(), WORKLOADS_KEY: base64.b64encode(packed)}
+
+
+def open_file(path: Path) -> pq.ParquetFile:
+    """Open an exported file; the caller closes it.
+
+    Raises:
+        AgentError: It is not there, or no Parquet file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Long texts that many rows share are held once: as plain ones they may not fit in one column.
+        return pq.ParquetFile(path, read_dictionary=SHARED_TEXTS)
+    except FileNotFoundError as error:
+        raise AgentError(f"{path}: no such file; write it with `fleet export`") from error
+    except (OSError, pa.ArrowException) as error:
+        raise AgentError(f"{path} is no Parquet file that can be read: {error}") from error
+
+
+def read_head(file: pq.ParquetFile, path: Path) -> Head:
+    """Read what an exported file says of itself.
+
+    Raises:
+        AgentError: It is another Parquet file, damaged, or of a newer version.
+    """
+    value = _json(path, _entry(file, HEAD_KEY, path))
+    version = value.get("version") if isinstance(value, dict) else None
+    if type(version) is not int:
+        raise AgentError(f"{path}: its footer does not say its version; export it again")
+    if version > VERSION:
+        raise AgentError(f"{path} has version {version}, this version reads {VERSION}; upgrade tensor-fleet")
+    devices, table_version = value.get("devices"), value.get("table_version")
+    if not isinstance(devices, dict) or type(table_version) is not int:
+        raise AgentError(f"{path}: its footer names no devices or no version of a store; export it again")
+    return Head(
+        devices={DeviceId(name): _recorded(path, one) for name, one in devices.items()},
+        table_version=table_version,
+    )
+
+
+def read_workloads(file: pq.ParquetFile, path: Path) -> list[Workload]:
+    """Read the workloads of an exported file, in the order of the file.
+
+    Raises:
+        AgentError: They are damaged, or too many.
+    """
+    packed = _entry(file, WORKLOADS_KEY, path)
+    try:
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_WORKLOADS_BYTES)
+    except (ValueError, zlib.error) as error:
+        raise AgentError(f"{path}: the workloads in its footer are damaged: {error}") from error
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise AgentError(
+            f"{path}: the workloads in its footer are damaged, or larger than {_MOST_WORKLOADS_BYTES} bytes"
+        )
+    value = _json(path, text)
+    if not isinstance(value, list):
+        raise AgentError(f"{path}: the workloads in its footer are no list")
+    return [workload_from_json(one) for one in value]
+
+
+def _recorded(path: Path, value: Any) -> Recorded:
+    if not isinstance(value, dict) or not {"spec", "descriptor"} <= value.keys():
+        raise AgentError(f"{path}: its footer describes a device without spec or descriptor")
+    spec, descriptor = device_from_json(value["spec"], value["descriptor"])
+    return Recorded(spec=spec, descriptor=descriptor)
+
+
+def _entry(file: pq.ParquetFile, key: bytes, path: Path) -> bytes:
+    entries = file.metadata.metadata or {}
+    if key not in entries:
+        raise AgentError(f"{path} is no file of exported records: write one with `fleet export`")
+    found = entries[key]
+    assert isinstance(found, bytes)
+    return found
+
+
+def _json(path: Path, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise AgentError(f"{path}: its footer is damaged: {error}") from error
+
+
+__all__ = ["VERSION", "Head", "Recorded", "footer", "open_file", "read_head", "read_workloads"]

@@ -1,0 +1,261 @@
+"""The recorded measurements of one device, by candidate: what a replay device answers from.
+
+`replay.py` asks it. It holds everything but the traces, about a kilobyte a record; traces are read from the
+file when candidates are proposed. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
+from agents.errors import AgentError
+from agents.records import CandidateId, Descriptor, DeviceId, Outcome, Workload, WorkloadId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Columns that are held; `trace` is read when it is asked for.
+_COLUMNS = (
+    "candidate_id",
+    "workload_id",
+    "dialect",
+    "outcome",
+    "run_secs",
+    "warmup_secs",
+    "number",
+    "build_secs",
+    "wait_secs",
+    "timing_secs",
+    "measured_at",
+    "attempt",
+    "error",
+    "environment",
+    "environment_id",
+    "protocol",
+    "quality",
+    "schema",
+    "counts",
+)
+#: Columns of seconds; a file that did not come from `fleet export` may hold anything.
+_SECONDS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
+#: Row groups whose traces are kept decoded, some 30 MB each.
+_GROUPS_KEPT = 4
+#: Candidates whose measurements are kept decoded, some kilobytes each.
+_ANSWERS_KEPT = 8192
+#: A row's place: the row group above these bits, the row in it below.
+_ROW_BITS = 32
+
+
+class ReplayRecords:
+    """Measurements of one device in one environment.
+
+    Only records of one environment may be compared, so of several the one with the most records is taken,
+    of equal ones the latest.
+
+    Args:
+        path: A Parquet file that `fleet export` wrote.
+        device_id: The recorded device.
+
+    Raises:
+        AgentError: The file cannot be read, or holds no record of the device.
+
+    Attributes:
+        recorded: What the file says of the device.
+        environment_id: The environment whose records are held.
+        left_out: Records of the device in other environments.
+    """
+
+    def __init__(self, path: Path, device_id: DeviceId) -> None:
+        self._path = path
+        self._file = open_file(path)
+        try:
+            head = read_head(self._file, path)
+            if device_id not in head.devices:
+                known = ", ".join(sorted(head.devices)) or "none"
+                raise AgentError(f"{path} has no device {device_id!r}; it has {known}")
+            self.recorded: Recorded = head.devices[device_id]
+            known_workloads = read_workloads(self._file, path)
+            self._table, self.environment_id, self.left_out = self._read(device_id)
+        except BaseException:
+            self.close()
+            raise
+        self._traces: dict[int, Any] = {}
+        self._rows: dict[CandidateId, list[int]] = {}
+        #: Measurements of the candidates that were asked for last.
+        self._answers: dict[CandidateId, list[dict[str, Any]]] = {}
+        #: Candidates of each workload, sorted; and whether the record that counts of each has a latency.
+        self._candidates: dict[WorkloadId, dict[CandidateId, bool]] = {}
+        self._index()
+        self.workloads: dict[WorkloadId, Workload] = {
+            one.workload_id: one for one in known_workloads if one.workload_id in self._candidates
+        }
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """What the probe saw of the recorded device; nearly empty if it was never probed."""
+        return self.recorded.descriptor or _unknown_descriptor(self.recorded.spec.device_id)
+
+    def candidates(self, workload_id: WorkloadId, *, failed: bool) -> list[CandidateId]:
+        """List the recorded candidates of a workload, sorted by id.
+
+        Args:
+            workload_id: A workload; an unknown one has none.
+            failed: Whether to list those that have no latency too.
+        """
+        found = self._candidates.get(workload_id, {})
+        return [one for one, is_ok in found.items() if is_ok or failed]
+
+    def measurements(self, candidate_ids: Iterable[CandidateId]) -> dict[CandidateId, list[dict[str, Any]]]:
+        """Give the measurements of some candidates, by attempt; candidates that have none are left out.
+
+        What is given may be given again: it must not be changed.
+        """
+        wanted = [one for one in dict.fromkeys(candidate_ids) if one in self._rows]
+        missing = [one for one in wanted if one not in self._answers]
+        groups: dict[CandidateId, list[dict[str, Any]]] = {one: [] for one in missing}
+        rows = self._take([row for one in missing for row in self._rows[one]]) if missing else None
+        for row in rows.to_pylist() if rows is not None else ():
+            groups[row["candidate_id"]].append(row)
+        for group in groups.values():
+            group.sort(key=lambda row: row["attempt"])
+        found = {one: groups[one] if one in groups else self._answers[one] for one in wanted}
+        # Devices that share the records are asked for the same ones at about the same time.
+        self._answers |= groups
+        while len(self._answers) > _ANSWERS_KEPT:
+            del self._answers[next(iter(self._answers))]
+        return found
+
+    def schedules(self, candidate_ids: Sequence[CandidateId]) -> list[tuple[str, str]]:
+        """Give (dialect, trace) of recorded candidates.
+
+        Raises:
+            AgentError: The file has become unreadable.
+        """
+        rows = [self._rows[one][0] for one in candidate_ids]
+        chosen = self._take(rows, ("dialect", "place")).to_pydict()
+        by_group: dict[int, list[int]] = {}
+        for number, place in enumerate(chosen["place"]):
+            by_group.setdefault(place >> _ROW_BITS, []).append(number)
+        traces = [""] * len(rows)
+        for group, numbers in by_group.items():
+            column = self._group(group)
+            for number in numbers:
+                traces[number] = column[chosen["place"][number] & (1 << _ROW_BITS) - 1].as_py()
+        return list(zip(chosen["dialect"], traces, strict=True))
+
+    def _take(self, rows: Sequence[int], columns: Sequence[str] = _COLUMNS) -> pa.Table:
+        import pyarrow as pa
+
+        return self._table.select(columns).take(pa.array(rows, pa.int64()))
+
+    def _read(self, device_id: DeviceId) -> tuple[pa.Table, str, int]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        names = self._file.schema_arrow.names
+        missing = [name for name in ("device_id", "trace", *_COLUMNS) if name not in names]
+        if missing:
+            raise AgentError(f"{self._path} lacks the columns {', '.join(missing)}; export it again")
+        parts = []
+        try:
+            for group in range(self._file.num_row_groups):
+                table = self._file.read_row_group(group, columns=["device_id", *_COLUMNS], use_threads=False)
+                first = group << _ROW_BITS
+                place = pa.array(range(first, first + table.num_rows), pa.int64())
+                table = table.append_column("place", place)
+                parts.append(table.filter(pc.equal(table.column("device_id"), device_id)))
+            table = pa.concat_tables(parts).unify_dictionaries() if parts else None
+            if table is None or not table.num_rows:
+                raise AgentError(f"{self._path} holds no record of device {device_id!r}; export it again")
+            seen = table.group_by("environment_id").aggregate([([], "count_all"), ("measured_at", "max")])
+            order = [("count_all", "descending"), ("measured_at_max", "descending")]
+            chosen = seen.sort_by(order).column("environment_id")[0].as_py()
+            kept = table.filter(pc.equal(table.column("environment_id"), chosen))
+            self._check_seconds(kept)
+            unknown = set(pc.unique(kept.column("outcome")).to_pylist()) - set(Outcome)
+        except (OSError, pa.ArrowException) as error:
+            raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
+        if unknown:
+            raise AgentError(f"{self._path}: outcome {unknown.pop()!r} is not known; upgrade tensor-fleet")
+        whole = kept.drop_columns(["device_id"]).combine_chunks()
+        return whole, chosen, table.num_rows - kept.num_rows
+
+    def _check_seconds(self, table: pa.Table) -> None:
+        """Refuse what no clock gives.
+
+        Raises:
+            AgentError: A number of seconds is missing or not finite, or an ok record has none above 0.
+        """
+        import pyarrow.compute as pc
+
+        is_ok = pc.equal(table.column("outcome").cast("string"), Outcome.OK)
+        run_secs = table.column("run_secs").filter(is_ok)
+        flat = pc.list_flatten(run_secs)
+        wrong = [name for name in _SECONDS if not _all(pc.is_finite(table.column(name)))]
+        is_there = pc.greater(pc.list_value_length(run_secs), 0)
+        if not all(map(_all, (is_there, pc.is_finite(flat), pc.greater(flat, 0.0)))):
+            wrong.append("run_secs")
+        if wrong:
+            raise AgentError(
+                f"{self._path}: {', '.join(wrong)}: expected finite seconds, above 0 where a run was ok; "
+                "export it again"
+            )
+
+    def _index(self) -> None:
+        columns = self._table.select(["candidate_id", "workload_id", "outcome", "counts"]).to_pydict()
+        for row, values in enumerate(zip(*columns.values(), strict=True)):
+            candidate_id, workload_id, outcome, counts = values
+            self._rows.setdefault(candidate_id, []).append(row)
+            group = self._candidates.setdefault(workload_id, {})
+            group[candidate_id] = group.get(candidate_id, False) or (counts and outcome == Outcome.OK)
+        self._candidates = {one: dict(sorted(group.items())) for one, group in self._candidates.items()}
+
+    def _group(self, group: int) -> Any:
+        """The traces of one row group, decoded."""
+        import pyarrow as pa
+
+        if group not in self._traces:
+            while len(self._traces) >= _GROUPS_KEPT:
+                del self._traces[next(iter(self._traces))]
+            try:
+                table = self._file.read_row_group(group, columns=["trace"], use_threads=False)
+            except (OSError, pa.ArrowException) as error:
+                raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
+            self._traces[group] = table.column("trace").combine_chunks()
+        return self._traces[group]
+
+
+def _all(mask: pa.ChunkedArray) -> bool:
+    """Whether every value is there and true."""
+    import pyarrow.compute as pc
+
+    return mask.null_count == 0 and pc.all(mask, min_count=0).as_py() is True
+
+
+def _unknown_descriptor(device_id: DeviceId) -> Descriptor:
+    sizes = ("l1d_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes", "memory_bytes", "vector_bytes")
+    clocks = ("clock_min_mhz", "clock_max_mhz", "clock_now_mhz")
+    unknown: dict[str, Any] = dict.fromkeys(("physical_cores", "logical_cores", *sizes), 0)
+    unknown |= dict.fromkeys(clocks, 0.0) | dict.fromkeys(("arch", "cpu_model", "governor", "kernel"), "")
+    return Descriptor(
+        host=device_id,
+        usable_cores=(),
+        isa_flags=(),
+        smt=False,
+        versions=(),
+        ansor_params=(0,) * 8,
+        **unknown,
+    )
+
+
+__all__ = ["ReplayRecords"]

@@ -1,0 +1,366 @@
+"""Everything one device can be asked for, as a plain class: probe, propose, measure, hand over records.
+
+`ray_actors.py` puts it on Ray without adding logic; tests use it as it is. It never imports TVM: what a
+candidate may harm happens in the processes of `pool.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from agents.codec import workload_from_json
+from agents.device.batch import PART_SECS, Batch, Part
+from agents.device.device_cores import quiet_cores, remote_environment, worker_settings
+from agents.device.messages import Busy, TaggedRecord
+from agents.errors import AgentError
+from agents.host.probe import core_groups, differences, environment, environment_id, probe, remote_descriptor
+from agents.host.process_control import pin_process
+from agents.lease import LeaseTag
+from agents.programs.canaries import Canary
+from agents.programs.check import is_checkable
+from agents.programs.derivation import Derivation
+from agents.programs.quality import Drift, is_rejected, relative_interval
+from agents.records import (
+    CONFIRM,
+    Candidate,
+    CandidateId,
+    Descriptor,
+    DeviceKind,
+    DeviceSpec,
+    Outcome,
+    Protocol,
+    Record,
+    Workload,
+    canonical_json,
+)
+from agents.sandbox.canary_watch import Again, CanaryWatch, leaders, unmeasured
+from agents.sandbox.job import Job, Result
+from agents.sandbox.pool import WorkerPool
+from agents.sandbox.stages import Stage
+from agents.sandbox.windows import Planned, in_windows
+from agents.spool.disk_spool import Spool
+from agents.trust import DERIVED
+
+#: Stages in which a program runs on the device.
+_ON_DEVICE = frozenset({Stage.REFERENCE, Stage.TIMING, Stage.CHECKING, Stage.VISITING})
+
+
+class DeviceRefusedError(AgentError):
+    """The host cannot be the device that its spec describes."""
+
+
+class DeviceWorker:
+    """One device and its worker processes.
+
+    Args:
+        spec: What the device claims to be.
+        spool_folder: Where finished records wait until they are acknowledged; one folder a device.
+        usable_cores: Logical CPUs that it may use; those that this process was given when None. The
+            process itself moves to those that do not time.
+        spool_wait_secs: How long to wait for a predecessor that is about to end.
+
+    Raises:
+        DeviceRefusedError: The host contradicts the spec, nobody serves the device, or its kind cannot be
+            timed by this version.
+        SpoolError: As `Spool`.
+
+    Attributes:
+        finished: Candidates that were measured since it was made.
+
+    One thread at a time may use it; `finished` and `busy` may be read by others.
+    """
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        spool_folder: Path,
+        *,
+        usable_cores: Sequence[int] | None = None,
+        spool_wait_secs: float = 0.0,
+    ) -> None:
+        self.spec = spec
+        self.finished = 0
+        if usable_cores is not None:
+            pin_process(usable_cores)
+        here = probe()
+        faults = _faults(spec, here)
+        if faults:
+            raise DeviceRefusedError(
+                f"device {spec.device_id} is refused by host {here.host}: {'; '.join(faults)}"
+            )
+        self.descriptor: Descriptor = remote_descriptor(spec) if spec.kind is DeviceKind.RPC else here
+        self._spool_folder = spool_folder
+        self._spool = Spool(spool_folder, lock_timeout_secs=spool_wait_secs)
+        # A GPU's programs are launched from its timing cores; a device behind a wire has its own.
+        timing = () if spec.kind is DeviceKind.RPC else spec.cores
+        quiet = quiet_cores(timing, here.usable_cores, core_groups())
+        #: The worker processes.
+        self.pool = WorkerPool(worker_settings(spec, self.descriptor, quiet))
+        pin_process(quiet)
+        self.pool.start()
+        self._canaries: tuple[Canary, ...] = ()
+        self._watches: dict[str, CanaryWatch] = {}
+        #: Best latency of each (environment, workload), for early stop.
+        self._best_secs: dict[str, dict[str, float]] = {}
+
+    def close(self) -> None:
+        """End the worker processes; records that nobody acknowledged stay in the spool."""
+        self.pool.close()
+        self._spool.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the worker and its worker processes."""
+        return [os.getpid(), *self.pool.pids]
+
+    @property
+    def busy(self) -> Busy:
+        """What the worker processes do just now."""
+        stages = set(self.pool.stages) - {Stage.IDLE}
+        if not stages:
+            return Busy.IDLE
+        return Busy.TIMING if stages & _ON_DEVICE else Busy.BUILDING
+
+    def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
+        """List the distinct workloads of known networks (see `agents.programs.networks`), heaviest first.
+
+        Raises:
+            AgentError: A network is unknown.
+        """
+        answer = self.pool.ask({"op": "networks", "networks": list(networks)})
+        if answer["event"] == "refused":
+            raise AgentError(answer["error"])
+        return [workload_from_json(value) for value in answer["workloads"]]
+
+    def propose(
+        self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
+    ) -> list[Candidate]:
+        """Draw up to `count` random candidates of the workload's design space, none of `exclude`.
+
+        The space belongs to the device's family, so another device of the family draws the same ones.
+        """
+        return self._ask_space({"op": "propose"}, "random", workload, count, seed, exclude)
+
+    def evolve(
+        self,
+        workload: Workload,
+        parents: Sequence[str],
+        count: int,
+        *,
+        seed: int,
+        exclude: Collection[CandidateId] = (),
+    ) -> list[Candidate]:
+        """Make up to `count` candidates near good ones, none of `exclude`.
+
+        Args:
+            workload: What they schedule.
+            parents: Traces of good candidates, best first.
+            count: How many are wanted; a small neighbourhood gives fewer.
+            seed: Of the mutations.
+            exclude: Candidates that are known already.
+        """
+        question = {"op": "evolve", "parents": list(parents)}
+        return self._ask_space(question, "evolved", workload, count, seed, exclude)
+
+    def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
+        """Make candidates of our own from imported ones: their decisions in our design space, nothing else.
+
+        Args:
+            workload: One of ours.
+            traces: Imported traces of a workload that claims to be this one.
+        """
+        question = {"op": "derive", "traces": list(traces)}
+        answer = self._ask_design(question, workload)
+        return Derivation(_candidates(workload, answer["traces"], DERIVED), answer["refused"])
+
+    def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
+        """Measure a batch in one window; the records are on disk in the spool before they are returned.
+
+        Every candidate gives a record, whatever becomes of it. The leading candidates of the batch come
+        with a second one, and so do those of earlier batches that were measured while the device drifted.
+
+        Args:
+            batch: What to measure, and how.
+            tag: The lease that the spool notes beside the records.
+        """
+        parts = self.measure_parts(batch, tag, window_secs=math.inf)
+        return [record for part in parts for record in part.records]
+
+    def measure_parts(
+        self, batch: Batch, tag: LeaseTag | None = None, *, window_secs: float = PART_SECS
+    ) -> Iterator[Part]:
+        """Measure a batch as `measure` does, in parts of some seconds.
+
+        Each part is a window between two readings of the canaries; the next one is being compiled while its
+        last candidates are timed.
+        """
+        lasting = self.environment_id(batch.protocol)
+        watch, best = self._watch(lasting), self._best_secs.setdefault(lasting, {})
+        left, wanted = deque(batch.candidates), deque[Again]()
+        measured = {(candidate.candidate_id, batch.attempt) for candidate in left}
+
+        def stream() -> Iterator[Planned]:
+            while wanted or left:
+                if wanted:
+                    one = wanted.popleft()
+                    yield Planned(self._job(one.candidate, one.workload, batch.protocol), one.attempt)
+                else:
+                    candidate = left.popleft()
+                    workload = batch.workloads[candidate.workload_id]
+                    yield Planned(self._job(candidate, workload, batch.protocol), batch.attempt)
+
+        def count() -> None:
+            self.finished += 1
+
+        began, is_last = time.monotonic(), False
+        while not is_last:
+            windows = in_windows(stream(), self.pool, watch, best, count, window_secs=window_secs)
+            # Whoever stops reading, or a spool that takes no more, ends what is at work.
+            with closing(windows):
+                for window in windows:
+                    records = [
+                        self._record(batch, planned, result, window.drift, lasting)
+                        for planned, result in window.results
+                    ]
+                    again: list[Again] = []
+                    if window.drift.suspect:
+                        watch.remember(records, batch.workloads)
+                    else:
+                        again += watch.take_again()
+                    if within := batch.confirm_within:
+                        again += leaders(
+                            records, batch.workloads, within=within, origin=CONFIRM, best_secs=best
+                        )
+                    wanted.extend(unmeasured(again, measured))
+                    self._spool.put(records, tag)
+                    is_last = window.is_last and not wanted
+                    ended = time.monotonic()
+                    yield Part(records=records, device_secs=ended - began, is_last=is_last)
+                    began = ended
+
+    def environment_id(self, protocol: Protocol) -> str:
+        """Hash of what must be equal for two records of this device to be compared."""
+        snapshot = environment(self.spec.cores)
+        if self.spec.kind is DeviceKind.RPC:
+            snapshot |= remote_environment(self.spec, self.descriptor)
+        return environment_id(snapshot, self.spec, protocol)
+
+    def pending(self) -> list[Record]:
+        """Records that were measured but never acknowledged, oldest first."""
+        return self._spool.pending()
+
+    def pending_tagged(self) -> Iterator[TaggedRecord]:
+        """Give the same one by one, each with the lease that it was made under."""
+        return self._spool.pending_tagged()
+
+    def acknowledge(self, record_ids: Collection[str]) -> None:
+        """Forget records that the store holds for good."""
+        self._spool.acknowledge(record_ids)
+
+    def _watch(self, lasting: str) -> CanaryWatch:
+        if not self._canaries:
+            answer = self.pool.ask({"op": "canaries", "family": self.spec.family})
+            self._canaries = tuple(_canary(value) for value in answer["canaries"])
+        if lasting not in self._watches:
+            self._watches[lasting] = CanaryWatch(self._spool_folder, self._canaries, lasting)
+        return self._watches[lasting]
+
+    def _ask_space(
+        self,
+        question: dict[str, Any],
+        origin: str,
+        workload: Workload,
+        count: int,
+        seed: int,
+        exclude: Collection[CandidateId],
+    ) -> list[Candidate]:
+        question = {**question, "count": count, "seed": seed, "exclude": sorted(exclude)}
+        return list(_candidates(workload, self._ask_design(question, workload)["traces"], origin))
+
+    def _ask_design(self, question: dict[str, Any], workload: Workload) -> dict[str, Any]:
+        question = {**question, "workload_id": workload.workload_id, "family": self.spec.family}
+        answer = self.pool.ask(question, workload)
+        if answer["event"] == "refused":
+            raise AgentError(answer["error"])
+        return answer
+
+    def _job(self, candidate: Candidate, workload: Workload, protocol: Protocol) -> Job:
+        # By the hash, so that every device checks the same ones and a run can be repeated.
+        place = int(candidate.candidate_id[:8], 16) / 2**32
+        return Job(
+            candidate=candidate,
+            workload=workload,
+            protocol=protocol,
+            check=place < protocol.check_share and is_checkable(workload.flops),
+        )
+
+    def _record(self, batch: Batch, planned: Planned, result: Result, drift: Drift, lasting: str) -> Record:
+        candidate = planned.job.candidate
+        outcome, error = result.outcome, result.error
+        if outcome is Outcome.OK and is_rejected(result.run_secs, batch.protocol):
+            outcome = Outcome.REJECTED
+            error = (
+                f"its {len(result.run_secs)} repeats leave the latency uncertain by "
+                f"{relative_interval(result.run_secs):.0%}, more than reject_interval"
+            )
+        quality = dict(result.quality)
+        if drift.ratios:
+            quality["canary"] = dict(drift.ratios)
+        if drift.suspect:
+            quality["suspect"] = True
+        return Record(
+            device_id=self.spec.device_id,
+            workload_id=candidate.workload_id,
+            candidate_id=candidate.candidate_id,
+            dialect=candidate.dialect,
+            trace=candidate.trace,
+            origin=candidate.origin,
+            outcome=outcome,
+            run_secs=result.run_secs,
+            warmup_secs=result.warmup_secs,
+            number=result.number,
+            build_secs=result.build_secs,
+            wait_secs=result.wait_secs,
+            timing_secs=result.timing_secs,
+            error=error,
+            protocol=batch.protocol,
+            environment=canonical_json(result.environment),
+            environment_id=lasting,
+            attempt=planned.attempt,
+            measured_at=result.ended_at,
+            model_version=batch.model_version,
+            quality=canonical_json(quality),
+        )
+
+
+def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:
+    """Why this host cannot be, or reach, a device."""
+    if spec.kind is DeviceKind.REPLAY:
+        return ["a device of kind replay is not timed: `agents.device.replay` answers for it from records"]
+    faults = differences(spec, here)
+    if spec.kind is DeviceKind.RPC and not faults:
+        from agents.programs.rpc_session import served
+
+        if missing := served(spec.tracker, spec.key):
+            faults = [missing]
+    return faults
+
+
+def _candidates(workload: Workload, traces: Sequence[str], origin: str) -> tuple[Candidate, ...]:
+    return tuple(Candidate(workload_id=workload.workload_id, trace=trace, origin=origin) for trace in traces)
+
+
+def _canary(value: Mapping[str, Any]) -> Canary:
+    workload = workload_from_json(value["workload"])
+    candidate = Candidate(workload_id=workload.workload_id, trace=value["trace"], origin="canary")
+    return Canary(name=value["name"], workload=workload, candidate=candidate)
+
+
+__all__ = ["Batch", "DeviceRefusedError", "DeviceWorker"]

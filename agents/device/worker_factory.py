@@ -1,0 +1,81 @@
+"""Make the worker of a device from the request that starts its agent. Called by who runs an `AgentHost`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from agents.device.agent import Worker
+from agents.device.device_cores import agent_cores
+from agents.device.replay import ReplayWorker
+from agents.device.replay_records import ReplayRecords
+from agents.device.requests import Start
+from agents.device.worker import DeviceRefusedError, DeviceWorker
+from agents.errors import AgentError
+from agents.host.probe import core_groups
+from agents.records import DeviceId
+from agents.spool.disk_spool import Spool
+
+#: A killed agent holds its spool until the kernel has ended it, and its last write.
+_SPOOL_WAIT_SECS = 10.0
+
+
+def open_device(start: Start) -> Worker:
+    """Make the worker of a device that is measured.
+
+    Raises:
+        AgentError: As `DeviceWorker`.
+    """
+    usable = start.usable_cores or tuple(sorted(os.sched_getaffinity(0)))
+    return DeviceWorker(
+        start.spec,
+        Path(start.spool_folder).expanduser(),
+        usable_cores=agent_cores(start.spec, start.neighbours or (start.spec,), usable, core_groups()),
+        spool_wait_secs=_SPOOL_WAIT_SECS,
+    )
+
+
+class ReplayShelf:
+    """Makes the workers of replay devices; those that replay the same device share its records.
+
+    Args:
+        spooled: Whether what they answer waits on the disk, as that of other devices does; else in memory.
+    """
+
+    def __init__(self, *, spooled: bool = False) -> None:
+        self._spooled = spooled
+        self._records: dict[tuple[str, DeviceId], ReplayRecords] = {}
+
+    def open(self, start: Start) -> Worker:
+        """Make the worker of a replay device.
+
+        Raises:
+            DeviceRefusedError: As `ReplayWorker`.
+            SpoolError: As `Spool`.
+        """
+        replay = start.spec.replay
+        if replay is None:
+            return ReplayWorker(start.spec, Path(start.spool_folder))  # it says what is missing
+        key = (replay.records, replay.device)
+        if key not in self._records:
+            try:
+                self._records[key] = ReplayRecords(Path(replay.records), replay.device)
+            except AgentError as error:
+                raise DeviceRefusedError(f"device {start.spec.device_id} is refused: {error}") from error
+        folder = Path(start.spool_folder)
+        spool = Spool(folder, lock_timeout_secs=_SPOOL_WAIT_SECS) if self._spooled else None
+        try:
+            return ReplayWorker(start.spec, folder, spool=spool, records=self._records[key])
+        except BaseException:
+            if spool is not None:
+                spool.close()
+            raise
+
+    def close(self) -> None:
+        """Close the files."""
+        for records in self._records.values():
+            records.close()
+        self._records.clear()
+
+
+__all__ = ["ReplayShelf", "open_device"]

@@ -1,0 +1,1 @@
+"""What this host is and does: processors, GPUs, locks that all its users share, processes."""

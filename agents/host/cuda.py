@@ -1,0 +1,284 @@
+"""CUDA devices of this host, through NVIDIA's management library or its `nvidia-smi` program.
+
+Called by `agents.host.probe`, by `fleet.doctor.doctor` and by whoever starts processes that use a GPU. No
+CUDA context is made and no CUDA library is loaded: a process that has done so cannot fork workers that use
+the GPU. A host without a driver simply has no devices.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# Limits that the CUDA C++ Programming Guide (table "Technical Specifications per Compute Capability") gives
+# alike for every compute capability from 5.0 on; the management library does not report them. Shared memory
+# is what a kernel gets without asking for more, and what TVM's own target tags name.
+_COMMON_LIMITS = {
+    "max_threads_per_block": "1024",
+    "max_shared_memory_per_block": "49152",
+    "thread_warp_size": "32",
+}
+_SMI_FIELDS = (
+    "name",
+    "uuid",
+    "memory.total",
+    "compute_cap",
+    "clocks.max.sm",
+    "driver_version",
+    "pci.bus_id",
+    "persistence_mode",
+)
+_SMI_TIMEOUT_SEC = 20.0
+
+# Bits of NVML's `nvmlClocksThrottleReasons` in its header `nvml.h` (called "event reasons" since driver 535).
+_THROTTLE_REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment variables for processes that use a CUDA device of a spec.
+
+    CUDA numbers the fastest card first unless it is told otherwise; `cuda_devices` and the specs number by
+    PCI bus, also inside a `CUDA_VISIBLE_DEVICES` that lists numbers.
+    """
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def cuda_devices(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str], ...]:
+    """List the CUDA devices that a program started with this environment may use.
+
+    Args:
+        environ: Environment variables; those of this process by default. `CUDA_VISIBLE_DEVICES` is obeyed.
+
+    Returns:
+        One mapping a device: `index` (ordinal among the visible ones in PCI bus order, which is CUDA's own
+        order in processes that were given `worker_environment`), `name`, `uuid`, `arch` (`sm_90`),
+        `memory_bytes`, `clock_max_mhz`, `driver`, `pci_bus_id`, `persistence_mode` (`on`, `off`), and the
+        three limits that a TVM target needs. Unknown values are left out. Empty without a driver.
+    """
+    environ = os.environ if environ is None else environ
+    found = _from_nvml()
+    if found is None:
+        found = _from_smi(_run_smi())
+    chosen = visible(_by_bus(found), environ.get("CUDA_VISIBLE_DEVICES"))
+    return tuple({"index": str(index), **device} for index, device in enumerate(chosen))
+
+
+def make_device_files(uvm: Path = Path("/dev/nvidia-uvm")) -> None:
+    """Make the driver's files in /dev where they are missing, as after a boot.
+
+    CUDA does so when it starts, through a set-user-id program, which a confined process cannot use.
+
+    Args:
+        uvm: The one that only CUDA needs.
+    """
+    program = shutil.which("nvidia-modprobe")
+    if program is None or uvm.exists():
+        return
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = [program, "-u", "-c", "0"]
+        subprocess.run(command, capture_output=True, timeout=_SMI_TIMEOUT_SEC, check=False)
+
+
+def gpu_state(index: int, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Read the clocks and the load of one CUDA device at this moment, through the management library only.
+
+    The library is opened at the first call and stays open for the life of the process, because this is read
+    with every record; a process that forks should therefore leave the first call to its children.
+
+    Args:
+        index: Ordinal of the device as `cuda_devices` counts.
+        environ: Environment variables; those of this process by default. `CUDA_VISIBLE_DEVICES` is obeyed.
+
+    Returns:
+        What the card shows of `sm_clock_mhz`, `memory_clock_mhz`, `temperature_c`, `power_w`, `utilisation`
+        (per cent of the last moment in which any program ran on it) and `throttle_reasons` (sorted names of
+        what holds the clock down; `gpu_idle` is one). Empty without the library, a driver or that device.
+    """
+    environ = os.environ if environ is None else environ
+    nvml = _open_nvml()
+    handle = _nvml_handle(index, environ.get("CUDA_VISIBLE_DEVICES")) if nvml else None
+    if nvml is None or handle is None:
+        return {}
+    readers: dict[str, Callable[[], Any]] = {
+        "sm_clock_mhz": lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "memory_clock_mhz": lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        "temperature_c": lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        "power_w": lambda: round(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, 1),
+        "utilisation": lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        # Drivers before 535 know no other name of it, and newer ones still answer to this one.
+        "throttle_reasons": lambda: throttle_reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+    }
+    state = {}
+    for name, read in readers.items():
+        try:
+            state[name] = read()
+        except nvml.NVMLError:
+            # Each card leaves out something: laptops the power, virtual ones the clocks.
+            continue
+    return state
+
+
+def throttle_reasons(mask: int) -> list[str]:
+    """Name the bits of NVML's throttle reasons, sorted; an unknown bit gets its number (`0x800`)."""
+    bits = (1 << place for place in range(mask.bit_length()) if mask >> place & 1)
+    return sorted(_THROTTLE_REASONS.get(bit, hex(bit)) for bit in bits)
+
+
+def visible(devices: Sequence[dict[str, str]], setting: str | None) -> list[dict[str, str]]:
+    """Apply `CUDA_VISIBLE_DEVICES` as CUDA does: the devices named, up to the first name that fits none.
+
+    Args:
+        devices: All devices of the host in PCI bus order, each with its `uuid`.
+        setting: Value of the variable; None when it is not set.
+    """
+    if setting is None:
+        return list(devices)
+    chosen: list[dict[str, str]] = []
+    for word in (part.strip() for part in setting.split(",")):
+        if word.isdecimal() and int(word) < len(devices):
+            chosen.append(devices[int(word)])
+            continue
+        fits = [device for device in devices if word.startswith("GPU-") and device["uuid"].startswith(word)]
+        if len(fits) != 1:
+            break
+        chosen.extend(fits)
+    return chosen
+
+
+def _by_bus(devices: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Sort by PCI bus id; the libraries do not promise that order. Ids are hexadecimal of fixed width."""
+    return sorted(devices, key=lambda device: device.get("pci_bus_id", "").lower())
+
+
+@cache
+def _open_nvml() -> Any | None:
+    """Open the management library for the life of this process; None without its module or a driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+@cache
+def _nvml_handle(index: int, setting: str | None) -> Any | None:
+    """Find the handle of one visible device by its unique id; None where there is no such device."""
+    nvml = _open_nvml()
+    devices = visible(_by_bus(_from_nvml() or []), setting)
+    if nvml is None or not 0 <= index < len(devices):
+        return None
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(devices[index]["uuid"])
+    except nvml.NVMLError:
+        return None
+
+
+def _describe(name: str, uuid: str, capability: str, known: Mapping[str, str]) -> dict[str, str]:
+    arch = "sm_" + capability.replace(".", "") if capability else ""
+    described = {"name": name, "uuid": uuid, "arch": arch, **known, **_COMMON_LIMITS}
+    return {key: value for key, value in described.items() if value}
+
+
+def _from_nvml() -> list[dict[str, str]] | None:
+    """Ask the management library; None where its Python module or the driver is missing."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        return [_nvml_device(pynvml, index, driver) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvml_device(nvml: Any, index: int, driver: str) -> dict[str, str]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    known = {
+        "memory_bytes": str(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        "pci_bus_id": _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        "driver": driver,
+    }
+    optional: dict[str, Callable[[], str]] = {
+        "clock_max_mhz": lambda: str(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "persistence_mode": lambda: "on" if nvml.nvmlDeviceGetPersistenceMode(handle) else "off",
+    }
+    for key, read in optional.items():
+        try:
+            known[key] = read()
+        except nvml.NVMLError:
+            # Boards of the Jetson line do not offer these.
+            continue
+    name = _text(nvml.nvmlDeviceGetName(handle))
+    return _describe(name, _text(nvml.nvmlDeviceGetUUID(handle)), f"{major}.{minor}", known)
+
+
+def _text(value: Any) -> str:
+    """Older management libraries answer in bytes, newer ones in text."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _run_smi() -> str:
+    """Run `nvidia-smi`; empty where it is absent or finds no driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_SEC, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _from_smi(text: str) -> list[dict[str, str]]:
+    """Read the table of `nvidia-smi` (fields of `_SMI_FIELDS`, memory in MiB); odd lines are left out."""
+    devices = []
+    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
+        if len(row) != len(_SMI_FIELDS):
+            continue
+        fields = {
+            name: "" if value.strip().startswith("[") else value.strip()
+            for name, value in zip(_SMI_FIELDS, row, strict=True)
+        }
+        memory = fields["memory.total"]
+        known = {
+            "memory_bytes": str(int(memory) << 20) if memory.isdecimal() else "",
+            "pci_bus_id": fields["pci.bus_id"],
+            "driver": fields["driver_version"],
+            "clock_max_mhz": fields["clocks.max.sm"],
+            "persistence_mode": {"Enabled": "on", "Disabled": "off"}.get(fields["persistence_mode"], ""),
+        }
+        devices.append(_describe(fields["name"], fields["uuid"], fields["compute_cap"], known))
+    return devices

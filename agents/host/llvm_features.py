@@ -1,0 +1,77 @@
+"""Let TVM's own LLVM judge a target: which CPU flags it needs, which of its names are unknown.
+
+Called by `agents.host.probe` for CPU names that `agents.host.cpu_features` does not list. TVM runs in a
+process of its own (this module as a program: JSON in, JSON out), so that the caller stays free of it. Knows
+no device.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from agents.errors import AgentError
+from agents.host import cpu_features as isa
+from agents.host.own_program import command, environment
+
+# Importing TVM takes two to five seconds on an idle core; a board or a busy host needs longer.
+_TIMEOUT_SEC = 120.0
+
+
+class LlvmSilentError(AgentError):
+    """TVM's LLVM could not be asked."""
+
+
+def ask_llvm(target: Mapping[str, Any], arch: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Ask what a target of kind `llvm` needs of a CPU (seconds: a process imports TVM).
+
+    Args:
+        target: The TVM target as a dictionary.
+        arch: Architecture that it is built for.
+
+    Returns:
+        The `/proc/cpuinfo` flags needed, and the names in `mcpu` and `mattr` that LLVM does not know. LLVM
+        only warns of those and builds for the oldest CPU, which would measure another device than named.
+
+    Raises:
+        LlvmSilentError: TVM is not installed, crashed or did not answer.
+    """
+    asked = {key: target[key] for key in ("kind", "mcpu", "mattr", "mtriple") if key in target}
+    asked.setdefault("mtriple", f"{arch}-linux-gnu")
+    try:
+        done = subprocess.run(
+            command("agents.host.llvm_features"),
+            env=environment(),
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SEC,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LlvmSilentError(f"TVM did not answer: {error}") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise LlvmSilentError(
+            f"TVM ended with status {done.returncode} ({last}): is apache-tvm installed and whole?"
+        )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return isa.flags_of_features(arch, answer["features"]), tuple(answer["unknown"])
+
+
+def _judge(target: Mapping[str, Any]) -> dict[str, list[str]]:
+    from tvm.target import Target, codegen
+
+    mcpu = target.get("mcpu", "")
+    if mcpu and not codegen.llvm_is_valid_cpu(mcpu, target["mtriple"]):
+        return {"features": [], "unknown": [mcpu]}
+    features = sorted(str(feature) for feature in codegen.llvm_get_cpu_features(Target(dict(target))))
+    wanted = [entry for entry in target.get("mattr", ()) if not entry.startswith("-")]
+    return {"features": features, "unknown": [entry for entry in wanted if entry.lstrip("+") not in features]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_judge(json.load(sys.stdin))))

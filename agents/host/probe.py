@@ -1,0 +1,354 @@
+"""Descriptor and environment of this host, and what it contradicts in a device's YAML.
+
+Called by the device worker before it measures, by `fleet init`, `fleet probe` and `fleet doctor`. Reads
+`/proc`, `/sys` and package metadata; never imports TVM, but asks it in a process of its own to judge a CPU
+name that `agents.host.cpu_features` does not list. Must not know how devices are configured or records kept.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from agents.host import cpu_features as isa
+from agents.host import procfs as host
+from agents.host.cuda import cuda_devices, gpu_state
+from agents.host.llvm_features import LlvmSilentError, ask_llvm
+from agents.host.rpc_tracker import host_and_port
+from agents.records import (
+    Descriptor,
+    DeviceKind,
+    DeviceSpec,
+    Protocol,
+    canonical_json,
+    content_hash,
+)
+
+_ROOT = Path("/")
+
+# Packages whose version changes the programs that are made or how they are timed.
+_PROGRAM_PACKAGES = ("apache-tvm", "apache-tvm-ffi")
+
+_CUDA_DRIVER = "cuda-driver"
+
+#: Parts of an environment that last: another value makes other measurements. `governor` and `turbo` are
+#: settings that last too, but many hosts hide them. The rest belongs to one moment and only travels along.
+#: So does the kernel's release: it changes every few weeks and moves a latency by less than noise, so it
+#: would only make good records incomparable.
+LASTING_KEYS = ("arch", "cpu_model", "versions")
+
+# Fields of the protocol that change what a number means. The others decide when a candidate is given up,
+# checked or repeated, not what one repeat measures.
+_TIMING_FIELDS = ("repeat", "min_repeat_ms", "max_number", "warmup_ms", "cooldown_ms", "cache_flush")
+
+#: So many visits add nothing to the hash. Ids did not tell visits apart at first, and nearly all records were
+#: made with this number: their ids must stay, whatever the default becomes.
+_UNMARKED_VISITS = 8
+
+
+@cache
+def installed_version(package: str) -> str:
+    """Give the version of an installed package without importing it; empty if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def _cpu_info(root: Path) -> host.CpuInfo:
+    # Reading /proc/cpuinfo takes milliseconds on a host of many cores, and models and flags stay the same.
+    return host.parse_cpuinfo(host.read_text(root / "proc/cpuinfo"))
+
+
+def probe(root: Path = _ROOT, usable: Sequence[int] | None = None, arch: str | None = None) -> Descriptor:
+    """Look at this host.
+
+    Args:
+        root: Root of the file tree to read; another one describes another host.
+        usable: Logical CPUs this process may use; asked of the system by default.
+        arch: Architecture; asked of the system by default.
+    """
+    info = host.parse_cpuinfo(host.read_text(root / "proc/cpuinfo"))
+    usable = tuple(sorted(os.sched_getaffinity(0) if usable is None else usable))
+    arch = isa.normal_arch(arch or platform.machine())
+    first = usable[0] if usable else 0
+    groups = host.sibling_groups(root, info)
+    logical = len(host.online_cpus(root)) or len(info.mhz) or len(usable)
+    cores = len(groups) or logical
+    caches = host.caches(root, first)
+    sve = int(host.read_number(root / "proc/sys/abi/sve_default_vector_length"))
+    vector = isa.vector_bytes(arch, info.flags, sve)
+    versions = {**_program_versions(root), "python": platform.python_version()}
+    return Descriptor(
+        host=socket.gethostname(),
+        arch=arch,
+        cpu_model=info.model,
+        physical_cores=cores,
+        logical_cores=logical,
+        usable_cores=usable,
+        isa_flags=info.flags,
+        vector_bytes=vector,
+        l1d_bytes=caches.l1d,
+        l2_bytes=caches.l2,
+        l3_bytes=caches.l3,
+        cache_line_bytes=caches.line,
+        memory_bytes=host.memory_bytes(root, "MemTotal"),
+        clock_min_mhz=host.cpufreq_mhz(root, first, "cpuinfo_min_freq"),
+        clock_max_mhz=host.cpufreq_mhz(root, first, "cpuinfo_max_freq"),
+        clock_now_mhz=host.cpufreq_mhz(root, first, "scaling_cur_freq") or info.mhz.get(first, 0.0),
+        governor=host.cpufreq(root, first, "scaling_governor"),
+        smt=any(len(group) > 1 for group in groups),
+        kernel=os.uname().release,
+        versions=tuple(sorted(versions.items())),
+        # Ansor itself writes 64 for the vector unit of every CPU; the true width tells devices apart. The
+        # five parameters after the cache line are those of GPUs.
+        ansor_params=(cores, vector, caches.line, 0, 0, 0, 0, 0),
+        cuda_devices=tuple(tuple(sorted(device.items())) for device in cuda_devices()),
+    )
+
+
+def core_groups(root: Path = _ROOT) -> tuple[tuple[int, ...], ...]:
+    """Group the logical CPUs of this host by the physical core that they share."""
+    return host.sibling_groups(root, _cpu_info(root))
+
+
+def _program_versions(root: Path) -> dict[str, str]:
+    versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
+    versions[_CUDA_DRIVER] = host.cuda_driver(root)
+    return {name: version for name, version in versions.items() if version}
+
+
+def remote_descriptor(spec: DeviceSpec) -> Descriptor:
+    """Describe a device of kind `rpc` by what its YAML tells, without asking it.
+
+    Args:
+        spec: The device; `mtriple`, `mcpu` and `mattr` of its target (for a GPU, of the target's `host`)
+            tell architecture and vectors. A target without them is built for this host's architecture.
+
+    Returns:
+        The host is `tracker/key` and the versions are those of the programs that build here; everything
+        that only a probe on the device could tell is 0 or empty.
+    """
+    target = spec.target if spec.target.get("kind") == "llvm" else spec.target.get("host", {})
+    needs = isa.requirement(target if isinstance(target, Mapping) else {}, platform.machine())
+    # With a name that the tables do not hold, the flags are only those of the oldest CPU.
+    vector = 0 if needs.unlisted else isa.vector_bytes(needs.arch, needs.flags)
+    versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
+    sizes = ("l1d_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes", "memory_bytes")
+    clocks = ("clock_min_mhz", "clock_max_mhz", "clock_now_mhz")
+    unknown: dict[str, Any] = dict.fromkeys(("physical_cores", "logical_cores", *sizes), 0)
+    unknown |= dict.fromkeys(clocks, 0.0)
+    return Descriptor(
+        host=f"{spec.tracker}/{spec.key}",
+        arch=needs.arch,
+        cpu_model="",
+        usable_cores=(),
+        isa_flags=(),
+        vector_bytes=vector,
+        governor="",
+        smt=False,
+        kernel="",
+        versions=tuple(sorted((name, version) for name, version in versions.items() if version)),
+        ansor_params=(0, vector, 0, 0, 0, 0, 0, 0),
+        **unknown,
+    )
+
+
+def environment(cores: tuple[int, ...], root: Path = _ROOT, gpu_index: int | None = None) -> dict[str, Any]:
+    """Take the snapshot of this host that travels with a record; JSON-ready, about 0.2 ms without a GPU.
+
+    Args:
+        cores: Logical CPUs that timing is pinned to; their clocks and governors are read.
+        root: Root of the file tree to read.
+        gpu_index: Ordinal of the CUDA device that times, in the order of `agents.host.cuda.cuda_devices`.
+
+    Returns:
+        The keys of `LASTING_KEYS`, and of this moment: `kernel`, `python`, `cores`, `affinity`, `load`
+        (processes ready to run, over 1, 5 and 15 minutes), `memory_available_bytes`. Where the host shows
+        them also `governor` and `clock_mhz` (one a core of `cores`), `turbo`, `temperature_c` (hottest
+        sensor), `memory_pressure` (per cent of the last 10 s), `steal_ticks` (of `cores` since boot: the
+        difference of two records tells what a hypervisor took between them) and `gpu` (see
+        `agents.host.cuda.gpu_state`).
+    """
+    snapshot: dict[str, Any] = {
+        "arch": isa.normal_arch(platform.machine()),
+        "cpu_model": _cpu_info(root).model,
+        "versions": _program_versions(root),
+        "kernel": os.uname().release,
+        "python": platform.python_version(),
+        "cores": list(cores),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "load": [round(value, 2) for value in os.getloadavg()],
+        "memory_available_bytes": host.memory_bytes(root, "MemAvailable"),
+    }
+    shown: dict[str, list[Any]] = {
+        "governor": [host.cpufreq(root, core, "scaling_governor") for core in cores],
+        "clock_mhz": [host.cpufreq_mhz(root, core, "scaling_cur_freq") for core in cores],
+    }
+    snapshot.update({key: values for key, values in shown.items() if any(values)})
+    if speed := host.turbo(root):
+        snapshot["turbo"] = speed
+    moment = {
+        "temperature_c": host.temperature_c(root),
+        "memory_pressure": host.memory_pressure(root),
+        "steal_ticks": host.steal_ticks(root, cores),
+        "gpu": None if gpu_index is None else gpu_state(gpu_index) or None,
+    }
+    return snapshot | {key: value for key, value in moment.items() if value is not None}
+
+
+def environment_id(snapshot: Mapping[str, Any], spec: DeviceSpec, protocol: Protocol) -> str:
+    """Hash the lasting part of an environment: two records under one value may be compared.
+
+    What enters is what makes numbers incomparable. The version of the GPU's driver counts for CUDA devices
+    only. A device of kind `rpc` is known by its address, and the snapshot's CPU is that of the host that
+    builds: of the snapshot only the versions count.
+
+    Args:
+        snapshot: What `environment` returned.
+        spec: The device; its target, threads, cores, index, tracker and key enter the hash, its name and
+            note do not.
+        protocol: How candidates are timed; time-outs, early stop, checks and extra repeats do not enter.
+            Visits enter for devices of kind `local`: no others have more than one.
+
+    Raises:
+        KeyError: The snapshot lacks a key of `LASTING_KEYS`.
+    """
+    lasting = {key: snapshot[key] for key in LASTING_KEYS}
+    if spec.kind is not DeviceKind.CUDA:
+        lasting["versions"] = {key: v for key, v in snapshot["versions"].items() if key != _CUDA_DRIVER}
+    place: list[Any] = [spec.threads, list(spec.cores), spec.index]
+    if spec.kind is DeviceKind.RPC:
+        lasting = {"versions": lasting["versions"]}
+        place += [spec.tracker, spec.key]
+    else:
+        lasting["governor"] = sorted(set(snapshot.get("governor", ())))
+        lasting["turbo"] = snapshot.get("turbo", "")
+    # As floats: a file's `10` and a default's `10.0` are the same protocol.
+    timing = [float(getattr(protocol, name)) for name in _TIMING_FIELDS]
+    if spec.kind is DeviceKind.LOCAL and protocol.visits != _UNMARKED_VISITS:
+        timing.append(float(protocol.visits))
+    return content_hash(
+        canonical_json(lasting), canonical_json(spec.target), canonical_json(place), canonical_json(timing)
+    )
+
+
+def differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
+    """Say what this host contradicts in a device's YAML; empty when the device can be measured from here.
+
+    A device of kind `rpc` is somewhere else: only whether its YAML says where is checked. One of kind
+    `replay` is nowhere.
+
+    Returns:
+        Sentences, each with what was asked, what is there and what to do.
+    """
+    if spec.kind is DeviceKind.CUDA:
+        return _cuda_differences(spec, descriptor) + _core_differences(spec, descriptor)
+    if spec.kind is DeviceKind.LOCAL:
+        return _isa_differences(spec, descriptor) + _core_differences(spec, descriptor)
+    return _address_differences(spec) if spec.kind is DeviceKind.RPC else []
+
+
+def _address_differences(spec: DeviceSpec) -> list[str]:
+    found = []
+    try:
+        host_and_port(spec.tracker)
+    except ValueError:
+        found.append(f"the address of its RPC tracker is {spec.tracker!r}: write tracker as host:port")
+    if not spec.key:
+        found.append("its RPC key is missing: write the key that its server gives to the tracker")
+    return found
+
+
+def _isa_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
+    target = spec.target
+    needs = isa.requirement(target, descriptor.arch)
+    asked = target.get("mcpu") or needs.arch
+    if needs.arch != descriptor.arch:
+        return [
+            f"the target {asked!r} is for {needs.arch}, but this host is {descriptor.arch}: measure it on "
+            "a host of that architecture, or remove its YAML"
+        ]
+    if target.get("mcpu") == "native":
+        return [
+            "target.mcpu is 'native', which LLVM builds for the oldest CPU of the architecture: write the "
+            "CPU's own name or a level, as `fleet init` does"
+        ]
+    flags = needs.flags
+    if needs.unlisted:
+        try:
+            flags, unknown = ask_llvm(target, descriptor.arch)
+        except LlvmSilentError as error:
+            return [f"{', '.join(needs.unlisted)} cannot be checked: {error}"]
+        if unknown:
+            return [
+                f"the target asks for {', '.join(unknown)}, which TVM's LLVM does not know and would quietly "
+                "build without: correct mcpu or mattr"
+            ]
+    missing = sorted(flags - set(descriptor.isa_flags))
+    if not missing:
+        return []
+    levels = [level.mcpu for level in isa.runnable_levels(descriptor.arch, descriptor.isa_flags)]
+    hint = f"set mcpu to {levels[-1]!r}, the highest level here" if levels else "use another host"
+    name = descriptor.cpu_model or "this CPU"
+    return [f"the target {asked!r} needs {' '.join(missing)}, which {name} does not offer: {hint}"]
+
+
+def _core_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
+    found = []
+    usable = descriptor.usable_cores
+    there = ", ".join(map(str, usable)) or "none"
+    absent = [core for core in spec.cores if core not in usable]
+    if absent:
+        found.append(
+            f"timing is pinned to core {', '.join(map(str, absent))}, but this process may use {there} of "
+            f"{descriptor.logical_cores}: change cores, or start with a wider taskset or container"
+        )
+    if spec.threads > len(usable):
+        found.append(
+            f"threads is {spec.threads}, but this process may use {len(usable)} cores ({there}): lower "
+            "threads and target.num-cores"
+        )
+    return found
+
+
+def _cuda_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
+    count = len(descriptor.cuda_devices)
+    if spec.index >= count:
+        there = f"{count} CUDA device{'s' * (count != 1)}"
+        cure = "check the driver with `nvidia-smi`, and CUDA_VISIBLE_DEVICES"
+        if count:
+            cure = f"use an index below {count}"
+        return [f"CUDA device {spec.index} is asked for, but this host shows {there}: {cure}"]
+    device = dict(descriptor.cuda_devices[spec.index])
+    found = []
+    for key in ("arch", "max_threads_per_block", "max_shared_memory_per_block", "thread_warp_size"):
+        asked, offered = spec.target.get(key), device.get(key)
+        if asked is None or offered is None:
+            continue
+        # Code for an older architecture runs on a newer card too, but is another device; a limit below the
+        # card's is a legal choice.
+        fits = asked == offered if key == "arch" else int(asked) <= int(offered)
+        if not fits:
+            name = device.get("name", "the card")
+            found.append(f"target.{key} is {asked}, but {name} has {offered}: write {offered}")
+    return found
+
+
+__all__ = [
+    "LASTING_KEYS",
+    "core_groups",
+    "differences",
+    "environment",
+    "environment_id",
+    "installed_version",
+    "probe",
+    "remote_descriptor",
+]

@@ -1,0 +1,139 @@
+"""What remains to be done on a host when an agent's process no longer answers: end it, read its last words.
+
+`fleet.transport.ray_transport` calls it for its own host, and through an actor for others. It knows no Ray.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TAIL_BYTES = 2000
+#: What is printed at the end of a process that goes down by itself: by Ray's handler of fatal signals, by
+#: Python's, by the C++ library.
+_FAULT = re.compile(r"\*\*\* SIG(SEGV|ILL|FPE|ABRT|BUS|TRAP)|Fatal Python error|terminate called|MemoryError")
+#: What the kernel says of a process that is no more. Anything else, such as a lack of file descriptors, says
+#: nothing of it.
+_GONE = frozenset({errno.ENOENT, errno.ESRCH})
+_VMSTAT = Path("/proc/vmstat")
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessName:
+    """A process of one host, told apart from a later one with the same number."""
+
+    pid: int
+    #: When it started, in clock ticks since the host's boot.
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessName:
+        """Name a living process.
+
+        Raises:
+            OSError: There is none.
+        """
+        return cls(pid=pid, started=_stat(pid)[1])
+
+
+def is_alive(name: ProcessName) -> bool:
+    """Whether a process runs, or is stopped by a signal; one that only waits to be reaped has ended.
+
+    One that cannot be looked at, as where no file descriptor is left, is not known to have ended: it counts
+    as alive.
+    """
+    try:
+        state, started = _stat(name.pid)
+    except OSError as error:
+        return error.errno not in _GONE
+    return started == name.started and state not in "ZX"
+
+
+def end_process(name: ProcessName) -> bool:
+    """Kill a process, even one that is stopped by a signal; false if it had ended before.
+
+    Its children see to their own end: agents' worker processes ask the kernel to die with their parent.
+
+    Raises:
+        OSError: It could not be reached, as where no file descriptor is left; it may be tried again.
+    """
+    try:
+        # A file descriptor of the process, so that its number cannot go to another one in between.
+        handle = os.pidfd_open(name.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not is_alive(name):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def keep_stderr(path: Path) -> None:
+    """Send what this process prints to a file from now on; what it held before is dropped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def stderr_tail(path: Path) -> str:
+    """The end of what `keep_stderr` kept; empty if there is none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return stream.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def shows_fault(tail: str) -> bool:
+    """Whether the last words of a process tell of a fault of its own; SIGKILL leaves no time for any."""
+    return _FAULT.search(tail) is not None
+
+
+def oom_kills() -> int | None:
+    """How many processes this host's kernel has killed for want of memory; None where it does not say."""
+    try:
+        found = _OOM_KILLS.search(_VMSTAT.read_text())
+    except OSError:
+        return None
+    return int(found[1]) if found is not None else None
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """State and start of a process."""
+    # After the name in brackets, which may hold any bytes, state is field 3 and the start field 22.
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+def pin_process(cores: Sequence[int]) -> None:
+    """Bind every thread of this process to `cores`."""
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+__all__ = [
+    "ProcessName",
+    "end_process",
+    "is_alive",
+    "keep_stderr",
+    "oom_kills",
+    "pin_process",
+    "shows_fault",
+    "stderr_tail",
+]

@@ -1,0 +1,1 @@
+"""A program from workload to seconds: design space, trace, build, timing, check."""

@@ -1,0 +1,284 @@
+"""Candidates of a workload: members of MetaSchedule's design space, random or near good ones, for a family.
+
+A candidate's trace is complete: sampled decisions and the instructions of the post-processors are in it,
+so the same trace gives the same program under any target of the family. Runs in a worker process
+(`child.py`); imports TVM when called.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.programs.derivation import Derivation, comparable, match
+from agents.programs.trace_rules import TraceRefusedError, read_trace
+from agents.programs.tvm_import import load_tensor_intrinsics
+from agents.programs.workloads import own_module
+from agents.records import Candidate, CandidateId, Family, Workload, WorkloadId, canonical_json
+from agents.trust import DERIVED
+
+#: Targets that design spaces are made for. One a family, not one a device: what a device can do is left to
+#: code generation, so every device of the family is asked for the same programs. `num-cores` scales only
+#: the extent of the parallel loop (MetaSchedule: 16 jobs a core).
+SPACE_TARGETS: dict[Family, dict[str, Any]] = {
+    Family.CPU: {"kind": "llvm", "num-cores": 1},
+    Family.GPU: {
+        "kind": "cuda",
+        "arch": "sm_80",
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "thread_warp_size": 32,
+    },
+}
+
+#: Draws in a row that show no program for the first time after which the space counts as used up. CPU draws
+#: nearly all pass; about one CUDA draw in ten passes the post-processors.
+_BARREN_SAMPLES = 600
+#: Draws in all, of some 7 ms each: whoever asked does not wait for minutes.
+_MOST_TRIES = 10_000
+#: Mutations in a row without a new candidate after which the neighbourhood counts as used up.
+_BARREN_DRAWS = 300
+_MOST_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Fresh candidates, and what it took to find them."""
+
+    candidates: tuple[Candidate, ...]
+    #: Draws made, and parents that were refused.
+    tries: int
+    #: Draws that a mutator or post-processor refused, and parents that do not replay.
+    refused: int
+    #: Draws whose program was known already.
+    repeated: int
+
+
+@dataclass(slots=True)
+class _Search:
+    """Distinct candidates of one workload, and counts of what was drawn for them."""
+
+    workload_id: WorkloadId
+    origin: str
+    exclude: Collection[CandidateId]
+    found: list[Candidate] = field(default_factory=list)
+    #: Structural hashes of the programs that are known.
+    programs: set[int] = field(default_factory=set)
+    tries: int = 0
+    refused: int = 0
+    repeated: int = 0
+
+    def take(self, schedule: Any) -> None:
+        """Count one draw: a finished schedule, or None if it was refused."""
+        import tvm_ffi
+
+        self.tries += 1
+        if schedule is None:
+            self.refused += 1
+            return
+        program = tvm_ffi.structural_hash(schedule.mod)
+        candidate = None
+        if program not in self.programs:
+            self.programs.add(program)
+            trace = canonical_json(plain_json(schedule.trace.as_json()))
+            candidate = Candidate(workload_id=self.workload_id, trace=trace, origin=self.origin)
+        if candidate is None or candidate.candidate_id in self.exclude:
+            self.repeated += 1
+        else:
+            self.found.append(candidate)
+
+    def proposal(self) -> Proposal:
+        return Proposal(tuple(self.found), self.tries, self.refused, self.repeated)
+
+
+def plain_json(value: Any) -> Any:
+    """Turn the JSON-like value of a TVM object into Python lists, numbers and text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        # TVM's own str, int and float subclasses become the plain types.
+        for kind in (bool, int, float, str):
+            if isinstance(value, kind):
+                return kind(value)
+        return None
+    if hasattr(value, "value"):  # IntImm, FloatImm
+        return plain_json(value.value)
+    if hasattr(value, "items"):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    return [plain_json(item) for item in value]
+
+
+class DesignSpace:
+    """The design space of one workload for one family.
+
+    Args:
+        workload: What to schedule.
+        family: Picks the space's target.
+    """
+
+    def __init__(self, workload: Workload, family: Family) -> None:
+        load_tensor_intrinsics()
+        import tvm
+        from tvm.s_tir.meta_schedule import TuneContext
+
+        self._workload = workload
+        self._module = own_module(workload)
+        context = TuneContext(
+            mod=self._module,
+            target=tvm.target.Target(SPACE_TARGETS[family]),
+            space_generator="post-order-apply",
+            search_strategy="replay-trace",
+            task_name=workload.name,
+            num_threads=1,
+            rand_state=1,
+        )
+        self._spaces = [schedule.trace for schedule in context.generate_design_space()]
+        self._space_steps = [plain_json(space.as_json())[0] for space in self._spaces]
+        self._comparable = [comparable(steps) for steps in self._space_steps]
+        generator = context.space_generator
+        self._postprocs = list(generator.postprocs)
+        chances = generator.mutator_probs
+        self._mutators = list(chances)
+        self._mutator_chances = [float(plain_json(chances[mutator])) for mutator in self._mutators]
+        self._context = context  # post-processors and mutators keep a weak view of it
+
+    def sample(self, count: int, *, seed: int, exclude: Collection[CandidateId] = ()) -> Proposal:
+        """Draw up to `count` distinct random candidates, none of them in `exclude`.
+
+        Distinct means distinct programs: two traces that give the same scheduled module count once.
+        The same seed gives the same draws; `exclude` only filters them, so a question that excludes what the
+        seed gave before passes through all of that again.
+        """
+        from tvm.s_tir.schedule import Trace
+
+        draws = random.Random(f"{seed}/{self._workload.workload_id}")
+        search = _Search(WorkloadId(self._workload.workload_id), "random", exclude)
+        barren = 0
+        while len(search.found) < count and barren < _BARREN_SAMPLES and search.tries < _MOST_TRIES:
+            before = len(search.programs)
+            space = draws.choice(self._spaces)
+            # Without its decisions the trace samples them afresh from the schedule's seed.
+            search.take(self._finish(Trace(space.insts, {}), draws.randrange(1, _MOST_SEED)))
+            barren = barren + 1 if len(search.programs) == before else 0
+        return search.proposal()
+
+    def evolve(
+        self,
+        parents: Sequence[str],
+        count: int,
+        *,
+        seed: int,
+        exclude: Collection[CandidateId] = (),
+    ) -> Proposal:
+        """Draw up to `count` distinct candidates that differ from a parent by one mutation.
+
+        MetaSchedule's mutators of the family are drawn with its own probabilities (tile sizes mostly), and
+        parents with a chance of one over their rank. Parents that do not replay, or belong to no design
+        space of this family, are skipped and counted as refused.
+
+        Args:
+            parents: Traces (JSON text) of good candidates of this workload, best first.
+            count: Candidates wanted; fewer are returned once the parents' neighbourhood is used up.
+            seed: The same seed and parents give the same draws.
+            exclude: Candidates not to return. Programs equal to a parent's never are.
+        """
+        from tvm_ffi import get_global_func, structural_hash
+
+        # `Mutator.apply` draws its own random seed; this is the function beneath it.
+        mutate = get_global_func("s_tir.meta_schedule.MutatorApply")
+        draws = random.Random(f"evolve/{seed}/{self._workload.workload_id}")
+        search = _Search(WorkloadId(self._workload.workload_id), "evolved", exclude)
+        bases: list[Any] = []
+        chances: list[float] = []
+        for rank, parent in enumerate(dict.fromkeys(parents), start=1):
+            base = self._before_postprocs(parent)
+            schedule = None if base is None else self._finish(base, 1)
+            if schedule is None:
+                search.take(None)
+                continue
+            search.programs.add(structural_hash(schedule.mod))
+            bases.append(base)
+            chances.append(1 / rank)
+        barren = 0
+        while bases and len(search.found) < count and barren < _BARREN_DRAWS:
+            before = len(search.found)
+            [base] = draws.choices(bases, chances)
+            [mutator] = draws.choices(self._mutators, self._mutator_chances)
+            mutant = mutate(mutator, base, draws.randrange(1, _MOST_SEED))
+            schedule_seed = draws.randrange(1, _MOST_SEED)
+            search.take(None if mutant is None else self._finish(mutant, schedule_seed))
+            barren = barren + 1 if len(search.found) == before else 0
+        return search.proposal()
+
+    def derive(self, traces: Sequence[str]) -> Derivation:
+        """Make candidates of our own from the decisions of imported ones.
+
+        Of an imported trace only the decisions are used, on the design space of ours whose instructions it
+        begins with; then our own post-processors run. So what comes out is a member of our design space, with
+        a trace and an id of its own, whatever came in.
+
+        Args:
+            traces: Imported traces (JSON text) of a workload that claims to be this one.
+        """
+        found: dict[CandidateId, Candidate] = {}
+        refused: Counter[str] = Counter()
+        for trace in traces:
+            try:
+                made = self._derived(trace)
+            except TraceRefusedError as error:
+                refused[error.reason] += 1
+            else:
+                found.setdefault(made.candidate_id, made)
+        return Derivation(tuple(found.values()), dict(refused))
+
+    def _derived(self, trace: str) -> Candidate:
+        matched = match(self._comparable, trace)
+        steps = self._space_steps[matched.space]
+        base = self._replayed(steps, matched.decisions)
+        schedule = None if base is None else self._finish(base, 1)
+        if schedule is None:
+            raise TraceRefusedError("its decisions make no program in our design space")
+        mine = plain_json(schedule.trace.as_json())
+        # TVM mends a decision that does not fit its loop: that would be another candidate under this name.
+        if [one for one in mine[1] if one[0] < len(steps)] != matched.decisions:
+            raise TraceRefusedError("its decisions do not fit our loops")
+        return Candidate(
+            workload_id=WorkloadId(self._workload.workload_id), trace=canonical_json(mine), origin=DERIVED
+        )
+
+    def _finish(self, trace: Any, seed: int) -> Any:
+        """Apply a trace and the post-processors to the workload; None if it is refused."""
+        from tvm.s_tir.schedule import Schedule
+
+        schedule = Schedule(self._module, seed=seed, error_render_level="none")
+        try:
+            trace.apply_to_schedule(schedule, remove_postproc=True)
+            finished = all(postproc.apply(schedule) for postproc in self._postprocs)
+        except Exception:  # a decision that does not fit the ones before it
+            return None
+        return schedule if finished else None
+
+    def _before_postprocs(self, parent: str) -> Any:
+        """Cut a trace to the part that came from a design space; None if it does not replay.
+
+        Traces of this project hold no mark where the post-processors begin, so `remove_postproc` leaves
+        them in. But a trace begins with the instructions of its design space, all but the decisions.
+        """
+        try:
+            steps, decisions = read_trace(parent)
+        except TraceRefusedError:
+            return None
+        length = max((len(space) for space in self._space_steps if steps[: len(space)] == space), default=0)
+        return self._replayed(steps[:length], [one for one in decisions if one[0] < length])
+
+    def _replayed(self, steps: list[Any], decisions: list[Any]) -> Any:
+        """The trace of instructions of ours with decisions; None if there are none, or they do not fit."""
+        from tvm.s_tir.schedule import Schedule, Trace
+
+        schedule = Schedule(self._module, error_render_level="none")
+        try:
+            Trace.apply_json_to_schedule([steps, decisions], schedule)
+        except Exception:  # whatever else it holds, it is no parent for this space
+            return None
+        return schedule.trace if steps else None

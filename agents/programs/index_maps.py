@@ -1,0 +1,170 @@
+"""What an index map in a trace may be: integer arithmetic on its variables, sampled numbers and constants.
+
+Called by `agents.programs.trace_rules`; standard library only. An index map is the JSON graph of a TVM
+object, and TVM builds whatever the graph names: a call of a C function would become part of the program. So
+every node of the graph must be of a kind that is listed here, whether the map uses it or not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from agents.errors import AgentError
+
+#: Nodes and depth of a graph, and characters of its text, at most. MetaSchedule's own have 60 nodes and less.
+_MOST_NODES, _MOST_DEPTH, _MOST_TEXT = 1024, 32, 64 << 10
+_MOST_INT = 2**31
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
+_ARITHMETIC = frozenset({"prim.Add", "prim.Sub", "prim.Mul", "prim.FloorDiv", "prim.FloorMod"})
+_DIVISIONS = frozenset({"prim.FloorDiv", "prim.FloorMod"})
+_FIELDS = {
+    "ir.PrimType": {"span", "dtype"},
+    "ir.Var": {"span", "ty", "name"},
+    "ir.IntImm": {"span", "ty", "value"},
+    "tirx.IndexMap": {"initial_indices", "final_indices", "inverse_index_map"},
+    **{kind: {"span", "ty", "a", "b"} for kind in _ARITHMETIC},
+}
+
+
+class IndexMapRefusedError(AgentError):
+    """An index map that holds something else than integer arithmetic."""
+
+
+@lru_cache(maxsize=512)
+def free_names(text: str) -> frozenset[str]:
+    """Check an index map.
+
+    Args:
+        text: The JSON graph of a `tirx.IndexMap`.
+
+    Returns:
+        Names of the variables that it uses and does not declare: they must be numbers that the trace samples.
+
+    Raises:
+        IndexMapRefusedError: It is no index map, too large, or holds anything but integer arithmetic.
+    """
+    if len(text) > _MOST_TEXT:
+        raise IndexMapRefusedError(f"it has {len(text):,} characters")
+    try:
+        graph = json.loads(text)
+    except (ValueError, RecursionError):
+        raise IndexMapRefusedError("it is no JSON") from None
+    if not isinstance(graph, dict) or not graph.keys() <= {"root_index", "nodes", "metadata"}:
+        raise IndexMapRefusedError("it is no graph of nodes")
+    nodes = graph.get("nodes")
+    if not isinstance(nodes, list) or not 0 < len(nodes) <= _MOST_NODES:
+        raise IndexMapRefusedError(f"its nodes are not 1 to {_MOST_NODES}")
+    return _Graph(nodes).map(graph.get("root_index"), may_invert=True)
+
+
+class _Graph:
+    """The nodes of one index map."""
+
+    def __init__(self, nodes: list[Any]) -> None:
+        self._nodes = nodes
+        #: Depth of what was checked; -1 while it is being checked.
+        self._depths: dict[tuple[int, bool], int] = {}
+        self._free: set[str] = set()
+        for one in nodes:
+            self._check_node(one)
+
+    def map(self, index: Any, *, may_invert: bool) -> frozenset[str]:
+        """Check the map at a node; returns the free names of the whole graph so far."""
+        found = self._fields(index, "tirx.IndexMap")
+        own = frozenset(self._list(found["initial_indices"]))
+        for one in own:
+            self._fields(one, "ir.Var")
+        self._depths.clear()
+        for one in self._list(found["final_indices"]):
+            self._expression(one, own, as_divisor=False)
+        inverse = found["inverse_index_map"]
+        if self._kind(inverse) != "None":
+            if not may_invert:
+                raise IndexMapRefusedError("the inverse of its inverse is given")
+            self.map(inverse, may_invert=False)
+        return frozenset(self._free)
+
+    def _check_node(self, node: Any) -> None:
+        kind = node.get("type") if isinstance(node, dict) else None
+        data: Any = node.get("data") if isinstance(node, dict) else None
+        checks: dict[str, Callable[[], bool]] = {
+            "None": lambda: data is None,
+            "int": lambda: type(data) is int and abs(data) < _MOST_INT,
+            "ffi.String": lambda: isinstance(data, str) and bool(_NAME.fullmatch(data)),
+            "ffi.Array": lambda: isinstance(data, list) and all(type(one) is int for one in data),
+        }
+        if not isinstance(kind, str) or not (kind in checks or kind in _FIELDS):
+            raise IndexMapRefusedError(f"it holds a node of type {str(kind)[:60]!r}")
+        if not node.keys() <= {"type", "data"}:
+            raise IndexMapRefusedError(f"its node of type {kind} has other keys than type and data")
+        is_fine = (
+            checks[kind]() if kind in checks else isinstance(data, dict) and data.keys() == _FIELDS[kind]
+        )
+        if kind == "ir.PrimType" and is_fine:
+            is_fine = data["dtype"] in ("int32", "int64")
+        if not is_fine:
+            raise IndexMapRefusedError(f"its node of type {kind} is not as TVM writes it")
+
+    def _kind(self, index: Any) -> str:
+        if type(index) is not int or not 0 <= index < len(self._nodes):
+            raise IndexMapRefusedError("it names a node that is not there")
+        return str(self._nodes[index]["type"])
+
+    def _fields(self, index: Any, kind: str) -> dict[str, Any]:
+        if self._kind(index) != kind:
+            raise IndexMapRefusedError(f"it has a {self._kind(index)} where a {kind} belongs")
+        found: dict[str, Any] = self._nodes[index]["data"]
+        if "span" in found and self._kind(found["span"]) != "None":
+            raise IndexMapRefusedError("it names a place in a source file")
+        if "ty" in found and self._kind(found["ty"]) != "ir.PrimType":
+            raise IndexMapRefusedError("its numbers are not integers")
+        return found
+
+    def _list(self, index: Any) -> list[int]:
+        if self._kind(index) != "ffi.Array":
+            raise IndexMapRefusedError(f"it has a {self._kind(index)} where a list belongs")
+        found: list[int] = self._nodes[index]["data"]
+        return found
+
+    def _expression(self, index: Any, own: frozenset[int], *, as_divisor: bool) -> int:
+        """Check an expression; returns its depth. Shared parts are looked at once."""
+        kind = self._kind(index)
+        known = self._depths.get((index, as_divisor))
+        if known is not None:
+            if known < 0:
+                raise IndexMapRefusedError("a node contains itself")
+            return known
+        self._depths[index, as_divisor] = -1
+        depth = 1
+        if kind == "ir.Var":
+            name = self._fields(index, kind)["name"]
+            if self._kind(name) != "ffi.String":
+                raise IndexMapRefusedError("a variable has no name")
+            if index not in own:
+                self._free.add(self._nodes[name]["data"])
+            elif as_divisor:
+                raise IndexMapRefusedError("it divides by an index")
+        elif kind == "ir.IntImm":
+            value = self._fields(index, kind)["value"]
+            if self._kind(value) != "int" or (as_divisor and self._nodes[value]["data"] < 1):
+                raise IndexMapRefusedError(
+                    "it divides by a number below one, or has a constant without value"
+                )
+        elif kind in _ARITHMETIC and (kind == "prim.Mul" or not as_divisor):
+            both = self._fields(index, kind)
+            left = self._expression(both["a"], own, as_divisor=as_divisor)
+            right = self._expression(both["b"], own, as_divisor=as_divisor or kind in _DIVISIONS)
+            depth = 1 + max(left, right)
+        else:
+            raise IndexMapRefusedError(f"it computes with a {kind}")
+        if depth > _MOST_DEPTH:
+            raise IndexMapRefusedError(f"it is deeper than {_MOST_DEPTH} levels")
+        self._depths[index, as_divisor] = depth
+        return depth
+
+
+__all__ = ["IndexMapRefusedError", "free_names"]

@@ -1,0 +1,142 @@
+"""Workloads in use in a worker process: their modules, arguments, right answers. Called by `child.py`."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agents.programs.build import Built, CandidateRefused
+from agents.programs.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
+from agents.programs.link import is_remote
+from agents.programs.workloads import WorkloadRefusedError, arguments_of, own_module
+from agents.records import CandidateId, Workload
+
+#: Workloads whose module and values stay loaded; a batch seldom holds more.
+_KEPT_WORKLOADS = 16
+#: Compiled programs that are run again and again (canaries).
+_KEPT_PROGRAMS = 8
+#: Arguments with more bytes than this fill the caches wherever they lie, and are not moved.
+_MOST_MOVED_BYTES = 32 << 20
+
+
+@dataclass(slots=True)
+class _Loaded:
+    module: Any
+    #: Values of the arguments, in this process's memory; None until asked for.
+    values: list[Any] | None = None
+    #: Arguments on the local device; None until asked for.
+    arguments: list[Any] | None = None
+    #: Right outputs by argument index; None until asked for.
+    outputs: dict[int, Any] | None = None
+    #: Relative difference that a legal schedule may show in them.
+    tolerance: float = 0.0
+
+
+def elsewhere(arguments: Sequence[Any], device: Any) -> Sequence[Any]:
+    """Copies of arguments at another place in memory; large ones stay where they are.
+
+    Args:
+        arguments: On `device`.
+        device: TVM device.
+    """
+    held = sum(math.prod(one.shape) * np.dtype(str(one.dtype)).itemsize for one in arguments)
+    return arguments if held > _MOST_MOVED_BYTES else [one.copyto(device) for one in arguments]
+
+
+class Programs:
+    """What worker processes keep of workloads and canaries, least recently used dropped."""
+
+    def __init__(self) -> None:
+        self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
+        self._built: OrderedDict[str, Built] = OrderedDict()
+
+    def module(self, workload: Workload) -> Any:
+        """The unscheduled `tvm.IRModule`."""
+        return self._entry(workload).module
+
+    def arguments(self, workload: Workload, device: Any) -> list[Any]:
+        """Arguments on `device`, with values that depend on the workload only.
+
+        Those on a local device are made once; behind a wire they end with their session.
+        """
+        import tvm
+
+        entry = self._entry(workload)
+        if entry.arguments is not None and not is_remote(device):
+            return entry.arguments
+        arguments = [tvm.runtime.tensor(value, device=device) for value in self._values(workload)]
+        if not is_remote(device):
+            entry.arguments = arguments
+        return arguments
+
+    def prepare_reference(self, workload: Workload) -> None:
+        """Run the unscheduled program, unless that was done: slow, and apart from every candidate."""
+        entry = self._entry(workload)
+        if entry.outputs is None:
+            entry.tolerance = tolerance_of(entry.module)
+            entry.outputs = reference_outputs(entry.module, self._values(workload))
+
+    def wrong_output(self, workload: Workload, function: Any, arguments: Sequence[Any], device: Any) -> str:
+        """Run a candidate once and compare; empty if its output is right, else one sentence.
+
+        Args:
+            workload: What it schedules; `prepare_reference` was called for it.
+            function: The candidate's `main`.
+            arguments: Its arguments on `device`; their outputs are overwritten first.
+            device: TVM device.
+        """
+        entry = self._entry(workload)
+        outputs = entry.outputs
+        assert outputs is not None
+        spoilt = poisoned(self._values(workload), outputs)
+        for index in outputs:
+            arguments[index].copyfrom(spoilt[index])
+        function(*arguments)
+        device.sync()
+        found = {index: arguments[index].numpy() for index in outputs}
+        return difference(outputs, found, tolerance=entry.tolerance)
+
+    def kept(self, candidate_id: CandidateId) -> Built | None:
+        """A program that was kept."""
+        return self._built.get(candidate_id)
+
+    def keep(self, candidate_id: CandidateId, built: Built) -> None:
+        """Keep a compiled program that will be asked for again."""
+        self._built[candidate_id] = built
+        while len(self._built) > _KEPT_PROGRAMS:
+            self._built.popitem(last=False)
+
+    def _values(self, workload: Workload) -> list[Any]:
+        entry = self._entry(workload)
+        if entry.values is None:
+            seed = int(workload.workload_id, 16)
+            entry.values = argument_values(workload.arg_shapes, workload.arg_dtypes, seed)
+        return entry.values
+
+    def _entry(self, workload: Workload) -> _Loaded:
+        key = workload.workload_id
+        if key not in self._loaded:
+            try:
+                module = own_module(workload)
+            except WorkloadRefusedError as error:
+                raise CandidateRefused(str(error)) from error
+            _check_arguments(module, workload)
+            self._loaded[key] = _Loaded(module)
+            while len(self._loaded) > _KEPT_WORKLOADS:
+                self._loaded.popitem(last=False)
+        self._loaded.move_to_end(key)
+        return self._loaded[key]
+
+
+def _check_arguments(module: Any, workload: Workload) -> None:
+    """Refuse a workload whose program takes other arguments than it names: calls are not checked."""
+    named, taken = (workload.arg_shapes, workload.arg_dtypes), arguments_of(module)
+    if named != taken:
+        raise CandidateRefused(
+            f"the workload names arguments {named}, its program takes {taken}: its records belong to another"
+        )

@@ -1,0 +1,301 @@
+"""What a schedule trace may say: an allow-list of instructions, attributes, annotations and index maps.
+
+A trace is a program for TVM: an index map can call any C function, an annotation can link foreign code, and
+text in braces becomes whatever object it describes. So every trace passes here before TVM sees it, whoever
+made it. Listed is what MetaSchedule's own design spaces and post-processors write for CPUs and CUDA, in this
+version of TVM and in the older ones whose logs are imported. Standard library only; it knows no workload, so
+what it lets pass may still not fit one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from agents.errors import AgentError
+from agents.programs.index_maps import IndexMapRefusedError, free_names
+
+#: Characters of a trace at most. MetaSchedule's own have 30,000 and less.
+MOST_TEXT = 1 << 20
+_MOST_INSTRUCTIONS = 10_000
+_MOST_ITEMS = 256
+_MOST_INT = 2**31
+#: Texts up to this length are looked up instead of matched.
+_SHORT = 40
+
+_BLOCK_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
+_SCOPE = re.compile(
+    r"global|shared|shared\.dyn|local|warp|wmma\.(?:matrix_a|matrix_b|accumulator)|m16n8k8\.matrix[ABC]"
+)
+_THREAD_AXIS = re.compile(r"(?:blockIdx|threadIdx|vthread)\.[xyz]|vthread")
+#: Names of TVM's tensor intrinsics; which of them exist is for TVM to know.
+_INTRINSIC = re.compile(r"[a-z][a-z0-9_]{0,100}")
+_VARIABLE = re.compile(r"[blv]\d{1,6}")
+
+#: By instruction: its inputs, attributes and outputs as letters (`_form`), each a regular expression. `B`,
+#: `T`, `S`, `N` stand for the names of a block, a thread axis, a storage scope, an intrinsic; `A` for an
+#: annotation; `0` for a flag that must not be set.
+_INSTRUCTIONS: dict[str, tuple[str, str, str]] = {
+    "GetSBlock": ("", "BB", "b"),
+    "GetBlock": ("", "BB", "b"),
+    "GetLoops": ("b", "", "l*"),
+    "GetChildBlocks": ("[bl]", "", "b*"),
+    "GetProducers": ("b", "", "b*"),
+    "GetConsumers": ("b", "", "b*"),
+    "GetOutputBlocks": ("", "BB", "b*"),
+    "SamplePerfectTile": ("l", "ii", "v{2,16}"),
+    "SampleCategorical": ("", "L[FL]", "v"),
+    "SampleComputeLocation": ("b", "", "l"),
+    "Split": ("l[vin]{2,16}", "i?0?", "l{2,16}"),
+    "Fuse": ("l+", "i", "l"),
+    "Reorder": ("l+", "", ""),
+    "AddUnitLoop": ("[bl]", "", "l"),
+    "Parallel": ("l", "", ""),
+    "Vectorize": ("l", "", ""),
+    "Unroll": ("l", "", ""),
+    "Bind": ("l", "T", ""),
+    "CacheRead": ("b[RE]", "iS", "b"),
+    "CacheWrite": ("b[RE]", "iS", "b"),
+    "ReIndex": ("b", "ii", "b"),
+    "SetScope": ("b", "iS", ""),
+    "StorageAlign": ("b", "iiii", ""),
+    "ComputeAt": ("bl", "ii", ""),
+    "ReverseComputeAt": ("bl", "ii", ""),
+    "ComputeInline": ("b", "", ""),
+    "ReverseComputeInline": ("b", "", ""),
+    "RFactor": ("l", "i", "b"),
+    "DecomposeReduction": ("bl", "", "b"),
+    "Blockize": ("l", "i", "b"),
+    "Tensorize": ("[bl]", "Ni", ""),
+    "PadEinsum": ("b", "[LE]", ""),
+    "DecomposePadding": ("bl", "", "b"),
+    "TransformLayout": ("bM", "iizi", ""),
+    "TransformBlockLayout": ("b", "M", ""),
+    "Annotate": ("[bl][viqLE]", "A", ""),
+    "Unannotate": ("[bl]", "A", ""),
+    "EnterPostproc": ("", "", ""),
+}
+_PATTERNS = {kind: tuple(re.compile(text) for text in patterns) for kind, patterns in _INSTRUCTIONS.items()}
+#: Attributes whose text has a meaning of its own, by the place that it has in its instruction.
+_NAMED: dict[str, tuple[tuple[int, str, re.Pattern[str]], ...]] = {
+    "GetSBlock": ((0, "B", _BLOCK_NAME), (1, "B", _BLOCK_NAME)),
+    "GetBlock": ((0, "B", _BLOCK_NAME), (1, "B", _BLOCK_NAME)),
+    "GetOutputBlocks": ((0, "B", _BLOCK_NAME), (1, "B", _BLOCK_NAME)),
+    "Bind": ((0, "T", _THREAD_AXIS),),
+    "CacheRead": ((1, "S", _SCOPE),),
+    "CacheWrite": ((1, "S", _SCOPE),),
+    "SetScope": ((1, "S", _SCOPE),),
+    "Tensorize": ((0, "N", _INTRINSIC),),
+}
+_INTRINSIC_OR_NONE = re.compile(f'"(?:{_INTRINSIC.pattern})?"')
+#: By annotation: the letter of its value, and the pattern of a text. Others may neither be set nor removed.
+_ANNOTATIONS: dict[str, tuple[str, re.Pattern[str] | None]] = {
+    "meta_schedule.tiling_structure": ("q", re.compile(r'"[SR]{1,16}"')),
+    "meta_schedule.auto_tensorize": ("q", _INTRINSIC_OR_NONE),
+    "meta_schedule.auto_tensorize_init": ("q", _INTRINSIC_OR_NONE),
+    "meta_schedule.parallel": ("i", None),
+    "meta_schedule.vectorize": ("i", None),
+    "meta_schedule.unroll_explicit": ("vi", None),
+    "meta_schedule.unroll_implicit": ("vi", None),
+    "meta_schedule.cooperative_fetch": ("vi", None),
+    "meta_schedule.thread_extent_low_inclusive": ("i", None),
+    "meta_schedule.thread_extent_high_inclusive": ("i", None),
+    "meta_schedule.random_compute_producer": ("i", None),
+    "meta_schedule.layout_rewrite_preproc": ("i", None),
+    "warp_execution": ("i", None),
+    "pragma_auto_unroll_max_step": ("i", None),
+    "pragma_unroll_explicit": ("i", None),
+    "software_pipeline_stage": ("LE", None),
+    "software_pipeline_order": ("LE", None),
+    "software_pipeline_async_stages": ("LE", None),
+    #: Of a workload that names its own schedule rule; taken off, never put on.
+    "schedule_rule": ("", None),
+}
+
+
+class TraceRefusedError(AgentError):
+    """A trace that TVM is not to see.
+
+    Attributes:
+        reason: Why, one of few texts without anything from the trace itself, so that refusals can be counted.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+def read_trace(text: str) -> list[Any]:
+    """Parse a trace and check all of it.
+
+    Args:
+        text: `[instructions, decisions]` as JSON.
+
+    Raises:
+        TraceRefusedError: It holds anything that is not on the list.
+    """
+    if len(text) > MOST_TEXT:
+        raise TraceRefusedError("the trace is too long", f"{len(text):,} characters")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise TraceRefusedError("the trace is no JSON") from None
+    check_trace(value)
+    assert isinstance(value, list)
+    return value
+
+
+def check_trace(value: Any) -> None:
+    """Check a parsed trace: `[instructions, decisions]`.
+
+    Raises:
+        TraceRefusedError: It holds anything that is not on the list.
+    """
+    if type(value) is not list or len(value) != 2 or {type(one) for one in value} != {list}:
+        raise TraceRefusedError("the trace is not [instructions, decisions]")
+    steps, decisions = value
+    if max(len(steps), len(decisions)) > _MOST_INSTRUCTIONS:
+        raise TraceRefusedError("the trace has too many instructions", str(len(steps)))
+    sampled: set[str] = set()
+    for place, step in enumerate(steps):
+        try:
+            _check_step(step, sampled)
+        except TraceRefusedError as error:
+            raise TraceRefusedError(error.reason, f"instruction {place}, {_shown(step)}") from None
+        except IndexMapRefusedError as error:
+            raise TraceRefusedError(
+                "an index map is no integer arithmetic", f"instruction {place}: {error}"
+            ) from None
+    for one in decisions:
+        _check_decision(one, steps)
+
+
+def _check_step(step: Any, sampled: set[str]) -> None:
+    """Check one instruction; `sampled` gets the numbers that it draws."""
+    if type(step) is not list or len(step) != 4 or type(step[0]) is not str:
+        raise TraceRefusedError("an instruction is not [kind, inputs, attributes, outputs]")
+    kind, inputs, attrs, outputs = step
+    if kind not in _INSTRUCTIONS:
+        raise TraceRefusedError("the instruction is not on the list")
+    if {type(inputs), type(attrs), type(outputs)} != {list}:
+        raise TraceRefusedError("an instruction is not [kind, inputs, attributes, outputs]")
+    if max(len(inputs), len(attrs), len(outputs)) > _MOST_ITEMS:
+        raise TraceRefusedError("the instruction's inputs or attributes are not on the list")
+    given = "".join(map(_form, inputs))
+    named = list(map(_form, attrs))
+    for place, letter, pattern in _NAMED.get(kind, ()):
+        if place < len(attrs) and type(attrs[place]) is str and pattern.fullmatch(attrs[place]):
+            named[place] = letter
+    if kind == "Split" and len(attrs) == 2 and attrs[1] in (False, 0):
+        # Its second flag drops the check that a program stays inside its buffers.
+        named[1] = "0"
+    elif kind in ("Annotate", "Unannotate"):
+        named = ["A"] if len(attrs) == 1 and _is_annotation(kind, attrs[0], inputs, given) else ["-"]
+    made = "".join(_form(one) if type(one) is str else "-" for one in outputs)
+    if not _fits(kind, given, "".join(named), made):
+        raise TraceRefusedError("the instruction's inputs or attributes are not on the list")
+    if "M" in given or "M" in named:
+        for one in (*inputs, *attrs):
+            if type(one) is str and one[:1] == "{" and not free_names(one) <= sampled:
+                raise TraceRefusedError("an index map names a variable that is not sampled")
+    sampled.update(one for one in outputs if one[0] == "v")
+
+
+@lru_cache(maxsize=8192)
+def _fits(kind: str, *forms: str) -> bool:
+    return all(pattern.fullmatch(form) for pattern, form in zip(_PATTERNS[kind], forms, strict=True))
+
+
+def _form(value: Any) -> str:
+    """What an input, attribute or output is, as one letter; `-` for what no instruction may have.
+
+    `b`, `l`, `v`: a block, loop or sampled number by its name; `n` None; `q` quoted text; `M` text in braces;
+    `i` a number; `z` null; lists: `E` empty, `L` of numbers, `F` of fractions, `R` of blocks.
+    """
+    kind = type(value)
+    if kind is str:
+        return _text_form(value)
+    if kind is int or kind is bool:
+        return "i" if -_MOST_INT < value < _MOST_INT else "-"
+    if kind is list:
+        return _list_form(value)
+    return "z" if value is None else "-"
+
+
+def _text_form(text: str) -> str:
+    # Long texts are rare, and would be kept in memory.
+    return _short_form(text) if len(text) <= _SHORT else _any_form(text)
+
+
+def _any_form(text: str) -> str:
+    if _VARIABLE.fullmatch(text):
+        return text[0]
+    if text == "None":
+        return "n"
+    if len(text) >= 2 and text[0] == text[-1] == '"':
+        return "q"
+    return "M" if text[:1] == "{" and text[-1:] == "}" else "-"
+
+
+_short_form = lru_cache(maxsize=8192)(_any_form)
+
+
+def _list_form(values: list[Any]) -> str:
+    if not values:
+        return "E"
+    if len(values) > _MOST_ITEMS:
+        return "-"
+    kinds = {type(one) for one in values}
+    if kinds <= {int, bool}:
+        return "L" if _are_small(values) else "-"
+    if kinds <= {int, float}:
+        return "F" if all(0 <= one <= 1 for one in values) else "-"
+    return "R" if kinds == {str} and all(_text_form(one) == "b" for one in values) else "-"
+
+
+def _are_small(values: Iterable[int]) -> bool:
+    return all(-_MOST_INT < one < _MOST_INT for one in values)
+
+
+def _is_annotation(kind: str, key: Any, inputs: list[Any], given: str) -> bool:
+    if type(key) is not str or key not in _ANNOTATIONS:
+        return False
+    letters, pattern = _ANNOTATIONS[key]
+    if kind == "Unannotate":
+        return True
+    if given[1:] not in tuple(letters):
+        return False
+    return pattern is None or bool(pattern.fullmatch(inputs[1]))
+
+
+def _check_decision(one: Any, steps: list[Any]) -> None:
+    """A decision is the place of a sampling instruction, and a number, or factors of one and more."""
+    if type(one) is not list or len(one) != 2 or type(one[0]) is not int or not 0 <= one[0] < len(steps):
+        raise TraceRefusedError("a decision is not [instruction, value]")
+    place, value = one
+    step = steps[place]
+    if step[0] == "SamplePerfectTile":
+        is_fine = (
+            type(value) is list
+            and len(value) == len(step[3])
+            and all(type(each) is int and 0 < each < _MOST_INT for each in value)
+        )
+    elif step[0] == "SampleCategorical":
+        is_fine = type(value) is int and 0 <= value < len(step[2][0])
+    else:
+        is_fine = (
+            step[0] == "SampleComputeLocation" and type(value) is int and -3 < value < _MOST_INSTRUCTIONS
+        )
+    if not is_fine:
+        raise TraceRefusedError("a decision does not fit its instruction", f"instruction {place}")
+
+
+def _shown(step: Any) -> str:
+    kind = step[0] if type(step) is list and step else step
+    return repr(str(kind)[:60])
+
+
+__all__ = ["MOST_TEXT", "TraceRefusedError", "check_trace", "read_trace"]

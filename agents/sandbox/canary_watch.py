@@ -1,0 +1,216 @@
+"""Canaries of one device: when they are due, what they say, which candidates to measure again.
+
+Called by `worker.py`. It keeps the drift monitor beside the spool, so that a restarted agent still knows how
+fast its device was. What counts as drift is for `quality.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from agents.errors import AgentError
+from agents.programs.canaries import Canary
+from agents.programs.quality import Drift, DriftMonitor
+from agents.records import (
+    REMEASURE,
+    REPEATS,
+    Candidate,
+    CandidateId,
+    Outcome,
+    Protocol,
+    Record,
+    Workload,
+    WorkloadId,
+)
+from agents.sandbox.job import Job, Result
+
+_LOG = logging.getLogger(__name__)
+
+#: How canaries are timed: quickly, all alike.
+CANARY_PROTOCOL = Protocol(
+    repeat=3,
+    extra_repeats=0,
+    min_repeat_ms=5.0,
+    visits=1,
+    early_stop_ratio=0.0,
+    check_share=0.0,
+    reject_interval=0.0,
+)
+#: A reading older than this says nothing about the batch that begins now.
+_FRESH_SEC = 60.0
+#: Leading candidates of each workload that are measured again after a drifting window, and at most in all:
+#: the best decide what is chosen, and the rest of the window is marked.
+_LEADERS = 3
+_MOST_AGAIN = 24
+#: Slower ones than this, over the best of a drifting window, do not lead.
+_LEADING_RATIO = 1.2
+#: Attempts between a record and the second measurement that an agent makes of its candidate, at most: one is
+#: that of a leader right after its window, the next that after a drifting window, whenever it comes.
+MOST_AHEAD = 2
+_FILE = "canaries.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A candidate that is to be measured once more: its number decides what is chosen."""
+
+    candidate: Candidate
+    workload: Workload
+    attempt: int
+
+
+def leaders(
+    records: Sequence[Record],
+    workloads: Mapping[WorkloadId, Workload],
+    *,
+    within: float,
+    origin: str,
+    ahead: int = 1,
+    best_secs: Mapping[str, float] = MappingProxyType({}),
+) -> list[Again]:
+    """The candidates that decide what is chosen: the fastest of each workload and those near it.
+
+    Args:
+        records: Of one window. A/A runs and second measurements have their own numbering of attempts, and
+            their own next turn, so they do not lead.
+        workloads: Every workload that the records name.
+        within: How much slower than the best a leader may be, as a fraction.
+        origin: Origin of the measurements to come.
+        ahead: How many attempts after the one of the record.
+        best_secs: Best latency by workload before this window; the window's own best counts where missing.
+
+    Returns:
+        At most three of each workload, to be measured with that attempt.
+    """
+    ok = [r for r in records if r.origin not in REPEATS and r.outcome is Outcome.OK]
+    found: dict[str, list[Record]] = {}
+    for record in sorted(ok, key=lambda one: one.latency_secs):
+        led = found.setdefault(record.workload_id, [])
+        first = led[0].latency_secs if led else record.latency_secs
+        limit = (1 + within) * min(first, best_secs.get(record.workload_id, first))
+        if record.latency_secs <= limit and len(led) < _LEADERS:
+            led.append(record)
+    return [
+        Again(
+            Candidate(
+                workload_id=record.workload_id, trace=record.trace, dialect=record.dialect, origin=origin
+            ),
+            workloads[record.workload_id],
+            record.attempt + ahead,
+        )
+        for led in found.values()
+        for record in led
+    ]
+
+
+def unmeasured(again: Sequence[Again], known: set[tuple[CandidateId, int]]) -> list[Again]:
+    """Leave out what would be the same measurement twice: an id names one (candidate, attempt) of a device.
+
+    Args:
+        again: Second measurements, most important first.
+        known: Measurements that are made or planned, as (candidate, attempt); what is left is added.
+    """
+    left = []
+    for one in again:
+        measurement = (one.candidate.candidate_id, one.attempt)
+        if measurement not in known:
+            known.add(measurement)
+            left.append(one)
+    return left
+
+
+class CanaryWatch:
+    """Tells steady windows from drifting ones.
+
+    Args:
+        folder: Where the monitor is kept between runs.
+        canaries: The device's canary programs.
+        environment_id: Readings of other environments are not compared.
+    """
+
+    def __init__(self, folder: Path, canaries: Sequence[Canary], environment_id: str) -> None:
+        self._path = folder / _FILE
+        self._canaries = tuple(canaries)
+        self._environment_id = environment_id
+        self._monitor = self._load()
+        self._last = Drift(suspect=False, ratios={}, which=())
+        self._read_at = -float("inf")
+        self._again: dict[str, Again] = {}
+
+    def is_due(self) -> bool:
+        """Whether nobody knows how the device does right now."""
+        return time.monotonic() - self._read_at > _FRESH_SEC
+
+    def jobs(self) -> list[Job]:
+        """One set of readings."""
+        return [
+            Job(candidate=canary.candidate, workload=canary.workload, protocol=CANARY_PROTOCOL, keep=True)
+            for canary in self._canaries
+        ]
+
+    def read(self, results: Sequence[Result]) -> Drift:
+        """Take in the results of `jobs`; the window since the last reading is judged by both of them.
+
+        A canary that failed says nothing; one that fails always would show as a device without readings.
+        """
+        readings = {
+            canary.name: min(result.run_secs)
+            for canary, result in zip(self._canaries, results, strict=True)
+            if result.outcome is Outcome.OK
+        }
+        failed = [result.error for result in results if result.outcome is not Outcome.OK]
+        if failed:
+            _LOG.warning("a canary program failed: %s", failed[0])
+        before, now = self._last, self._last
+        if readings:
+            now = self._monitor.observe(readings)
+            if now.adopted:
+                _LOG.warning("%s run at a new speed for good; it is the baseline now", ", ".join(now.adopted))
+            self._save()
+        self._last, self._read_at = now, time.monotonic()
+        return replace(now, suspect=now.suspect or before.suspect)
+
+    def remember(self, records: Sequence[Record], workloads: Mapping[WorkloadId, Workload]) -> None:
+        """Note the leading candidates of a drifting window, to be measured again.
+
+        The attempt before is that of a second measurement right after the window.
+        """
+        within = _LEADING_RATIO - 1
+        for one in leaders(records, workloads, within=within, origin=REMEASURE, ahead=MOST_AHEAD):
+            if len(self._again) < _MOST_AGAIN:
+                self._again[one.candidate.candidate_id] = one
+
+    def take_again(self) -> list[Again]:
+        """Hand over what is to be measured again, once."""
+        taken = list(self._again.values())
+        self._again.clear()
+        return taken
+
+    def _load(self) -> DriftMonitor:
+        try:
+            value = json.loads(self._path.read_text())
+            if value["environment_id"] == self._environment_id:
+                return DriftMonitor.from_json(value["monitor"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AgentError) as error:
+            _LOG.warning(
+                "%s is not readable (%s); the canaries' usual speed is learned afresh", self._path, error
+            )
+        return DriftMonitor()
+
+    def _save(self) -> None:
+        """Written beside and renamed, so a kill leaves the old or the new one; it can be learned again."""
+        value = {"environment_id": self._environment_id, "monitor": self._monitor.to_json()}
+        beside = self._path.with_suffix(".tmp")
+        try:
+            beside.write_text(json.dumps(value))
+            beside.replace(self._path)
+        except OSError as error:
+            _LOG.warning("%s cannot be written: %s", self._path, error.strerror)

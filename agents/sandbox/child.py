@@ -1,0 +1,352 @@
+"""A worker process beside a device: builds and times candidates, makes design spaces.
+
+Forked and confined by `zygote.py` for `pool.py`, spoken to in messages (`wire.py`). It holds everything that
+a candidate may harm: TVM's C++, the compiler, the running program. It may be killed at any moment and keeps
+nothing that must outlive it.
+
+It builds on its builder's cores, then moves to the device's timing cores and times, so compiled code never
+crosses a process and needs no file, tar or link step. Whoever times holds the host's lock. While nobody does,
+one builder may use the timing cores (`core_slot.py`); no timing ever shares a core with a builder.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.codec import workload_from_json
+from agents.host.host_lock import HostLockError
+from agents.host.probe import environment
+from agents.programs.link import Link, LinkLostError, LocalLink, Session
+from agents.records import CandidateId, Family, Outcome, Protocol, Workload
+from agents.sandbox import handlers as questions
+from agents.sandbox.core_slot import CoresHeldError, CoreSlot, MoverClient
+from agents.sandbox.retimed_programs import Kept, Visits
+from agents.sandbox.stages import ChildSettings, Stage
+from agents.sandbox.wire import Channel
+
+if TYPE_CHECKING:
+    from agents.programs.build import Built
+    from agents.programs.loaded_workloads import Programs
+    from agents.programs.timing import Timing
+
+
+#: An RPC server ends a session after this time, whatever it does: more than one candidate takes.
+_SESSION_SEC = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One candidate to build and time, as it came over the wire."""
+
+    number: int
+    workload: Workload
+    candidate_id: CandidateId
+    trace: str
+    protocol: Protocol
+    #: Compare the output with that of the unscheduled program.
+    check: bool
+    #: Keep the compiled program.
+    keep: bool
+    #: Best latency known of the workload on this device; 0 if none is.
+    best_secs: float
+
+
+class Worker:
+    """Answers the messages of one pool.
+
+    Args:
+        channel: To the pool.
+        settings: The device and its cores.
+        mover: Of this process.
+    """
+
+    def __init__(self, channel: Channel, settings: ChildSettings, mover: MoverClient) -> None:
+        import tvm
+
+        from agents.programs.loaded_workloads import Programs
+
+        self._channel = channel
+        self._settings = settings
+        self._target = tvm.target.Target(settings.target)
+        self._link = _link(settings)
+        self._device = tvm.device(settings.device, settings.index)
+        self._programs: Programs = Programs()
+        self._mover = mover
+        self._slot = _slot(settings, mover)
+        self._visits = Visits()
+        self._workloads: dict[str, Workload] = {}
+        self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
+        #: What TVM's thread pool really has; behind a wire the link has made sure of it.
+        self._thread_count = tvm.get_global_func("runtime.NumThreads")
+
+    def serve(self) -> None:
+        """Answer messages until the other end closes.
+
+        Raises:
+            ValueError: A message names an unknown operation.
+        """
+        while (message := self._channel.receive()) is not None:
+            operation = message["op"]
+            if operation == "workload":
+                workload = workload_from_json(message["workload"])
+                self._workloads[workload.workload_id] = workload
+            elif operation == "measure":
+                job = self._job(message)
+                self._visits.note(job.workload.workload_id, job.best_secs)
+                try:
+                    self._measure(job)
+                except (LinkLostError, CoresHeldError, HostLockError) as error:
+                    self._done(job, Outcome.LOST, str(error), device_lost=True)
+            elif operation == "visit":
+                self._visit_all()
+            elif operation == "forget":
+                self._visits.forget()
+            elif operation in ("propose", "evolve", "derive"):
+                self._channel.send(questions.propose(message, self._workloads[message["workload_id"]]))
+            elif operation == "networks":
+                self._channel.send(questions.list_workloads(message["networks"]))
+            elif operation == "canaries":
+                self._channel.send(questions.canaries(Family(message["family"])))
+            else:
+                raise ValueError(f"unknown operation {operation!r}")
+
+    def _job(self, message: dict[str, Any]) -> _Job:
+        return _Job(
+            number=message["job"],
+            workload=self._workloads[message["workload_id"]],
+            candidate_id=CandidateId(message["candidate_id"]),
+            trace=message["trace"],
+            protocol=Protocol(**message["protocol"]),
+            check=message["check"],
+            keep=message["keep"],
+            best_secs=message["best_secs"],
+        )
+
+    def _lock(self) -> AbstractContextManager[float]:
+        from agents.host.timing_lock import timing_lock
+
+        return timing_lock(Path(self._settings.lock_path)) if self._settings.lock_path else nullcontext(0.0)
+
+    def _enter(self, job: _Job, stage: Stage, **facts: Any) -> None:
+        """Tell the parent, which holds the clock."""
+        self._channel.send({"event": "stage", "job": job.number, "stage": stage, **facts})
+
+    def _done(self, job: _Job, outcome: Outcome, error: str, **facts: Any) -> None:
+        self._channel.send({"event": "done", "job": job.number, "outcome": outcome, "error": error, **facts})
+
+    def _measure(self, job: _Job) -> None:
+        """Build and time a candidate.
+
+        Raises:
+            LinkLostError: The device is out of reach.
+            CoresHeldError: Its cores do not come free.
+            HostLockError: A lock of the host cannot be used, or does not come free.
+        """
+        from agents.programs.build import CandidateRefused
+
+        with ExitStack() as held:
+            wait_secs = 0.0
+            if self._settings.builds_where_it_times:
+                wait_secs = held.enter_context(self._lock())
+            try:
+                with self._slot.building() if self._slot else nullcontext():
+                    started = time.perf_counter()
+                    if job.check:
+                        self._enter(job, Stage.REFERENCE)
+                        self._programs.prepare_reference(job.workload)
+                    self._enter(job, Stage.BUILDING)
+                    started = time.perf_counter()
+                    built = self._build(job)
+                    if self._settings.device == "cpu" and not self._settings.tracker:
+                        # Filling them takes longer than many a timing, and must not happen under the lock.
+                        self._programs.arguments(job.workload, self._device)
+            except CandidateRefused as refusal:
+                secs = time.perf_counter() - started
+                self._done(job, Outcome.BUILD_FAILED, str(refusal), build_secs=secs, wait_secs=wait_secs)
+                return
+            self._enter(job, Stage.WAITING, build_secs=built.build_secs, wait_secs=wait_secs)
+            began = time.perf_counter()
+            if not self._settings.builds_where_it_times:
+                held.enter_context(self._lock())
+            session = held.enter_context(self._link.connect())
+            wait_secs += time.perf_counter() - began
+            self._clear_cores(held)
+            self._visit(self._run(job, built, session, wait_secs))
+
+    def _clear_cores(self, held: ExitStack) -> None:
+        """Have the timing cores to itself, under the lock, until `held` ends; then be where it builds."""
+        if self._slot:
+            held.enter_context(self._slot.cleared())
+        held.callback(self._mover.pin, timing=False)  # before anything is given back
+
+    def _visit_all(self) -> None:
+        """Time all programs that are kept a last time."""
+        with ExitStack() as held:
+            held.enter_context(self._lock())
+            self._clear_cores(held)
+            self._mover.pin(timing=True)
+            self._channel.send({"event": "visiting"})
+            self._visit(self._visits.last())
+
+    def _visit(self, due: list[Kept]) -> None:
+        """Time programs of earlier jobs once more; the parent knows that they are coming."""
+        for one in due:
+            if not one.left:
+                continue  # an earlier visit of these failed
+            began = time.perf_counter()
+            run_secs = self._visits.visit(one)
+            secs = time.perf_counter() - began
+            self._channel.send(
+                {
+                    "event": "visit",
+                    "job": one.job,
+                    "run_secs": run_secs,
+                    "timing_secs": secs,
+                    "left": one.left,
+                }
+            )
+        if due:
+            self._channel.send({"event": "rested"})
+
+    def _build(self, job: _Job) -> Built:
+        from agents.programs.build import build
+
+        built = self._programs.kept(job.candidate_id)
+        if built is None:
+            built = build(self._programs.module(job.workload), job.trace, self._target)
+            if job.keep:
+                self._programs.keep(job.candidate_id, built)
+        return built
+
+    def _run(self, job: _Job, built: Built, session: Session, wait_secs: float) -> list[Kept]:
+        """Time a compiled candidate, and compare its output where that is asked.
+
+        Returns:
+            Earlier programs that are to be visited now.
+        """
+        from agents.programs.loaded_workloads import elsewhere
+        from agents.programs.timing import time_again, time_module
+
+        self._enter(job, Stage.TIMING, build_secs=built.build_secs, wait_secs=wait_secs)
+        if not self._settings.tracker:
+            self._mover.pin(timing=True)
+        began = time.perf_counter()
+        wrong = ""
+        try:
+            module = session.load(built.module)
+            arguments = self._programs.arguments(job.workload, session.device)
+            timing = time_module(module, arguments, session.device, job.protocol, job.best_secs)
+            if job.check:
+                self._enter(job, Stage.CHECKING)
+                function = module.get_function("main", query_imports=True)
+                wrong = self._programs.wrong_output(job.workload, function, arguments, session.device)
+        except Exception as raised:
+            self._done(
+                job,
+                Outcome.RUN_FAILED,
+                f"the program raised while it ran: {raised}",
+                timing_secs=time.perf_counter() - began,
+                environment=self._seen(),
+                broken=not session.alive(),
+            )
+            return []
+        timing_secs = time.perf_counter() - began
+        due = self._visits.due()
+        visits = job.protocol.visits - 1
+        is_kept = self._may_visit and visits > 0 and not wrong and not timing.stopped_early
+        if is_kept:
+
+            def again() -> tuple[float, ...]:
+                # Where arguments lie decides which of them share places in the caches: some per cent.
+                moved = elsewhere(arguments, session.device)
+                return time_again(module, moved, session.device, job.protocol, timing.number)
+
+            self._visits.keep(job.number, again, visits, job.workload.workload_id, min(timing.run_secs))
+        self._done(
+            job,
+            Outcome.WRONG_OUTPUT if wrong else Outcome.OK,
+            wrong,
+            timing_secs=timing_secs,
+            environment=self._seen(),
+            is_kept=is_kept,
+            is_visiting=bool(due),
+            **_facts(timing, job),
+        )
+        return due
+
+    @property
+    def _may_visit(self) -> bool:
+        """Whether programs can stay: on a GPU they hold its memory, behind a wire they end soon."""
+        return self._settings.device == "cpu" and not self._settings.tracker
+
+    def _threads(self) -> int:
+        return self._settings.threads if self._settings.tracker else int(self._thread_count())
+
+    def _seen(self) -> dict[str, Any]:
+        """The moment's environment; taken where the program was timed, still pinned there."""
+        seen = environment(self._settings.timing_cores, gpu_index=self._settings.gpu_index)
+        if self._settings.tracker:  # load, clocks and the like are of the host that builds
+            seen = {"versions": seen["versions"], "python": seen["python"]}
+        seen["versions"] |= self._versions
+        return {**seen, "threads": self._threads(), **self._settings.environment}
+
+
+def _facts(timing: Timing, job: _Job) -> dict[str, Any]:
+    from agents.programs.quality import interval_quality
+
+    quality: dict[str, Any] = {**interval_quality(timing.run_secs)}
+    if timing.stopped_early:
+        quality["stopped_early"] = True
+    if job.check:
+        quality["checked"] = True
+    return {
+        "run_secs": timing.run_secs,
+        "warmup_secs": timing.warmup_secs,
+        "number": timing.number,
+        "quality": quality,
+    }
+
+
+def _link(settings: ChildSettings) -> Link:
+    if not settings.tracker:
+        return LocalLink(settings.device, settings.index)
+    from agents.programs.rpc_session import RpcLink
+
+    return RpcLink(
+        settings.tracker,
+        settings.key,
+        device=settings.device,
+        index=settings.index,
+        threads=settings.threads,
+        cores=settings.timing_cores,
+        session_sec=_SESSION_SEC,
+    )
+
+
+def _slot(settings: ChildSettings, mover: MoverClient) -> CoreSlot | None:
+    if not settings.slot_path:
+        return None
+    return CoreSlot(Path(settings.slot_path), Path(settings.lock_path), mover)
+
+
+def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -> None:
+    """Be a worker process.
+
+    Args:
+        channel: To the pool, which sends jobs; left open until the process ends: its end is what tells the
+            pool, which then reads the last words.
+        moves: To the zygote, which binds threads to cores.
+        settings: The device and its cores.
+    """
+    jobs = Channel(channel)
+    mover = MoverClient(moves, settings)
+    mover.pin(timing=False)
+    worker = Worker(jobs, settings, mover)
+    jobs.send({"event": "ready", "pid": os.getpid()})
+    worker.serve()

@@ -1,0 +1,304 @@
+"""One worker process as its pool sees it, and the zygote that it comes from. Called by `pool.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from agents.errors import WorkerStartError
+from agents.host.cuda import worker_environment
+from agents.host.own_program import command, environment
+from agents.records import Protocol, Workload, as_json_dict
+from agents.sandbox.job import Result
+from agents.sandbox.stages import ChildSettings, Stage
+from agents.sandbox.wire import Channel
+
+#: Importing TVM takes about 3 s on an idle core; a loaded host may need many times that.
+START_TIMEOUT_SEC = 120.0
+#: A job is dropped as lost when the device does not come free for this long.
+LOCK_TIMEOUT_SEC = 600.0
+#: The unscheduled program is run once, slowly; programs too large for that are never checked.
+REFERENCE_TIMEOUT_SEC = 120.0
+STDERR_TAIL_BYTES = 2000
+_STDERR_KEPT_BYTES = 1 << 20
+#: Time for a killed process to be gone, on a host without a free core.
+_DEATH_TIMEOUT_SEC = 10.0
+#: A build may take this many times its time-out where other builds share its core; then it hangs.
+_MOST_STARVED = 10.0
+#: Environment of every process that runs TVM here.
+_ENVIRONMENT = {
+    # Binding is ours (`pin_process`).
+    "TVM_BIND_THREADS": "0",
+    # NumPy only fills arguments: its own threads would disturb a timing, and must not live across a fork.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+def end_of(code: int) -> str:
+    """Say how a process ended, from its exit code (negative: a signal)."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+
+class Zygote:
+    """The process that worker processes are forked from.
+
+    Args:
+        threads: Threads of a measured program; read by TVM when its thread pool starts.
+        cores: Where it imports TVM.
+        lock_path: The host's timing lock, where `cores` time something; else empty.
+    """
+
+    def __init__(self, threads: int, cores: Sequence[int], lock_path: str) -> None:
+        self._stderr: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as this
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._codes: dict[int, int] = {}
+        self._next_token = 0
+        pinned = ",".join(map(str, cores))
+        with theirs:
+            self._process = subprocess.Popen(
+                command("agents.sandbox.zygote", str(theirs.fileno()), str(os.getpid()), pinned, lock_path),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                env={
+                    **environment(),
+                    **_ENVIRONMENT,
+                    **worker_environment(),
+                    "TVM_NUM_THREADS": str(threads),
+                },
+                # Ctrl-C in the terminal is for the coordinator, which then closes the processes in order.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the zygote."""
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Whether it can fork."""
+        return self._process.poll() is None
+
+    def fork(self, channel: socket.socket, stderr: IO[bytes], settings: ChildSettings) -> int:
+        """Ask for a worker process that talks over `channel`; returns its token at once.
+
+        Raises:
+            OSError: The zygote is gone.
+        """
+        token = self._next_token
+        self._next_token += 1
+        message = {"op": "fork", "token": token, "settings": as_json_dict(settings)}
+        request = json.dumps(message).encode()
+        socket.send_fds(self._control, [request], [channel.fileno(), stderr.fileno()])
+        return token
+
+    def kill(self, token: int) -> str:
+        """End a worker process and say how it ended; it is gone on return."""
+        if token not in self._codes:
+            with contextlib.suppress(OSError):
+                self._control.send(json.dumps({"op": "kill", "token": token}).encode())
+        return self.end_of(token, _DEATH_TIMEOUT_SEC)
+
+    def end_of(self, token: int, timeout_sec: float) -> str:
+        """Wait for the end of a worker process, and say how it ended."""
+        deadline = time.monotonic() + timeout_sec
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            while token not in self._codes:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return "did not end"
+                try:
+                    packet = self._control.recv(1 << 16)
+                except OSError:
+                    packet = b""
+                if not packet:
+                    return "ended with the process that it was forked from"
+                message = json.loads(packet)
+                self._codes[message["token"]] = message["code"]
+        return end_of(self._codes.pop(token))
+
+    def last_words(self) -> str:
+        """The end of what the zygote itself printed: why it could not start."""
+        size = os.fstat(self._stderr.fileno()).st_size
+        start = max(0, size - STDERR_TAIL_BYTES)
+        return os.pread(self._stderr.fileno(), size - start, start).decode(errors="replace").strip()
+
+    def close(self) -> str:
+        """End it and every process it forked; says how it ended by itself, if it had."""
+        code = self._process.poll()
+        self._control.close()  # it then ends its processes and itself
+        try:
+            code = self._process.wait(_DEATH_TIMEOUT_SEC) if code is None else code
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._stderr.close()
+        return end_of(code)
+
+
+class WorkerProcess:
+    """One worker process and what it is doing.
+
+    Args:
+        zygote: Where it is forked from.
+        slot: Its place in the pool.
+        settings: The device and its cores.
+    """
+
+    def __init__(self, zygote: Zygote, slot: int, settings: ChildSettings) -> None:
+        self.slot = slot
+        self._zygote = zygote
+        self._stderr: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as this
+        self._stderr_start = 0
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        with theirs:
+            try:
+                self._token = zygote.fork(theirs, self._stderr, settings)
+            except OSError:
+                self.channel.close()
+                self._stderr.close()
+                raise
+        self.stage = Stage.STARTING
+        self.deadline = time.monotonic() + START_TIMEOUT_SEC
+        self.pid = 0
+        self.job: int | None = None
+        self.jobs_done = 0
+        self.known_workloads: set[str] = set()
+        #: Results of programs that it keeps and times again.
+        self.held: dict[int, Result] = {}
+        #: Time that such a visit may take.
+        self.visit_limit_sec = 0.0
+        self.build_secs = self.wait_secs = 0.0
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._stage_began = self._cpu_secs_before = 0.0
+
+    def begin(self, job: int | None) -> None:
+        """A job (None: a question) is about to be handed over."""
+        self.job, self.build_secs, self.wait_secs = job, 0.0, 0.0
+        self.stage, self.deadline = Stage.WAITING, time.monotonic() + LOCK_TIMEOUT_SEC
+        size = os.fstat(self._stderr.fileno()).st_size
+        if size > _STDERR_KEPT_BYTES:  # drop old output before it fills the disk
+            self._stderr.truncate(0)
+            self._stderr.seek(0)
+            size = 0
+        self._stderr_start = size
+
+    def enter(self, stage: Stage, protocol: Protocol) -> None:
+        """Begin a stage of a job, with the time it may take."""
+        self.stage = stage
+        self._stage_began, self._cpu_secs_before = time.monotonic(), self.cpu_secs()
+        self.deadline = self._stage_began + limit_of(stage, protocol)
+
+    def extend(self, secs: float) -> None:
+        """Give it more time: it, or whoever watches it, did not run for so long."""
+        self.deadline += secs
+        self._stage_began += secs
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still to come of it."""
+        return self.job is not None or self.stage is Stage.VISITING
+
+    def visit(self, limit_secs: float) -> None:
+        """It is timing programs of earlier jobs, with the time that the next one may take."""
+        self.job, self.stage = None, Stage.VISITING
+        self.deadline = time.monotonic() + limit_secs
+
+    def rest(self) -> None:
+        """Nothing to do."""
+        self.job, self.stage, self.deadline = None, Stage.IDLE, float("inf")
+
+    def tell_workload(self, workload: Workload) -> None:
+        """Send a workload's module once.
+
+        Raises:
+            OSError: The process is gone.
+        """
+        if workload.workload_id not in self.known_workloads:
+            self.channel.send({"op": "workload", "workload": as_json_dict(workload)})
+            self.known_workloads.add(workload.workload_id)
+
+    def cpu_secs(self) -> float:
+        """Processor time that the process has used; 0 if it is gone."""
+        try:
+            # After the name in brackets, which may hold any bytes: state is field 3, utime 14, stime 15.
+            fields = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError):
+            return 0.0
+
+    def is_starved(self, protocol: Protocol) -> bool:
+        """Whether a build that is overdue has not had its time yet, because others kept the cores busy.
+
+        Then it gets the rest of it: how many candidates time out must not depend on how many devices of a
+        host build side by side.
+        """
+        limit = protocol.build_timeout_sec
+        used = self.cpu_secs() - self._cpu_secs_before
+        if self.stage is not Stage.BUILDING or used >= limit:
+            return False
+        if time.monotonic() - self._stage_began > _MOST_STARVED * limit:
+            return False
+        self.deadline = time.monotonic() + max(0.1, limit - used)
+        return True
+
+    def memory_bytes(self) -> int:
+        """Memory that the process holds; 0 if it is gone."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * self._page_bytes
+        except (OSError, IndexError):
+            return 0
+
+    def stderr_tail(self) -> str:
+        """The end of what the process printed since its job began."""
+        size = os.fstat(self._stderr.fileno()).st_size
+        start = max(self._stderr_start, size - STDERR_TAIL_BYTES)
+        return os.pread(self._stderr.fileno(), size - start, start).decode(errors="replace").strip()
+
+    def end(self, last_words_sec: float = 0.0) -> tuple[str, str]:
+        """End the process; returns how it ended and the tail of its stderr.
+
+        Args:
+            last_words_sec: Time for a process that ends by itself to finish printing.
+        """
+        fate = self._zygote.end_of(self._token, last_words_sec) if last_words_sec else "did not end"
+        if fate == "did not end":
+            fate = self._zygote.kill(self._token)
+        self.channel.close()
+        tail = self.stderr_tail()
+        self._stderr.close()
+        return fate, tail
+
+
+def limit_of(stage: Stage, protocol: Protocol) -> float:
+    """Seconds that a stage of a job may take."""
+    limits = {
+        Stage.REFERENCE: REFERENCE_TIMEOUT_SEC,
+        Stage.BUILDING: protocol.build_timeout_sec,
+        Stage.TIMING: protocol.run_timeout_sec,
+        Stage.CHECKING: protocol.run_timeout_sec,
+    }
+    return limits.get(stage, LOCK_TIMEOUT_SEC)
+
+
+def refuse_start(fate: str, words: str) -> WorkerStartError:
+    """Make the error of a process that ended before its first job."""
+    # Of a traceback, the last line says what is wrong.
+    what = words.splitlines()[-1] if words else "no output"
+    return WorkerStartError(
+        f"a worker process {fate} before its first job: {what}; `fleet doctor` names what is missing"
+    )

@@ -1,0 +1,1 @@
+"""Finished records until the coordinator has acknowledged them."""

@@ -1,0 +1,1 @@
+"""Whole stores: verified, backed up, restored."""

@@ -1,0 +1,172 @@
+"""Copy a store as it is at one moment, beside whoever writes it: `fleet store backup`.
+
+Promise: every record that was acknowledged before `back_up` began is in what `fleet.archive.restore` makes of
+the copy. What an earlier backup in the folder has is not copied again.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from agents.spool.frames import scan
+from fleet.archive.backup_folder import (
+    IMPORTS,
+    OBJECTS,
+    BackedUp,
+    Kept,
+    Manifest,
+    held,
+    is_backup,
+    keep_bytes,
+    keep_file,
+    read_manifest,
+    sweep,
+    write_manifest,
+)
+from fleet.durable import disk_errors, fsync
+from fleet.errors import StoreError
+from fleet.store.delta.log import checkpoints, commit_path, delta_errors, load_snapshot, version_of
+from fleet.store.delta.sums import known_sums
+from fleet.store.intake_log import INTAKE, unpack
+from fleet.store.lock import check_folder
+from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
+
+#: Files that are copied at once: each waits for the disk.
+_THREADS = 8
+#: How often a snapshot is taken anew because upkeep has deleted files of it meanwhile.
+_TRIES = 3
+
+
+class _GoneError(Exception):
+    """A file of the snapshot was deleted while it was copied."""
+
+
+def back_up(store: Path, folder: Path) -> BackedUp:
+    """Copy a store.
+
+    Args:
+        store: Folder of the store; a daemon may write to it.
+        folder: Folder of the backup; made if missing.
+
+    Raises:
+        StoreFull: No room; an earlier backup in the folder is as it was.
+        StoreError: There is no store, the folder is something else, or a file is not what the store wrote.
+    """
+    began = time.monotonic()
+    with disk_errors("reading the store", store):
+        check_folder(store, create=False)
+    with disk_errors("backing up", folder), held(store, folder):
+        earlier = read_manifest(folder) if is_backup(folder) else None
+        for number in range(_TRIES):
+            try:
+                manifest = _copy(store, folder, earlier)
+                break
+            except _GoneError as error:
+                if number == _TRIES - 1:
+                    raise StoreError(
+                        f"{error} is missing in the store; `fleet store verify` says more. An earlier backup "
+                        f"in {folder} is as it was"
+                    ) from error
+        for path in sorted({folder / OBJECTS / one.sha256[:2] for one in manifest.files.values()}):
+            fsync(path)
+        fsync(folder / OBJECTS)
+        about = manifest.about
+        about.files, about.bytes = len(manifest.files), sum(one.bytes for one in manifest.files.values())
+        about.secs = round(time.monotonic() - began, 3)
+        write_manifest(folder, manifest)
+        sweep(folder, manifest)
+    return about
+
+
+def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
+    """Copy what the newest snapshot consists of; the order of the steps is what makes it whole."""
+    known = {} if earlier is None else earlier.files
+    # First: what leaves the log meanwhile is in the table by then, and so in the snapshot.
+    files, copied, waiting = _copy_intake(store, folder)
+    snapshot = load_snapshot(store / RECORDS)
+    table_id = _table_id(store / RECORDS, snapshot.version)
+    if earlier is not None and earlier.about.table_id != table_id:
+        raise StoreError(f"{folder} is the backup of another store than {store}; give another folder")
+    sums = known_sums(store / RECORDS, snapshot.version)
+    wanted: dict[str, str | None] = {}
+    for file in snapshot.files:
+        path = f"{RECORDS}/{file.path}"
+        # A data file never changes, so what it was at the last backup it is still.
+        before = known.get(path)
+        is_same = before is not None and before.bytes == file.bytes
+        wanted[path] = sums.get(file.path) or (before.sha256 if is_same and before is not None else None)
+    others = _log_of(store / RECORDS, snapshot.version)
+    for name in (WORKLOADS, DEVICES, IMPORTS):
+        others += sorted((store / name).glob("[!.]*"))
+    wanted |= {str(one.relative_to(store)): None for one in others}
+
+    def keep(path: str) -> tuple[Kept, int]:
+        try:
+            return keep_file(folder, store / path, wanted[path])
+        except FileNotFoundError as error:
+            raise _GoneError(path) from error
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for path, (kept, new) in zip(wanted, threads.map(keep, wanted), strict=True):
+            files[path] = kept
+            copied += new
+    about = BackedUp(
+        version=snapshot.version,
+        records=snapshot.rows,
+        waiting=waiting,
+        made_at=time.time(),
+        table_id=table_id,
+        copied_bytes=copied,
+    )
+    return Manifest(about=about, files=files)
+
+
+def _copy_intake(store: Path, folder: Path) -> tuple[dict[str, Kept], int, int]:
+    """Copy the whole frames of what is acknowledged and not in the table yet.
+
+    Returns:
+        The files, the bytes that were copied, and how many records there are.
+    """
+    files: dict[str, Kept] = {}
+    copied = waiting = 0
+    for path in sorted((store / INTAKE).glob("*")):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue  # its rows are in the table now
+        if path.suffix == ".log":
+            found = scan(data)
+            waiting += sum(unpack(data[at : at + length]).num_rows for at, length in found.frames)
+            # A frame that is being written is not acknowledged.
+            data = data if found.holes else data[: found.end]
+        kept, new = keep_bytes(folder, data)
+        files[f"{INTAKE}/{path.name}"] = kept
+        copied += new
+    return files, copied, waiting
+
+
+def _log_of(table: Path, version: int) -> list[Path]:
+    """The files of the log that make a version: a checkpoint and the commits after it.
+
+    Raises:
+        _GoneError: Upkeep deletes them just now.
+    """
+    found = [path for path in checkpoints(table) if version_of(path) <= version][:1]
+    start = version_of(found[0]) if found else -1
+    found += [commit_path(table, number) for number in range(start + 1, version + 1)]
+    # The commit of the version itself, which caches of the table compare.
+    if start == version and commit_path(table, version).exists():
+        found.append(commit_path(table, version))
+    return found
+
+
+def _table_id(table: Path, version: int) -> str:
+    with delta_errors("reading the table", table):
+        return str(DeltaTable(table, version=version).metadata().id)
+
+
+__all__ = ["back_up"]

@@ -1,0 +1,250 @@
+"""The folder of a backup: objects named by the SHA-256 of what they hold, and the list of what they are.
+
+`fleet.archive.backup` writes it and `fleet.archive.restore` reads it. Objects never change and the list is
+replaced in one step, so the folder holds a whole backup at any moment after the first: the earlier one until
+the new one is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import filelock
+
+from agents.records import canonical_json, content_hash
+from agents.spool.frames import make_folder
+from fleet.durable import write_durably
+from fleet.errors import StoreError
+from fleet.store.intake_log import INTAKE
+from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
+
+#: Names in the folder of a backup.
+MANIFEST, OBJECTS, LOCK = "backup.json", "objects", "backup.lock"
+#: Layout of it. 1: first published layout.
+BACKUP_SCHEMA = 1
+
+#: What of a store is in a backup. The rest is made again, or is a lock.
+IMPORTS = "imports"
+_PARTS = frozenset({RECORDS, WORKLOADS, DEVICES, IMPORTS, INTAKE})
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One file of the store in the backup."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class BackedUp:
+    """What is in a backup, or was restored from one."""
+
+    version: int
+    records: int
+    #: Records that were acknowledged and not in the table yet.
+    waiting: int
+    made_at: float
+    #: Of the table; another store has another one.
+    table_id: str
+    files: int = 0
+    bytes: int = 0
+    #: What was not there from an earlier backup.
+    copied_bytes: int = 0
+    secs: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+@dataclass(slots=True, kw_only=True)
+class Manifest:
+    """Which file of the store is which object."""
+
+    about: BackedUp
+    files: dict[str, Kept] = field(default_factory=dict)
+
+
+def is_backup(folder: Path) -> bool:
+    """Whether a folder holds a whole backup."""
+    return (folder / MANIFEST).is_file()
+
+
+@contextmanager
+def held(store: Path, folder: Path) -> Iterator[None]:
+    """Be the one who writes a backup, into a folder that may become one.
+
+    Raises:
+        StoreError: It is something else, or somebody else does.
+    """
+    if store.resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise StoreError(f"{folder} is inside the store; give a folder elsewhere, best on another disk")
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file, expected a folder for the backup")
+    ours = {MANIFEST, OBJECTS, LOCK}
+    there = [path.name for path in folder.iterdir()] if folder.exists() else []
+    others = sorted(one for one in there if one not in ours and not one.startswith(f".{MANIFEST}."))
+    if others:
+        raise StoreError(
+            f"{folder} holds {', '.join(others[:3])}, which is no backup; give an empty or a new folder"
+        )
+    make_folder(folder)
+    lock = filelock.FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise StoreError(f"another `fleet store backup` writes {folder}; wait for it") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def keep_file(folder: Path, path: Path, known: str | None) -> tuple[Kept, int]:
+    """Have a file as an object; return it and how many bytes had to be copied.
+
+    Args:
+        folder: Of the backup.
+        path: The file.
+        known: Its SHA-256, if that is known: an object that is there already is not looked into then.
+
+    Raises:
+        StoreError: It is not what the log says.
+    """
+    if known is not None:
+        size = path.stat().st_size
+        there = object_path(folder, known)
+        if there.exists() and there.stat().st_size == size:
+            return Kept(known, size), 0
+    if path.suffix == ".jsonl":
+        data = path.read_bytes()
+        # A line that is being written is not there yet.
+        return keep_bytes(folder, data[: data.rfind(b"\n") + 1])
+    temporary = folder / OBJECTS / f".{uuid.uuid4().hex}.tmp"
+    temporary.parent.mkdir(exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as source, temporary.open("xb") as stream:
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                size += stream.write(chunk)
+            stream.flush()
+            os.fsync(stream.fileno())
+        found = digest.hexdigest()
+        if known is not None and found != known:
+            raise StoreError(
+                f"{path} is damaged: its SHA-256 is {found[:12]}..., the log says {known[:12]}...; "
+                "`fleet store verify` says what else is. The backup that was there is as it was"
+            )
+        return Kept(found, size), _settle(folder, temporary, found, size)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def keep_bytes(folder: Path, data: bytes) -> tuple[Kept, int]:
+    """Have some bytes as an object; return it and how many of them had to be copied."""
+    found = hashlib.sha256(data).hexdigest()
+    temporary = folder / OBJECTS / f".{uuid.uuid4().hex}.tmp"
+    temporary.parent.mkdir(exist_ok=True)
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return Kept(found, len(data)), _settle(folder, temporary, found, len(data))
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _settle(folder: Path, temporary: Path, sha256: str, size: int) -> int:
+    """Give a file the name of its content; return its bytes, 0 if it was there."""
+    path = object_path(folder, sha256)
+    path.parent.mkdir(exist_ok=True)
+    if path.exists() and path.stat().st_size == size:
+        return 0
+    temporary.replace(path)
+    return size
+
+
+def object_path(folder: Path, sha256: str) -> Path:
+    """Where an object stands."""
+    return folder / OBJECTS / sha256[:2] / sha256
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a backup the one that the folder holds; all of its objects are on the disk."""
+    files = {path: [one.sha256, one.bytes] for path, one in sorted(manifest.files.items())}
+    value = {"schema": BACKUP_SCHEMA, "about": manifest.about.to_json(), "files": files}
+    write_durably(folder / MANIFEST, json.dumps({**value, "sum": _sum_of(value)}).encode())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the list of a backup.
+
+    Raises:
+        StoreError: There is none, it is damaged, or a newer version wrote it.
+    """
+    path = folder / MANIFEST
+    try:
+        value = json.loads(path.read_bytes())
+        if value["schema"] > BACKUP_SCHEMA:
+            raise StoreError(
+                f"{path} has layout {value['schema']}, this version knows {BACKUP_SCHEMA}; upgrade"
+            )
+        if value.pop("sum") != _sum_of(value):
+            raise ValueError("its sum is another one")
+        files = {str(name): Kept(str(sha256), int(size)) for name, (sha256, size) in value["files"].items()}
+        for name in files:
+            parts = PurePosixPath(name).parts
+            if len(parts) < 2 or parts[0] not in _PARTS or ".." in parts:
+                raise ValueError(f"{name!r} is no file of a store")
+        return Manifest(about=BackedUp(**value["about"]), files=files)
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"there is no whole backup in {folder}; `fleet store backup {folder}` makes one"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"{path} is damaged: {error}; use another backup, or delete it and make the backup again"
+        ) from error
+
+
+def _sum_of(value: Mapping[str, Any]) -> str:
+    return content_hash(canonical_json(value))
+
+
+def sweep(folder: Path, manifest: Manifest) -> None:
+    """Delete objects that only earlier backups had, and what a kill has left."""
+    named = {one.sha256 for one in manifest.files.values()}
+    for path in (folder / OBJECTS).glob("*/*"):
+        if path.name not in named:
+            path.unlink(missing_ok=True)
+    for path in (folder / OBJECTS).glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+__all__ = [
+    "IMPORTS",
+    "OBJECTS",
+    "BackedUp",
+    "Kept",
+    "Manifest",
+    "held",
+    "is_backup",
+    "keep_bytes",
+    "keep_file",
+    "object_path",
+    "read_manifest",
+    "sweep",
+    "write_manifest",
+]

@@ -1,0 +1,111 @@
+"""What every row of a data file must be: whole, readable as a record, and named by what it says.
+
+`fleet.archive.verify` calls it, a file at a time and some rows at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from agents.records import content_hash
+from fleet.errors import StoreError
+from fleet.store.delta.columns import check_columns
+from fleet.store.delta.ids import keys_of_column
+from fleet.store.delta.log import DataFile
+from fleet.store.delta.schema import FILE_SCHEMA, read_batches
+from fleet.store.delta.sums import file_sum
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the rows of all files said."""
+
+    #: First eight bytes of each record id, a piece for some rows.
+    ids: list[NDArray[np.uint64]] = field(default_factory=list)
+    #: Records of each workload.
+    workloads: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
+
+
+def file_faults(table: Path, file: DataFile, known_sum: str | None, seen: Seen) -> Iterator[str]:
+    """Read a data file from its first byte to its last.
+
+    Args:
+        table: Folder of the table.
+        file: What the log says of it.
+        known_sum: What the log says of its bytes; None for files of versions that knew no sums.
+        seen: Gets what its rows say.
+
+    Yields:
+        What is wrong with it; nothing where all is well.
+    """
+    path = table / file.path
+    if Path(file.path).parent.name != f"device_id={file.device_id}":
+        yield f"the log says that it is of device {file.device_id}"
+    try:
+        size = path.stat().st_size
+        if size != file.bytes:
+            yield f"it has {size} bytes, the log says {file.bytes}"
+        if known_sum is not None and (found := file_sum(path)) != known_sum:
+            yield f"its SHA-256 is {found[:12]}..., the log says {known_sum[:12]}...: bits have changed"
+    except FileNotFoundError:
+        yield "it is missing"
+        return
+    except OSError as error:
+        yield f"it cannot be read: {error.strerror}"
+        return
+    before = seen.rows
+    try:
+        for batch in read_batches(path):
+            yield from row_faults(file.device_id, pa.Table.from_batches([batch]), seen)
+    except (OSError, pa.ArrowException, StoreError, ValueError) as error:
+        yield f"it cannot be decoded: {' '.join(str(error).split())}"
+        return
+    if seen.rows - before != file.rows:
+        yield f"it has {seen.rows - before} rows, the log says {file.rows}"
+
+
+def row_faults(device_id: str, rows: pa.Table, seen: Seen) -> Iterator[str]:
+    """Check some rows of one device."""
+    quality = FILE_SCHEMA.get_field_index("quality")
+    # Rows of versions that had no such column mean this.
+    rows = rows.set_column(quality, FILE_SCHEMA.field(quality), pc.fill_null(rows.column(quality), "{}"))
+    seen.rows += rows.num_rows
+    seen.ids += [first_halves(chunk) for chunk in rows.column("record_id").chunks]
+    for entry in pc.value_counts(rows.column("workload_id").combine_chunks()).to_pylist():
+        seen.workloads[entry["values"]] += entry["counts"]
+    try:
+        check_columns(rows)
+    except StoreError as error:
+        yield str(error)
+        return
+    wrong = sum(1 for one in _is_named_rightly(device_id, rows) if not one)
+    if wrong:
+        yield f"{wrong} of {rows.num_rows} rows have another id than what they say makes"
+
+
+def first_halves(record_ids: pa.Array) -> NDArray[np.uint64]:
+    """The first eight bytes of each id, as in a run of `fleet.store.delta.ids`."""
+    return np.frombuffer(keys_of_column(record_ids), dtype=">u8")[::2].astype(np.uint64)
+
+
+def _is_named_rightly(device_id: str, rows: pa.Table) -> Iterable[bool]:
+    names = ("record_id", "candidate_id", "workload_id", "dialect", "trace", "environment_id", "attempt")
+    for record_id, candidate_id, workload_id, dialect, trace, environment_id, attempt in zip(
+        *(rows.column(name).to_pylist() for name in names), strict=True
+    ):
+        # As `agents.records.Candidate` and `agents.records.Record` name themselves.
+        yield candidate_id == content_hash(workload_id, dialect, trace) and record_id == content_hash(
+            candidate_id, device_id, environment_id, str(attempt)
+        )
+
+
+__all__ = ["Seen", "file_faults", "first_halves", "row_faults"]

@@ -1,0 +1,223 @@
+"""New candidates of workloads: those that siblings know, random ones, and ones near the best measured.
+
+`collect.py` asks for them in rounds; how many of which kind is for `selection.py`. It talks to the devices'
+agents and reads the store, and measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from agents.programs.derivation import Derivation
+from agents.records import Candidate, CandidateId, DeviceId, Family, Record, Workload, WorkloadId
+from fleet.collection.selection import Known, best_traces, choose_parents, random_share, survey
+from fleet.collection.settings import CollectSettings, Pools, Watcher
+from fleet.collection.time_spent import Ledger
+from fleet.collection.trust import claims, imported_traces, ours, siblings
+from fleet.store.store import Store
+from fleet.transport.ray_session import RaySession
+
+#: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
+GENERATIONS = 2
+#: Imported candidates of a workload that are looked at, over those that it has room for: many fit nothing.
+_FOREIGN_SHARE = 4
+#: Best candidates of a workload on each device that others evolve from.
+_PARENTS_OF_DEVICE = 4
+
+
+class Proposer:
+    """Fills the pools of workloads.
+
+    Args:
+        session: The devices' agents.
+        store: Read for what is known.
+        families: Devices of the session that are asked, by family: live ones where there are any.
+        imported: Gives candidates that came with a log, for families with live devices: these measure none of
+            them as it came. None for families of replay devices only, where nothing runs.
+        settings: How many candidates of which kind.
+        watcher: Told of every workload.
+        ledger: Told of the time.
+
+    Attributes:
+        quarantined: Candidates that a device of the family has under quarantine, as far as it was asked for.
+    """
+
+    def __init__(
+        self,
+        session: RaySession,
+        store: Store,
+        families: Mapping[Family, Sequence[DeviceId]],
+        imported: Callable[[Family], Collection[CandidateId] | None],
+        settings: CollectSettings,
+        watcher: Watcher,
+        ledger: Ledger,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._families = families
+        self._imported = imported
+        self._settings = settings
+        self._watcher = watcher
+        self._ledger = ledger
+        self._known: dict[tuple[Family, WorkloadId], Known] = {}
+        self.quarantined: set[tuple[Family, CandidateId]] = set()
+
+    def begin(self, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]) -> Pools:
+        """Known candidates first, so that labels line up across devices, then the random share.
+
+        To the known ones belong those that a live device derives from imported ones.
+
+        Args:
+            workloads: What to schedule.
+            targets: Candidates of each workload.
+        """
+        self._watcher.phase("propose", len(workloads) * len(self._families))
+        pools: Pools = {}
+        for family in self._families:
+            self._survey(family, {one.workload_id: targets[one.workload_id] for one in workloads})
+            pools[family] = {}
+            derived = self._derive(family, workloads, targets)
+            asked: list[tuple[Workload, int]] = []
+            for workload in workloads:
+                known = self._known[family, workload.workload_id]
+                pool = {**known.candidates, **derived.get(workload.workload_id, {})}
+                there, target = len(pool), targets[workload.workload_id]
+                pools[family][workload.workload_id] = list(pool.values())
+                still_random = self._random_share(target) - (there - len(known.evolved))
+                asked.append((workload, min(target - there, still_random)))
+            self._fill(family, pools[family], asked, {})
+        return pools
+
+    def evolve(
+        self,
+        pools: Pools,
+        workloads: Sequence[Workload],
+        targets: Mapping[WorkloadId, int],
+        generation: int,
+        present: Callable[[DeviceId], Iterable[Record]],
+    ) -> int:
+        """Add candidates near the best measured ones: a part of what is missing.
+
+        In the last generation random ones stand in for those that evolution does not find.
+
+        Args:
+            pools: Filled up in place.
+            workloads: What to schedule.
+            targets: Candidates of each workload.
+            generation: From 0 to `GENERATIONS` - 1.
+            present: Gives the records of a device in its present environment.
+
+        Returns:
+            How many were added.
+        """
+        added = 0
+        for family, device_ids in self._families.items():
+            pool = pools[family]
+            missing = {
+                one.workload_id: targets[one.workload_id] - len(pool[one.workload_id]) for one in workloads
+            }
+            short = [one for one in workloads if missing[one.workload_id] > 0]
+            if not short:
+                continue
+            self._watcher.phase("evolve", len(short))
+            before = sum(map(len, pool.values()))
+            parents = _parents(device_ids, [one.workload_id for one in short], present)
+            steps = GENERATIONS - generation
+            asked = [
+                (one, -(-missing[one.workload_id] // steps)) for one in short if parents[one.workload_id]
+            ]
+            self._fill(family, pool, asked, parents)
+            if steps == 1:
+                rest = [(one, targets[one.workload_id] - len(pool[one.workload_id])) for one in short]
+                self._fill(family, pool, [(one, count) for one, count in rest if count > 0], {})
+            added += sum(map(len, pool.values())) - before
+        return added
+
+    def _random_share(self, target: int) -> int:
+        least = target if self._settings.minimum is None else self._settings.minimum
+        return random_share(target, least, self._settings.exploration)
+
+    def _survey(self, family: Family, limits: Mapping[WorkloadId, int]) -> None:
+        """Look up what the family's devices know of some workloads; forget the workloads before."""
+        imported = self._imported(family)
+        devices = siblings(self._store.devices(), family, live=imported is not None)
+        records = records_of(self._store, devices)
+        found = survey(records if imported is None else ours(records, imported), limits)
+        self._known = {key: value for key, value in self._known.items() if key[0] is not family}
+        self._known |= {(family, workload_id): known for workload_id, known in found.items()}
+        self.quarantined |= {(family, one) for known in found.values() for one in known.quarantined}
+
+    def _derive(
+        self, family: Family, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]
+    ) -> dict[WorkloadId, dict[CandidateId, Candidate]]:
+        """Candidates of our own that imported ones lead to, as many as there is room for."""
+        if self._imported(family) is None:
+            return {}
+        known = {one.workload_id: self._known[family, one.workload_id] for one in workloads}
+        room = {one: targets[one] - len(known[one].candidates) for one in known}
+        wanted = {one: _FOREIGN_SHARE * targets[one] for one, count in room.items() if count > 0}
+        found: dict[WorkloadId, dict[CandidateId, Candidate]] = {}
+        chosen = {one: ids[: wanted[one]] for one, ids in claims(self._store, family, wanted).items()}
+        traces_of = imported_traces(self._store, family, [one for ids in chosen.values() for one in ids])
+        device_ids = self._families[family]
+        with self._ledger.proposing(device_ids):
+            for place, workload in enumerate(one for one in workloads if one.workload_id in chosen):
+                device_id = device_ids[place % len(device_ids)]
+                traces = [traces_of[one] for one in chosen[workload.workload_id]]
+                made: Derivation = self._session.call(device_id, "derive", workload, traces)
+                if made.refused:
+                    self._watcher.refused(workload, made.refused)
+                ids = known[workload.workload_id].ids
+                fresh = [one for one in made.candidates if one.candidate_id not in ids]
+                fresh = fresh[: room[workload.workload_id]]
+                found[workload.workload_id] = {one.candidate_id: one for one in fresh}
+        return found
+
+    def _fill(
+        self,
+        family: Family,
+        pool: dict[WorkloadId, list[Candidate]],
+        asked: Sequence[tuple[Workload, int]],
+        parents: Mapping[WorkloadId, list[str]],
+    ) -> None:
+        """Ask for new candidates of workloads: near `parents` where there are some, else random ones.
+
+        The space belongs to the family, so its devices share the work, whoever measures in the end.
+        """
+        device_ids = self._families[family]
+        with self._ledger.proposing(device_ids):
+            answers = {}
+            for place, (workload, count) in enumerate(asked):
+                if count <= 0:
+                    continue
+                device_id = device_ids[place % len(device_ids)]
+                known = self._known[family, workload.workload_id].ids
+                exclude = sorted(known | {one.candidate_id for one in pool[workload.workload_id]})
+                near = parents.get(workload.workload_id)
+                question = ("evolve", workload, near) if near else ("propose", workload)
+                # Draws of a seed are the same each time, less what is excluded: right for random candidates,
+                # but parents may be the same again, and their next children should not be.
+                seed = self._settings.seed + (len(exclude) if near else 0)
+                reference = self._session.submit(device_id, *question, count, seed, exclude)
+                answers[workload.workload_id] = device_id, reference
+            for workload, _ in asked:
+                if workload.workload_id in answers:
+                    device_id, reference = answers[workload.workload_id]
+                    pool[workload.workload_id] += self._session.result(reference, device_id)
+                self._watcher.proposed(workload, len(pool[workload.workload_id]))
+
+
+def records_of(store: Store, device_ids: Iterable[DeviceId]) -> Iterator[Record]:
+    """Yield the records of some devices, one device after the other."""
+    for device_id in device_ids:
+        yield from store.records(device_id=device_id)
+
+
+def _parents(
+    device_ids: Sequence[DeviceId],
+    workload_ids: Sequence[WorkloadId],
+    present: Callable[[DeviceId], Iterable[Record]],
+) -> dict[WorkloadId, list[str]]:
+    """Traces to evolve from: the best of every device in turn."""
+    best = [best_traces(present(device_id), workload_ids, _PARENTS_OF_DEVICE) for device_id in device_ids]
+    return {one: choose_parents(of_device.get(one, []) for of_device in best) for one in workload_ids}

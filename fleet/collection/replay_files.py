@@ -1,0 +1,129 @@
+"""Make devices of kind `replay` ready: the file that each answers from, and what its YAML leaves to it.
+
+Called before agents start. An agent reads an exported Parquet file and knows no store, so the records of a
+store are exported here, once a version of the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from agents.device.replay_file import Recorded, open_file, read_head
+from agents.errors import AgentError
+from agents.records import DeviceId, DeviceKind, DeviceSpec
+from fleet.config.settings import FleetConfig, select_devices, unknown_device
+from fleet.durable import disk_errors
+from fleet.errors import FleetError
+from fleet.interchange.export_store import export
+from fleet.store.store import Store
+
+#: Folder of the files made here, beside the store that is written to.
+REPLAY = "replay"
+
+
+def ready(specs: Mapping[DeviceId, DeviceSpec], folder: Path) -> dict[DeviceId, DeviceSpec]:
+    """Complete the specs of replay devices; other devices stay as they are.
+
+    Args:
+        specs: Devices, as their files describe them.
+        folder: Where exported files are kept; made if missing.
+
+    Returns:
+        All devices in the same order. A replay device has a Parquet file as its records, and target, threads
+        and cores of the recorded device.
+
+    Raises:
+        FleetError: Records cannot be read, lack the device, or contradict the family or target of the YAML.
+    """
+    return {
+        name: _ready(spec, folder) if spec.kind is DeviceKind.REPLAY else spec for name, spec in specs.items()
+    }
+
+
+def ready_device(settings: FleetConfig, device: str) -> DeviceSpec:
+    """The spec of one device of the settings, completed as `ready` does.
+
+    Raises:
+        FleetError: The device is unknown, or its records will not do.
+    """
+    specs, name = select_devices(settings), DeviceId(device)
+    if name not in specs:
+        raise unknown_device(device, specs, Path(settings.devices.folder))
+    return ready({name: specs[name]}, Path(settings.store.path).parent / REPLAY)[name]
+
+
+def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:
+    if spec.replay is None:
+        raise FleetError(
+            f"device {spec.device_id}: its records are known, but it cannot be asked for new ones"
+        )
+    source = Path(spec.replay.records)
+    if not source.exists():
+        raise FleetError(
+            f"device {spec.device_id}: records: {source} does not exist; name a store, or a Parquet file "
+            "that `fleet export` wrote"
+        )
+    path = _exported(spec, source, folder) if source.is_dir() else source
+    recorded = _recorded(spec, spec.replay.device, path)
+    if recorded.spec.family is not spec.family:
+        raise FleetError(
+            f"device {spec.device_id}: family is {spec.family}, but {spec.replay.device} is a "
+            f"{recorded.spec.family}: write family: {recorded.spec.family}"
+        )
+    if spec.target and spec.target != recorded.spec.target:
+        raise FleetError(
+            f"device {spec.device_id}: target differs from that of {spec.replay.device}, "
+            f"{recorded.spec.target_json}: leave target out"
+        )
+    return replace(
+        spec,
+        target_json=recorded.spec.target_json,
+        threads=recorded.spec.threads,
+        cores=recorded.spec.cores,
+        replay=replace(spec.replay, records=str(path.absolute())),
+    )
+
+
+def _exported(spec: DeviceSpec, source: Path, folder: Path) -> Path:
+    """The file of a store's version and device; made where it is not there yet, older ones deleted."""
+    assert spec.replay is not None
+    try:
+        return _export(spec.replay.device, source, folder)
+    except FleetError as error:
+        raise FleetError(f"device {spec.device_id}: records: {error}") from error
+
+
+def _export(device_id: DeviceId, source: Path, folder: Path) -> Path:
+    reader = Store.read(source)
+    place = hashlib.sha256(str(source.absolute()).encode()).hexdigest()[:8]
+    path = folder / f"{device_id}-{place}-{reader.version}.parquet"
+    if path.exists():
+        return path
+    export(reader, path, "parquet", [device_id])
+    older = re.compile(re.escape(f"{device_id}-{place}-") + r"[0-9]+\.parquet")
+    with disk_errors("deleting old exports", folder):
+        for other in folder.iterdir():
+            if other != path and older.fullmatch(other.name):
+                other.unlink()
+    return path
+
+
+def _recorded(spec: DeviceSpec, device_id: DeviceId, path: Path) -> Recorded:
+    try:
+        with open_file(path) as file:
+            devices = read_head(file, path).devices
+    except AgentError as error:
+        raise FleetError(f"device {spec.device_id}: records: {error}") from error
+    if device_id not in devices:
+        raise FleetError(
+            f"device {spec.device_id}: {spec.replay.records if spec.replay else path} does not say what "
+            f"device {device_id!r} is; it knows {', '.join(sorted(devices)) or 'none'}"
+        )
+    return devices[device_id]
+
+
+__all__ = ["REPLAY", "ready"]

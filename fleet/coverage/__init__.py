@@ -1,0 +1,1 @@
+"""Which candidates each device has measured: the (candidate, device) matrix."""

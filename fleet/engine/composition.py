@@ -1,0 +1,271 @@
+"""The parts of a coordinator, put together once; each does one thing and most know few of the others.
+
+Made by `fleet.engine.coordinator`; `fleet.engine.ingest` and `fleet.engine.effects` share it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from agents.device.messages import ProposeRequest
+from agents.records import Candidate, CandidateId, Descriptor, DeviceId, DeviceSpec, Protocol, Workload
+from agents.trust import is_live
+from fleet.collection.trust import imported_traces
+from fleet.core import events as ev
+from fleet.core.arrivals import Tallies
+from fleet.core.events import Job
+from fleet.core.state import FleetState
+from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import Packed, TableSummary
+from fleet.engine.disk_watch import DiskWatch
+from fleet.engine.event_log import Chronicle
+from fleet.engine.fleet_clock import FleetClock
+from fleet.engine.lease_dispatcher import Granting
+from fleet.engine.notices import Notices, Steadiness
+from fleet.engine.settings import CoordinatorSettings
+from fleet.engine.trainer import Trainer
+from fleet.planner.candidate_pools import Pools
+from fleet.planner.candidate_ranker import Guide
+from fleet.planner.imported_candidates import Imports
+from fleet.planner.job_planner import Feeder
+from fleet.planner.noise_runs import NoiseRuns
+from fleet.planner.plan_view import turn_of
+from fleet.planner.request_coalescer import sharing_names, space_of
+from fleet.planner.uncertainty import Doubts
+from fleet.planner.workload_discovery import Listing
+from fleet.results.kept_files import KeptFiles
+from fleet.results.record_sink import Storing
+from fleet.results.refused_records import Refused
+from fleet.store.intake import Intake
+from fleet.store.store import Store
+from fleet.store.trace_lookup import ImportedAsked, StoreThread, find_candidates
+from fleet.transport.transport import Links
+
+
+@dataclass(slots=True)
+class Agents:
+    """The agents that are up."""
+
+    #: Which of its lives each is in.
+    up: dict[DeviceId, int] = field(default_factory=dict)
+    #: What they saw of their devices and is not in the store yet.
+    descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything that a coordinator consists of."""
+
+    settings: CoordinatorSettings
+    specs: Mapping[DeviceId, DeviceSpec]
+    #: Siblings that only the store knows included.
+    families: Mapping[DeviceId, str]
+    #: Names under which devices share candidates (`fleet.planner.request_coalescer.sharing_names`).
+    sharing: Mapping[DeviceId, str]
+    links: Links
+    agents: Agents
+    chronicle: Chronicle
+    store: Store
+    intake: Intake
+    pools: Pools
+    coverage: Coverage
+    summary: TableSummary
+    thread: StoreThread
+    feeder: Feeder
+    imports: Imports
+    listing: Listing
+    storing: Storing
+    granting: Granting
+    noise: NoiseRuns
+    disk: DiskWatch
+    steadiness: Steadiness
+    notices: Notices
+    trainer: Trainer | None
+    #: Gives the seconds that decisions go by, and the wall clock.
+    clock: FleetClock
+
+    @property
+    def state(self) -> FleetState:
+        """Of the chronicle, which alone changes it."""
+        return self.chronicle.state
+
+    def pack_summary(self) -> Packed:
+        """Take a copy of what the next start wants to know of all records."""
+        coverage, waiting = self.coverage, self.intake.waiting_rows()
+        return self.summary.packed(
+            self.store, coverage.matrix, self.storing.counts, coverage.known_for, waiting
+        )
+
+    def agent_gone(self, device_id: DeviceId, incarnation: int) -> None:
+        """Let go of an agent that has ended or was given up: it will answer nothing any more."""
+        if self.agents.up.get(device_id) == incarnation:
+            del self.agents.up[device_id]
+            self.listing.agent_gone(device_id)
+            self.feeder.agent_gone(device_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Candidates that wait for the opinion of a head, as they come back from the thread."""
+
+    device_id: DeviceId
+    request_id: str
+    candidates: tuple[Candidate, ...]
+
+
+def _ranked(guide: Guide | None, workload: Workload, drawn: Drawn) -> tuple[list[Candidate], str]:
+    """The candidates in the order of the device's head, and its version; as drawn where there is no head."""
+    found = guide.rank(workload, drawn.device_id, drawn.candidates) if guide is not None else None
+    if found is None:
+        return list(drawn.candidates), ""
+    return found.first(drawn.candidates, len(drawn.candidates)), found.model.version
+
+
+class _Outlet:
+    """What the feeder asks for goes to the agents, to the thread that reads the store, and to the state."""
+
+    def __init__(
+        self,
+        links: Links,
+        agents: Agents,
+        thread: StoreThread,
+        chronicle: Chronicle,
+        sharing: Mapping[DeviceId, str],
+        specs: Mapping[DeviceId, DeviceSpec],
+        guide: Guide | None,
+        notices: Notices,
+        clock: Callable[[], float],
+    ) -> None:
+        self._links, self._agents, self._thread = links, agents, thread
+        self._chronicle, self._sharing, self._specs = chronicle, sharing, specs
+        self._guide, self._notices, self._clock = guide, notices, clock
+
+    def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
+        """See `fleet.planner.job_planner.Outlet`."""
+        self._links.propose(device_id, self._agents.up[device_id], request)
+
+    def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
+        """See `fleet.planner.job_planner.Outlet`."""
+        name = self._sharing[device_id]
+        siblings = [one for one, other in self._sharing.items() if other == name]
+        question = partial(find_candidates, device_ids=siblings, wanted=list(candidate_ids))
+        self._thread.ask((device_id, request_id), question)
+
+    def search_imported(
+        self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
+    ) -> None:
+        """See `fleet.planner.job_planner.Outlet`."""
+        question = partial(imported_traces, family=self._specs[device_id].family, wanted=list(candidate_ids))
+        self._thread.ask(ImportedAsked(device_id=device_id, request_id=request_id), question)
+
+    def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        """See `fleet.planner.job_planner.Outlet`."""
+        told = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
+        text = f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {told}"
+        self._notices.say(text, kind="imported")
+
+    def rank(
+        self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
+    ) -> None:
+        """See `fleet.planner.job_planner.Outlet`."""
+        question = Drawn(device_id=device_id, request_id=request_id, candidates=tuple(candidates))
+        self._thread.do(question, partial(_ranked, self._guide, workload, question))
+
+    def submit(self, job: Job) -> None:
+        """See `fleet.planner.job_planner.Outlet`."""
+        self._chronicle.tell(ev.JobSubmitted(at_secs=self._clock(), job=job))
+
+
+def _protocols(specs: Mapping[DeviceId, DeviceSpec], common: Protocol) -> dict[DeviceId, Protocol]:
+    """How each device is timed; equal ones are one object, which goes over the wire once a message."""
+    known: dict[Protocol, Protocol] = {}
+    found = ((one, spec.protocol(common)) for one, spec in specs.items())
+    return {one: known.setdefault(protocol, protocol) for one, protocol in found}
+
+
+def assemble(
+    root: Path,
+    store: Store,
+    links: Links,
+    specs: Mapping[DeviceId, DeviceSpec],
+    settings: CoordinatorSettings,
+    notices: Notices,
+    *,
+    trainer: Trainer | None = None,
+    guide: Guide | None = None,
+    doubts: Doubts | None = None,
+    clock: FleetClock,
+) -> Parts:
+    """Put a coordinator together; see `fleet.engine.coordinator.Coordinator`."""
+    chronicle = Chronicle(root / "journal", settings.limits)
+    pools = Pools(root / "pools")
+    for note in (*store.repairs, *chronicle.notes, *pools.notes):
+        notices.alarm("", note)
+    known = {**{one: entry.spec for one, entry in store.devices().items()}, **specs}
+    families = {one: str(spec.family) for one, spec in known.items()}
+    live = {spec.family for spec in specs.values() if is_live(spec)}
+    sharing = sharing_names(known, live)
+    imports = Imports({str(family): family for family in live})
+    protocols = _protocols(specs, settings.protocol)
+    spaces = {one: space_of(spec) for one, spec in specs.items()}
+    agents, tallies = Agents(), Tallies()
+    thread, intake = StoreThread(store.path), Intake(store)
+    coverage, summary = Coverage(sharing, ()), TableSummary.open(store)
+    outlet = _Outlet(links, agents, thread, chronicle, sharing, known, guide, notices, clock)
+    feeder = Feeder(
+        coverage,
+        pools,
+        sharing,
+        spaces,
+        outlet,
+        seed=settings.seed,
+        token=os.urandom(4).hex(),
+        exploration=settings.exploration,
+        turns={one: turn_of(spec) for one, spec in specs.items()},
+        is_open=lambda one: not chronicle.state.describe(one)["closed"],
+        doubt=doubts.of if doubts is not None else None,
+        imports=imports,
+    )
+    refused = Refused(root / "refused")
+    late = KeptFiles(root / "late")
+    storing = Storing(intake, summary.counts, coverage, pools, tallies, sharing, late, refused)
+    kept = root / "workloads.json"
+    return Parts(
+        settings=settings,
+        specs=dict(specs),
+        families=families,
+        sharing=sharing,
+        imports=imports,
+        links=links,
+        agents=agents,
+        chronicle=chronicle,
+        store=store,
+        intake=intake,
+        pools=pools,
+        coverage=coverage,
+        summary=summary,
+        thread=thread,
+        feeder=feeder,
+        listing=Listing(
+            settings.choice, kept, store, coverage, pools, feeder, links, specs, imports, summary
+        ),
+        storing=storing,
+        granting=Granting(
+            coverage, pools, feeder, storing, intake, tallies, links, thread, sharing, protocols, notices.say
+        ),
+        noise=NoiseRuns(
+            coverage, thread, pools, feeder, intake, protocols, count=settings.noise, seed=settings.seed
+        ),
+        disk=DiskWatch(root, chronicle, notices, clock),
+        steadiness=Steadiness(),
+        notices=notices,
+        trainer=trainer,
+        clock=clock,
+    )
+
+
+__all__ = ["Agents", "Parts", "assemble"]

@@ -1,0 +1,323 @@
+"""The shell around the state: hears the agents, makes what arrives durable, tells the state, obeys it.
+
+`fleet.daemon.daemon` runs it, one turn after the other. Every turn has the same order, and a kill may come
+after any step of it: records into the store; events applied and journalled, all with one wait for the disk;
+only then acknowledgements and instructions. So what a kill cuts off comes again from the agents' spools, is
+known to the store by its ids, and is accounted for once.
+
+It decides nothing that `state.py`, `scheduling.py` or `batch_plan.py` decide, and waits for nothing but the
+disk: agents propose, a thread searches in the store, a process trains.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from agents.device.messages import Message
+from agents.records import DeviceId, DeviceSpec
+from fleet.core import events as ev
+from fleet.core.events import DeviceState
+from fleet.coverage.table_summary import Saving
+from fleet.durable import disk_errors
+from fleet.engine.composition import assemble
+from fleet.engine.disk_watch import RETRY_SECS
+from fleet.engine.effects import Doing
+from fleet.engine.fleet_clock import LEAST_SET_SECS, FleetClock
+from fleet.engine.fleet_view import Around, Rates, make_view
+from fleet.engine.health import health_of
+from fleet.engine.ingest import Receiving
+from fleet.engine.notices import Notices
+from fleet.engine.settings import CoordinatorSettings
+from fleet.engine.trainer import Trainer
+from fleet.errors import StoreError, StoreFull
+from fleet.histogram import Histogram
+from fleet.planner.candidate_ranker import Guide
+from fleet.planner.uncertainty import Doubts
+from fleet.store.store import Store
+from fleet.transport.transport import Links
+
+#: Least seconds between two views, and between looks at what is due seldom.
+_VIEW_SECS = 1.0
+_CHORES_SECS = 5.0
+#: Pause after a picture, over the time that it took.
+_VIEW_LEAST_WAIT = 30.0
+#: Device files are written for so long in one turn: each waits for the disk.
+_DEVICES_SECS = 0.01
+#: Pause after a step of the store's upkeep, and the same over the time that the step took.
+_STEP_SECS, _STEP_LEAST_WAIT = 0.5, 10.0
+#: States in which a device has not shown yet whether it works.
+_BEGUN = frozenset({DeviceState.UNKNOWN, DeviceState.PROBING})
+
+
+class Coordinator:
+    """The one who knows the fleet.
+
+    Args:
+        root: Folder for journal, pools and late results; made if missing.
+        store: The open store; nobody else writes to it meanwhile. It is not closed here.
+        links: The way to the agents. They are not closed here.
+        specs: The devices.
+        settings: What it is told.
+        notices: Told what people should know.
+        trainer: Trains when the state asks for it; without one, trainings end at once and make nothing.
+        guide: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
+        doubts: Knows how unsure the champions are of workloads; without it, none is preferred for that.
+        clock: The time; that of the host where there is none. Each turn moves it on.
+
+    Raises:
+        FleetError: The journal cannot be replayed, or the disk is full or failed.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store,
+        links: Links,
+        specs: Mapping[DeviceId, DeviceSpec],
+        settings: CoordinatorSettings,
+        notices: Notices,
+        *,
+        trainer: Trainer | None = None,
+        guide: Guide | None = None,
+        doubts: Doubts | None = None,
+        clock: FleetClock | None = None,
+    ) -> None:
+        self._parts = assemble(
+            root,
+            store,
+            links,
+            specs,
+            settings,
+            notices,
+            trainer=trainer,
+            guide=guide,
+            doubts=doubts,
+            clock=clock or FleetClock(),
+        )
+        self._receiving, self._doing = Receiving(self._parts), Doing(self._parts)
+        self._rates, self._turns = Rates(), Histogram()
+        self._started_at = self._parts.clock.wall()
+        self._upkeep_at = self._parts.clock() + settings.upkeep_secs
+        self._upkeep: Iterator[object] | None = None
+        self._upkeep_began = 0.0
+        self._chores_at = self._view_at = 0.0
+        self._is_stopping = False
+        self._view: dict[str, Any] = {}
+        self._begin()
+
+    def turn(self, timeout_secs: float) -> None:
+        """Do one turn: hear, store, tell, journal, do.
+
+        Args:
+            timeout_secs: Longest wait for a message.
+
+        Raises:
+            FleetError: The disk failed, or an event is impossible: start again, nothing is lost.
+        """
+        parts = self._parts
+        parts.clock.tick()
+        if parts.chronicle.is_behind or parts.pools.is_behind:
+            # The state is ahead of the disk: nothing may follow from it before it is durable.
+            time.sleep(min(timeout_secs, RETRY_SECS))
+            self._flush()
+        else:
+            messages = parts.links.poll(timeout_secs)
+            with self._turns.timed():
+                self._work(messages)
+        if parts.clock() >= self._view_at:
+            self._look()
+
+    def _work(self, messages: Sequence[Message]) -> None:
+        """All of a turn but the wait for messages."""
+        parts = self._parts
+        self._receiving.hear(messages)
+        # First: what is found under a lease that is nearly over goes out under the next one.
+        self._doing.look_after_searches()
+        for answer in parts.thread.poll():
+            self._doing.go_on(answer)
+        for event in parts.trainer.poll() if parts.trainer is not None else ():
+            parts.chronicle.tell(event)
+        self._tell_wall()
+        parts.chronicle.tell(ev.Tick(at_secs=parts.clock()))
+        self._flush()
+        self._do_chores(parts.clock())
+
+    def stop(self) -> None:
+        """Grant nothing from here on; what runs may end while `turn` goes on."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._parts.chronicle.tell(ev.CoordinatorStopping(at_secs=self._parts.clock()))
+            self._flush()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no lease is out and nothing waits to be stored."""
+        leased = self._parts.state.job_counts()[ev.JobState.LEASED]
+        return not self._receiving.held and not self._parts.chronicle.has_news and not leased
+
+    @property
+    def is_drained(self) -> bool:
+        """With `once`: whether all that was planned is done, on every device that works."""
+        parts = self._parts
+        found = {one: parts.state.describe(one) for one in parts.specs}
+        ready = {one for one, told in found.items() if told["state"] == DeviceState.IDLE}
+        return (
+            self.is_quiet
+            and parts.feeder.is_idle
+            and parts.thread.is_idle
+            and not parts.listing.is_waiting
+            and ready <= self._doing.fed
+            and not any(told["state"] in _BEGUN for told in found.values())
+            and not any(found[one]["queued"] and not found[one]["closed"] for one in ready)
+        )
+
+    def close(self) -> None:
+        """Hand everything on to the table and let go of the disk; nothing may be called after it."""
+        parts = self._parts
+        parts.thread.close()
+        self._flush()
+        parts.intake.close()
+        try:
+            if parts.coverage.is_loaded and parts.summary.is_worth_it(parts.store):
+                with disk_errors("writing the summary of the table", parts.summary.folder):
+                    parts.summary.write(parts.pack_summary())
+        except StoreError as error:
+            parts.notices.say(f"the next start reads more of the store: {error}")
+        try:
+            parts.chronicle.compact(parts.feeder.queues.jobs(), now=True)
+        except StoreFull as error:
+            parts.notices.say(f"the journal stays as long as it is: {error}")
+
+    def view(self) -> dict[str, Any]:
+        """The picture of about a second ago (`fleet.engine.fleet_view`), for any thread to read."""
+        return self._view
+
+    def _begin(self) -> None:
+        """Tell the state what there is now; what is journalled of before is in it already."""
+        parts = self._parts
+        now, tell, state = parts.clock(), parts.chronicle.tell, parts.state
+        for device_id in state.device_ids():
+            is_retired = state.describe(device_id)["state"] == DeviceState.RETIRED
+            if device_id not in parts.specs and not is_retired:
+                tell(ev.DeviceRetired(at_secs=now, device_id=device_id, reason="it has no device file now"))
+        records = {one: found.records for one, found in parts.storing.counts.items() if one in parts.specs}
+        tell(ev.CoordinatorStarted(at_secs=now, records=records, limits=parts.settings.limits))
+        for device_id, spec in parts.specs.items():
+            policy = parts.settings.policies.get(device_id, ev.DevicePolicy())
+            tell(ev.DeviceAdded(at_secs=now, device_id=device_id, family=str(spec.family), policy=policy))
+        for job in parts.chronicle.jobs:
+            parts.feeder.queues.opened(job)
+        self._flush()
+        parts.feeder.heads.update(one for one in state.device_ids() if state.describe(one)["champion"])
+        self._look()
+
+    def _tell_wall(self) -> None:
+        """Tell the state of a wall clock that is not where it was: windows and budgets go by it."""
+        parts = self._parts
+        now, ahead = parts.clock(), parts.clock.wall_ahead_secs
+        if abs(ahead - parts.state.wall_ahead_secs) >= LEAST_SET_SECS:
+            parts.chronicle.tell(ev.ClockSet(at_secs=now, wall_secs=now + ahead))
+
+    def _flush(self) -> None:
+        """Make what was told durable, then do what follows from it, until nothing follows any more."""
+        parts = self._parts
+        if not self._is_stopping:
+            self._doing.feed()  # what devices measure may be known just now
+        while parts.chronicle.has_news:
+            try:
+                # Before a job that names them is in the journal.
+                parts.pools.flush()
+                done = parts.chronicle.commit()
+            except StoreFull as error:
+                parts.disk.full(error)
+                return
+            for event in done.events:
+                self._doing.note(event)
+            for instruction in done.instructions:
+                self._doing.do(instruction)
+            if not self._is_stopping:
+                self._doing.feed()
+        acknowledge, self._receiving.acknowledge = self._receiving.acknowledge, []
+        for device_id, incarnation, record_ids in acknowledge:
+            parts.links.acknowledge(device_id, incarnation, record_ids)
+
+    def _do_chores(self, now: float) -> None:
+        """Do what is due seldom, a little at a time."""
+        parts = self._parts
+        try:
+            began = time.perf_counter()
+            while parts.agents.descriptors and time.perf_counter() - began < _DEVICES_SECS:
+                device_id = next(iter(parts.agents.descriptors))
+                parts.store.put_device(parts.specs[device_id], parts.agents.descriptors[device_id])
+                del parts.agents.descriptors[device_id]
+            if now >= self._upkeep_at and not parts.disk.is_full:
+                self._do_upkeep(now)
+            if now < self._chores_at or parts.disk.is_full:
+                return
+            self._chores_at = now + _CHORES_SECS
+            parts.chronicle.compact(parts.feeder.queues.jobs())
+            if parts.coverage.is_loaded and parts.summary.is_due(parts.store):
+                parts.thread.do(Saving(), partial(parts.summary.write, parts.pack_summary()))
+            self._receiving.end_silent()
+            for device_id, incarnation in parts.agents.up.items():
+                parts.listing.agent_up(parts.specs[device_id], incarnation)
+                is_over = self._is_stopping or parts.settings.once
+                wall = parts.clock.wall()
+                if not is_over and parts.noise.is_due(device_id, now, wall):
+                    environment_id = parts.state.describe(device_id)["environment_id"]
+                    parts.noise.begin(device_id, environment_id, now, wall)
+        except StoreFull as error:
+            parts.disk.full(error)
+
+    def _do_upkeep(self, now: float) -> None:
+        """Do a step of the store's upkeep, or begin a round: all at once it takes seconds."""
+        parts, began = self._parts, time.perf_counter()
+        self._upkeep_at = now + parts.settings.upkeep_secs
+        if self._upkeep is None:
+            self._upkeep_began, self._upkeep = now, parts.store.upkeep_steps()
+        try:
+            is_over = next(self._upkeep, None) is None
+        except StoreFull:
+            self._upkeep = None  # begun anew when it is due again
+            raise
+        if is_over:
+            self._upkeep = None
+            self._upkeep_at = max(now, self._upkeep_began + parts.settings.upkeep_secs)
+        else:
+            wait = max(_STEP_SECS, _STEP_LEAST_WAIT * (time.perf_counter() - began))
+            self._upkeep_at = now + wait
+
+    def _look(self) -> None:
+        """Draw the picture that others are shown."""
+        parts, now, began = self._parts, self._parts.clock(), time.perf_counter()
+        full, stopping = parts.disk.is_full, self._is_stopping
+        around = Around(
+            started_at=self._started_at,
+            now=parts.clock.wall(),
+            pid=os.getpid(),
+            version=version("tensor-fleet"),
+            state="disk_full" if full else "stopping" if stopping else "running",
+            store=str(parts.store.path),
+            table_version=parts.store.version,
+            waiting=parts.intake.waiting,
+            refused=parts.storing.refused.count,
+            imports_refused=parts.imports.refused.total(),
+            alarms=tuple(parts.notices.alarms),
+            trainer=parts.trainer.view if parts.trainer is not None else {},
+            clock=parts.clock.counters,
+            health=health_of(parts, self._receiving, self._turns),
+        )
+        rates = self._rates.add(now, parts.storing.counts)
+        self._view = make_view(parts.state, parts.specs, parts.storing.counts, rates, around)
+        parts.notices.summarize(self._view)
+        # A picture of thousands of devices takes its time: never more than a little of all.
+        self._view_at = now + max(_VIEW_SECS, _VIEW_LEAST_WAIT * (time.perf_counter() - began))
+
+
+__all__ = ["Coordinator"]

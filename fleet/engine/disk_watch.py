@@ -1,0 +1,86 @@
+"""Whether there is room on the disk: what is said when there is none, and how room is found out again.
+
+Told by `fleet.engine.ingest` and `fleet.engine.coordinator` of every write that found no room. While the
+disk is full no lease is granted; what arrives waits, and agents keep what nobody acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fleet.core.events import DiskFreed, DiskFull
+from fleet.durable import disk_errors, fsync
+from fleet.engine.event_log import Chronicle
+from fleet.engine.notices import Notices
+
+#: Least seconds between two tries.
+RETRY_SECS = 2.0
+#: Bytes whose writing shows that there is room: more than a turn writes.
+_PROBE_BYTES = 4 << 20
+
+
+class DiskWatch:
+    """Tells the state of a full disk, and of room.
+
+    Args:
+        folder: Where room is looked for.
+        chronicle: Told of both.
+        notices: Told too.
+        clock: Seconds that the coordinator ran.
+
+    Attributes:
+        is_full: Whether the last write found no room.
+    """
+
+    def __init__(
+        self, folder: Path, chronicle: Chronicle, notices: Notices, clock: Callable[[], float]
+    ) -> None:
+        self._folder, self._chronicle, self._notices, self._clock = folder, chronicle, notices, clock
+        self._retry_at = 0.0
+        self.is_full = False
+
+    @property
+    def folder(self) -> Path:
+        """Where room is looked for."""
+        return self._folder
+
+    @property
+    def may_try(self) -> bool:
+        """Whether a write is worth trying."""
+        return not self.is_full or self._clock() >= self._retry_at
+
+    def full(self, error: Exception) -> None:
+        """Note that a write found no room."""
+        now = self._clock()
+        self._retry_at = now + RETRY_SECS
+        if not self.is_full:
+            self.is_full = True
+            self._notices.alarm("", f"no lease is granted until there is room on the disk: {error}")
+            self._chronicle.tell(DiskFull(at_secs=now, text=str(error)))
+
+    def probe(self) -> None:
+        """Look for room, if there was none.
+
+        Raises:
+            StoreFull: There is none.
+        """
+        if not self.is_full:
+            return
+        path = self._folder / "room.tmp"
+        with disk_errors("looking for room", self._folder):
+            try:
+                path.write_bytes(bytes(_PROBE_BYTES))
+                fsync(path)
+            finally:
+                path.unlink(missing_ok=True)
+
+    def freed(self) -> None:
+        """Note that what found no room is on the disk now."""
+        if self.is_full:
+            self.is_full = False
+            self._chronicle.tell(DiskFreed(at_secs=self._clock()))
+            self._notices.alarm("", "there is room on the disk again; leases are granted")
+
+
+__all__ = ["RETRY_SECS", "DiskWatch"]

@@ -1,0 +1,180 @@
+"""The second half of a turn: what the state wants is carried out, what was looked up is gone on with.
+
+`fleet.engine.coordinator` calls it with what is durable already. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.records import DeviceId
+from fleet.core import events as ev
+from fleet.core.events import Event, Instruction
+from fleet.coverage.table_summary import Saving
+from fleet.engine.announcements import announce_event, announce_instruction
+from fleet.engine.composition import Drawn, Parts
+from fleet.engine.lease_searches import LeaseSearch, LeaseSearches
+from fleet.errors import StoreFull
+from fleet.planner.noise_runs import NoisePlan
+from fleet.store.trace_lookup import Answer, Found, ImportedAsked
+
+
+class Doing:
+    """Does what the state says.
+
+    Args:
+        parts: What a coordinator consists of.
+
+    Attributes:
+        fed: Devices that were planned for since the start.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        #: Devices that asked for jobs, perhaps before it was known what they measure.
+        self._wants: dict[DeviceId, int] = {}
+        #: Leases whose traces cannot be looked for until there is room on the disk; none expires before.
+        self._held: list[ev.GrantLease] = []
+        self.fed: set[DeviceId] = set()
+
+    def do(self, instruction: Instruction) -> None:
+        """Carry out one instruction."""
+        parts = self._parts
+        announce_instruction(instruction, parts.notices)
+        match instruction:
+            case ev.StartAgent(device_id=device_id, incarnation=incarnation):
+                if device_id in parts.specs:
+                    parts.links.start(parts.specs[device_id], incarnation)
+            case ev.StopAgent(device_id=device_id, incarnation=incarnation, kill=kill):
+                parts.agent_gone(device_id, incarnation)
+                parts.links.stop(device_id, incarnation, kill=kill)
+            case ev.GrantLease():
+                self._grant(instruction)
+            case ev.WantJobs(device_id=device_id, room=room):
+                self._wants[device_id] = room
+            case ev.StartTraining(family=family, reasons=reasons):
+                if parts.trainer is not None:
+                    parts.trainer.start(family, reasons)
+                else:
+                    text = "nothing trains here"
+                    done = ev.TrainingFinished(at_secs=parts.clock(), family=family, text=text)
+                    parts.chronicle.tell(done)
+
+    def note(self, event: Event) -> None:
+        """Follow up a durable event that concerns the shell itself."""
+        parts = self._parts
+        announce_event(event, parts.notices)
+        match event:
+            case ev.JobSubmitted(job=job):
+                parts.feeder.queues.opened(job)
+            case ev.JobFinished(job_id=job_id, device_id=device_id):
+                parts.feeder.queues.took(device_id, sum(event.outcomes.values()), event.device_secs)
+                parts.feeder.queues.closed(job_id)
+            case ev.JobCancelled(job_id=job_id):
+                parts.feeder.queues.closed(job_id)
+            case ev.DeviceRetired(device_id=device_id):
+                for job in [one for one in parts.feeder.queues.jobs() if one.device_id == device_id]:
+                    parts.feeder.queues.closed(job.job_id)
+            case ev.DiskFreed():
+                held, self._held = self._held, []
+                for grant in held:
+                    self._grant_again(grant)
+            case ev.ModelPublished(device_ids=device_ids):
+                parts.feeder.heads.update(device_ids)
+            case ev.ModelRolledBack(device_id=device_id, version=""):
+                parts.feeder.heads.discard(device_id)
+
+    def feed(self) -> None:
+        """Plan for devices that asked for jobs, as far as it is known what they measure."""
+        parts = self._parts
+        room = {
+            one: count
+            for one, count in self._wants.items()
+            if one in parts.agents.up and parts.feeder.workloads_of(one)
+        }
+        for one in room:
+            del self._wants[one]
+        if parts.settings.once:
+            room = {one: count for one, count in room.items() if one not in self.fed}
+        if room:
+            self.fed.update(room)
+            parts.feeder.want(room)
+
+    def go_on(self, answer: Answer) -> None:
+        """Go on with what was looked up in the store."""
+        parts = self._parts
+        if answer.error and isinstance(answer.tag, Saving):
+            parts.notices.say(f"the next start reads more of the store: {answer.error}", kind="summary")
+        elif answer.error and not isinstance(answer.tag, LeaseSearches):
+            parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
+        match answer.tag:
+            case LeaseSearches() as asked:
+                for grant, search in parts.granting.searching.answered(asked, answer, parts.clock()):
+                    self._grant_again(grant, search)
+            case NoisePlan() as plan:
+                family = parts.sharing[plan.device_id]
+                for job in parts.noise.planned(plan, family, answer.value or []):
+                    parts.chronicle.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
+            case Drawn() as drawn:
+                candidates, version = answer.value or (drawn.candidates, "")
+                parts.feeder.ranked(drawn.device_id, drawn.request_id, candidates, version)
+            case ImportedAsked() as imported:
+                traces = list((answer.value or {}).values())
+                parts.feeder.found_imported(imported.device_id, imported.request_id, traces)
+            case (device_id, request_id):
+                found: Found = answer.value or Found()
+                parts.pools.remember(parts.sharing[device_id], found.candidates)
+                parts.feeder.searched(device_id, request_id)
+
+    def look_after_searches(self) -> None:
+        """Look again for traces where the store could not be read, and give leases back before they expire.
+
+        Nobody renews a lease that waits for its traces: its agent does not know of it, and must not be ended
+        for that. A batch is sent only under a lease with half of its time left, for its agent to take it up.
+        """
+        parts, now = self._parts, self._parts.clock()
+        searching = parts.granting.searching
+        searching.look_again(now)
+        if parts.disk.is_full:
+            return  # no lease expires
+        until = now + parts.state.limits.lease_secs / 2
+        for grant in searching.waiting(until):
+            deadline = parts.state.deadline(grant.device_id, grant.epoch)
+            if deadline is not None and deadline > until:  # the beats of another lease renewed it
+                searching.renewed(replace(grant, deadline_secs=deadline))
+                continue
+            searching.let_go(grant.job_id)
+            if deadline is None:
+                continue
+            device_id, job_id, reason = grant.device_id, grant.job_id, "the store is slow to give its traces"
+            parts.chronicle.tell(
+                ev.LeaseReturned(
+                    at_secs=now, device_id=device_id, job_id=job_id, epoch=grant.epoch, reason=reason
+                )
+            )
+            parts.notices.say(f"{device_id}: job {job_id} waits again: {reason}", kind="slow")
+
+    def _grant(self, grant: ev.GrantLease, searched: LeaseSearch | None = None) -> None:
+        parts = self._parts
+        job = parts.state.job(grant.job_id)
+        if job is None:
+            return
+        try:
+            events = parts.granting.grant(grant, job, parts.clock(), searched)
+        except StoreFull as error:
+            self._held.append(grant)
+            parts.disk.full(error)
+            return
+        for event in events:
+            parts.chronicle.tell(event)
+
+    def _grant_again(self, grant: ev.GrantLease, searched: LeaseSearch | None = None) -> None:
+        """Go on with a lease, if it still is one."""
+        parts = self._parts
+        verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.epoch)
+        is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
+        if verdict is ev.Verdict.COUNTS and is_up:
+            self._grant(grant, searched)
+
+
+__all__ = ["Doing"]

@@ -1,0 +1,118 @@
+"""One picture of the fleet, JSON-ready: what status, API and metrics show. Pure.
+
+`fleet.engine.coordinator` makes it once a second; whoever shows it reads that copy and never the state
+itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.records import DeviceId, DeviceSpec
+from fleet.core.events import JobState
+from fleet.core.state import FleetState
+from fleet.coverage.table_summary import Counts
+
+#: Seconds over which the rate of records is told.
+RATE_SECS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What of the picture is not in the state."""
+
+    started_at: float
+    now: float
+    pid: int
+    version: str
+    #: `running`, `stopping` or `disk_full`.
+    state: str
+    store: str
+    table_version: int
+    #: Records that are durable but not in the table yet.
+    waiting: int
+    #: Records that the store would not have; they are set aside.
+    refused: int = 0
+    #: Imported candidates that nothing was derived from.
+    imports_refused: int = 0
+    alarms: tuple[Mapping[str, Any], ...]
+    #: What the trainer says of itself; empty where there is none.
+    trainer: Mapping[str, Any]
+    #: How the coordinator itself does (`fleet.engine.health`).
+    health: Mapping[str, Any]
+    #: Gaps between turns, and settings of the wall clock (`FleetClock.counters`).
+    clock: Mapping[str, float] = field(default_factory=dict)
+
+
+class Rates:
+    """Records a second of each device over the last minute."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, dict[DeviceId, int]]] = deque()
+
+    def add(self, now: float, counts: Mapping[DeviceId, Counts]) -> dict[DeviceId, float]:
+        """Note the counts of now; returns the rates."""
+        # Every few seconds is enough for a rate over a minute.
+        if not self._seen or now - self._seen[-1][0] >= RATE_SECS / 12:
+            self._seen.append((now, {one: found.records for one, found in counts.items()}))
+        while len(self._seen) > 1 and now - self._seen[0][0] > RATE_SECS:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        secs = max(now - since, 1e-9)
+        if now == since:
+            return {}
+        return {one: (found.records - before.get(one, 0)) / secs for one, found in counts.items()}
+
+
+def make_view(
+    state: FleetState,
+    specs: Mapping[DeviceId, DeviceSpec],
+    counts: Mapping[DeviceId, Counts],
+    rates: Mapping[DeviceId, float],
+    around: Around,
+) -> dict[str, Any]:
+    """Draw the picture.
+
+    Returns:
+        `started_at`, `now`, `clock`, `coordinator`, `devices`, `jobs`, `store`, `training`, `alarms`,
+        `health`; times in Unix seconds. Devices that were retired are among them.
+    """
+    devices: dict[str, Any] = {}
+    for device_id in state.device_ids():
+        found = state.describe(device_id)
+        has = counts.get(device_id, Counts())
+        spec = specs.get(device_id)
+        devices[device_id] = found | {
+            "kind": str(spec.kind) if spec is not None else "",
+            "records": has.records,
+            "ok": has.ok,
+            "failed": has.records - has.ok,
+            "records_per_s": round(rates.get(device_id, 0.0), 3),
+            "last_record_at": has.last_at or None,
+        }
+    jobs = state.job_counts()
+    return {
+        "started_at": around.started_at,
+        "now": around.now,
+        "clock": dict(around.clock),
+        "coordinator": {"pid": around.pid, "version": around.version, "state": around.state},
+        "devices": devices,
+        "jobs": {one.value: jobs[one] for one in JobState},
+        "store": {
+            "path": around.store,
+            "table_version": around.table_version,
+            "records": sum(one.records for one in counts.values()),
+            "waiting": around.waiting,
+            "refused": around.refused,
+            "imports_refused": around.imports_refused,
+        },
+        "training": {**around.trainer, **state.training()},
+        "alarms": [dict(one) for one in around.alarms],
+        "health": dict(around.health),
+    }
+
+
+__all__ = ["Around", "Rates", "make_view"]

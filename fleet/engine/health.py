@@ -1,0 +1,57 @@
+"""How the coordinator itself does: how long turns and the disk take, what piles up, how much room is left.
+
+Part of the picture that `fleet.engine.fleet_view` draws; `fleet.api.metrics` shows it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fleet.engine.composition import Parts
+from fleet.engine.ingest import Receiving
+from fleet.histogram import Histogram
+
+
+def health_of(parts: Parts, receiving: Receiving, turns: Histogram) -> dict[str, Any]:
+    """Look at all of it; some microseconds.
+
+    Args:
+        parts: What the coordinator consists of.
+        receiving: What of it holds results that are not durable yet.
+        turns: How long its turns took, without their wait for messages.
+
+    Returns:
+        JSON-ready: `turns` and `disk_waits` (of each log) as `Histogram.view`; `journal_bytes`,
+        `intake_bytes`; `unacknowledged` records and `unacknowledged_secs`, the age of the oldest;
+        `waiting_secs`, the same of those that wait for the table; `training_secs`, the age of the training
+        that runs; `free_bytes` of each folder that can be looked at.
+    """
+    journal, log = parts.chronicle.journal, parts.intake.log
+    training = parts.state.training()
+    unacknowledged, unacknowledged_secs = receiving.unacknowledged
+    folders = {"store": parts.store.path, "daemon": parts.disk.folder}
+    return {
+        "turns": turns.view,
+        "disk_waits": {"journal": journal.waits.view, "intake": log.waits.view},
+        "journal_bytes": journal.size_bytes,
+        "intake_bytes": log.held_bytes,
+        "unacknowledged": unacknowledged,
+        "unacknowledged_secs": unacknowledged_secs,
+        "waiting_secs": parts.intake.waiting_secs,
+        "training_secs": parts.clock() - training["since"] if training["state"] == "running" else 0.0,
+        "free_bytes": {
+            name: free for name, path in folders.items() if (free := _free_bytes(path)) is not None
+        },
+    }
+
+
+def _free_bytes(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None
+
+
+__all__ = ["health_of"]

@@ -1,0 +1,202 @@
+"""The first half of a turn: what the agents say goes to the store, to the state, and to whom it may concern.
+
+`fleet.engine.coordinator` calls it. All records of a turn are stored before the state hears of any message:
+an agent that is up may get a lease at once, and that would make what its spool still held late.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from agents.device.messages import (
+    AgentGone,
+    AgentRefused,
+    AgentUp,
+    Asked,
+    Failed,
+    Message,
+    MorePending,
+    Proposed,
+    WorkloadsListed,
+)
+from agents.records import DeviceId
+from fleet.core import events as ev
+from fleet.core.arrivals import Arrival, arrivals_of
+from fleet.engine.agent_events import events_of, passed
+from fleet.engine.announcements import announce_message
+from fleet.engine.composition import Parts
+from fleet.engine.liveness import Silence
+from fleet.errors import StoreFull
+from fleet.results.record_sink import Taken
+
+
+class Receiving:
+    """Hears the agents.
+
+    Args:
+        parts: What a coordinator consists of.
+
+    Attributes:
+        held: Arrivals that found no room; they are tried again.
+        acknowledge: What is durable and may be told to the agents, once the state's events are too.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        #: Agents that are up while their spool still comes.
+        self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
+        self._silence = Silence(parts.settings.limits.lease_secs, parts.clock)
+        self.held: list[Arrival] = []
+        #: When the oldest of what nobody has acknowledged yet came, on the monotonic clock.
+        self._since = time.monotonic()
+        self.acknowledge: list[tuple[DeviceId, int, tuple[str, ...]]] = []
+
+    def hear(self, messages: Sequence[Message]) -> None:
+        """Take in messages, in their order.
+
+        Raises:
+            FleetError: The disk failed, or no workload fits the settings.
+        """
+        parts = self._parts
+        for message in messages:
+            if isinstance(message, AgentUp):
+                self._enter_environment(message)
+        if not self.held and not self.acknowledge:
+            self._since = time.monotonic()
+        self.held += arrivals_of(messages)
+        if parts.disk.may_try:
+            try:
+                # First: what was taken must be told of, whatever comes next.
+                parts.disk.probe()
+                taken = parts.storing.take(self.held, parts.state, parts.clock())
+            except StoreFull as error:
+                parts.disk.full(error)
+            else:
+                self.held = []
+                self._follow(taken)
+        for message in messages:
+            try:
+                self._concern(message)
+            except StoreFull as error:
+                parts.disk.full(error)
+                # Nobody would ask again for what it had to tell.
+                parts.listing.agent_gone(message.device_id)
+            unsent = parts.granting.searching.unsent if isinstance(message, AgentGone) else ()
+            clock = parts.clock
+            for event in events_of(message, parts.state, clock(), clock.wall(), unsent=unsent):
+                parts.chronicle.tell(event)
+            self._look_for_last(message)
+            self._silence.heard(message)
+
+    @property
+    def unacknowledged(self) -> tuple[int, float]:
+        """Records that have come and are not acknowledged, and seconds since the oldest of them came."""
+        count = sum(len(one.records) for one in self.held) + sum(len(ids) for _, _, ids in self.acknowledge)
+        return count, time.monotonic() - self._since if self.held or self.acknowledge else 0.0
+
+    def end_silent(self) -> None:
+        """End agents that say nothing any more and have no lease that could expire; others are started.
+
+        Their host may be asleep or out of reach: that counts against nobody.
+        """
+        parts = self._parts
+        for device_id, incarnation in self._silence.silent(parts.agents.up):
+            if not parts.state.describe(device_id)["leases"]:
+                reason = "its agent says nothing any more"
+                parts.notices.say(f"{device_id}: {reason}", kind="silent", style="red")
+                parts.agent_gone(device_id, incarnation)
+                parts.links.stop(device_id, incarnation, kill=True)
+                parts.chronicle.tell(
+                    ev.AgentDied(
+                        at_secs=parts.clock(),
+                        device_id=device_id,
+                        incarnation=incarnation,
+                        reason=reason,
+                        is_outage=True,
+                    )
+                )
+
+    def _enter_environment(self, message: AgentUp) -> None:
+        """Note the environment of a device; say so where all that it has measured was in another one."""
+        parts, device_id = self._parts, message.device_id
+        parts.coverage.set_environment(device_id, message.environment_id)
+        if parts.coverage.records(device_id):
+            return
+        if before := parts.coverage.other_records(device_id):
+            parts.notices.alarm(
+                device_id,
+                f"is in a new environment: {before} records of earlier ones are kept and still train models,"
+                " but new ones are not compared with them, and its candidates are measured again"
+                " (docs/measuring.md says what makes an environment)",
+            )
+
+    def _look_for_last(self, message: Message) -> None:
+        """Let a device have leases once the last part of a long spool is in: later ones would be late."""
+        key = message.device_id, message.incarnation
+        match message:
+            case AgentUp(has_more=True):
+                self._coming[key] = message
+            case MorePending(is_last=True) if (up := self._coming.pop(key, None)) is not None:
+                clock = self._parts.clock
+                self._parts.chronicle.tell(passed(up, clock(), clock.wall()))
+            case AgentGone() | AgentRefused():
+                self._coming.pop(key, None)
+
+    def _follow(self, taken: Taken) -> None:
+        """Tell of what is stored now; that there is room comes after it, because leases follow from that."""
+        parts, now = self._parts, self._parts.clock()
+        for event in taken.events:
+            parts.chronicle.tell(event)
+        self.acknowledge += taken.acknowledge
+        for device_id, records in taken.fresh.items():
+            if parts.trainer is not None:
+                parts.trainer.records_stored(device_id, parts.families[device_id], len(records))
+            said = parts.steadiness.add(device_id, records)
+            if said and parts.steadiness.is_drifting(device_id):
+                parts.chronicle.tell(ev.DriftAlarm(at_secs=now, device_id=device_id, text=said))
+            elif said:
+                parts.notices.say(f"{device_id}: {said}")
+        for refusal in taken.refusals:
+            count, where = len(refusal.records), parts.storing.refused.folder
+            text = f"the store refuses {count} of its records, which are set aside in {where}"
+            parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}")
+        for note in parts.storing.kept_notes():
+            parts.notices.say(note, kind="deleted")
+        if parts.intake.no_room is None:
+            parts.disk.freed()
+        else:
+            parts.disk.full(parts.intake.no_room)
+
+    def _concern(self, message: Message) -> None:
+        """See to what a message says to the shell itself."""
+        parts = self._parts
+        device_id, incarnation = message.device_id, message.incarnation
+        announce_message(message, parts.notices)
+        match message:
+            case AgentUp():
+                parts.agents.up[device_id] = incarnation
+                parts.agents.descriptors[device_id] = message.descriptor
+                parts.feeder.hosts[device_id] = message.host
+                parts.listing.agent_up(parts.specs[device_id], incarnation)
+            case AgentRefused() | AgentGone():
+                parts.agent_gone(device_id, incarnation)
+            case Failed(what=Asked.MEASURE):
+                # The state takes the agent for dead, and starts another.
+                parts.agent_gone(device_id, incarnation)
+                parts.links.stop(device_id, incarnation, kill=True)
+            case Failed(what=Asked.PROPOSE):
+                parts.feeder.failed(device_id, message.request_id)
+            case Failed(what=Asked.WORKLOADS):
+                parts.listing.agent_gone(device_id)
+            case Proposed():
+                parts.feeder.proposed(message)
+            case WorkloadsListed():
+                parts.intake.flush()
+                ready = parts.listing.listed(parts.specs[device_id], message.workloads)
+                measured = len(parts.feeder.workloads_of(device_id))
+                if ready:
+                    parts.notices.say(f"{len(ready)} devices measure {measured} workloads")
+
+
+__all__ = ["Receiving"]

@@ -1,0 +1,137 @@
+"""What people should know of a running daemon: one line an event of importance, now and then a summary.
+
+`fleet.engine.coordinator` tells it; the API shows its alarms. It prints and remembers, and knows no state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from agents.records import DeviceId, Record
+
+#: Alarms that are remembered.
+_ALARMS = 100
+#: Seconds between two summaries.
+SUMMARY_SECS = 60.0
+#: Lines of one kind in one summary's time; more are counted only.
+_MOST_OF_KIND = 8
+#: Records whose share of suspect ones decides, and the shares at which a drift is told and is over.
+_WINDOW = 128
+_DRIFTING, _STEADY = 0.5, 0.2
+
+
+class Notices:
+    """Prints lines, and keeps alarms.
+
+    Args:
+        console: Where to print; None prints nothing.
+        clock: Gives seconds for the time between two summaries.
+        wall: Gives Unix seconds, for stamps.
+
+    Attributes:
+        alarms: The last alarms, oldest first: at, device_id, text.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._console, self._clock, self._wall = console, clock, wall
+        self.alarms: deque[dict[str, Any]] = deque(maxlen=_ALARMS)
+        self._kinds: Counter[str] = Counter()
+        self._summary_at = clock() + SUMMARY_SECS
+        self._shown: dict[str, int] = {}
+
+    def say(self, text: str, *, kind: str = "", style: str = "") -> None:
+        """Print one line; one that cannot be written is left out, and ends nothing.
+
+        Args:
+            text: The line.
+            kind: Lines of one kind are counted instead of printed when there are many of them.
+            style: How rich shows it in a terminal.
+        """
+        if kind:
+            self._kinds[kind] += 1
+            if self._kinds[kind] > _MOST_OF_KIND:
+                return
+        if self._console is not None:
+            at = time.strftime("%H:%M:%S", time.localtime(self._wall()))
+            line = Text(f"{at} ", style="dim").append(text, style=style or "default")
+            try:
+                self._console.print(line, soft_wrap=True)
+            except OSError:
+                # A log beside the store has no room when the store has none. What rich could not write it
+                # would keep, and write again before every later line.
+                with suppress(OSError), self._console.capture():
+                    pass
+
+    def alarm(self, device_id: str, text: str) -> None:
+        """Print a line and remember it as an alarm."""
+        self.alarms.append({"at": self._wall(), "device_id": device_id, "text": text})
+        self.say(f"{device_id}: {text}" if device_id else text, kind="alarm", style="yellow")
+
+    def summarize(self, view: Mapping[str, Any]) -> None:
+        """Print what came since the last summary, if it is time for one."""
+        now = self._clock()
+        if now < self._summary_at:
+            return
+        self._summary_at = now + SUMMARY_SECS
+        for kind, count in self._kinds.items():
+            if count > _MOST_OF_KIND:
+                self.say(f"... and {count - _MOST_OF_KIND} more lines like the last {kind} line")
+        self._kinds.clear()
+        devices: Mapping[str, Mapping[str, Any]] = view["devices"]
+        new = {
+            one: found["records"] - self._shown.get(one, found["records"]) for one, found in devices.items()
+        }
+        self._shown = {one: found["records"] for one, found in devices.items()}
+        states = Counter(found["state"] for found in devices.values())
+        jobs = view["jobs"]
+        said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        self.say(
+            f"{view['store']['records']} records (+{sum(new.values())}); devices: {said}; jobs: "
+            f"{jobs['leased']} leased, {jobs['queued']} queued, {jobs['done']} done"
+        )
+
+
+class Steadiness:
+    """Tells from the records whether a device drifts: when most of the last ones are suspect."""
+
+    def __init__(self) -> None:
+        self._last: dict[DeviceId, deque[bool]] = {}
+        self._drifting: set[DeviceId] = set()
+
+    def add(self, device_id: DeviceId, records: Sequence[Record]) -> str:
+        """Take in new records of a device.
+
+        Returns:
+            What to say: that it drifts now, or no longer; mostly nothing.
+        """
+        last = self._last.setdefault(device_id, deque(maxlen=_WINDOW))
+        last.extend(record.is_suspect for record in records)
+        if len(last) < _WINDOW:
+            return ""
+        share = sum(last) / _WINDOW
+        if device_id not in self._drifting and share >= _DRIFTING:
+            self._drifting.add(device_id)
+            return f"drifts: its canaries make {share:.0%} of the last {_WINDOW} records suspect"
+        if device_id in self._drifting and share <= _STEADY:
+            self._drifting.discard(device_id)
+            return "is steady again"
+        return ""
+
+    def is_drifting(self, device_id: DeviceId) -> bool:
+        """Whether most of a device's last records are suspect."""
+        return device_id in self._drifting
+
+
+__all__ = ["SUMMARY_SECS", "Notices", "Steadiness"]

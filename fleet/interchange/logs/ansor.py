@@ -1,0 +1,135 @@
+"""Ansor v0.6 and earlier: one JSON object a line, with the keys i, r, v.
+
+Called by `fleet.interchange.import_logs`, line by line. Fields that earlier versions did not have may be
+missing: of a task all but the workload's key and the target, of the line the version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from agents.records import Workload, canonical_json
+from fleet.interchange.logs.catalog import (
+    Catalog,
+    LoggedWorkload,
+    Measurement,
+    check_key,
+    checked_trace,
+    key_id,
+)
+from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, short_key, shown
+from fleet.interchange.logs.operators import MAX_TENSORS, shape_of
+from fleet.interchange.logs.results import tuner_result
+from fleet.interchange.logs.targets import Machine, parse_target
+from transfer.language.ansor_steps import check_steps, check_text, main_stage_flops
+
+DIALECT = "ansor"
+
+#: Fields of a task after the workload's key, in their order.
+_TASK_FIELDS = ("target", "hardware_params", "target_host", "layout_rewrite_option", "task_input_names")
+_TASK_TYPES = (str, list, str, int, list)
+_MAX_HARDWARE = 16
+_MD5_DIGITS = 32
+_MAX_VERSION = 64
+#: Ansor's keys do not say types; TVM's own networks and all published logs are of this one.
+_DTYPE = "float32"
+#: Records of a workload that are asked for its FLOPs: simple programs have no tiled stage at all.
+_ESTIMATES = 32
+
+
+class AnsorReader:
+    """Reads lines of one import; knows the workloads and targets that came before."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._estimates: dict[str, int] = {}
+
+    def read(self, value: dict[str, Any]) -> Measurement:
+        """Read one line.
+
+        Args:
+            value: What JSON gave; it has the key `i`.
+
+        Raises:
+            Rejected: It is no measurement that can be kept.
+        """
+        try:
+            task, (_, steps) = value["i"]
+            key_text = task[0]
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise Rejected("i is not [task, [stages, steps]]", shown(value.get("i"))) from None
+        result = tuner_result(value.get("r"))
+        if type(key_text) is not str or type(task) is not list or not 2 <= len(task) <= 6:
+            raise Rejected("task is not [workload key, target, ...]", shown(task))
+        check_key(key_text)
+        trace = checked_trace(steps)
+        if not check_text(trace) and (fault := check_steps(steps)):
+            raise Rejected(fault, shown(steps))
+        workload = self._catalog.workload((DIALECT, short_key(key_text)), lambda: _workload(key_text))
+        if not workload.workload.flops:
+            self._estimate(workload, steps)
+        version = value.get("v", "")
+        if type(version) is not str or len(version) > _MAX_VERSION:
+            raise Rejected("v is not a text", shown(version))
+        environment = self._catalog.environment(
+            (DIALECT, short_key(cache_key(task[1:])), version), lambda: _environment(task[1:], version)
+        )
+        return Measurement(workload, environment, trace, result)
+
+    def _estimate(self, workload: LoggedWorkload, steps: list[Any]) -> None:
+        name = workload.workload.workload_id
+        tried = self._estimates.get(name, 0)
+        if tried < _ESTIMATES:
+            self._estimates[name] = tried + 1
+            workload.estimate_flops(main_stage_flops(steps))
+
+
+def _workload(key_text: str) -> LoggedWorkload:
+    try:
+        key = orjson.loads(key_text)
+    except orjson.JSONDecodeError:
+        raise Rejected("workload key is not JSON", shown(key_text)) from None
+    if type(key) is not list or not key or type(key[0]) is not str:
+        raise Rejected("workload key is not a list that begins with a name", shown(key_text))
+    canonical = canonical_text(key)
+    # The first item is a function's name, or the digest of a compute graph.
+    is_digest = len(key[0]) == _MD5_DIGITS and all(digit in "0123456789abcdef" for digit in key[0])
+    operator = DIALECT if is_digest else key[0]
+    # Newer keys hold the shapes of all arguments, outputs last; older ones and named functions plain numbers.
+    shapes = [shape_of(one) for one in key[1:]] if len(key) <= MAX_TENSORS else [None]
+    known = tuple(shape for shape in shapes if shape) if all(shapes) else ()
+    rest = canonical_text(key[1:])[1:-1].replace(",", " ").replace('"', "")
+    return LoggedWorkload(
+        Workload(
+            workload_id=key_id(DIALECT, canonical),
+            name=(f"{key[0][:8] if is_digest else key[0]} {rest}")[:100],
+            operator=operator[:100],
+            arg_shapes=known,
+            arg_dtypes=(_DTYPE,) * len(known),
+            flops=0.0,
+            networks=(),
+            module_json=canonical_json({"dialect": DIALECT, "key": key}),
+        ),
+        DIALECT,
+    )
+
+
+def _environment(fields: list[Any], version: str) -> tuple[dict[str, Any], Machine]:
+    value: dict[str, Any] = {"imported": DIALECT}
+    for name, kind, found in zip(_TASK_FIELDS, _TASK_TYPES, fields, strict=False):
+        if type(found) is not kind:
+            raise Rejected(f"{name} has a wrong type", shown(found))
+        value[name] = found
+    if version:
+        value["log_version"] = version
+    hardware = value.get("hardware_params", [])
+    if len(hardware) > _MAX_HARDWARE or any(type(one) is not int for one in hardware):
+        raise Rejected("hardware_params are not whole numbers", shown(hardware))
+    if any(type(one) is not str for one in value.get("task_input_names", [])):
+        raise Rejected("task_input_names are not texts", shown(value["task_input_names"]))
+    return value, Machine(parse_target(value["target"]), hardware=tuple(hardware))
+
+
+__all__ = ["DIALECT", "AnsorReader"]

@@ -1,0 +1,98 @@
+"""AutoTVM 0.2: one JSON object a line, with the keys input, config, result, version, tvm_version.
+
+Called by `fleet.interchange.import_logs`, line by line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agents.records import Workload, canonical_json
+from fleet.interchange.logs.catalog import (
+    Catalog,
+    LoggedWorkload,
+    Measurement,
+    check_key,
+    checked_trace,
+    key_id,
+)
+from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, short_key, shown
+from fleet.interchange.logs.operators import autotvm_operator, tensor_name
+from fleet.interchange.logs.results import tuner_result
+from fleet.interchange.logs.targets import Machine, parse_target
+from transfer.language.autotvm import check_entity
+
+DIALECT = "autotvm"
+_MAX_NAME = 512
+_MAX_VERSION = 64
+
+
+class AutoTvmReader:
+    """Reads lines of one import; knows the workloads and targets that came before."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def read(self, value: dict[str, Any]) -> Measurement:
+        """Read one line.
+
+        Args:
+            value: What JSON gave; it has the key `input`.
+
+        Raises:
+            Rejected: It is no measurement that can be kept.
+        """
+        try:
+            inputs, entity, costs = value["input"], value["config"]["entity"], value["result"]
+        except (KeyError, TypeError):
+            raise Rejected("no AutoTVM 0.2 line", "expected input, config.entity and result") from None
+        result = tuner_result(costs)
+        if type(inputs) is not list or not 3 <= len(inputs) <= 8:
+            raise Rejected("input is not [target, function, args, kwargs]", shown(inputs))
+        if fault := check_entity(entity):
+            raise Rejected(fault, shown(entity))
+        workload = self._catalog.workload(
+            (DIALECT, short_key(cache_key(inputs[1:]))), lambda: _workload(inputs)
+        )
+        target, version = inputs[0], value.get("tvm_version", "")
+        if type(target) is not str or type(version) is not str or len(version) > _MAX_VERSION:
+            raise Rejected("target or tvm_version is not a text", shown((target, version)))
+        environment = self._catalog.environment(
+            (DIALECT, short_key(target), version),
+            lambda: _environment(target, version, inputs[1]),
+        )
+        return Measurement(workload, environment, checked_trace(entity), result)
+
+
+def _workload(inputs: list[Any]) -> LoggedWorkload:
+    name, args, kwargs = inputs[1], inputs[2], inputs[3] if len(inputs) > 3 else {}
+    if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
+        raise Rejected("function is not a name", shown(name))
+    if type(args) is not list or type(kwargs) is not dict:
+        raise Rejected("arguments are not a list and an object", shown((args, kwargs)))
+    key: dict[str, Any] = {"name": name, "args": args}
+    if kwargs:
+        key["kwargs"] = kwargs
+    key_text = check_key(canonical_text(key))
+    operator = autotvm_operator(name, args)
+    shapes = operator.shapes
+    workload = Workload(
+        workload_id=key_id(DIALECT, key_text),
+        name=tensor_name(name, shapes)[:_MAX_NAME] if shapes else f"{name} {canonical_text(args)}"[:100],
+        operator=operator.name,
+        arg_shapes=shapes,
+        arg_dtypes=operator.dtypes,
+        flops=operator.flops,
+        networks=(),
+        module_json=canonical_json({"dialect": DIALECT, **key}),
+    )
+    return LoggedWorkload(workload, DIALECT)
+
+
+def _environment(target: str, version: str, function: str) -> tuple[dict[str, Any], Machine]:
+    parsed = parse_target(target)
+    value = {"imported": DIALECT, "target": target, "tvm": version}
+    return value, Machine(parsed, tvm_version=version, function=function)
+
+
+__all__ = ["DIALECT", "AutoTvmReader"]

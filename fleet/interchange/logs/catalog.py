@@ -1,0 +1,198 @@
+"""Workloads and environments of an import, each made once however many lines name it.
+
+The readers of the dialects fill it; `fleet.interchange.import_logs` stores what is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from agents.records import Family, Workload, WorkloadId, canonical_json, content_hash
+from fleet.interchange.logs.json_values import Rejected, canonical_text
+from fleet.interchange.logs.results import Result
+from fleet.interchange.logs.targets import Machine
+from transfer.language.budget import MAX_TEXT
+
+#: Workloads and environments in one import at most: real logs have some thousands; each workload is a file.
+MAX_WORKLOADS = 50_000
+MAX_ENVIRONMENTS = 10_000
+
+#: Characters of the key of a workload without a module; real ones have some hundred, or some thousand where
+#: they hold schedule steps.
+MAX_KEY_CHARS = 1 << 16
+#: Characters of all workloads of one import: each is read again, whole, by whoever learns from the store.
+MAX_WORKLOAD_CHARS = 256 << 20
+#: Characters of one environment, and of all: an environment is written again for every row.
+MAX_ENVIRONMENT_CHARS = 1 << 14
+MAX_ENVIRONMENTS_CHARS = 8 << 20
+#: Bytes that an item of a shape takes in memory.
+_EXTENT_BYTES = 40
+
+#: Digits of a workload id.
+WORKLOAD_ID_DIGITS = 16
+
+
+@dataclass(slots=True, eq=False)
+class LoggedWorkload:
+    """A workload and what makes ids of its candidates fast."""
+
+    workload: Workload
+    dialect: str
+    _prefix: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prefix = hashlib.sha256(framed(self.workload.workload_id) + framed(self.dialect))
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory until it is stored."""
+        one = self.workload
+        return len(one.module_json) + _EXTENT_BYTES * sum(2 + len(shape) for shape in one.arg_shapes)
+
+    def candidate_id(self, trace: str) -> str:
+        """`agents.records.content_hash(workload_id, dialect, trace)`, the constant part hashed already."""
+        digest = self._prefix.copy()
+        digest.update(framed(trace))
+        return str(digest.hexdigest()[:32])
+
+    def estimate_flops(self, flops: float) -> None:
+        """Keep an estimate that was not there before."""
+        self.workload = replace(self.workload, flops=flops)
+
+    def forget_content(self) -> None:
+        """Give memory back once it is stored; modules may have some hundred KB."""
+        self.workload = replace(self.workload, module_json="", name="", arg_shapes=(), arg_dtypes=())
+
+
+def framed(text: str) -> bytes:
+    """One part of what `agents.records.content_hash` hashes."""
+    raw = text.encode()
+    return len(raw).to_bytes(8, "little") + raw
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Environment:
+    """Where lines were measured, as far as they say."""
+
+    #: Canonical JSON for `Record.environment`.
+    text: str
+    environment_id: str
+    machine: Machine
+
+    @property
+    def family(self) -> Family:
+        """Family of the target."""
+        return self.machine.target.family
+
+
+class Measurement(NamedTuple):
+    """One line, read."""
+
+    workload: LoggedWorkload
+    environment: Environment
+    #: Canonical text of the schedule.
+    trace: str
+    result: Result
+
+
+class Catalog:
+    """What the lines of one import name."""
+
+    def __init__(self) -> None:
+        self._workloads: dict[Hashable, LoggedWorkload] = {}
+        self._by_id: dict[WorkloadId, LoggedWorkload] = {}
+        self._environments: dict[Hashable, Environment] = {}
+        self._workload_chars = self._environment_chars = 0
+
+    def by_id(self, workload_id: WorkloadId) -> LoggedWorkload | None:
+        """A workload that was made under another key."""
+        return self._by_id.get(workload_id)
+
+    def workload(self, key: Hashable, make: Callable[[], LoggedWorkload]) -> LoggedWorkload:
+        """The workload that a reader knows under a key; made when it is new.
+
+        Raises:
+            Rejected: There are too many, or `make` says so.
+        """
+        found = self._workloads.get(key)
+        if found is None:
+            if len(self._workloads) >= MAX_WORKLOADS:
+                raise Rejected(f"more than {MAX_WORKLOADS:,} workloads")
+            made = make()
+            found = self._by_id.get(made.workload.workload_id)
+            if found is None:
+                found = self._by_id[made.workload.workload_id] = self._new(made)
+            self._workloads[key] = found
+        return found
+
+    def _new(self, made: LoggedWorkload) -> LoggedWorkload:
+        self._workload_chars += len(made.workload.module_json)
+        if self._workload_chars > MAX_WORKLOAD_CHARS:
+            self._workload_chars -= len(made.workload.module_json)
+            raise Rejected("workloads take too much room", f"more than {MAX_WORKLOAD_CHARS:,} characters")
+        return made
+
+    def environment(self, key: Hashable, make: Callable[[], tuple[dict[str, Any], Machine]]) -> Environment:
+        """The environment that a reader knows under a key; made when it is new.
+
+        Raises:
+            Rejected: There are too many, or `make` says so.
+        """
+        found = self._environments.get(key)
+        if found is None:
+            if len(self._environments) >= MAX_ENVIRONMENTS:
+                raise Rejected(f"more than {MAX_ENVIRONMENTS:,} targets")
+            value, machine = make()
+            text = canonical_json(value)
+            if len(text) > MAX_ENVIRONMENT_CHARS:
+                raise Rejected("target is too long", f"{len(text):,} characters")
+            if self._environment_chars + len(text) > MAX_ENVIRONMENTS_CHARS:
+                raise Rejected(
+                    "targets take too much room", f"more than {MAX_ENVIRONMENTS_CHARS:,} characters"
+                )
+            self._environment_chars += len(text)
+            found = self._environments[key] = Environment(text, content_hash("imported", text), machine)
+        return found
+
+
+def check_key(key_text: str) -> str:
+    """Refuse the key of a workload that is longer than any.
+
+    Raises:
+        Rejected: It is.
+    """
+    if len(key_text) > MAX_KEY_CHARS:
+        raise Rejected("workload key is too long", f"{len(key_text):,} characters")
+    return key_text
+
+
+def checked_trace(value: Any) -> str:
+    """The canonical text of a schedule.
+
+    Raises:
+        Rejected: It is longer than what learning reads, or nested too deeply.
+    """
+    text = canonical_text(value)
+    if len(text) > MAX_TEXT:
+        raise Rejected("trace is too long", f"{len(text):,} characters")
+    return text
+
+
+def key_id(dialect: str, key_text: str) -> WorkloadId:
+    """Id of a workload that has no module: hash of its dialect and of what names it there."""
+    return WorkloadId(content_hash(dialect, key_text)[:WORKLOAD_ID_DIGITS])
+
+
+__all__ = [
+    "Catalog",
+    "Environment",
+    "LoggedWorkload",
+    "Measurement",
+    "check_key",
+    "checked_trace",
+    "framed",
+    "key_id",
+]

@@ -1,0 +1,271 @@
+"""MetaSchedule's JSON databases: lines of workloads, lines of tuning records that name them by position.
+
+Called by `fleet.interchange.import_logs`, line by line. Modules are taken out of their base64 wrapping as
+text; nothing here builds a TVM object.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from agents.records import Workload, WorkloadId, canonical_json, content_hash
+from agents.trust import imported_id
+from fleet.interchange.logs.catalog import (
+    MAX_WORKLOADS,
+    Catalog,
+    LoggedWorkload,
+    Measurement,
+    check_key,
+    checked_trace,
+    key_id,
+)
+from fleet.interchange.logs.json_values import (
+    Rejected,
+    cache_key,
+    canonical_text,
+    careful,
+    parse_line,
+    short_key,
+    shown,
+)
+from fleet.interchange.logs.operators import (
+    MAX_TENSORS,
+    Shape,
+    block_operator,
+    is_dtype,
+    shape_of,
+    tensor_name,
+)
+from fleet.interchange.logs.results import database_result
+from fleet.interchange.logs.targets import Machine, parse_target
+from transfer.errors import TraceError
+from transfer.language.meta_schedule import MetaScheduleReader as TraceReader
+
+DIALECT = "meta_schedule"
+
+#: TVM puts the length of the JSON text in front of it.
+_LENGTH_BYTES = 8
+_MAX_INSTRUCTIONS = 10_000
+_INSTRUCTION = frozenset({(str, list, list, list)})
+#: Blocks are `GetBlock` to old versions, `GetSBlock` to new ones.
+_GET_BLOCK = ("GetBlock", "GetSBlock")
+#: Bytes of all modules of one file, compressed.
+_MAX_MODULES_BYTES = 64 << 20
+
+
+class Database:
+    """The workloads that the tuning records of one file name by position."""
+
+    def __init__(self) -> None:
+        #: (workload id, module's text compressed); the text may be some hundred KB.
+        self._modules: list[tuple[WorkloadId, bytes] | None] = []
+        self._bytes = 0
+        #: Tells this database from others in the catalog's keys, which keep it alive.
+        self.key = object()
+        #: Stands for a database without workload lines: hash of its first record, so that longer copies of
+        #: the same database agree.
+        self.anchor = ""
+
+    @property
+    def has_workloads(self) -> bool:
+        """Whether any workload line was seen."""
+        return bool(self._modules)
+
+    def add(self, value: Any) -> None:
+        """Take a workload line, `[structural hash, base64 of the module]`; a faulty one keeps its place.
+
+        Raises:
+            Rejected: It holds no module.
+        """
+        if len(self._modules) >= MAX_WORKLOADS:
+            raise Rejected(f"more than {MAX_WORKLOADS:,} workloads")
+        self._modules.append(None)
+        entry = _module(value)
+        if self._bytes + len(entry[1]) > _MAX_MODULES_BYTES:
+            raise Rejected("modules take too much memory")
+        self._bytes += len(entry[1])
+        self._modules[-1] = entry
+
+    def workload_id(self, index: int) -> WorkloadId:
+        """Id of one workload.
+
+        Raises:
+            Rejected: The workload line is faulty or missing.
+        """
+        return self._entry(index)[0]
+
+    def module(self, index: int) -> str:
+        """Module's text of one workload.
+
+        Raises:
+            Rejected: The workload line is faulty or missing.
+        """
+        return zlib.decompress(self._entry(index)[1]).decode()
+
+    def _entry(self, index: int) -> tuple[WorkloadId, bytes]:
+        found = self._modules[index] if index < len(self._modules) else None
+        if found is None:
+            raise Rejected("its workload line is faulty or missing", f"workload {index}")
+        return found
+
+
+def read_workload_lines(lines: Iterable[object]) -> Database:
+    """Read the workload file beside a file of tuning records; what is wrong with a line is told elsewhere."""
+    database = Database()
+    for line in lines:
+        try:
+            if type(line) is bytes and line.strip():
+                careful(database.add, parse_line(line))
+        except Rejected:
+            continue
+    return database
+
+
+def is_workload_line(value: Any) -> bool:
+    """Whether a line is `[text, text]`, as workloads are written."""
+    return type(value) is list and len(value) == 2 and type(value[0]) is str and type(value[1]) is str
+
+
+def _module(value: Any) -> tuple[WorkloadId, bytes]:
+    if not is_workload_line(value):
+        raise Rejected("workload line is not [hash, module]", shown(value))
+    digits, encoded = value
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20 and int(digits) < 1 << 64):
+        raise Rejected("structural hash is not a number of 64 bits", shown(digits))
+    try:
+        raw = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        raise Rejected("module is not base64", shown(encoded)) from None
+    text = raw[_LENGTH_BYTES:]
+    if int.from_bytes(raw[:_LENGTH_BYTES], "little") != len(text):
+        raise Rejected("module is cut", f"{len(text)} bytes")
+    module = parse_line(text)
+    if type(module) is not dict or "nodes" not in module:
+        raise Rejected("module is not TVM's JSON", shown(module))
+    # The stated hash is nobody's word but the log's, so it names no workload of ours.
+    return imported_id(int(digits), text.decode()), zlib.compress(text, 1)
+
+
+class MetaScheduleReader:
+    """Reads lines of one import; knows the workloads and targets that came before."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._traces = TraceReader()
+
+    def read(self, value: list[Any], database: Database) -> Measurement:
+        """Read one tuning record, `[workload index, [trace, run_secs, target, args_info]]`.
+
+        Args:
+            value: What JSON gave: a list of two.
+            database: Of the file that the line stands in.
+
+        Raises:
+            Rejected: It is no measurement that can be kept.
+        """
+        index, record = value
+        if type(index) is not int or not 0 <= index < 1 << 32 or type(record) is not list or len(record) != 4:
+            raise Rejected("no tuning record", "expected [workload, [trace, run_secs, target, args_info]]")
+        trace, run_secs, target, args = record
+        instructions = _checked_trace(trace)
+        result = database_result(run_secs)
+        trace_text, args_key = checked_trace(trace), cache_key(args)
+        if not database.has_workloads and not database.anchor:
+            database.anchor = content_hash(trace_text, canonical_text(args))[:16]
+        key = (DIALECT, database.key, index, short_key(args_key))
+        workload = self._catalog.workload(
+            key, lambda: _workload(self._catalog, database, index, args, _blocks(instructions))
+        )
+        environment = self._catalog.environment(
+            (DIALECT, short_key(cache_key(target))), lambda: _environment(target)
+        )
+        self._check_readable(trace_text, workload.workload)
+        return Measurement(workload, environment, trace_text, result)
+
+    def _check_readable(self, trace: str, workload: Workload) -> None:
+        """Read a trace as whoever learns from it will.
+
+        Raises:
+            Rejected: It cannot be read: a decision is missing, or of another form.
+        """
+        try:
+            self._traces.check(trace, workload)
+        except TraceError as error:
+            raise Rejected("trace cannot be read", str(error)[:100]) from None
+
+
+def _checked_trace(trace: Any) -> list[Any]:
+    """The instructions of `[instructions, decisions]`."""
+    if type(trace) is not list or len(trace) != 2 or type(trace[0]) is not list or type(trace[1]) is not list:
+        raise Rejected("trace is not [instructions, decisions]", shown(trace))
+    instructions: list[Any] = trace[0]
+    if len(instructions) > _MAX_INSTRUCTIONS or len(trace[1]) > _MAX_INSTRUCTIONS:
+        raise Rejected("too many instructions", str(len(instructions)))
+    for one in instructions:
+        if type(one) is not list or tuple(map(type, one)) not in _INSTRUCTION:
+            raise Rejected("an instruction is not [kind, inputs, attributes, outputs]", shown(one))
+    for one in trace[1]:
+        if type(one) is not list or len(one) != 2 or type(one[0]) is not int:
+            raise Rejected("a decision is not [instruction, value]", shown(one))
+    return instructions
+
+
+def _blocks(instructions: list[Any]) -> list[str]:
+    return [one[2][0] for one in instructions if one[0] in _GET_BLOCK and one[2] and type(one[2][0]) is str]
+
+
+def _workload(
+    catalog: Catalog, database: Database, index: int, args: Any, blocks: list[str]
+) -> LoggedWorkload:
+    shapes, dtypes = _arguments(args)
+    operator = block_operator(blocks, shapes, dtypes)
+    if database.has_workloads:
+        workload_id = database.workload_id(index)
+        known = catalog.by_id(workload_id)
+        if known is not None:
+            return known
+        module_json = database.module(index)
+    else:
+        key = {"database": database.anchor, "index": index, "args_info": args}
+        workload_id = key_id(DIALECT, check_key(canonical_text(key)))
+        module_json = canonical_json({"dialect": DIALECT, **key})
+    return LoggedWorkload(
+        Workload(
+            workload_id=workload_id,
+            name=tensor_name(operator.name, shapes)[:100],
+            operator=operator.name[:100],
+            arg_shapes=shapes,
+            arg_dtypes=dtypes,
+            flops=operator.flops,
+            networks=(),
+            module_json=module_json,
+        ),
+        DIALECT,
+    )
+
+
+def _arguments(args: Any) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
+    """Shapes and types of `[["TENSOR", dtype, shape], ...]`; empty if any of it is something else."""
+    if type(args) is not list or len(args) > MAX_TENSORS:
+        return (), ()
+    shapes, dtypes = [], []
+    for one in args:
+        if type(one) is not list or len(one) != 3 or one[0] != "TENSOR" or not is_dtype(one[1]):
+            return (), ()
+        shape = shape_of(one[2])
+        if shape is None:
+            return (), ()
+        shapes.append(shape)
+        dtypes.append(one[1])
+    return tuple(shapes), tuple(dtypes)
+
+
+def _environment(target: Any) -> tuple[dict[str, Any], Machine]:
+    return {"imported": DIALECT, "target": target}, Machine(parse_target(target))
+
+
+__all__ = ["DIALECT", "Database", "MetaScheduleReader", "is_workload_line", "read_workload_lines"]

@@ -1,0 +1,169 @@
+"""What a log says of one measurement: seconds or an error number become seconds or a typed outcome.
+
+Called by the readers of the dialects. Ansor and AutoTVM number their errors alike; a MetaSchedule database
+keeps only the mark of a failure. Marks (1e9, 1e10, 0.0) never become latencies.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+from agents.records import Outcome
+from fleet.interchange.logs.json_values import Rejected, shown
+
+#: From here on a cost is the mark of a failure: AutoTVM writes 1e9, Ansor and MetaSchedule 1e10 (seconds).
+FAILURE_MARK_SECS = 1e9
+
+#: No program runs for less; ratios of such seconds would leave the range of what is learnt from.
+LEAST_SECS = 1e-9
+#: Seconds of building and running together from which on they are none.
+MAX_ALL_SECS = 1e12
+
+#: Repeats kept at most; TenSet has up to 27.
+MAX_REPEATS = 10_000
+
+#: Bits of an attempt that tell measurements of one second apart.
+ATTEMPT_HASH_BITS = 20
+#: First second that does not fit: attempts stay below 2**53, which every reader of JSON keeps.
+MAX_TIMESTAMP = 1 << 33
+
+_OUTCOMES = {
+    1: Outcome.BUILD_FAILED,
+    2: Outcome.BUILD_FAILED,
+    3: Outcome.BUILD_FAILED,
+    4: Outcome.RUN_FAILED,
+    5: Outcome.WRONG_OUTPUT,
+    6: Outcome.BUILD_TIMEOUT,
+    7: Outcome.RUN_TIMEOUT,
+    8: Outcome.RUN_FAILED,
+}
+_MEANINGS = {
+    1: "the schedule could not be applied",
+    2: "compiling for the host failed",
+    3: "compiling for the device failed",
+    4: "running failed",
+    5: "wrong answer",
+    6: "building took too long",
+    7: "running took too long",
+    8: "unknown error",
+}
+#: Text of `Record.error` by error number: the logs keep no more. An exporter finds the number here again.
+ERROR_TEXTS = {number: f"error_no {number}: {text}" for number, text in _MEANINGS.items()}
+#: What a MetaSchedule database says of a failure.
+MARK_TEXT = "the database marks it as failed and does not say why"
+
+
+class Result(NamedTuple):
+    """One measurement, checked."""
+
+    outcome: Outcome
+    #: One value a repeat; empty unless `ok`.
+    run_secs: tuple[float, ...]
+    error: str
+    #: Wall seconds of building and running together; 0 where the dialect does not say.
+    all_secs: float
+    #: Unix seconds; 0 where the dialect does not say.
+    measured_at: float
+
+
+def attempt_of(result: Result) -> int:
+    """A number that two lines share only if they tell of the same measurement; it grows with time.
+
+    Seconds since 1970, then 20 bits of a checksum of outcome, seconds and time. So it does not depend on the
+    order of import, and a line that stands in several snapshots of a log is one record.
+    """
+    outcome, run_secs, _, _, measured_at = result
+    content = struct.pack(f"<d{len(run_secs)}d", measured_at, *run_secs)
+    checksum = zlib.crc32(outcome.encode(), zlib.crc32(content))
+    return int(measured_at) << ATTEMPT_HASH_BITS | checksum >> (32 - ATTEMPT_HASH_BITS)
+
+
+def tuner_result(value: Any) -> Result:
+    """Read `[costs, error_no, all_cost, timestamp]` of Ansor and AutoTVM.
+
+    Raises:
+        Rejected: A wrong type, a number that cannot be, or a line that was never measured.
+    """
+    if type(value) is not list or len(value) != 4:
+        raise Rejected("result is not [costs, error_no, all_cost, timestamp]", shown(value))
+    costs, error_no, all_secs, at = value
+    if type(error_no) is not int:
+        raise Rejected("error_no is not a whole number", shown(error_no))
+    all_secs = _seconds(all_secs, "all_cost")
+    if all_secs >= MAX_ALL_SECS:
+        raise Rejected("all_cost is out of range", shown(all_secs))
+    at = _seconds(at, "timestamp")
+    if at >= MAX_TIMESTAMP:
+        raise Rejected("timestamp is out of range", shown(at))
+    if error_no:
+        if error_no not in _OUTCOMES:
+            raise Rejected("error_no is not known", shown(error_no))
+        if type(costs) is not list:
+            raise Rejected("costs are not a list", shown(costs))
+        return Result(_OUTCOMES[error_no], (), ERROR_TEXTS[error_no], all_secs, at)
+    run_secs = _costs(costs)
+    if max(run_secs) >= FAILURE_MARK_SECS:
+        raise Rejected("the mark of a failure, but no error_no", shown(max(run_secs)))
+    return Result(Outcome.OK, run_secs, "", all_secs, at)
+
+
+def database_result(run_secs: Any) -> Result:
+    """Read the seconds of a MetaSchedule record: a list, null where it was not measured.
+
+    Raises:
+        Rejected: As in `tuner_result`.
+    """
+    if run_secs is None:
+        raise Rejected("not measured", "no run_secs")
+    found = _costs(run_secs)
+    if max(found) >= FAILURE_MARK_SECS:
+        return Result(Outcome.RUN_FAILED, (), MARK_TEXT, 0.0, 0.0)
+    return Result(Outcome.OK, found, "", 0.0, 0.0)
+
+
+def _costs(value: Any) -> tuple[float, ...]:
+    if type(value) is not list:
+        raise Rejected("costs are not a list", shown(value))
+    if not value:
+        raise Rejected("not measured", "no costs")
+    if len(value) > MAX_REPEATS:
+        raise Rejected("too many costs", str(len(value)))
+    costs = []
+    for one in value:
+        if type(one) is not float:
+            if type(one) is not int:
+                raise Rejected("a cost is not a number", shown(one))
+            one = float(one)
+        if not one > 0.0:
+            if one == 0.0:
+                raise Rejected("not measured", "a cost of 0")
+            if one < 0.0:
+                raise Rejected("a cost is negative", shown(one))
+        if one < LEAST_SECS:
+            raise Rejected("a cost is below a nanosecond", shown(one))
+        if not one < math.inf:
+            raise Rejected("a number is not finite", shown(one))
+        costs.append(one)
+    return tuple(costs)
+
+
+def _seconds(value: Any, name: str) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise Rejected(f"{name} is not a number", shown(value))
+    if not 0.0 <= value < math.inf:
+        raise Rejected(f"{name} is out of range", shown(value))
+    return float(value)
+
+
+__all__ = [
+    "ERROR_TEXTS",
+    "FAILURE_MARK_SECS",
+    "MARK_TEXT",
+    "Result",
+    "attempt_of",
+    "database_result",
+    "tuner_result",
+]

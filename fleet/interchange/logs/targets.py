@@ -1,0 +1,150 @@
+"""What a log tells of the device that it was measured on: TVM target, family, hardware parameters.
+
+Called by the readers of the dialects and by `fleet.interchange.import_device`. Target texts are read without
+TVM, which refuses the old `llvm -keys=cpu` form anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from agents.records import (
+    ANSOR_HARDWARE_PARAMS,
+    Descriptor,
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Family,
+    canonical_json,
+)
+from fleet.interchange.logs.json_values import Rejected, shown
+
+_FAMILIES = {
+    **dict.fromkeys(("llvm", "c", "hexagon", "webgpu-cpu", "hybrid", "stackvm"), Family.CPU),
+    **dict.fromkeys(("cuda", "rocm", "opencl", "vulkan", "metal", "nvptx", "webgpu", "sdaccel"), Family.GPU),
+}
+_MAX_TEXT = 4096
+_MAX_THREADS = 1024
+_MAX_INT = 2**31 - 1
+
+_INTEGER = re.compile(r"-?[0-9]{1,10}")
+
+#: Options whose value is a list in a target's JSON.
+_LISTS = ("keys", "libs", "mattr")
+
+
+class Target(NamedTuple):
+    """One target, read."""
+
+    #: As a dictionary of TVM's JSON form.
+    options: Mapping[str, Any]
+    family: Family
+
+    @property
+    def kind(self) -> str:
+        """TVM's target kind, such as `llvm`."""
+        return str(self.options["kind"])
+
+
+def parse_target(value: Any) -> Target:
+    """Read a target: the JSON form, that form as text, or the old text (`cuda -arch=sm_75 ...`).
+
+    Raises:
+        Rejected: No target, or of a kind that is not known to be a CPU's or a GPU's.
+    """
+    if type(value) is dict:
+        options: dict[str, Any] = value
+    elif type(value) is str and len(value) <= _MAX_TEXT:
+        words = value.split()
+        options = {"kind": words[0] if words else ""}
+        for word in words[1:]:
+            name, _, text = word.lstrip("-").partition("=")
+            options[name] = _option(name, text)
+    else:
+        raise Rejected("target is not a text", shown(value))
+    kind = options.get("kind")
+    family = _FAMILIES.get(kind) if type(kind) is str else None
+    if family is None:
+        raise Rejected("target of an unknown kind", shown(kind))
+    return Target(options, family)
+
+
+def _option(name: str, text: str) -> Any:
+    if name in _LISTS:
+        return text.split(",")
+    if _INTEGER.fullmatch(text) and abs(int(text)) <= _MAX_INT:
+        return int(text)
+    return text or True
+
+
+class Machine(NamedTuple):
+    """What one line says of its device."""
+
+    target: Target
+    tvm_version: str = ""
+    #: Ansor's eight hardware parameters, or fewer; () where the dialect has none.
+    hardware: tuple[int, ...] = ()
+    #: Name of what was measured there; AutoTVM's say which processors they are for.
+    function: str = ""
+
+
+def device_from_log(device_id: DeviceId, machine: Machine) -> tuple[DeviceSpec, Descriptor]:
+    """Describe a device that exists in logs only; what they do not say is 0 or empty."""
+    options = machine.target.options
+    hardware = dict(zip(ANSOR_HARDWARE_PARAMS, machine.hardware, strict=False))
+    cores = options.get("num-cores", hardware.get("num_cores", 0))
+    cores = cores if type(cores) is int and 0 < cores <= _MAX_THREADS else 0
+    threads = cores if machine.target.family is Family.CPU and cores else 1
+    spec = DeviceSpec(
+        device_id=device_id,
+        kind=DeviceKind.REPLAY,
+        family=machine.target.family,
+        target_json=canonical_json(dict(options)),
+        threads=threads,
+        cores=tuple(range(threads)),
+        note="known from imported logs only",
+    )
+    is_cpu = machine.target.family is Family.CPU
+    descriptor = Descriptor(
+        host="",
+        arch=_architecture(machine),
+        cpu_model="",
+        physical_cores=cores if is_cpu else 0,
+        logical_cores=0,
+        usable_cores=(),
+        isa_flags=(),
+        vector_bytes=max(0, hardware.get("vector_unit_bytes", 0)) if is_cpu else 0,
+        l1d_bytes=0,
+        l2_bytes=0,
+        l3_bytes=0,
+        cache_line_bytes=max(0, hardware.get("cache_line_bytes", 0)) if is_cpu else 0,
+        memory_bytes=0,
+        clock_min_mhz=0.0,
+        clock_max_mhz=0.0,
+        clock_now_mhz=0.0,
+        governor="",
+        smt=False,
+        kernel="",
+        versions=(("tvm", machine.tvm_version),) if machine.tvm_version else (),
+        ansor_params=machine.hardware,
+        cuda_devices=((("arch", str(options["arch"])),),) if not is_cpu and "arch" in options else (),
+    )
+    return spec, descriptor
+
+
+def _architecture(machine: Machine) -> str:
+    options = machine.target.options
+    triple = options.get("mtriple")
+    if type(triple) is str and triple:
+        return triple.split("-")[0]
+    if machine.target.family is Family.GPU:
+        return ""
+    said = f"{options.get('device', '')} {options.get('mcpu', '')} {machine.function.partition('.')[2]}"
+    if "arm" in said or "cortex" in said:
+        return "aarch64"
+    return "x86_64" if "x86" in said else ""
+
+
+__all__ = ["Machine", "Target", "device_from_log", "parse_target"]

@@ -1,0 +1,256 @@
+"""Ask champion and challenger about the same held-out candidates, device by device.
+
+The bridge between a registry's models and the pure decisions of `fleet.models.promotion`; called by the
+refresh and by `fleet train`. `fleet onboard` asks only what a manifest should say (`told_of`): its few
+samples judge nothing (`fleet.models.store_training.why_kept`). Imports torch when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import DeviceId, ModelRef, Workload, WorkloadId
+from fleet.errors import FleetError, StoreError
+from fleet.models.holdout import RULE, SHARE, clean, held_out
+from fleet.models.promotion import Kind, Standing, Verdict, judge, standing
+from fleet.models.registry import Registry
+from fleet.store.reader import StoreReader
+
+if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
+    from transfer.data.dataset import Dataset
+    from transfer.model.mtl_tlp import MultiTaskTLP
+
+_WORDS = 200
+
+
+class Judge:
+    """Compares heads on what a dataset holds of clean held-out workloads.
+
+    Args:
+        registry: Who serves now.
+        reader: Tells what versions learnt from that do not say so themselves.
+        dataset: Candidates, measured; nothing of it is learnt from here.
+        workloads: Those of the dataset.
+        unguided: (N, D) which measurements no model chose; all where None.
+        floors: Noise floor by device; 0 where there is none.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        reader: StoreReader,
+        dataset: Dataset,
+        workloads: Mapping[WorkloadId, Workload],
+        *,
+        unguided: NDArray[np.bool_] | None = None,
+        floors: Mapping[str, float] | None = None,
+    ) -> None:
+        self._registry = registry
+        self._reader = reader
+        self._dataset = dataset
+        self._workloads = workloads
+        self._unguided = unguided
+        self._floors = dict(floors or {})
+        self._loaded: dict[str, tuple[MultiTaskTLP, dict[str, Any]] | str] = {}
+
+    def verdicts(
+        self, model: MultiTaskTLP, heads: Sequence[str], trained: Collection[WorkloadId]
+    ) -> list[Verdict]:
+        """Decide about the heads of a challenger.
+
+        Args:
+            model: The challenger.
+            heads: Its heads to be judged.
+            trained: Workloads that it has learnt from.
+        """
+        return [self._verdict(model, DeviceId(head), trained) for head in heads]
+
+    def _verdict(self, model: MultiTaskTLP, device_id: DeviceId, trained: Collection[WorkloadId]) -> Verdict:
+        ref = self._registry.champion(device_id)
+        held = held_out(self._workloads[one] for one in self._dataset.workload_ids)
+        floor = self._floors.get(device_id, 0.0)
+        if ref is None:
+            rows = self._rows(device_id, clean(held, trained) or frozenset())
+            challenger = self._standing(model, device_id, rows, floor)
+            return self._told(judge(device_id, challenger, None, floor=floor), challenger)
+        loaded = self._load(ref)
+        if isinstance(loaded, str):
+            rows = self._rows(device_id, clean(held, trained) or frozenset())
+            challenger = self._standing(model, device_id, rows, floor)
+            verdict = judge(device_id, challenger, None, served_by=ref.version, floor=floor, why_not=loaded)
+            return self._told(verdict, challenger)
+        champion, manifest = loaded
+        fair = clean(held, trained, self._learnt(manifest))
+        if fair is None:
+            why = f"nobody knows any more what {ref.version} learnt from"
+            return judge(device_id, None, None, served_by=ref.version, why_not=why)
+        rows = self._rows(device_id, fair)
+        challenger = self._standing(model, device_id, rows, floor)
+        verdict = judge(
+            device_id,
+            challenger,
+            head_standing(champion, self._dataset, rows, floor),
+            served_by=ref.version,
+            floor=floor,
+        )
+        return self._told(verdict, challenger)
+
+    def _told(self, verdict: Verdict, challenger: Standing | None) -> Verdict:
+        """A verdict with the figures of each workload, from which the fleet plans what to measure."""
+        if verdict.judged is None or challenger is None:
+            return verdict
+        found = by_workload(challenger, self._dataset.workload_ids, self._workloads)
+        return replace(verdict, judged={**verdict.judged, "by_workload": found})
+
+    def _load(self, ref: ModelRef) -> tuple[Adapted, dict[str, Any]] | str:
+        """A champion's head as it serves, and manifest, or why it cannot be asked."""
+        from transfer.adapt.kept import head_of
+        from transfer.errors import TransferError
+
+        if ref.version not in self._loaded:
+            try:
+                self._loaded[ref.version] = self._registry.load(ref)
+            except (FleetError, TransferError, OSError) as error:
+                self._loaded[ref.version] = str(error)[:_WORDS]
+        found = self._loaded[ref.version]
+        if isinstance(found, str):
+            return found
+        model, manifest = found
+        if ref.device_id not in model.device_ids:
+            return f"{ref.version} has no head for it"
+        try:
+            head = head_of(model, self._registry.path(ref.version), manifest, ref.device_id)
+        except (FleetError, TransferError, OSError) as error:
+            return str(error)[:_WORDS]
+        return head, manifest
+
+    def _learnt(self, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
+        if "trained_workloads" in manifest:
+            return [WorkloadId(one) for one in manifest["trained_workloads"]]
+        try:
+            batches = self._reader.columns(
+                ("workload_id",), device_ids=manifest["heads"], version=int(manifest["table_version"])
+            )
+            return {WorkloadId(one) for _, batch in batches for one in batch.column(0).unique().to_pylist()}
+        except (StoreError, KeyError, ValueError):
+            return None
+
+    def _rows(self, device_id: str, workload_ids: Collection[WorkloadId]) -> NDArray[np.int64]:
+        """Measured, unguided candidates of some workloads."""
+        dataset = self._dataset
+        if device_id not in dataset.device_ids:
+            return np.zeros(0, dtype=np.int64)
+        column = dataset.column(device_id)
+        wanted = np.array([one in workload_ids for one in dataset.workload_ids], dtype=np.bool_)
+        chosen = wanted[dataset.group] & np.isfinite(dataset.latency_secs[:, column])
+        if self._unguided is not None:
+            chosen &= self._unguided[:, column]
+        return np.flatnonzero(chosen)
+
+    def _standing(
+        self, model: MultiTaskTLP, device_id: str, rows: NDArray[np.int64], floor: float
+    ) -> Standing | None:
+        """How a head of the challenger, which has nothing beside it yet, orders some rows."""
+        from transfer.adapt.base import Adapted
+
+        return head_standing(Adapted(device_id=device_id, model=model), self._dataset, rows, floor)
+
+
+def by_workload(
+    found: Standing, workload_ids: Sequence[str], workloads: Mapping[WorkloadId, Workload]
+) -> dict[str, Any]:
+    """What a head was judged to be on each workload, JSON-ready.
+
+    Args:
+        found: How it orders candidates.
+        workload_ids: Name of each of its groups.
+        workloads: What they are.
+
+    Returns:
+        By workload: `operator`, `candidates` measured, `pairs` (share in the right order) and `width` of its
+        90 % interval (`fleet.models.promotion.pair_width`).
+    """
+    return {
+        str(workload_ids[one]): {
+            "operator": workloads[WorkloadId(workload_ids[one])].operator,
+            "candidates": int(found.counts[place]),
+            "pairs": round(float(found.right[place] / max(found.decided[place], 1)), 4),
+            "width": round(float(found.width[place]), 4),
+        }
+        for place, one in enumerate(found.groups.tolist())
+    }
+
+
+def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floor: float) -> Standing | None:
+    """How a head orders some measured rows as a search asks it; None where no workload has enough of them."""
+    if not len(rows):
+        return None
+    scores = head.score_unseen(dataset.features.take(rows))
+    latency = dataset.latency_secs[rows, dataset.column(head.device_id)]
+    return standing(scores, latency, dataset.group[rows], floor)
+
+
+def told_of(
+    dataset: Dataset,
+    rows: NDArray[np.int64],
+    heads: Sequence[str],
+    data_until: Mapping[DeviceId, float] | Mapping[str, float],
+    *,
+    holds_out: bool,
+) -> dict[str, Any]:
+    """What a manifest says so that a version can be compared with others later.
+
+    Args:
+        dataset: What it learnt from.
+        rows: Rows that its weights have seen, those that told when to stop included.
+        heads: Heads that were trained.
+        data_until: Unix seconds of the last record, by device: later ones are fresh to it.
+        holds_out: Whether the held-out workloads were left out.
+    """
+    groups = np.unique(dataset.group[rows])
+    measured = np.isfinite(dataset.latency_secs[rows])
+    columns = {str(one): dataset.column(one) for one in heads}
+    return {
+        "trained_heads": list(heads),
+        "trained_workloads": [dataset.workload_ids[one] for one in groups.tolist()],
+        "records": {one: int(measured[:, column].sum()) for one, column in columns.items()},
+        "data_until": {str(one): float(at) for one, at in data_until.items() if one in columns},
+        "holdout": {"rule": RULE, "share": SHARE} if holds_out else None,
+    }
+
+
+def keep_judged(
+    registry: Registry, model: MultiTaskTLP, manifest: Mapping[str, Any], verdicts: Sequence[Verdict]
+) -> str:
+    """Keep a challenger as a version and let it serve the devices that it won.
+
+    Returns:
+        Its name.
+    """
+    version = registry.add(model, manifest)
+    won = {one.device_id: {"reason": one.reason, "judged": one.judged} for one in verdicts if one.moves_on}
+    if won:
+        registry.publish(version, won)
+    return version
+
+
+def verdicts_as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Verdicts by device, as plain values."""
+    return {
+        one.device_id: {
+            "kind": str(Kind(one.kind)),
+            "serves": one.moves_on,
+            "reason": one.reason,
+            "judged": one.judged,
+        }
+        for one in verdicts
+    }
+
+
+__all__ = ["Judge", "by_workload", "head_standing", "keep_judged", "told_of", "verdicts_as_json"]

@@ -1,0 +1,308 @@
+"""Who serves a device from now on: challenger against champion on held-out workloads. Pure decisions.
+
+Called by `fleet.models.judge` with scores and latencies; it knows neither models nor stores nor time.
+Champion and challenger are always judged anew, on the same rows of one snapshot: figures of another day are
+never compared.
+
+Legend: n candidates, G workloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.models.pairs import decided_pairs, pair_width
+from transfer.data.intervals import LEVEL, Estimate, Resampled, resample_ratio
+from transfer.data.metrics import evaluate_ranking
+
+Floats = NDArray[np.float64]
+
+#: Held-out workloads that judge a head at least, and their measured candidates: fewer are an anecdote.
+LEAST_JUDGED = 3
+LEAST_RANKED = 4
+#: What a head is trained from at least: ok candidates, and workloads with two of them to compare.
+LEAST_CANDIDATES = 32
+LEAST_WORKLOADS = 3
+#: Refreshes that start from the champion before one starts from nothing: what a first, small dataset gave the
+#: backbone and the scaling of its inputs should not stay for ever.
+MOST_WARM = 8
+_SEED = 0
+
+
+class Kind(StrEnum):
+    """What came of a device in a refresh."""
+
+    FIRST = "first"
+    BETTER = "better"
+    AS_GOOD = "as_good"
+    WORSE = "worse"
+    UNJUDGED = "unjudged"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Standing:
+    """How a head orders the candidates of G workloads; arrays are (G,), in the order of `groups`."""
+
+    groups: NDArray[np.int32]
+    #: Candidates measured.
+    counts: NDArray[np.int64]
+    #: Pairs whose latencies differ by more than the noise floor, and how many of them are in the right order.
+    decided: Floats
+    right: Floats
+    #: Kendall's tau-b.
+    tau: Floats
+    #: Best speed among the first five choices over the best there is; 1 within the noise floor.
+    top5: Floats
+    #: Width of the 90 % interval of the share of pairs in the right order (`pair_width`).
+    width: Floats
+
+    def pairs(self) -> Resampled:
+        """Share of the decided pairs of a workload in the right order, mean over workloads."""
+        return _mean(self.right / np.maximum(self.decided, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of one device, and why."""
+
+    device_id: str
+    kind: Kind
+    #: One sentence for people.
+    reason: str
+    #: Figures behind it (`figures`); None where nothing was judged.
+    judged: Mapping[str, Any] | None = None
+
+    @property
+    def moves_on(self) -> bool:
+        """Whether the challenger takes the place."""
+        return self.kind in {Kind.FIRST, Kind.BETTER, Kind.AS_GOOD, Kind.UNJUDGED}
+
+
+def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], floor: float) -> Standing | None:
+    """How scores order measured candidates, workload by workload.
+
+    Args:
+        scores: (n,) higher is faster.
+        latency_secs: (n,) seconds, NaN where there is no ok measurement.
+        group: (n,) number of each candidate's workload.
+        floor: Relative difference of two measurements of one program on this device.
+
+    Returns:
+        Over the workloads with `LEAST_RANKED` measured candidates and a pair that noise does not blur; None
+        where no workload has them.
+    """
+    measured = np.isfinite(latency_secs)
+    scores, latency, group = scores[measured], latency_secs[measured], group[measured]
+    if not len(group) or np.bincount(group).max() < LEAST_RANKED:
+        return None
+    weight = np.ones(int(group.max()) + 1)
+    metrics = evaluate_ranking(scores, latency, group, weight, noise_floor=floor, least=LEAST_RANKED)
+    counted = [
+        decided_pairs(scores[group == one], latency[group == one], floor) for one in metrics.groups.tolist()
+    ]
+    decided, right = np.array(counted, dtype=np.float64).reshape(-1, 2).T
+    kept = decided > 0
+    if not kept.any():
+        return None
+    top5 = metrics.top5_by_workload[kept]
+    widths = [pair_width(scores[group == one], latency[group == one], floor) for one in metrics.groups[kept]]
+    return Standing(
+        groups=metrics.groups[kept],
+        counts=metrics.counts[kept],
+        decided=decided[kept],
+        right=right[kept],
+        tau=metrics.tau_by_workload[kept],
+        top5=np.where(top5 * (1 + floor) >= 1, 1.0, top5),
+        width=np.array(widths),
+    )
+
+
+def judge(
+    device_id: str,
+    challenger: Standing | None,
+    champion: Standing | None,
+    *,
+    served_by: str = "",
+    floor: float = 0.0,
+    why_not: str = "",
+) -> Verdict:
+    """Decide about one device.
+
+    Args:
+        device_id: The device.
+        challenger: The new head on clean held-out workloads; None where there are none.
+        champion: The present head on the same candidates; None where there is none, or it cannot be asked.
+        served_by: Version of the present champion; empty where there is none.
+        floor: The noise floor that both were judged with.
+        why_not: Why nothing could be judged, where that is known.
+    """
+    count = 0 if challenger is None else len(challenger.groups)
+    if challenger is None or count < LEAST_JUDGED:
+        reason = why_not or f"{count} held-out workloads can judge, {LEAST_JUDGED} are needed"
+        if served_by:
+            reason += f"; moved on from {served_by} unjudged: fresh records will tell"
+        kind = Kind.UNJUDGED if served_by else Kind.FIRST
+        return Verdict(device_id=device_id, kind=kind, reason=reason)
+    mine = challenger.pairs().estimate()
+    on = f"on {count} held-out workloads"
+    if champion is None:
+        judged = figures(challenger, None, floor)
+        if served_by:
+            reason = (
+                f"{served_by} cannot be asked any more ({why_not}); {_share(mine)} of the pairs right {on}"
+            )
+            return Verdict(device_id=device_id, kind=Kind.UNJUDGED, reason=reason, judged=judged)
+        if mine.low <= 0.5:
+            reason = f"no better than chance: {_share(mine)} of the pairs right {on} ({_range(mine)})"
+            return Verdict(device_id=device_id, kind=Kind.REFUSED, reason=reason, judged=judged)
+        reason = f"first head: {_share(mine)} of the pairs right {on}"
+        return Verdict(device_id=device_id, kind=Kind.FIRST, reason=reason, judged=judged)
+    if not np.array_equal(challenger.groups, champion.groups):
+        raise ValueError(f"{device_id}: champion and challenger were judged on unlike workloads")
+    pairs = challenger.pairs().minus(champion.pairs()).estimate()
+    top5 = _mean(challenger.top5).minus(_mean(champion.top5)).estimate()
+    judged = figures(challenger, champion, floor)
+    told = (
+        f"{_share(mine)} of the pairs right {on}, {_points(pairs.value)} against {served_by} "
+        f"({_points(pairs.low)} to {_points(pairs.high)})"
+    )
+    if pairs.high < 0:
+        return Verdict(device_id=device_id, kind=Kind.WORSE, reason=f"worse: {told}", judged=judged)
+    if top5.high < 0 and pairs.low <= 0:
+        slower = (
+            f"its first five choices reach {_points(top5.value)} of the best speed ({_points(top5.low)} to"
+        )
+        reason = f"worse: {slower} {_points(top5.high)}); {told}"
+        return Verdict(device_id=device_id, kind=Kind.WORSE, reason=reason, judged=judged)
+    kind = Kind.BETTER if pairs.low > 0 else Kind.AS_GOOD
+    word = "better" if kind is Kind.BETTER else "no worse beyond noise"
+    return Verdict(device_id=device_id, kind=kind, reason=f"{word}: {told}", judged=judged)
+
+
+def figures(challenger: Standing, champion: Standing | None, floor: float) -> dict[str, Any]:
+    """What a verdict rests on, JSON-ready: estimates as [value, low, high]."""
+    found: dict[str, Any] = {
+        "level": LEVEL,
+        "noise_floor": floor,
+        "workloads": len(challenger.groups),
+        "candidates": int(challenger.counts.sum()),
+        "pairs": listed(challenger.pairs().estimate()),
+        "tau": listed(_mean(challenger.tau).estimate()),
+        "top5": listed(_mean(challenger.top5).estimate()),
+    }
+    if champion is not None:
+        found["champion"] = {
+            "pairs": listed(champion.pairs().estimate()),
+            "tau": listed(_mean(champion.tau).estimate()),
+            "top5": listed(_mean(champion.top5).estimate()),
+        }
+        found["difference"] = {
+            "pairs": listed(challenger.pairs().minus(champion.pairs()).estimate()),
+            "tau": listed(_mean(challenger.tau).minus(_mean(champion.tau)).estimate()),
+            "top5": listed(_mean(challenger.top5).minus(_mean(champion.top5)).estimate()),
+        }
+    return found
+
+
+def refusal(device_id: str, candidates: int, workloads: int) -> Verdict | None:
+    """Why a device gets no head for want of data; None where it has enough.
+
+    Args:
+        device_id: The device.
+        candidates: Ok candidates in workloads that may be learnt from.
+        workloads: Such workloads with two of them.
+    """
+    if candidates >= LEAST_CANDIDATES and workloads >= LEAST_WORKLOADS:
+        return None
+    reason = (
+        f"{candidates} ok candidates in {workloads} workloads that may be learnt from; a head needs "
+        f"{LEAST_CANDIDATES} in {LEAST_WORKLOADS}: measure more"
+    )
+    return Verdict(device_id=device_id, kind=Kind.REFUSED, reason=reason)
+
+
+def start_from(
+    serving: Mapping[str, str], manifests: Mapping[str, Mapping[str, Any]], spec_hash: str
+) -> tuple[str, str]:
+    """The version that a refresh starts from.
+
+    Args:
+        serving: Version of the champion by device of the family.
+        manifests: Of these versions.
+        spec_hash: Of the features that the data have.
+
+    Returns:
+        Version (empty: from nothing) and why. Heads of several versions cannot be joined, because each
+        belongs to its own backbone: the version that serves most devices is taken, of several the newest.
+    """
+    able = [one for one in serving.values() if manifests[one].get("spec_hash") == spec_hash]
+    if not serving:
+        return "", "there is no champion yet"
+    if not able:
+        return "", "the champions read other features"
+    chosen = max(set(able), key=lambda one: (able.count(one), one))
+    warm = int(manifests[chosen].get("warm_starts", 0))
+    if warm >= MOST_WARM:
+        return "", f"{chosen} is {warm} warm starts away from the last training from nothing"
+    return chosen, f"{chosen} serves {able.count(chosen)} of {len(serving)} devices"
+
+
+def _mean(values: Floats) -> Resampled:
+    return resample_ratio(values, np.ones_like(values), _SEED)
+
+
+def mean_of(values: Floats) -> Resampled:
+    """Mean over workloads, resampled as everything here is, so that differences are paired."""
+    return _mean(values)
+
+
+def listed(estimate: Estimate) -> list[float]:
+    """An estimate as JSON has it."""
+    return [estimate.value, estimate.low, estimate.high]
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """One line for people: how many devices went where."""
+    counts = {kind: sum(one.kind is kind for one in verdicts) for kind in Kind}
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items() if count)
+
+
+def _share(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.1f} %"
+
+
+def _range(estimate: Estimate) -> str:
+    return f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f} %"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f} points"
+
+
+__all__ = [
+    "LEAST_CANDIDATES",
+    "LEAST_JUDGED",
+    "LEAST_RANKED",
+    "LEAST_WORKLOADS",
+    "MOST_WARM",
+    "Kind",
+    "Standing",
+    "Verdict",
+    "decided_pairs",
+    "figures",
+    "judge",
+    "listed",
+    "mean_of",
+    "pair_width",
+    "refusal",
+    "standing",
+    "start_from",
+    "summary",
+]

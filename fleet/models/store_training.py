@@ -1,0 +1,299 @@
+"""From the store to a model: load a snapshot, train, judge on held-out workloads, keep a version.
+
+The bridge between `fleet.store.store` and `transfer`; used by the demo and the verbs `train`, `eval` and
+`onboard`. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.records import (
+    CandidateId,
+    Descriptor,
+    DeviceId,
+    DeviceSpec,
+    Family,
+    Workload,
+    WorkloadId,
+)
+from fleet.errors import FleetError
+from fleet.models.registry_reader import RegistryReader
+from fleet.models.training_rows import counting_rows
+from fleet.store.store import Store, StoreReader
+
+if TYPE_CHECKING:
+    from transfer.adapt.base import Strategy
+    from transfer.data.dataset import Dataset
+    from transfer.evaluate.evaluation import CrossValidation, Progress
+    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.train.training import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """What a store held at one version of its table, ready to learn from."""
+
+    dataset: Dataset
+    workloads: Mapping[WorkloadId, Workload]
+    devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]]
+    table_version: int
+
+
+def load_snapshot(
+    reader: StoreReader,
+    *,
+    device_ids: Collection[DeviceId] = (),
+    workload_ids: Collection[WorkloadId] = (),
+) -> Snapshot:
+    """Read records into a dataset; empty collections mean all.
+
+    Of each candidate and environment one record counts (`fleet.store.noise.settled`). A suspect latency
+    counts where no steady one took its place: they repeat hardly worse (`docs/measuring.md`), and a device
+    that never rests would have no others.
+
+    Raises:
+        FleetError: A device is not in the store.
+        TransferError: There is no ok record.
+    """
+    from transfer.data.dataset import build_dataset
+
+    devices = {
+        device_id: (entry.spec, entry.descriptor)
+        for device_id, entry in reader.devices().items()
+        if entry.descriptor is not None
+    }
+    unknown = sorted(set(device_ids) - set(devices))
+    if unknown:
+        known = ", ".join(sorted(devices)) or "none"
+        raise FleetError(f"device {unknown[0]!r} has no records in {reader.path}; it holds: {known}")
+    version = reader.version
+    wanted = set(device_ids) or set(devices)
+    records = (
+        row for device_id in sorted(wanted) for row in counting_rows(reader, device_id, version, workload_ids)
+    )
+    workloads = reader.workloads()
+    return Snapshot(
+        dataset=build_dataset(records, workloads, devices),
+        workloads=workloads,
+        devices=devices,
+        table_version=version,
+    )
+
+
+def read_snapshot(store: Path, device_ids: Sequence[str]) -> Snapshot:
+    """Read the records of some devices, or of all, which must be of one family.
+
+    Raises:
+        FleetError: The devices are of several families, or unknown.
+    """
+    reader = Store.read(store)
+    chosen = [DeviceId(name) for name in device_ids]
+    entries = reader.devices()
+    families: dict[Family, list[str]] = {}
+    for device_id in chosen or sorted(entries):
+        if device_id in entries:
+            families.setdefault(entries[device_id].spec.family, []).append(device_id)
+    if len(families) > 1:
+        listed = "; ".join(f"{family}: {', '.join(names)}" for family, names in sorted(families.items()))
+        raise FleetError(f"a model is shared by devices of one family, got {listed}; choose with --device")
+    return load_snapshot(reader, device_ids=chosen)
+
+
+def train_config(epochs: int) -> TrainConfig:
+    """How source models are trained."""
+    from transfer.train.training import TrainConfig
+
+    return TrainConfig(epochs=epochs)
+
+
+def hold_out_target(
+    snapshot: Snapshot,
+    target: DeviceId,
+    *,
+    samples: int,
+    folds: int,
+    epochs: int,
+    seed: int,
+    workers: int,
+    strategy: Strategy,
+    with_full: bool = True,
+    repeats: int = 1,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> CrossValidation:
+    """Onboard `target` once a fold, each time judged on workloads that neither it nor its sources saw.
+
+    With `repeats` above 1 all of it is done again with other samples and initial weights, and averaged.
+    """
+    from transfer.data.splits import workload_folds
+    from transfer.evaluate.evaluation import Plan, average_repeats, cross_validate
+
+    config = train_config(epochs)
+    plan = Plan(
+        target_device=target,
+        samples=samples,
+        source=config,
+        adapt=config,
+        scratch=config,
+        strategy=strategy,
+        with_full=with_full,
+    )
+    splits = workload_folds(snapshot.dataset, snapshot.workloads, folds, seed)
+    results = [
+        # Fold i of a repeat uses its seed + i.
+        cross_validate(
+            snapshot.dataset,
+            splits,
+            plan,
+            seed=seed + repeat * folds,
+            workers=workers,
+            on_progress=on_progress,
+        )
+        for repeat in range(repeats)
+    ]
+    return average_repeats(results, seed)
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy of adaptation with this name.
+
+    Raises:
+        FleetError: There is none.
+    """
+    from transfer.adapt.multitask import MultiTask
+    from transfer.adapt.scratch import Scratch
+
+    strategies: dict[str, Strategy] = {one.name: one for one in (MultiTask(), Scratch())}
+    if name not in strategies:
+        raise FleetError(f"unknown strategy {name!r}; known: {', '.join(strategies)}")
+    return strategies[name]
+
+
+def adapt_version(
+    snapshot: Snapshot,
+    models: Path,
+    source: MultiTaskTLP,
+    target: DeviceId,
+    support: Collection[CandidateId],
+    strategy: Strategy,
+    config: TrainConfig,
+    seed: int,
+    *,
+    hold_out: bool = False,
+) -> tuple[MultiTaskTLP, str]:
+    """Give a new device its head from its measured candidates `support`, and keep the model as a version.
+
+    Of the target only the support is seen, whatever else the snapshot holds of it. With `hold_out` nothing is
+    learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be compared with
+    it. What the strategy needs beside the head to score as it was judged is kept with it
+    (`transfer.adapt.kept`). Where the target is served already, `why_kept` says whether it still is by that.
+    """
+    import numpy as np
+
+    from fleet.models.holdout import held_out
+    from fleet.models.judge import told_of
+    from transfer.adapt.kept import files_of
+
+    started = time.perf_counter()
+    dataset = snapshot.dataset
+    everywhere = [snapshot.workloads[one] for one in dataset.workload_ids]
+    kept_out = held_out(everywhere) if hold_out else frozenset()
+    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
+    rows = np.flatnonzero(is_open)
+    support_rows = np.flatnonzero(
+        is_open & np.array([candidate_id in support for candidate_id in dataset.candidate_ids])
+    )
+    adapted = strategy.adapt(
+        source, dataset, target, support_rows, source_rows=rows, config=config, seed=seed
+    )
+    model = adapted.model
+    manifest = manifest_of(
+        snapshot, seed=seed, config=config, seconds=time.perf_counter() - started, sources=source.device_ids
+    )
+    onboarded = {"onboarded": target, "samples": len(support_rows), "strategy": strategy.name}
+    # A model may have heads of devices that this store never saw.
+    heads = [one for one in model.device_ids if one in dataset.device_ids]
+    told = told_of(dataset, rows, heads, {}, holds_out=bool(kept_out))
+    version = save_version(models, model, {**manifest, **onboarded, **told}, files_of(adapted))
+    return model, version
+
+
+def save_version(
+    folder: Path,
+    model: MultiTaskTLP,
+    manifest: Mapping[str, Any],
+    beside: Mapping[str, bytes] | None = None,
+) -> str:
+    """Keep a model as the next version of a folder; it serves the devices that nothing serves yet.
+
+    A device that was onboarded with it is served by it, too, where its head before was onboarded from fewer
+    samples.
+
+    Args:
+        folder: Of the versions.
+        model: The model.
+        manifest: What to remember of it; `onboarded` and `samples` name the device and what it measured.
+        beside: Further files of the version by name.
+
+    Returns:
+        The version's name.
+    """
+    from fleet.models.registry import Registry
+
+    registry = Registry(folder)
+    served = registry.champions()
+    version = registry.add(model, manifest, beside)
+    told: dict[str, dict[str, str]] = {head: {} for head in model.device_ids if head not in served}
+    target = manifest.get("onboarded")
+    if target in served and not why_kept(registry, target, manifest):
+        before = served[target].version
+        told[target] = {
+            "reason": f"onboarded from {manifest['samples']} samples, more than {before}; not judged"
+        }
+    registry.publish(version, told, reason="first head, not judged")
+    return version
+
+
+def why_kept(registry: RegistryReader, target: DeviceId, manifest: Mapping[str, Any]) -> str:
+    """Why the champion of a device stays when the device is onboarded again; empty where it does not.
+
+    A few samples, all of them learnt from, judge nothing: of two heads from samples that with more serves,
+    and one that was trained stays until a training, which judges, replaces it.
+
+    Args:
+        registry: Who serves now.
+        target: The device.
+        manifest: Of the new version.
+    """
+    champion = registry.champion(target)
+    if champion is None:
+        return ""
+    try:
+        theirs = registry.manifest(champion.version)
+    except FleetError:
+        return ""
+    if theirs.get("onboarded") != target:
+        return "its head was trained, not onboarded from a few samples"
+    before, now = int(theirs.get("samples", 0)), int(manifest["samples"])
+    return "" if before < now else f"it was onboarded from {before} samples, this one from {now}"
+
+
+def manifest_of(
+    snapshot: Snapshot, *, seed: int, config: TrainConfig, seconds: float, sources: Sequence[str]
+) -> dict[str, Any]:
+    """What a model's manifest says of how it came about."""
+    from dataclasses import asdict
+
+    return {
+        "table_version": snapshot.table_version,
+        "candidates": len(snapshot.dataset.candidate_ids),
+        "workloads": len(snapshot.dataset.workload_ids),
+        "devices": list(sources),
+        "seed": seed,
+        "train": asdict(config),
+        "train_secs": seconds,
+    }

@@ -1,0 +1,272 @@
+"""Adapt a new device and tell what its head is worth: the part that measuring and replaying share.
+
+Called by `fleet.onboarding.onboarding` (a real device) and `fleet.onboarding.replay` (a recorded one).
+Imports torch when called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted, Strategy
+    from transfer.auto.expectation import Expectation
+    from transfer.auto.leave_one_out import Standings
+    from transfer.data.dataset import Dataset
+    from transfer.data.intervals import Estimate
+    from transfer.evaluate.onboarding_cases import Regime
+    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.train.training import TrainConfig
+
+Rows = NDArray[np.int64]
+
+#: The strategy that chooses among the others.
+AUTO = "auto"
+#: Folder of what is made once for given records of the siblings, beside the models.
+STANDINGS = "standings"
+#: Parts of the samples that are held back in turn, to see how far scores can be trusted.
+_FOLDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Onboarding:
+    """What a head is made from.
+
+    Attributes:
+        dataset: Candidates of the target and its siblings; of the target only the samples are looked at.
+        target: The new device.
+        support: Rows of the samples.
+        source: Model of the siblings, without a head for the target.
+        source_rows: Rows whose latencies on siblings may be seen.
+        regime: What the head will be asked.
+        config: How the source model was trained.
+        seed: Of everything random.
+    """
+
+    dataset: Dataset
+    target: str
+    support: Rows
+    source: MultiTaskTLP
+    source_rows: Rows
+    regime: Regime
+    config: TrainConfig
+    seed: int
+
+    @property
+    def latency(self) -> NDArray[np.float64]:
+        """(N,) the target's seconds; only those of the support may be read."""
+        found: NDArray[np.float64] = self.dataset.latency_secs[:, self.dataset.column(self.target)]
+        return found
+
+    def adapt(self, strategy: Strategy, rows: Rows) -> Adapted:
+        """Make a head from some of the samples."""
+        return strategy.adapt(
+            self.source,
+            self.dataset,
+            self.target,
+            rows,
+            source_rows=self.source_rows,
+            config=self.config,
+            seed=self.seed,
+        )
+
+
+def strategy_for(
+    name: str, regime: Regime, cache: Path | None, distances: Mapping[str, float] | None = None
+) -> Strategy:
+    """The strategy of this name, `auto` included.
+
+    Args:
+        name: A name of `transfer.adapt.registry`, or `auto`.
+        regime: What the head will be asked.
+        cache: Where `auto` keeps its standings.
+        distances: Distance to siblings by fingerprint, for those who use it.
+
+    Raises:
+        FleetError: There is none.
+    """
+    from transfer.adapt.registry import CHOICES, strategies
+    from transfer.adapt.zero_shot import ZeroShot
+    from transfer.auto.strategy import Auto
+
+    known = {
+        key: replace(one, distances=dict(distances)) if distances and isinstance(one, ZeroShot) else one
+        for key, one in strategies().items()
+    }
+    if name == AUTO:
+        return Auto(strategies=tuple(known[one] for one in CHOICES), regime=regime, cache=cache)
+    if name not in known:
+        raise FleetError(f"unknown strategy {name!r}; known: {AUTO}, {', '.join(known)}")
+    return known[name]
+
+
+def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasured: Rows) -> Expectation:
+    """What the head's first choices among some rows will reach.
+
+    Args:
+        one: What the head was made from.
+        adapted: The head.
+        strategy: What made it, the same with fewer samples.
+        unmeasured: Rows that the head will rank.
+
+    Raises:
+        TransferError: There are too few samples.
+    """
+    from transfer.auto.expectation import expect
+    from transfer.auto.strategy import checking_view, for_check
+    from transfer.evaluate.onboarding_cases import Regime
+
+    scores = np.full(len(one.support), np.nan)
+    for held in _folds(one):
+        rest = one.support[~held]
+        fold = one.adapt(for_check(strategy, one.regime), rest)
+        view = checking_view(one.dataset, one.support[held], one.regime)
+        scores[held] = fold.score(view, one.support[held])
+    known = np.isfinite(scores)
+    rows = one.support[known]
+    return expect(
+        adapted.score(_hidden(one), unmeasured),
+        one.dataset.group[unmeasured],
+        scores[known],
+        one.latency[rows],
+        one.dataset.group[rows],
+        seed=one.seed,
+        unseen=one.regime is Regime.BOTH_NEW,
+    )
+
+
+def told(
+    one: Onboarding, adapted: Adapted, taken: str, unmeasured: Rows, standings: Standings | None, limit: int
+) -> dict[str, Any]:
+    """Expectation and what more samples would buy.
+
+    With too few samples the known devices tell what to expect of one more like them; where they do not
+    either, why there is no expectation.
+    """
+    from transfer.errors import TransferError
+
+    strategy = strategy_for(taken, one.regime, None)
+    try:
+        found = expectation(one, adapted, strategy, unmeasured)
+    except TransferError as error:
+        by_devices = None if standings is None else standings.expected(taken, len(one.support))
+        if standings is None or by_devices is None:
+            return {"expected": None, "reason": str(error), "more": []}
+        return {
+            "expected": {**_figures(*by_devices), "samples": 0, "devices": len(standings.devices)},
+            "reason": str(error),
+            "more": more_samples(standings, taken, by_devices[0].value, len(one.support), limit),
+        }
+    return {
+        "expected": as_json(found),
+        "more": more_samples(standings, taken, found.top1.value, len(one.support), limit),
+    }
+
+
+def more_samples(
+    standings: Standings | None, strategy: str, now: float, k: int, limit: int
+) -> list[dict[str, float]]:
+    """What more samples would buy, by what they bought on the known devices."""
+    if standings is None or strategy not in standings.top1:
+        return []
+    found = []
+    here = standings.at(max(k, 1)).get(strategy)
+    for more in (2 * k, 4 * k):
+        there = standings.at(more).get(strategy)
+        if here is not None and there is not None and k < more <= limit:
+            found.append({"samples": more, "top1": round(min(1.0, now + there - here), 4)})
+    return found
+
+
+def history(folder: Path, device: str) -> list[dict[str, Any]]:
+    """What earlier onboardings of a device came to, fewest samples first; the last of each number counts."""
+    found: dict[int, dict[str, Any]] = {}
+    try:
+        lines = (folder / f"{device}.jsonl").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            one = json.loads(line)
+            found[int(one["samples"])] = one
+        except (ValueError, KeyError, TypeError):
+            continue  # a line that a kill cut short
+    return [found[samples] for samples in sorted(found)]
+
+
+def remember(folder: Path, device: str, point: Mapping[str, Any]) -> None:
+    """Add a point to the curve so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{device}.jsonl").open("a") as file:
+        file.write(json.dumps(point) + "\n")
+
+
+def as_json(found: Expectation) -> dict[str, Any]:
+    """An expectation for people and programs."""
+    return {**_figures(found.top1, found.top5), "samples": found.samples, "workloads": found.workloads}
+
+
+def _figures(top1: Estimate, top5: Estimate) -> dict[str, Any]:
+    return {
+        "top1": round(top1.value, 4),
+        "top1_interval": [round(top1.low, 4), round(top1.high, 4)],
+        "top5": round(top5.value, 4),
+        "top5_interval": [round(top5.low, 4), round(top5.high, 4)],
+    }
+
+
+def _hidden(one: Onboarding) -> Dataset:
+    """What the head may look at when it ranks: the siblings', or nothing where nobody has measured."""
+    from transfer.evaluate.onboarding_cases import Regime
+
+    shown = np.zeros(one.dataset.latency_secs.shape, dtype=np.bool_)
+    if one.regime is Regime.DEVICE_NEW:
+        shown[one.source_rows] = True
+        shown[:, one.dataset.column(one.target)] = False
+    return replace(
+        one.dataset,
+        latency_secs=np.where(shown, one.dataset.latency_secs, np.nan),
+        failed=one.dataset.failed & shown,
+    )
+
+
+def _folds(one: Onboarding) -> list[NDArray[np.bool_]]:
+    """Masks over the support: what is held back in turn, whole workloads where workloads will be new."""
+    from transfer.evaluate.onboarding_cases import Regime
+
+    random = np.random.default_rng(one.seed)
+    group = one.dataset.group[one.support]
+    if one.regime is Regime.BOTH_NEW:
+        groups = random.permutation(np.unique(group))
+        parts: Sequence[NDArray[np.bool_]] = [np.isin(group, groups[fold::_FOLDS]) for fold in range(_FOLDS)]
+    else:
+        # In every workload its share, so that held-back ones can be compared with each other.
+        order = random.permutation(len(group))
+        order = order[np.argsort(group[order], kind="stable")]
+        fold = np.empty(len(group), dtype=np.int64)
+        fold[order] = np.arange(len(group)) % _FOLDS
+        parts = [fold == number for number in range(_FOLDS)]
+    return [part for part in parts if part.any() and not part.all()]
+
+
+__all__ = [
+    "AUTO",
+    "STANDINGS",
+    "Onboarding",
+    "as_json",
+    "expectation",
+    "history",
+    "more_samples",
+    "remember",
+    "strategy_for",
+    "told",
+]

@@ -1,0 +1,74 @@
+"""Measure a device's fingerprint: the reference programs of its family, before anything else.
+
+Called by onboarding, and by whoever wants devices to be comparable. Which programs and what they say:
+`transfer.adapt.fingerprint`. The records are ordinary ones, of origin `fingerprint`; what was measured in the
+device's present environment is not measured again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agents.records import Candidate, DeviceId, DeviceSpec, Workload, WorkloadId
+from agents.trust import is_live
+from fleet.collection.collect import Collection
+from fleet.errors import FleetError
+from fleet.store.store import Store
+from fleet.transport.ray_session import RaySession
+
+if TYPE_CHECKING:
+    from transfer.adapt.fingerprint import Fingerprint
+
+
+def measure_fingerprint(
+    session: RaySession, collection: Collection, store: Store, spec: DeviceSpec
+) -> Fingerprint:
+    """Draw the reference programs on the device, and measure those that it has not measured yet.
+
+    Args:
+        session: Holds the device's agent.
+        collection: Of that session; the device is registered.
+        store: Where the records go.
+        spec: The device.
+
+    Returns:
+        What ran; fewer programs than there are, or none, where the device cannot make or build them.
+    """
+    from transfer.adapt.fingerprint import ORIGIN, PER_WORKLOAD, SEED, from_records
+
+    pool: dict[WorkloadId, list[Candidate]] = {}
+    workloads = _reference_workloads(session, spec.device_id)
+    for workload in workloads:
+        drawn = session.call(spec.device_id, "propose", workload, PER_WORKLOAD, SEED, [])
+        pool[workload.workload_id] = [
+            Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect, origin=ORIGIN)
+            for one in drawn
+        ]
+    if any(pool.values()):
+        store.put_workloads(workloads, own=is_live(spec))
+        collection.measure({spec.family: pool}, workloads)
+    programs = {one.candidate_id for several in pool.values() for one in several}
+    return from_records(spec.device_id, store.records(device_id=spec.device_id), programs)
+
+
+def known_fingerprints(store: Store, device_ids: list[DeviceId]) -> list[Fingerprint]:
+    """Fingerprints of some devices as far as the store has them."""
+    from transfer.adapt.fingerprint import from_records
+
+    found = [from_records(one, store.records(device_id=one)) for one in device_ids]
+    return [one for one in found if one.is_usable]
+
+
+def _reference_workloads(session: RaySession, device_id: DeviceId) -> list[Workload]:
+    """The reference workloads that the device can make; none where it knows none of their networks."""
+    from transfer.adapt.fingerprint import NETWORKS, choose_workloads
+
+    try:
+        found = session.call(device_id, "network_workloads", list(NETWORKS))
+    except FleetError:
+        # A replay device offers recorded workloads only: other people's logs have none of these.
+        return []
+    return choose_workloads(found)
+
+
+__all__ = ["known_fingerprints", "measure_fingerprint"]

@@ -1,0 +1,1 @@
+"""From "this device has room" to jobs: which candidates are measured next."""

@@ -1,0 +1,158 @@
+"""Which of the proposed candidates to measure first: a champion's head ranks them in milliseconds.
+
+The coordinator calls it between proposing and measuring, and sends what it ranks first as a batch of origin
+`model` with the version that ranked it, so that each version's worth can be told from its records. Features
+come from traces; nothing is lowered or built. A new champion is picked up by itself. Imports torch at the
+first ranking.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agents.records import Candidate, ModelRef, Workload
+from fleet.errors import FleetError
+from fleet.models.registry_reader import RegistryReader
+
+if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
+    from transfer.features.extractor import Extractor
+    from transfer.model.mtl_tlp import MultiTaskTLP
+
+#: Models held in memory: one version serves many devices.
+_MOST_MODELS = 4
+#: Heads with what belongs to them, which is up to 2 MB each.
+_MOST_HEADS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """In which order to measure candidates, and who says so."""
+
+    #: Places of the candidates, the most promising first; those that cannot be read are last.
+    order: tuple[int, ...]
+    #: Score of each candidate in (0, 1], by place; higher is faster, 0 where it cannot be read.
+    scores: tuple[float, ...]
+    model: ModelRef
+
+    def first(self, candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+        """The most promising ones that could be read."""
+        return [candidates[place] for place in self.order[:count] if self.scores[place] > 0]
+
+
+class Guide:
+    """Ranks candidates by the champions of a registry. May be called from several threads, one at a time.
+
+    Args:
+        registry: Who serves which device.
+    """
+
+    def __init__(self, registry: RegistryReader) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._models: dict[tuple[str, str], MultiTaskTLP] = {}
+        self._heads: dict[ModelRef, Adapted] = {}
+        self._refused: dict[ModelRef, str] = {}
+        self._extractor: Extractor | None = None
+
+    def rank(self, workload: Workload, device_id: str, candidates: Sequence[Candidate]) -> Ranking | None:
+        """Put candidates of one workload in the order in which a device should measure them.
+
+        Args:
+            workload: What all of them schedule.
+            device_id: The device.
+            candidates: Proposed ones.
+
+        Returns:
+            None where the device has no champion, or the champion cannot be asked (`why_not` says why): the
+            caller measures at random then.
+        """
+        ref = self._registry.champion(device_id)
+        if ref is None or ref in self._refused or not candidates:
+            return None
+        with self._lock:
+            head = self._head(ref)
+            if head is None:
+                return None
+            scores = self._scores(head, workload, candidates)
+        # Equal scores stay in the order in which they were proposed.
+        order = np.argsort(-scores, kind="stable")
+        return Ranking(order=tuple(order.tolist()), scores=tuple(scores.tolist()), model=ref)
+
+    def why_not(self, device_id: str) -> str:
+        """Why the champion of a device cannot be asked; empty where it can, or where there is none."""
+        ref = self._registry.champion(device_id)
+        return "" if ref is None else self._refused.get(ref, "")
+
+    def _head(self, ref: ModelRef) -> Adapted | None:
+        """A champion with what belongs to its head; None, and why, where it cannot be read."""
+        from transfer.adapt.kept import head_of
+        from transfer.errors import TransferError
+
+        if ref not in self._heads:
+            try:
+                model = self._model(ref)
+                manifest = self._registry.manifest(ref.version)
+                head = head_of(model, self._registry.path(ref.version), manifest, ref.device_id)
+            except (FleetError, TransferError, OSError) as error:
+                # Published versions never change: what cannot be read now will not be later.
+                self._refused[ref] = str(error)
+                return None
+            while len(self._heads) >= _MOST_HEADS:
+                self._heads.pop(next(iter(self._heads)))
+            self._heads[ref] = head
+        return self._heads[ref]
+
+    def _model(self, ref: ModelRef) -> MultiTaskTLP:
+        """The model of a version; one for all devices that it serves."""
+        key = ref.version, ref.sha256
+        if key not in self._models:
+            model, _ = self._registry.load(ref)
+            while len(self._models) >= _MOST_MODELS:
+                gone = next(iter(self._models))
+                self._models.pop(gone)
+                self._heads = {one: head for one, head in self._heads.items() if one.version != gone[0]}
+            self._models[key] = model
+        self._models[key].head(ref.device_id)
+        return self._models[key]
+
+    def _scores(self, head: Adapted, workload: Workload, candidates: Sequence[Candidate]) -> np.ndarray:
+        from transfer.errors import TraceError, TransferError
+        from transfer.features.extractor import Extractor
+
+        if self._extractor is None:
+            self._extractor = Extractor()
+        extractor = self._extractor
+        workloads = {workload.workload_id: workload}
+        scores = np.zeros(len(candidates))
+        readable = np.arange(len(candidates))
+        try:
+            block = extractor.extract(workloads, candidates)
+        except (TraceError, TransferError):
+            readable = np.flatnonzero([_reads(extractor, workload, one) for one in candidates])
+            if not len(readable):
+                return scores
+            block = extractor.extract(workloads, [candidates[place] for place in readable.tolist()])
+        scores[readable] = head.score_unseen(block)
+        return scores
+
+
+def _reads(extractor: Extractor, workload: Workload, candidate: Candidate) -> bool:
+    """Whether a candidate of the workload can be read."""
+    from transfer.errors import TransferError
+
+    if candidate.workload_id != workload.workload_id:
+        return False
+    try:
+        extractor.read(candidate, workload)
+    except TransferError:
+        return False
+    return True
+
+
+__all__ = ["Guide", "Ranking"]

@@ -1,0 +1,88 @@
+"""What agents are told not to draw, and whether what they drew is new all the same.
+
+Only `fleet.planner.job_planner` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
+from fleet.coverage.coverage import Coverage
+
+#: Candidates that an agent is told, some 150 KB on the way to another process. In a space that has many more
+#: few draws meet an older one.
+MOST_EXCLUDED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """Candidates that an agent is told not to draw."""
+
+    #: The latest that are known.
+    ids: frozenset[CandidateId]
+    #: How many are known.
+    known: int
+
+    @property
+    def is_all(self) -> bool:
+        """Whether these are all that are known."""
+        return len(self.ids) == self.known
+
+    def without(self, drawn: Sequence[Candidate]) -> dict[CandidateId, Candidate]:
+        """What of an answer is not among these."""
+        return {one.candidate_id: one for one in drawn if one.candidate_id not in self.ids}
+
+    def is_end(self, drawn: Sequence[Candidate]) -> bool:
+        """Whether random draws show that there are no other candidates."""
+        return all(one.candidate_id in self.ids for one in drawn) if self.is_all else not drawn
+
+
+class Excluding:
+    """What is known of each workload, as far as agents are told.
+
+    Args:
+        coverage: Knows all candidates.
+        most: How many an agent is told at most.
+    """
+
+    def __init__(self, coverage: Coverage, most: int = MOST_EXCLUDED) -> None:
+        self._coverage, self._most = coverage, most
+        self._latest: dict[tuple[str, WorkloadId], Excluded] = {}
+
+    def tell(self, family: str, workload_id: WorkloadId) -> Excluded:
+        """What a request is to say; the same object while there is nothing new, for many devices ask."""
+        known = self._coverage.known(family, workload_id)
+        told = self._latest.get((family, workload_id))
+        if told is None or told.known != known:
+            latest = self._coverage.latest(family, workload_id, self._most)
+            told = self._latest[family, workload_id] = Excluded(frozenset(latest), known)
+        return told
+
+    def fresh(
+        self,
+        told: Excluded,
+        device_id: DeviceId,
+        workload_id: WorkloadId,
+        drawn: Mapping[CandidateId, Candidate],
+        count: int,
+    ) -> dict[CandidateId, Candidate]:
+        """What of an answer is new to a device; what a sibling has drawn meanwhile is as good as new.
+
+        Args:
+            told: What the agent was told.
+            device_id: The device.
+            workload_id: What the candidates are of.
+            drawn: Of those, what it was not told (`Excluded.without`).
+            count: How many of them are looked at.
+        """
+        fresh = dict(islice(drawn.items(), count))
+        if fresh and not told.is_all:
+            for one in self._coverage.measured_among(device_id, workload_id, fresh):
+                del fresh[one]
+        return fresh
+
+
+__all__ = ["MOST_EXCLUDED", "Excluded", "Excluding"]

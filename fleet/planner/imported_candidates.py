@@ -1,0 +1,71 @@
+"""Imported candidates that claim to be of the workloads that live devices measure: they wait to be derived.
+
+`fleet.planner.job_planner` takes some when a device has room for known candidates. They are never planned,
+and their traces go to agents only to be derived from (`agents.programs.derivation`); what comes back is a
+candidate of our own like any other. Made from the store at the start: logs come in while no daemon runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
+
+from agents.records import CandidateId, DeviceId, Family, WorkloadId
+from fleet.collection.trust import claims, imported_candidates
+from fleet.coverage.coverage import Coverage
+from fleet.store.reader import StoreReader
+
+
+class Imports:
+    """Imported candidates of one fleet.
+
+    Args:
+        families: Families with live devices, by the name under which these share candidates.
+
+    Attributes:
+        refused: Candidates that nothing was derived from, by reason.
+    """
+
+    def __init__(self, families: Mapping[str, Family]) -> None:
+        self._families = dict(families)
+        self._waiting: dict[tuple[str, WorkloadId], deque[CandidateId]] = {}
+        self.refused: Counter[str] = Counter()
+
+    def load(
+        self,
+        reader: StoreReader,
+        coverage: Coverage,
+        wanted: Collection[WorkloadId],
+        device_ids: Collection[DeviceId],
+    ) -> None:
+        """Find the candidates, and keep live devices from those that stand under ids of our own.
+
+        Args:
+            reader: The store.
+            coverage: Loaded from it.
+            wanted: Workloads that the fleet measures.
+            device_ids: Devices that have records which came with a log.
+        """
+        self._waiting.clear()
+        barred = imported_candidates(reader, wanted, device_ids) if self._families else {}
+        for name, family in self._families.items():
+            for workload_id in barred:
+                coverage.bar(name, workload_id, barred[workload_id])
+            for workload_id, candidate_ids in claims(reader, family, wanted, device_ids).items():
+                self._waiting[name, workload_id] = deque(candidate_ids)
+
+    def count(self, name: str, workload_id: WorkloadId) -> int:
+        """How many of a workload wait."""
+        return len(self._waiting.get((name, workload_id), ()))
+
+    def take(self, name: str, workload_id: WorkloadId, count: int) -> list[CandidateId]:
+        """Take some out; none comes twice, whatever becomes of it."""
+        waiting = self._waiting.get((name, workload_id), deque())
+        return [waiting.popleft() for _ in range(min(count, len(waiting)))]
+
+    def refuse(self, reasons: Iterable[tuple[str, int]]) -> None:
+        """Count refusals."""
+        self.refused.update(dict(reasons))
+
+
+__all__ = ["Imports"]

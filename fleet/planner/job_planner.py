@@ -1,0 +1,371 @@
+"""From "this device has room" to jobs: gaps are filled at once, new candidates come from the device's agent.
+
+`fleet.engine.coordinator` calls it with what arrives and carries out what it asks for through `Outlet`. How
+much of what is worth measuring is for `fleet.core.scheduling`; here it becomes candidates. It waits for
+nothing: a wish that needs an answer of an agent or of the store is a *draft* until the answers are in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from agents.device.messages import Proposed
+from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
+from fleet.collection.batch_plan import BATCH_SIZE
+from fleet.collection.mixture import mixed
+from fleet.collection.selection import choose_parents
+from fleet.core.events import Job, JobId, Origin
+from fleet.core.queues import Queues
+from fleet.core.scheduling import EXPLORATION, Ask, plan
+from fleet.coverage.coverage import Coverage
+from fleet.planner.candidate_pools import Pools
+from fleet.planner.dedup_filter import Excluding
+from fleet.planner.imported_candidates import Imports
+from fleet.planner.pending_jobs import Draft, Outlet
+from fleet.planner.plan_view import Doubt, PlanViews
+from fleet.planner.request_coalescer import Sharing, Wish
+
+#: Devices whose best candidates others evolve from: its own, and those of some siblings.
+_PARENT_DEVICES = 4
+#: Candidates that are drawn for each one that a head chooses. The rest is dropped: drawing costs a hundredth
+#: of measuring.
+_DRAWN_FOR_HEAD = 4
+
+
+class Feeder:
+    """Makes jobs for devices with room.
+
+    Args:
+        coverage: What is measured and what is known.
+        pools: Where new candidates are kept.
+        families: Name under which every device shares candidates
+            (`fleet.planner.request_coalescer.sharing_names`).
+        spaces: What devices draw from (`fleet.planner.request_coalescer.space_of`).
+        outlet: Carries out what it asks for.
+        seed: Of the draws.
+        token: Begins every job id, so that ids of different lives of the coordinator differ.
+        exploration: Share of the new candidates that is random.
+        turns: What each device takes turns for with its neighbours (`fleet.planner.plan_view.turn_of`).
+        is_open: Whether the policy of a device lets it measure now.
+        doubt: How unsure heads are of workloads.
+        imports: Imported candidates that wait to be derived.
+
+    Attributes:
+        queues: The jobs that have not ended.
+        hosts: Host of each device that is up.
+        heads: Devices with a head of the champion.
+    """
+
+    def __init__(
+        self,
+        coverage: Coverage,
+        pools: Pools,
+        families: Mapping[DeviceId, str],
+        spaces: Mapping[DeviceId, str],
+        outlet: Outlet,
+        *,
+        seed: int,
+        token: str,
+        exploration: float = EXPLORATION,
+        turns: Mapping[DeviceId, str] | None = None,
+        is_open: Callable[[DeviceId], bool] = lambda _: True,
+        doubt: Doubt | None = None,
+        imports: Imports | None = None,
+    ) -> None:
+        self._imports = Imports({}) if imports is None else imports
+        self._coverage = coverage
+        self._pools = pools
+        self._families = families
+        self._outlet = outlet
+        self._seed = seed
+        self._token = token
+        self._exploration = exploration
+        self._numbers = itertools.count(1)
+        self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
+        self._drafts: dict[DeviceId, Draft] = {}
+        #: Wishes to evolve whose parents are looked for.
+        self._asks: dict[str, Ask] = {}
+        #: Wishes whose candidates a head is to choose, while they are drawn and ranked.
+        self._guided: dict[str, Ask] = {}
+        self._excluding, self._sharing = Excluding(coverage), Sharing(spaces)
+        self.queues = Queues()
+        self._views = PlanViews(
+            coverage, self.queues, turns=turns, is_open=is_open, doubt=doubt, waiting=self._underived
+        )
+        self.hosts, self.heads = self._views.hosts, self._views.heads
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no draft waits for an answer."""
+        return not self._drafts
+
+    def set_workloads(self, device_ids: Iterable[DeviceId], workloads: Sequence[Workload]) -> None:
+        """Say what some devices measure."""
+        by_id = {one.workload_id: one for one in workloads}
+        for device_id in device_ids:
+            self._workloads[device_id] = by_id
+
+    def workloads_of(self, device_id: DeviceId) -> Mapping[WorkloadId, Workload]:
+        """What a device measures; empty while nobody knows."""
+        return self._workloads.get(device_id, {})
+
+    def want(self, room: Mapping[DeviceId, int]) -> None:
+        """Plan for devices with room; those whose last wish is still open are left to it."""
+        groups: dict[int, dict[DeviceId, int]] = {}
+        for device_id, count in room.items():
+            workloads = self._workloads.get(device_id)
+            if workloads and device_id not in self._drafts:
+                groups.setdefault(id(workloads), {})[device_id] = count
+        for group in groups.values():
+            for device_id in group:
+                self._drafts[device_id] = Draft()
+            view, seed = self._views.view(group, self._workloads), self._seed + next(self._numbers)
+            for ask in plan(view, group, seed, self._exploration):
+                self._serve(ask)
+            self._send()
+            for device_id in group:
+                self._settle(device_id)
+
+    def proposed(self, message: Proposed) -> None:
+        """Take in candidates that an agent has made."""
+        wishes = self._sharing.answered(message.request.request_id)
+        if not wishes:
+            return
+        asked, family = wishes[0], self._families[message.device_id]
+        workload_id = asked.workload.workload_id
+        if message.refused:
+            self._imports.refuse(message.refused.items())
+            self._outlet.underived(asked.workload, message.refused)
+        if not asked.parents and not asked.foreign and asked.told.is_end(message.candidates):
+            self._coverage.exhaust(family, workload_id)
+        if asked.foreign:
+            ids = [one.candidate_id for one in message.candidates]
+            self._coverage.free(family, workload_id, ids)
+        drawn = asked.told.without(message.candidates)
+        guided = self._guided.pop(asked.request_id, None)
+        if guided is not None and len(drawn) > guided.count:  # such a wish is shared with nobody
+            drawn = self._excluding.fresh(asked.told, asked.device_id, workload_id, drawn, asked.count)
+            if (draft := self._answered(asked.device_id, asked.request_id)) is not None:
+                request_id = self._request_id()
+                self._guided[request_id] = guided
+                draft.waiting.add(request_id)
+                self._outlet.rank(asked.device_id, request_id, asked.workload, list(drawn.values()))
+            return
+        self._know(family, workload_id, drawn)
+        for wish in wishes:
+            if (draft := self._answered(wish.device_id, wish.request_id)) is not None:
+                fresh = self._excluding.fresh(wish.told, wish.device_id, workload_id, drawn, wish.count)
+                self._take(draft, wish.device_id, workload_id, fresh)
+
+    def ranked(
+        self, device_id: DeviceId, request_id: str, candidates: Sequence[Candidate], version: str
+    ) -> None:
+        """Take in drawn candidates in the order of the device's head, the most promising first.
+
+        Args:
+            device_id: The device.
+            request_id: As given to `Outlet.rank`.
+            candidates: All that were drawn; in the order of drawing where no head could be asked.
+            version: The model that ranked them; empty where none did.
+        """
+        ask = self._guided.pop(request_id, None)
+        draft = self._answered(device_id, request_id)
+        if ask is None or draft is None:
+            return
+        # A wish for random ones may have drawn the same meanwhile.
+        known = self._pools.get(
+            self._families[device_id], ask.workload_id, [one.candidate_id for one in candidates]
+        )
+        fresh = [one for one in candidates if one.candidate_id not in known]
+        chosen = {one.candidate_id: one for one in fresh[: ask.count]}
+        if version:
+            chosen = {key: replace(one, origin=Origin.MODEL.value) for key, one in chosen.items()}
+            draft.versions.update(dict.fromkeys(chosen, version))
+        self._know(self._families[device_id], ask.workload_id, chosen)
+        self._take(draft, device_id, ask.workload_id, chosen)
+
+    def failed(self, device_id: DeviceId, request_id: str) -> None:
+        """Note that a request has no result."""
+        self._asks.pop(request_id, None)
+        self._guided.pop(request_id, None)
+        self._answered(device_id, request_id)
+        self._settle(device_id)
+        self._sharing.unanswered([request_id], self._is_open)
+        self._send()
+
+    def searched(self, device_id: DeviceId, request_id: str) -> None:
+        """Go on with a wish whose parents were looked for; without any, its candidates are random."""
+        ask = self._asks.pop(request_id, None)
+        if ask is not None and self._answered(device_id, request_id) is not None:
+            self._ask_agent(ask, self._parents(ask)[0])
+            self._send()
+            self._settle(device_id)
+
+    def found_imported(self, device_id: DeviceId, request_id: str, traces: Sequence[str]) -> None:
+        """Have an agent derive candidates of our own from imported traces that were looked for."""
+        ask = self._asks.pop(request_id, None)
+        if ask is not None and self._answered(device_id, request_id) is not None:
+            if traces:
+                self._ask_agent(ask, [], traces)
+                self._send()
+            self._settle(device_id)
+
+    def agent_gone(self, device_id: DeviceId) -> None:
+        """Let go of what a device's agent was asked for; what was chosen so far becomes jobs."""
+        self.hosts.pop(device_id, None)
+        if (draft := self._drafts.get(device_id)) is not None:
+            left = list(draft.waiting)
+            draft.waiting.clear()
+            self._settle(device_id)
+            self._sharing.unanswered(left, self._is_open)
+            self._send()
+
+    def _serve(self, ask: Ask) -> None:
+        """Begin one wish of the plan."""
+        draft = self._drafts[ask.device_id]
+        if ask.origin is Origin.PAIRED:
+            taken = self.queues.taken(ask.device_id) | draft.chosen.keys()
+            found = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, taken)
+            draft.chosen |= dict.fromkeys(found, ask.workload_id)
+            draft.origins[Origin.PAIRED] += len(found)
+            family, short = self._families[ask.device_id], ask.count - len(found)
+            if imported := self._imports.take(family, ask.workload_id, short):
+                request_id = self._request_id()
+                self._asks[request_id] = replace(ask, count=len(imported))
+                draft.waiting.add(request_id)
+                self._outlet.search_imported(ask.device_id, request_id, imported)
+        elif ask.origin is Origin.RANDOM:
+            self._ask_agent(ask, [])
+        else:
+            traces, missing = self._parents(ask)
+            if missing:
+                request_id = self._request_id()
+                self._asks[request_id] = ask
+                draft.waiting.add(request_id)
+                self._outlet.search(ask.device_id, request_id, missing)
+            else:
+                self._ask_agent(ask, traces)
+
+    def _parents(self, ask: Ask) -> tuple[list[str], list[CandidateId]]:
+        """Traces of the best candidates of some devices in turn, and those whose traces are not at hand."""
+        family = self._families[ask.device_id]
+        best = self._coverage.best(ask.device_id, ask.workload_id, _PARENT_DEVICES)
+        wanted = [CandidateId(one) for one in choose_parents(best)]
+        at_hand = self._pools.get(family, ask.workload_id, wanted)
+        traces = [at_hand[one].trace for one in wanted if one in at_hand]
+        return traces, [one for one in wanted if one not in at_hand]
+
+    def _underived(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
+        return self._imports.count(self._families[device_id], workload_id)
+
+    def _ask_agent(self, ask: Ask, parents: Sequence[str], foreign: Sequence[str] = ()) -> None:
+        is_guided = ask.origin is Origin.MODEL
+        wish = Wish(
+            device_id=ask.device_id,
+            request_id=self._request_id(),
+            workload=self._workloads[ask.device_id][ask.workload_id],
+            count=ask.count * (_DRAWN_FOR_HEAD if is_guided else 1),
+            told=self._excluding.tell(self._families[ask.device_id], ask.workload_id),
+            parents=tuple(parents),
+            foreign=tuple(foreign),
+            is_guided=is_guided,
+            is_idle=not self.queues.taken(ask.device_id),
+        )
+        self._drafts[ask.device_id].waiting.add(wish.request_id)
+        if is_guided:
+            self._guided[wish.request_id] = ask
+        self._sharing.add(wish)
+
+    def _send(self) -> None:
+        """Ask the agents for what was wished for."""
+        for device_id, request in self._sharing.due(self._seed):
+            self._outlet.propose(device_id, request)
+
+    def _is_open(self, wish: Wish) -> bool:
+        draft = self._drafts.get(wish.device_id)
+        return draft is not None and wish.request_id in draft.waiting
+
+    def _request_id(self) -> str:
+        return f"{self._token}/r{next(self._numbers)}"
+
+    def _answered(self, device_id: DeviceId, request_id: str) -> Draft | None:
+        """The draft that waited for a request; None where nothing does any more."""
+        draft = self._drafts.get(device_id)
+        if draft is None or request_id not in draft.waiting:
+            return None
+        draft.waiting.discard(request_id)
+        return draft
+
+    def _know(self, family: str, workload_id: WorkloadId, fresh: Mapping[CandidateId, Candidate]) -> None:
+        """Keep new candidates for all devices of a family."""
+        # What a sibling has drawn and measured meanwhile is in the store.
+        stored = self._coverage.stored_among(family, workload_id, fresh)
+        self._pools.remember(family, (fresh[one] for one in stored))
+        kept = [one for key, one in fresh.items() if key not in stored]
+        if kept:
+            self._pools.add(family, workload_id, kept)
+        if fresh:
+            self._coverage.propose(family, workload_id, list(fresh))
+
+    def _take(
+        self,
+        draft: Draft,
+        device_id: DeviceId,
+        workload_id: WorkloadId,
+        fresh: Mapping[CandidateId, Candidate],
+    ) -> None:
+        """Choose new candidates for a device."""
+        queued = self.queues.taken(device_id)
+        for candidate_id, one in fresh.items():
+            # A job of an earlier life may wait for one whose file is gone, and that is drawn again now.
+            if candidate_id not in queued:
+                draft.chosen.setdefault(candidate_id, workload_id)
+                draft.origins[one.origin] += 1
+        self._settle(device_id)
+
+    def _settle(self, device_id: DeviceId) -> None:
+        """Make jobs of a draft that waits for nothing, or has enough for one already."""
+        draft = self._drafts.get(device_id)
+        if draft is None or (draft.waiting and len(draft.chosen) < BATCH_SIZE):
+            return
+        if not draft.waiting:
+            del self._drafts[device_id]
+        chosen, draft.chosen = draft.chosen, {}
+        attempts = self._coverage.next_attempts(device_id)
+        alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
+        for one, workload_id in chosen.items():
+            key = attempts.get(one, 0), draft.versions.get(one, "")
+            alike.setdefault(key, []).append((workload_id, one))
+        for (attempt, version), pairs in sorted(alike.items()):
+            origin = str(Origin.MODEL if version else draft.origins.most_common(1)[0][0])
+            for part in mixed(pairs, random.Random(f"{self._seed}/{next(self._numbers)}")):
+                job = self.job(device_id, part, origin, attempt, version)
+                # Now, not when it is durable: another answer of this turn may hold the same candidates.
+                self.queues.opened(job)
+                self._outlet.submit(job)
+
+    def job(
+        self,
+        device_id: DeviceId,
+        part: Sequence[tuple[WorkloadId, CandidateId]],
+        origin: str,
+        attempt: int,
+        model_version: str = "",
+    ) -> Job:
+        """Make a job with a new id."""
+        return Job(
+            job_id=JobId(f"{self._token}-{next(self._numbers)}"),
+            device_id=device_id,
+            workload_ids=tuple(dict.fromkeys(workload_id for workload_id, _ in part)),
+            candidate_ids=tuple(one for _, one in part),
+            origin=origin,
+            attempt=attempt,
+            expected_secs=self.queues.candidate_secs(device_id) * len(part),
+            model_version=model_version,
+        )
+
+
+__all__ = ["Feeder", "Outlet"]

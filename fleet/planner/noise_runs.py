@@ -1,0 +1,155 @@
+"""The daily A/A run of each device of a daemon: when it is due, and its jobs.
+
+`fleet.engine.coordinator` asks now and then. The candidates are chosen by
+`fleet.collection.batch_plan.plan_noise` from records that a thread reads, so nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from agents.records import NOISE, Candidate, CandidateId, DeviceId, Protocol, Workload, WorkloadId
+from fleet.collection.batch_plan import NOISE_EVERY_SECS, plan_noise
+from fleet.collection.batch_plan import Job as NoiseJob
+from fleet.core.events import Job
+from fleet.coverage.coverage import Coverage
+from fleet.planner.candidate_pools import Pools
+from fleet.planner.job_planner import Feeder
+from fleet.store.intake import Intake
+from fleet.store.reader import StoreReader
+from fleet.store.trace_lookup import StoreThread, find_records
+
+#: Measured candidates that the run's are chosen from, over their number: only steady ones will do.
+_SAMPLED = 8
+#: Runs that are planned at once: in a fleet that began together all are due at once.
+_MOST_OPEN = 4
+#: A run that could not be planned, or whose jobs wait, is looked at again after this.
+_RETRY_SECS = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisePlan:
+    """The question for an A/A run, as it comes back from the thread."""
+
+    device_id: DeviceId
+    #: That the run is about.
+    environment_id: str
+
+
+class NoiseRuns:
+    """A/A runs of all devices.
+
+    Args:
+        coverage: Knows the last run, and what was measured.
+        thread: Reads the records.
+        pools: Gets the traces.
+        feeder: Makes job ids.
+        intake: Has records that are not in the table yet.
+        protocols: How each device is timed.
+        count: Candidates of a run; 0 for no runs.
+        seed: Of the choice.
+    """
+
+    def __init__(
+        self,
+        coverage: Coverage,
+        thread: StoreThread,
+        pools: Pools,
+        feeder: Feeder,
+        intake: Intake,
+        protocols: Mapping[DeviceId, Protocol],
+        *,
+        count: int,
+        seed: int,
+    ) -> None:
+        self._coverage, self._thread, self._pools, self._feeder = coverage, thread, pools, feeder
+        self._intake = intake
+        self._protocols, self._count, self._seed = protocols, count, seed
+        self._next_at: dict[DeviceId, float] = {}
+        #: Last runs that their agents' clocks put into the future, and when they were first seen.
+        self._ahead: dict[DeviceId, tuple[float, float]] = {}
+        #: Devices whose runs are being planned.
+        self._open: set[DeviceId] = set()
+
+    def is_due(self, device_id: DeviceId, now: float, wall: float) -> bool:
+        """Whether a device that is up should have its run now.
+
+        A device with few records has none yet: its first run would be all that it measures.
+
+        Args:
+            device_id: The device.
+            now: Seconds that the coordinator ran.
+            wall: Unix seconds: the records of the last run carry such.
+        """
+        if not self._count or len(self._open) >= _MOST_OPEN or now < self._next_at.get(device_id, 0.0):
+            return False
+        is_new = self._coverage.records(device_id) < _SAMPLED * self._count
+        return not is_new and self._age_secs(device_id, now, wall) >= NOISE_EVERY_SECS
+
+    def _age_secs(self, device_id: DeviceId, now: float, wall: float) -> float:
+        """How long ago a device had its last run; one from the future is as old as it is known here."""
+        at = self._coverage.noise_at(device_id)
+        if at <= wall:
+            return wall - at
+        if self._ahead.get(device_id, (0.0, 0.0))[0] != at:
+            self._ahead[device_id] = at, now
+        return now - self._ahead[device_id][1]
+
+    def begin(self, device_id: DeviceId, environment_id: str, now: float, wall: float) -> None:
+        """Have the run of a device planned; times as in `is_due`.
+
+        Raises:
+            StoreFull: No room to hand on what is to be read; it stays due.
+        """
+        # What waits in the intake is not in the table that is read.
+        self._intake.flush(device_id=device_id)
+        self._next_at[device_id] = now + _RETRY_SECS
+        # Other candidates every day.
+        seed = self._seed + int(wall // NOISE_EVERY_SECS)
+        question = partial(
+            _plan,
+            device_id=device_id,
+            environment_id=environment_id,
+            wanted=self._coverage.sample(device_id, _SAMPLED * self._count, seed),
+            workloads=self._feeder.workloads_of(device_id),
+            protocol=self._protocols[device_id],
+            count=self._count,
+            seed=seed,
+        )
+        self._open.add(device_id)
+        self._thread.ask(NoisePlan(device_id=device_id, environment_id=environment_id), question)
+
+    def planned(self, plan: NoisePlan, family: str, jobs: list[NoiseJob]) -> list[Job]:
+        """Turn what the thread has planned into jobs, in the order in which they must be measured."""
+        self._open.discard(plan.device_id)
+        made: list[Job] = []
+        for one in jobs:
+            candidates: tuple[Candidate, ...] = one.batch.candidates
+            self._pools.remember(family, candidates)
+            part = [(each.workload_id, each.candidate_id) for each in candidates]
+            made.append(self._feeder.job(plan.device_id, part, NOISE, one.batch.attempt))
+        return made
+
+
+def _plan(
+    reader: StoreReader,
+    *,
+    device_id: DeviceId,
+    environment_id: str,
+    wanted: list[CandidateId],
+    workloads: Mapping[WorkloadId, Workload],
+    protocol: Protocol,
+    count: int,
+    seed: int,
+) -> list[NoiseJob]:
+    present = (
+        record
+        for record in find_records(reader, device_id, wanted)
+        if record.environment_id == environment_id
+    )
+    return plan_noise(present, workloads, protocol=protocol, count=count, seed=seed)
+
+
+__all__ = ["NoisePlan", "NoiseRuns"]

@@ -1,0 +1,125 @@
+"""What the plan sees of the fleet: counts of the devices that ask, and of those that they may wait for.
+
+`fleet.planner.job_planner` has one and asks it for a view before each plan (`fleet.core.scheduling`). It
+decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Workload, WorkloadId
+from fleet.core.queues import Queues
+from fleet.core.scheduling import NEW_RECORDS, Cell, DeviceView, FleetView, WorkloadView
+from fleet.coverage.coverage import Coverage
+
+#: How unsure the head of a device is of some workloads (`fleet.planner.uncertainty.Doubts.of`).
+Doubt = Callable[[DeviceId, Mapping[WorkloadId, Workload]], Mapping[WorkloadId, float]]
+
+
+def turn_of(spec: DeviceSpec) -> str:
+    """What a device takes turns for with others of its host; empty where it shares nothing with any."""
+    if spec.kind is DeviceKind.LOCAL:
+        return "cores"
+    return f"cuda-{spec.index}" if spec.kind is DeviceKind.CUDA else ""
+
+
+class PlanViews:
+    """Makes the views.
+
+    Args:
+        coverage: What is measured and what is known.
+        queues: The jobs that have not ended.
+        turns: What each device takes turns for (`turn_of`); one that is missing shares nothing.
+        is_open: Whether the policy of a device lets it measure now: nobody waits for one that may not.
+        doubt: How unsure heads are; without it no workload is preferred for that.
+        waiting: Imported candidates of a workload that may be derived for a device.
+
+    Attributes:
+        hosts: Host of each device that is up.
+        heads: Devices with a head of the champion.
+    """
+
+    def __init__(
+        self,
+        coverage: Coverage,
+        queues: Queues,
+        *,
+        turns: Mapping[DeviceId, str] | None = None,
+        is_open: Callable[[DeviceId], bool] = lambda _: True,
+        doubt: Doubt | None = None,
+        waiting: Callable[[DeviceId, WorkloadId], int] = lambda *_: 0,
+    ) -> None:
+        self._coverage, self._queues, self._waiting = coverage, queues, waiting
+        self._turns = {one: turn for one, turn in (turns or {}).items() if turn}
+        self._is_open, self._doubt = is_open, doubt
+        self.hosts: dict[DeviceId, str] = {}
+        self.heads: set[DeviceId] = set()
+
+    def view(
+        self,
+        device_ids: Iterable[DeviceId],
+        workloads_of: Mapping[DeviceId, Mapping[WorkloadId, Workload]],
+    ) -> FleetView:
+        """Draw the view for devices that measure the same workloads.
+
+        Args:
+            device_ids: Those that ask.
+            workloads_of: What every device measures.
+
+        Returns:
+            With the new devices that share timing cores with any of them.
+        """
+        asking = list(device_ids)
+        workloads = workloads_of[asking[0]] if asking else {}
+        devices = {one: self._device(one, workloads) for one in asking}
+        shared = {device.host for device in devices.values()} - {""}
+        for one in self._turns if shared else ():
+            is_alike = workloads_of.get(one) is workloads and self._place(one) in shared
+            # Nobody waits for one that has enough records, so its counts are not needed.
+            if is_alike and one not in devices and self._coverage.records(one) < NEW_RECORDS:
+                devices[one] = self._device(one, workloads)
+        views = {
+            one.workload_id: WorkloadView(weight=float(one.weight), flops=one.flops)
+            for one in workloads.values()
+        }
+        return FleetView(devices=devices, workloads=views)
+
+    def _place(self, device_id: DeviceId) -> str:
+        """What it takes turns for, and where; empty where it shares nothing, or has no agent."""
+        host, turn = self.hosts.get(device_id), self._turns.get(device_id)
+        return f"{host} {turn}" if host and turn else ""
+
+    def _device(self, device_id: DeviceId, workloads: Mapping[WorkloadId, Workload]) -> DeviceView:
+        has_head = device_id in self.heads
+        unsure = self._doubt(device_id, workloads) if has_head and self._doubt is not None else {}
+        records = self._coverage.records(device_id)
+        # Only new ones are waited for, and only where there is something to share.
+        place = self._place(device_id)
+        is_up = device_id in self.hosts and (not place or records >= NEW_RECORDS or self._is_open(device_id))
+        return DeviceView(
+            device_id=device_id,
+            records=records,
+            has_head=has_head,
+            host=place,
+            is_up=is_up,
+            cells=self._cells(device_id, workloads, unsure),
+        )
+
+    def _cells(
+        self, device_id: DeviceId, workloads: Iterable[WorkloadId], unsure: Mapping[WorkloadId, float]
+    ) -> dict[WorkloadId, Cell]:
+        cells: dict[WorkloadId, Cell] = {}
+        for one, measured, gaps, is_exhausted in self._coverage.counts(device_id, workloads):
+            queued = self._queues.waiting(device_id, one)
+            cells[one] = Cell(
+                measured=measured,
+                queued=queued,
+                unpaired=max(0, gaps - queued) + self._waiting(device_id, one),
+                interval=unsure.get(one),
+                is_exhausted=is_exhausted,
+            )
+        return cells
+
+
+__all__ = ["Doubt", "PlanViews", "turn_of"]

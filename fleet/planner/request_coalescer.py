@@ -1,0 +1,142 @@
+"""Wishes for candidates that several devices have alike: the agent of one of them is asked for all.
+
+Only `fleet.planner.job_planner` calls it. Equal requests are answered alike by devices whose programs are
+made alike, so a thousand devices that begin together would draw the same a thousand times. It knows no agent
+and no candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from agents.device.messages import ProposeRequest
+from agents.records import DeviceId, DeviceSpec, Family, Workload, WorkloadId, canonical_json
+from agents.trust import is_live
+from fleet.planner.dedup_filter import Excluded
+
+_Key = tuple[str, WorkloadId, int, tuple[str, ...], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Candidates of one workload for one device."""
+
+    device_id: DeviceId
+    request_id: str
+    workload: Workload
+    count: int
+    #: What not to draw.
+    told: Excluded
+    #: Traces to evolve from; empty for random ones.
+    parents: tuple[str, ...]
+    #: Imported traces to derive from: nothing is drawn then.
+    foreign: tuple[str, ...] = ()
+    #: A head chooses among them.
+    is_guided: bool
+    #: The device has nothing else to do, so its agent answers at once.
+    is_idle: bool
+
+    def request(self, count: int, seed: int) -> ProposeRequest:
+        """What the agent is asked for this wish, and for others like it."""
+        return ProposeRequest(
+            request_id=self.request_id,
+            workload=self.workload,
+            count=count,
+            # Draws of a seed are the same each time: another one for what comes on top.
+            seed=(seed + self.told.known) % 2**31,
+            parents=self.parents,
+            exclude=self.told.ids,
+            foreign=self.foreign,
+        )
+
+
+class Sharing:
+    """Wishes that have no answer yet.
+
+    Args:
+        spaces: What each device draws from (`space_of`); devices that are not named share with none.
+    """
+
+    def __init__(self, spaces: Mapping[DeviceId, str]) -> None:
+        self._spaces = spaces
+        #: Wishes that nobody was asked for.
+        self._open: dict[_Key, list[Wish]] = {}
+        #: The wish that an agent was asked for, and for how many candidates.
+        self._asked: dict[_Key, tuple[Wish, int]] = {}
+        #: By request: the wishes that wait for its answer, that of the agent itself first.
+        self._waiting: dict[str, list[Wish]] = {}
+
+    def add(self, wish: Wish) -> None:
+        """Note a wish; it may be answered with what another device was asked for a moment ago."""
+        key = self._key(wish)
+        asked, count = self._asked.get(key, (None, 0))
+        # One that idles must not wait until another is done with its batches.
+        if asked is not None and wish.count <= count and (asked.is_idle or not wish.is_idle):
+            self._waiting[asked.request_id].append(wish)
+        else:
+            self._open.setdefault(key, []).append(wish)
+
+    def due(self, seed: int) -> list[tuple[DeviceId, ProposeRequest]]:
+        """What agents are to be asked now.
+
+        Args:
+            seed: Of the draws.
+        """
+        made: list[tuple[DeviceId, ProposeRequest]] = []
+        for key, wishes in self._open.items():
+            chosen = max(wishes, key=lambda one: (one.is_idle, one.count))
+            count = max(one.count for one in wishes)
+            self._asked[key] = chosen, count
+            self._waiting[chosen.request_id] = [chosen, *(one for one in wishes if one is not chosen)]
+            made.append((chosen.device_id, chosen.request(count, seed)))
+        self._open.clear()
+        return made
+
+    def answered(self, request_id: str) -> list[Wish]:
+        """The wishes that an answer is for, that of the agent itself first."""
+        wishes = self._waiting.pop(request_id, [])
+        if wishes:
+            key = self._key(wishes[0])
+            if key in self._asked and self._asked[key][0] is wishes[0]:
+                del self._asked[key]
+        return wishes
+
+    def unanswered(self, request_ids: Iterable[str], is_open: Callable[[Wish], bool]) -> None:
+        """Let others be asked in place of an agent that will not answer, for those wishes that are open."""
+        for one in [wish for request_id in request_ids for wish in self.answered(request_id)]:
+            if is_open(one):
+                self.add(one)
+
+    def _key(self, wish: Wish) -> _Key:
+        space = self._spaces.get(wish.device_id, f"/{wish.device_id}")
+        # Each head chooses among draws of its own: it leaves out what others have chosen meanwhile. Imported
+        # candidates are taken once.
+        own = wish.request_id if wish.is_guided or wish.foreign else ""
+        return space, wish.workload.workload_id, wish.told.known, wish.parents, own
+
+
+def sharing_names(specs: Mapping[DeviceId, DeviceSpec], live: Collection[Family]) -> dict[DeviceId, str]:
+    """Names under which devices share candidates: equal for those that measure what one of them has drawn.
+
+    Devices of a family share. But where some are live, replay devices keep to themselves: what they answer
+    from may be of others, and must not run.
+
+    Args:
+        specs: All devices, those that only the store knows included.
+        live: Families of which the fleet has live devices.
+    """
+    return {
+        one: str(spec.family) if is_live(spec) or spec.family not in live else f"{spec.family}-replay"
+        for one, spec in specs.items()
+    }
+
+
+def space_of(spec: DeviceSpec) -> str:
+    """Equal for devices that draw alike: the same kind and target, the same records that are replayed."""
+    replay = spec.replay
+    source = [] if replay is None else [replay.records, replay.device, replay.failures]
+    return canonical_json([spec.kind, spec.family, spec.target_json, *source])
+
+
+__all__ = ["Sharing", "Wish", "sharing_names", "space_of"]

@@ -1,0 +1,129 @@
+"""Finds out what the devices measure: from what was kept, else from the first agent that is up.
+
+`fleet.engine.coordinator` tells it of agents and lists. It chooses nothing itself
+(`fleet.planner.workload_choice`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agents.records import DeviceId, DeviceSpec, Workload
+from fleet.collection.selection import none_fits
+from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import TableSummary
+from fleet.planner.candidate_pools import Pools
+from fleet.planner.imported_candidates import Imports
+from fleet.planner.job_planner import Feeder
+from fleet.planner.workload_choice import REPLAYED, KeptChoices, WorkloadChoice, group_of
+from fleet.store.store import Store
+from fleet.transport.transport import Links
+
+
+class Listing:
+    """Workloads of the devices, by group.
+
+    Args:
+        choice: What is chosen from, and how many.
+        path: File of what was chosen before.
+        store: Keeps the workloads.
+        coverage: Is told which to watch, and reads what the store has of them.
+        pools: Has candidates that nobody has measured.
+        feeder: Is told which devices measure which.
+        links: The way to the agents.
+        specs: The devices.
+        imports: Is told what may be derived from.
+        summary: What need not be read of the store again.
+    """
+
+    def __init__(
+        self,
+        choice: WorkloadChoice,
+        path: Path,
+        store: Store,
+        coverage: Coverage,
+        pools: Pools,
+        feeder: Feeder,
+        links: Links,
+        specs: Mapping[DeviceId, DeviceSpec],
+        imports: Imports,
+        summary: TableSummary,
+    ) -> None:
+        self._imports = imports
+        self._choice, self._kept, self._store = choice, KeptChoices(path), store
+        self._coverage, self._pools, self._feeder, self._links = coverage, pools, feeder, links
+        self._summary = summary
+        self._groups: dict[str, list[DeviceSpec]] = {}
+        for spec in specs.values():
+            self._groups.setdefault(group_of(spec), []).append(spec)
+        #: Devices that were asked, by group.
+        self._asked: dict[str, DeviceId] = {}
+        self._open = set(self._groups)
+        for group, members in self._groups.items():
+            # Live devices get modules of our own only: what is kept of others is listed again.
+            read = store.workloads if group == REPLAYED else store.own_workloads
+            if (chosen := self._kept.get(group, choice.key(members), read)) is not None:
+                self._use(group, chosen)
+        if self._open != set(self._groups):
+            self._load()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an agent was asked and has not answered."""
+        return bool(self._asked)
+
+    def agent_up(self, spec: DeviceSpec, incarnation: int) -> None:
+        """Ask an agent, if nobody has told yet what the devices of its group measure."""
+        group = group_of(spec)
+        if group in self._open and group not in self._asked:
+            self._asked[group] = spec.device_id
+            self._links.list_workloads(spec.device_id, incarnation, self._choice.networks)
+
+    def agent_gone(self, device_id: DeviceId) -> None:
+        """Note that an agent will not answer; the next one that comes up is asked."""
+        self._asked = {group: one for group, one in self._asked.items() if one != device_id}
+
+    def listed(self, spec: DeviceSpec, workloads: Sequence[Workload]) -> list[DeviceId]:
+        """Choose from an agent's list.
+
+        Returns:
+            Devices that can be given work now.
+
+        Raises:
+            FleetError: None of the workloads will do, or the disk is full.
+        """
+        group = group_of(spec)
+        self._asked.pop(group, None)
+        if group not in self._open:
+            return []
+        chosen = self._choice.choose(workloads)
+        if not chosen:
+            asked = self._choice
+            raise none_fits(len(workloads), asked.networks, asked.min_flops, asked.max_flops)
+        members = self._groups[group]
+        self._store.put_workloads(chosen, own=group != REPLAYED)
+        self._kept.put(group, self._choice.key(members), chosen)
+        self._use(group, chosen)
+        self._load()
+        return [one.device_id for one in members]
+
+    def _load(self) -> None:
+        """Read what is known of the workloads: measured candidates, and those that wait for it."""
+        pools = {key: dict.fromkeys(ids) for key, ids in self._pools.waiting().items()}
+        self._coverage.load(self._store, self._summary, pools)
+        imported = self._summary.imported_devices
+        self._imports.load(self._store, self._coverage, self._coverage.wanted, imported)
+        for (family, workload_id), waiting in pools.items():
+            if self._coverage.is_wanted(workload_id):
+                stored = self._coverage.stored_among(family, workload_id, waiting)
+                self._pools.measured(family, workload_id, stored)
+                self._coverage.propose(family, workload_id, list(waiting))
+
+    def _use(self, group: str, chosen: Sequence[Workload]) -> None:
+        self._coverage.want(one.workload_id for one in chosen)
+        self._feeder.set_workloads([one.device_id for one in self._groups[group]], chosen)
+        self._open.discard(group)
+
+
+__all__ = ["Listing"]

@@ -1,0 +1,142 @@
+"""One look at fresh records: whether each champion still orders them, or the one before would do better.
+
+Runs in the process of `fleet.refresh.process`; the decisions are those of `fleet.models.freshness`. Imports
+torch when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agents.records import DeviceId, Family
+from fleet.errors import FleetError
+from fleet.models.freshness import Freshness, Look, look, window
+from fleet.models.judge import head_standing
+from fleet.models.promotion import LEAST_RANKED, Standing
+from fleet.models.registry import Champion, Registry
+from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
+from fleet.refresh.request import Request
+from fleet.store.store import Store, StoreReader
+
+if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
+    from transfer.model.mtl_tlp import MultiTaskTLP
+
+
+def run_watch(request: Request) -> dict[str, Any]:
+    """Look at every device with a champion, and take back what has gone bad.
+
+    Returns:
+        What was found, JSON-ready: `looks` by device, and the devices `rolled_back`.
+
+    Raises:
+        FleetError: The store or the registry cannot be used.
+    """
+    registry = Registry(Path(request.models))
+    reader = Store.read(Path(request.store))
+    wanted = set(family_devices(reader, Family(request.family)))
+    if request.device_ids:
+        wanted &= set(map(DeviceId, request.device_ids))
+    champions = {one: champion for one, champion in registry.champions().items() if one in wanted}
+    looks = _Looks(registry, reader, champions)
+    found = {device_id: looks.look(champion) for device_id, champion in champions.items()}
+    rolled_back = []
+    for device_id, one in found.items():
+        if one.freshness is Freshness.ROLL_BACK:
+            now = registry.champion(device_id)
+            # Whoever was published meanwhile is not what was looked at.
+            if now is not None and now.version == one.version:
+                registry.rollback(device_id, reason=f"fresh records: {one.text}")
+                rolled_back.append(str(device_id))
+    return {
+        "kind": "watch",
+        "family": request.family,
+        "rolled_back": rolled_back,
+        "looks": {str(device_id): asdict(one) for device_id, one in found.items()},
+    }
+
+
+class _Looks:
+    """Fresh records of some devices, and the models to ask about them."""
+
+    def __init__(
+        self, registry: Registry, reader: StoreReader, champions: Mapping[DeviceId, Champion]
+    ) -> None:
+        self._registry = registry
+        #: Model and manifest by version; None where they cannot be read.
+        self._models: dict[str, tuple[MultiTaskTLP, dict[str, Any]] | None] = {}
+        self._fresh_from = {device_id: self._cutoff(one) for device_id, one in champions.items()}
+        self._data = self._read(reader) if champions else None
+
+    def _cutoff(self, champion: Champion) -> float:
+        """Unix seconds from which no record has taught this champion anything."""
+        until = self._registry.manifest(champion.version).get("data_until", {})
+        return float(until.get(champion.device_id, champion.since))
+
+    def _read(self, reader: StoreReader) -> RefreshData | None:
+        from transfer.errors import DatasetError
+
+        since = min(self._fresh_from.values())
+        try:
+            return read_refresh_data(reader, list(self._fresh_from), new_since=since, only_new=True)
+        except DatasetError:  # none of them is ok
+            return None
+
+    def look(self, champion: Champion) -> Look:
+        """Judge one device's champion."""
+        device_id = champion.device_id
+        there = set(self._registry.versions())
+        before = next((one for one in reversed(champion.before) if one in there), "")
+        rows = self._window(device_id)
+        return look(
+            device_id,
+            champion.version,
+            self._standing(champion.version, device_id, rows),
+            previous_version=before,
+            previous=self._standing(before, device_id, rows) if before else None,
+            published=champion.judged,
+        )
+
+    def _window(self, device_id: DeviceId) -> np.ndarray:
+        """Rows of the dataset that make the window of a device."""
+        if self._data is None or device_id not in self._data.snapshot.dataset.device_ids:
+            return np.zeros(0, dtype=np.int64)
+        dataset = self._data.snapshot.dataset
+        column = dataset.column(device_id)
+        at = self._data.measured_at[:, column]
+        fresh = np.isfinite(dataset.latency_secs[:, column]) & self._data.unguided[:, column]
+        rows = np.flatnonzero(fresh & (at > self._fresh_from[device_id]))
+        chosen: np.ndarray = rows[window(at[rows], dataset.group[rows], LEAST_RANKED)]
+        return chosen
+
+    def _standing(self, version: str, device_id: DeviceId, rows: np.ndarray) -> Standing | None:
+        head = self._head(version, device_id)
+        if head is None or self._data is None:
+            return None
+        floor = self._data.floors.get(device_id, 0.0)
+        return head_standing(head, self._data.snapshot.dataset, rows, floor)
+
+    def _head(self, version: str, device_id: DeviceId) -> Adapted | None:
+        """A head as it serves; None where it cannot be asked, which the next refresh will report."""
+        from transfer.adapt.kept import head_of
+        from transfer.errors import TransferError
+        from transfer.features.extractor import DEFAULT_SPEC
+        from transfer.model import checkpoint
+
+        try:
+            folder = self._registry.path(version)
+            if version not in self._models:
+                self._models[version] = None
+                self._models[version] = checkpoint.load(folder, DEFAULT_SPEC)
+            loaded = self._models[version]
+            return None if loaded is None else head_of(loaded[0], folder, loaded[1], device_id)
+        except (FleetError, TransferError, OSError):
+            return None
+
+
+__all__ = ["run_watch"]

@@ -1,0 +1,166 @@
+"""The process of a refresh, seen from outside: its request, its output, how often it was tried, its end.
+
+Only `fleet.refresh.refresher` calls it. It knows files and one process, nothing of models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agents.device.device_cores import quiet_cores
+from agents.host.own_program import command, environment
+from agents.host.probe import core_groups
+from agents.records import DeviceKind, DeviceSpec
+from fleet.durable import write_durably
+from fleet.errors import FleetError
+from fleet.refresh.process import DONE, PARENT, STOPPED
+from fleet.refresh.request import (
+    REQUEST,
+    Request,
+    count_tried,
+    request_from_json,
+    request_text,
+    tried,
+)
+
+#: Times that one request is tried again after its process was killed.
+ATTEMPTS = 3
+#: What a failure shows of standard error.
+_TAIL_CHARS = 2000
+
+
+class RefreshChild:
+    """A process at work on a request.
+
+    Args:
+        request: What it is asked for; written to its folder.
+
+    Raises:
+        OSError: There is no room, or no process to be had.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        #: Why it was ended by force; empty if it was not.
+        self._ended_for = ""
+        self._folder = Path(request.folder)
+        before = _read(self._folder)
+        if before is None or before.request_id != request.request_id:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / REQUEST
+        write_durably(path, request_text(request).encode())
+        count_tried(self._folder, 1)
+        with (self._folder / "stdout").open("wb") as out, (self._folder / "stderr").open("wb") as err:
+            self._process = subprocess.Popen(
+                command("fleet.refresh.process", str(path)),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**environment(), "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())},
+                # A Ctrl-C in the coordinator's terminal is for the coordinator.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def was_given_up(self) -> bool:
+        """Whether it was ended for a fault of its own: the same request would only come to the same."""
+        return bool(self._ended_for)
+
+    def give_up(self, reason: str) -> None:
+        """End it and what it started at once, because the request cannot be done."""
+        self._ended_for = reason
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def stop(self, timeout_secs: float) -> None:
+        """Ask it to end, and end it where it does not."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout_secs)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def answer(self) -> dict[str, Any] | None:
+        """The line of JSON that it ended with, if it did."""
+        if self._process.poll() != DONE:
+            return None
+        try:
+            value = json.loads((self._folder / "stdout").read_text().strip().rsplit("\n", 1)[-1])
+        except (OSError, ValueError):
+            return None
+        return value if isinstance(value, dict) and "kind" in value else None
+
+    def failure(self) -> str:
+        """How it ended, with the end of its standard error."""
+        code = self._process.poll()
+        if self._ended_for:
+            how = self._ended_for
+        elif code is not None and code < 0:
+            how = f"its process was ended by signal {-code}"
+        else:
+            how = "its process was stopped" if code == STOPPED else f"its process ended with code {code}"
+        try:
+            tail = (self._folder / "stderr").read_text(errors="replace").strip()[-_TAIL_CHARS:]
+        except OSError:
+            tail = ""
+        return f"{how}: {tail}" if tail else how
+
+    def forget(self) -> None:
+        """Drop what was kept of the request: the next one begins anew."""
+        # What cannot be deleted, as on a disk that became read-only, is gone on with: its run is known then.
+        with suppress(OSError):
+            (self._folder / REQUEST).unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def forget_if_hopeless(self) -> None:
+        """Drop a request that failed or was given up, or was killed so often that it may be why."""
+        code = self._process.poll()
+        was_ended = code is not None and (code < 0 or code == STOPPED)
+        if self.was_given_up or not was_ended or tried(self._folder) >= ATTEMPTS:
+            self.forget()
+
+
+def unfinished(folder: Path) -> Request | None:
+    """The request that an earlier process left in a folder, to go on with."""
+    return _read(folder) if tried(folder) < ATTEMPTS else None
+
+
+def _read(folder: Path) -> Request | None:
+    try:
+        return request_from_json((folder / REQUEST).read_text())
+    except (OSError, FleetError):
+        return None
+
+
+def refresh_cores(specs: Iterable[DeviceSpec], usable_cores: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Logical CPUs of this host on which a refresh disturbs no timing.
+
+    Args:
+        specs: The devices of the fleet.
+        usable_cores: Logical CPUs that may be used; those of this process where None.
+    """
+    timing = {core for spec in specs if spec.kind is DeviceKind.LOCAL for core in spec.cores}
+    usable = os.sched_getaffinity(0) if usable_cores is None else usable_cores
+    return quiet_cores(sorted(timing), sorted(usable), core_groups())
+
+
+__all__ = ["ATTEMPTS", "RefreshChild", "refresh_cores", "unfinished"]

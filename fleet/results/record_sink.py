@@ -1,0 +1,214 @@
+"""What becomes of records that arrived: into the store, or apart if late or refused; and what to tell of it.
+
+`fleet.engine.coordinator` calls it once a turn with all that arrived. When it returns, everything is on the
+disk, so the records may be acknowledged as soon as the events are journalled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
+from fleet.core.arrivals import Arrival, Tallies, sort
+from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLate, Verdict
+from fleet.core.state import FleetState
+from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import Counts
+from fleet.errors import StoreFull
+from fleet.planner.candidate_pools import Pools
+from fleet.results.kept_files import KeptFiles
+from fleet.results.late_results import keep_late
+from fleet.results.refused_records import FAULTS, Refusal, Refused, check_flags, record_ids
+from fleet.store.intake import Intake
+
+
+@dataclass(slots=True)
+class Taken:
+    """What was done with arrivals."""
+
+    events: list[Event] = field(default_factory=list)
+    #: New records by device.
+    fresh: dict[DeviceId, list[Record]] = field(default_factory=dict)
+    #: To be told to the agents once the events are journalled.
+    acknowledge: list[tuple[DeviceId, int, tuple[str, ...]]] = field(default_factory=list)
+    #: What the store would not have; it is set aside.
+    refusals: list[Refusal] = field(default_factory=list)
+
+
+class Storing:
+    """The way of records into the store.
+
+    Args:
+        intake: Makes records durable.
+        counts: What the store has, by device; kept up.
+        coverage: Told of every record.
+        pools: Told of candidates that the store has now.
+        tallies: Counts by job.
+        families: Family of every device.
+        late: Keeps late results for people.
+        refused: What the store would not have.
+
+    Attributes:
+        counts: What the store has, by device.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        counts: dict[DeviceId, Counts],
+        coverage: Coverage,
+        pools: Pools,
+        tallies: Tallies,
+        families: Mapping[DeviceId, str],
+        late: KeptFiles,
+        refused: Refused,
+    ) -> None:
+        self._intake, self._late = intake, late
+        self.refused = refused
+        #: Late results that are kept, and not told yet.
+        self._untold: list[Event] = []
+        self._coverage, self._pools, self._tallies = coverage, pools, tallies
+        self._families = families
+        self.counts = counts
+
+    def kept_notes(self) -> list[str]:
+        """Which late and refused files were deleted since the last call, for being too many."""
+        notes = [*self._late.notes, *self.refused.files.notes]
+        self._late.notes.clear()
+        self.refused.files.notes.clear()
+        return notes
+
+    def take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
+        """Keep what arrived.
+
+        Args:
+            arrivals: In the order in which they came.
+            state: Says what each lease is worth.
+            now: Seconds that the state goes by.
+
+        Raises:
+            StoreFull: No room; nothing was counted, so all of it may be given again.
+            StoreError: The disk failed.
+        """
+        try:
+            return self._take(arrivals, state, now)
+        except StoreFull:
+            raise
+        except FAULTS:
+            good, refusals = self.refused.sift(arrivals)
+            if not refusals:
+                raise
+        # Whoever measured them is done with them: trying again would give the same.
+        for refusal in refusals:
+            self._leave(refusal, state)
+        taken = self._take(good, state, now)
+        taken.refusals = refusals
+        for refusal in refusals:
+            one, names = refusal.arrival, record_ids(refusal.records)
+            taken.acknowledge.append((one.device_id, one.incarnation, names))
+        return taken
+
+    def _take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
+        taken = Taken()
+        found = sort(arrivals, state.verdict)
+        for one in found.late:
+            self._keep_late(one, now)
+        stored = [*found.counted, *found.repeated]
+        records = [record for one in stored for record in one.records]
+        check_flags(records)
+        # Also without any record: rows that wait go on to the table then.
+        fresh = self._intake.append(records).fresh
+        taken.events, self._untold = self._untold, []
+        self._count(fresh, taken)
+        for device_id, new in taken.fresh.items():
+            ok = sum(record.outcome is Outcome.OK for record in new)
+            taken.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(new), ok=ok))
+        for one in found.counted:
+            self._finish(one, state, taken, now)
+        for one in arrivals:
+            record_ids = tuple(record.record_id for record in one.records)
+            taken.acknowledge.append((one.device_id, one.incarnation, record_ids))
+        return taken
+
+    def left(self, job: Job, at_hand: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
+        """Candidates of a job that the store lacks.
+
+        Args:
+            job: The job.
+            at_hand: Some of its candidates, which need not be looked for.
+        """
+        family, left = self._families[job.device_id], self._tallies.left(job)
+        may_skip = job.attempt == 0 and job.origin not in REPEATS
+        grouped: dict[WorkloadId | None, list[CandidateId]] = {}
+        for one in left:
+            if one in at_hand:
+                of: WorkloadId | None = at_hand[one].workload_id
+            else:
+                of = self._coverage.workload_of(family, job.workload_ids, one)
+            grouped.setdefault(of, []).append(one)
+        skipped: set[CandidateId] = set()
+        for of, some in grouped.items():
+            if of is not None:
+                skipped |= self._coverage.blocked_among(family, of, some)
+                skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
+        return [one for one in left if one not in skipped]
+
+    def _count(self, records: Sequence[Record], taken: Taken) -> None:
+        self._coverage.add(records)
+        for record in records:
+            taken.fresh.setdefault(record.device_id, []).append(record)
+        measured: dict[tuple[str, WorkloadId], dict[CandidateId, None]] = {}
+        for device_id, some in taken.fresh.items():
+            counts = self.counts.setdefault(device_id, Counts())
+            ok = sum(record.outcome is Outcome.OK for record in some)
+            counts.add(len(some), ok, max(record.measured_at for record in some))
+            family = self._families.get(device_id, "")
+            for record in some:
+                measured.setdefault((family, record.workload_id), {})[record.candidate_id] = None
+        for (family, workload_id), ids in measured.items():
+            self._pools.measured(family, workload_id, ids)
+
+    def _finish(self, one: Arrival, state: FleetState, taken: Taken, now: float) -> None:
+        """Tell of a job that has all its records now."""
+        if one.lease is None:
+            return
+        self._tallies.add(one)
+        job_id, epoch = JobId(one.lease.job_id), one.lease.epoch
+        job = state.job(job_id)
+        if job is None or not (one.is_last or (one.is_leftover and not self.left(job, {}))):
+            return
+        taken.events.append(self._tallies.finish(one.device_id, job_id, epoch, one.incarnation, now))
+
+    def _leave(self, refusal: Refusal, state: FleetState) -> None:
+        """Take refused candidates for finished, as far as their job is concerned, and plan them no more."""
+        one = refusal.arrival
+        if one.lease is None:
+            return
+        job_id = JobId(one.lease.job_id)
+        if state.verdict(one.device_id, job_id, one.lease.epoch) is Verdict.COUNTS:
+            self._tallies.set_aside(job_id, [record.candidate_id for record in refusal.records])
+        for record in refusal.records:
+            if self._coverage.is_wanted(record.workload_id):
+                family = self._families[one.device_id]
+                self._coverage.block(family, record.workload_id, [record.candidate_id])
+
+    def _keep_late(self, one: Arrival, now: float) -> None:
+        assert one.lease is not None
+        known = self._intake.known([record.record_id for record in one.records])
+        late = [record for record, is_known in zip(one.records, known, strict=True) if not is_known]
+        if not late or not keep_late(self._late, one.device_id, one.lease, late):
+            return
+        self._untold.append(
+            ResultArrivedLate(
+                at_secs=now,
+                device_id=one.device_id,
+                job_id=JobId(one.lease.job_id),
+                epoch=one.lease.epoch,
+                incarnation=one.incarnation,
+                count=len(late),
+            )
+        )
+
+
+__all__ = ["Storing", "Taken"]

@@ -1,0 +1,1 @@
+"""The Delta table itself: schema, commits, files, ids, sums."""

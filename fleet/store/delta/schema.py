@@ -1,0 +1,264 @@
+"""The records table in Arrow: its columns, and the way from a `Record` to a row and back.
+
+`fleet.store.store` and `fleet.store.delta.log` call it. It knows no folders, lock or transaction.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agents.codec import protocol_from_json, protocol_to_json
+from agents.errors import AgentError
+from agents.records import (
+    RECORD_SCHEMA,
+    CandidateId,
+    DeviceId,
+    Outcome,
+    Protocol,
+    Record,
+    WorkloadId,
+    canonical_json,
+)
+from fleet.errors import StoreError
+
+#: Layout of the whole store (tables, folders). 1: first published layout. 2: column `quality`; older versions
+#: must refuse it, because they would merge files without the column.
+STORE_SCHEMA = 2
+
+#: Key of `STORE_SCHEMA` in the table's metadata.
+SCHEMA_KEY = "tensorFleet.storeSchema"
+
+#: Columns inside one data file. `device_id` is the partition, so it stands in the folder's name instead.
+FILE_SCHEMA = pa.schema(
+    [
+        ("record_id", pa.string()),
+        ("workload_id", pa.string()),
+        ("candidate_id", pa.string()),
+        ("outcome", pa.string()),
+        ("latency_secs", pa.float64()),
+        ("run_secs", pa.list_(pa.float64())),
+        ("warmup_secs", pa.list_(pa.float64())),
+        ("number", pa.int64()),
+        ("build_secs", pa.float64()),
+        ("wait_secs", pa.float64()),
+        ("timing_secs", pa.float64()),
+        ("measured_at", pa.float64()),
+        ("attempt", pa.int64()),
+        ("origin", pa.string()),
+        ("model_version", pa.string()),
+        ("error", pa.string()),
+        ("environment_id", pa.string()),
+        ("environment", pa.string()),
+        ("protocol", pa.string()),
+        ("dialect", pa.string()),
+        ("trace", pa.string()),
+        ("schema", pa.int32()),
+        ("quality", pa.string()),
+    ]
+)
+
+#: Columns that older data files lack: null there. A merge writes the nulls, so that no row ever changes.
+ADDED_COLUMNS = frozenset({"quality"})
+
+#: The table as Delta sees it: the partition column and those of the files.
+TABLE_SCHEMA = pa.schema([("device_id", pa.string()), *FILE_SCHEMA])
+
+#: Columns a `Record` is rebuilt from: `record_id` and `latency_secs` follow from the others.
+RECORD_COLUMNS = tuple(name for name in FILE_SCHEMA.names if name not in ("record_id", "latency_secs"))
+
+#: Columns with few values or repeated text. Hashes repeat too seldom for a dictionary to pay.
+DICTIONARY_COLUMNS = (
+    "workload_id",
+    "outcome",
+    "origin",
+    "model_version",
+    "error",
+    "environment_id",
+    "environment",
+    "protocol",
+    "dialect",
+    "trace",
+)
+
+#: Columns with minimum and maximum in the Parquet footer; for long text they would only cost space.
+STATISTICS_COLUMNS = ("record_id", "workload_id", "candidate_id", "outcome", "latency_secs", "measured_at")
+
+#: Rows decoded at once: with traces of 20 KB this is some 20 MB.
+BATCH_ROWS = 1024
+
+#: Hexadecimal digits of a record id (`agents.records.content_hash`).
+RECORD_ID_DIGITS = 32
+
+
+def records_to_table(records: Sequence[Record], record_ids: Sequence[str] | None = None) -> pa.Table:
+    """Turn records into a table of `FILE_SCHEMA`.
+
+    Args:
+        records: Records, mostly of one device; the device itself is not a column.
+        record_ids: Their ids, if they are at hand: hashing takes a sixth of the time.
+
+    Raises:
+        StoreError: A field cannot be kept: an unsupported record layout, wrong type, or text that is not
+            Unicode.
+    """
+    ids = [record.record_id for record in records] if record_ids is None else list(record_ids)
+    # Column by column: a dictionary a row takes twice as long.
+    fields = (
+        zip(*map(operator.attrgetter(*RECORD_COLUMNS), records), strict=True)
+        if records
+        else ((),) * len(RECORD_COLUMNS)
+    )
+    columns: dict[str, Sequence[object]] = dict(zip(RECORD_COLUMNS, fields, strict=True))
+    columns["record_id"] = ids
+    # Hashing a protocol takes longer than all else here, and those of a batch are mostly one object.
+    texts: dict[tuple[int, int], str] = {}
+    for record, one in zip(records, ids, strict=True):
+        if (key := (id(record.protocol), id(record.schema))) not in texts:
+            texts[key] = _protocol_of(record, one)
+    columns["protocol"] = [texts[id(record.protocol), id(record.schema)] for record in records]
+    columns["outcome"] = [record.outcome.value for record in records]
+    columns["latency_secs"] = [
+        min(record.run_secs) if record.outcome is Outcome.OK and record.run_secs else None
+        for record in records
+    ]
+    # The tail of a stream cut at any byte may hold halves of characters: they must not stop the batch.
+    columns["error"] = [
+        record.error and record.error.encode("utf-8", "backslashreplace").decode() for record in records
+    ]
+    try:
+        arrays = [pa.array(columns[field.name], field.type) for field in FILE_SCHEMA]
+        return pa.Table.from_arrays(arrays, schema=FILE_SCHEMA)
+    except (pa.ArrowException, UnicodeError, TypeError, OverflowError) as error:
+        raise StoreError(
+            f"a record cannot be stored: {error}; each field must have the type of Record"
+        ) from error
+
+
+def _protocol_of(record: Record, record_id: str) -> str:
+    if not _is_known(record.schema):
+        raise StoreError(
+            f"record {record_id}: cannot store record layout {record.schema}, this version knows"
+            f" 1 to {RECORD_SCHEMA}; upgrade tensor-fleet"
+        )
+    try:
+        return _protocol_text(record.protocol, record.schema)
+    except (AgentError, ValueError, TypeError) as error:
+        raise StoreError(f"record {record_id} cannot be stored: {error}") from error
+
+
+def _is_known(schema: object) -> bool:
+    return isinstance(schema, int) and 1 <= schema <= RECORD_SCHEMA
+
+
+@functools.lru_cache(maxsize=256)
+def _protocol_text(protocol: Protocol, schema: int) -> str:
+    return canonical_json(protocol_to_json(protocol, schema))
+
+
+@functools.lru_cache(maxsize=256)
+def _protocol(text: str, schema: int) -> Protocol:
+    return protocol_from_json(json.loads(text), schema)
+
+
+def check_protocol(text: str, schema: int) -> None:
+    """Refuse the text of a protocol that no record could be read back with.
+
+    Raises:
+        StoreError: It is no protocol of that layout.
+    """
+    try:
+        _protocol(text, schema)
+    except (AgentError, ValueError, TypeError) as error:
+        raise StoreError(f"rows cannot be stored: {error}") from error
+
+
+def read_batches(
+    path: Path, columns: Sequence[str] = tuple(FILE_SCHEMA.names), rows: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one data file, up to `rows` at a time, in order.
+
+    `ADDED_COLUMNS` that the file lacks are null.
+
+    It reads when asked. A scan of pyarrow's datasets reads ahead of a slow consumer: 330 MB for 400,000
+    records, where this takes 31 MB.
+
+    Raises:
+        StoreError: The file lacks a column.
+        pyarrow.ArrowException, OSError: The file is damaged or gone.
+    """
+    with pq.ParquetFile(path) as file:
+        present = [name for name in columns if name in file.schema_arrow.names]
+        missing = [name for name in columns if name not in present and name not in ADDED_COLUMNS]
+        if missing:
+            raise StoreError(f"{path} lacks the columns {', '.join(missing)}: tensor-fleet did not write it")
+        batches = file.iter_batches(batch_size=rows, columns=present, use_threads=False)
+        if len(present) == len(columns):
+            yield from batches
+            return
+        for batch in batches:
+            kept = {name: batch.column(name) for name in present}
+            nulls = {name: pa.nulls(batch.num_rows, FILE_SCHEMA.field(name).type) for name in ADDED_COLUMNS}
+            yield pa.RecordBatch.from_pydict({name: (nulls | kept)[name] for name in columns})
+
+
+def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
+    """Yield the records in one batch of `RECORD_COLUMNS`, in its order.
+
+    Raises:
+        StoreError: A row was written by a newer version, or breaks the record's own rules.
+    """
+    columns = [batch.column(name).to_pylist() for name in RECORD_COLUMNS]
+    for values in zip(*columns, strict=True):
+        row = dict(zip(RECORD_COLUMNS, values, strict=True))
+        check_layout(device_id, row["schema"])
+        try:
+            row["outcome"] = Outcome(row["outcome"])
+            row["protocol"] = _protocol(row["protocol"], row["schema"])
+        except (AgentError, ValueError, TypeError) as error:
+            raise StoreError(f"a record of device {device_id} cannot be read: {error}") from error
+        row["run_secs"] = tuple(row["run_secs"])
+        row["warmup_secs"] = tuple(row["warmup_secs"])
+        if row["quality"] is None:
+            row["quality"] = "{}"
+        row["workload_id"] = WorkloadId(row["workload_id"])
+        row["candidate_id"] = CandidateId(row["candidate_id"])
+        yield Record(device_id=DeviceId(device_id), **row)
+
+
+def check_layout(device_id: str, schema: object) -> None:
+    """Refuse the layout of a record that a newer version wrote.
+
+    Raises:
+        StoreError: This version does not know it.
+    """
+    if not _is_known(schema):
+        raise StoreError(
+            f"a record of device {device_id} has layout {schema}, this version knows"
+            f" 1 to {RECORD_SCHEMA}; upgrade tensor-fleet"
+        )
+
+
+__all__ = [
+    "ADDED_COLUMNS",
+    "BATCH_ROWS",
+    "DICTIONARY_COLUMNS",
+    "FILE_SCHEMA",
+    "RECORD_COLUMNS",
+    "RECORD_ID_DIGITS",
+    "SCHEMA_KEY",
+    "STATISTICS_COLUMNS",
+    "STORE_SCHEMA",
+    "TABLE_SCHEMA",
+    "batch_to_records",
+    "check_layout",
+    "check_protocol",
+    "read_batches",
+    "records_to_table",
+]

@@ -1,0 +1,196 @@
+"""Find candidates and records in the store by their ids, in a thread of its own: it may take seconds.
+
+`fleet.engine.coordinator` asks and collects; nothing here decides. Each search reads a fresh snapshot of the
+store and never meets the writer.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId
+from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records, read_batches
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of one question to the store."""
+
+    #: As it was given to `StoreThread.ask`.
+    tag: Any
+    #: What the question returned; None where it failed.
+    value: Any = None
+    #: Why it failed; empty where it did not.
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What was found of some candidates."""
+
+    #: With the origin `paired`, in no order.
+    candidates: list[Candidate] = field(default_factory=list)
+    #: Why files could not be read that may hold the others; empty where all could be.
+    unread: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedAsked:
+    """The question for traces of imported candidates: they never mix with those that are measured."""
+
+    device_id: DeviceId
+    request_id: str
+
+
+class StoreThread:
+    """Asks the store in the background, one question after the other.
+
+    Args:
+        path: Folder of the store.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._questions: queue.SimpleQueue[tuple[Any, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._waiting = 0
+        self._thread = threading.Thread(target=self._run, name="store-reader", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being looked for."""
+        return self._waiting == 0
+
+    def ask(self, tag: Any, question: Callable[[StoreReader], Any]) -> None:
+        """Put a question; its answer comes by `poll`."""
+        self.do(tag, lambda: question(Store.read(self._path)))
+
+    def do(self, tag: Any, work: Callable[[], Any]) -> None:
+        """Have something else done that takes a moment; its result comes by `poll`."""
+        self._waiting += 1
+        self._questions.put((tag, work))
+
+    def poll(self) -> list[Answer]:
+        """The answers since the last call; never waits."""
+        found: list[Answer] = []
+        while not self._answers.empty():
+            found.append(self._answers.get())
+        self._waiting -= len(found)
+        return found
+
+    def close(self, timeout_secs: float = 5.0) -> None:
+        """Stop after the present question, or leave it behind: it only reads."""
+        self._questions.put(None)
+        self._thread.join(timeout_secs)
+
+    def _run(self) -> None:
+        while (asked := self._questions.get()) is not None:
+            tag, work = asked
+            try:
+                self._answers.put(Answer(tag=tag, value=work()))
+            except Exception as error:  # a thread that ended would leave all later questions open
+                self._answers.put(Answer(tag=tag, error=str(error)))
+
+
+def find_candidates(
+    reader: StoreReader,
+    device_ids: Collection[DeviceId],
+    wanted: Collection[CandidateId],
+    first: Collection[DeviceId] = (),
+) -> Found:
+    """Read some candidates back from the records of some devices.
+
+    Only the ids are read of every record; traces are read of the row groups that hold one. A file that cannot
+    be read keeps nobody from what the others hold.
+
+    Args:
+        reader: The store.
+        device_ids: Devices of one family.
+        wanted: Candidates to find.
+        first: Those of the devices that are known to have them: the others are read for what is missing then.
+
+    Returns:
+        Those that were found.
+
+    Raises:
+        FleetError: The store cannot be read.
+    """
+    left = set(wanted)
+    found: list[Candidate] = []
+    unread: list[str] = []
+    # Newest first: what is asked for was mostly measured lately.
+    newest = [(path.parent.name.removeprefix("device_id="), path) for path in reversed(reader.data_files())]
+    for device_id, path in sorted(newest, key=lambda one: one[0] not in first):
+        if not left:
+            break
+        if device_id not in device_ids:
+            continue
+        try:
+            with pq.ParquetFile(path) as file:
+                for candidate in _in_file(file, left):
+                    if candidate.candidate_id in left:
+                        left.discard(candidate.candidate_id)
+                        found.append(candidate)
+        except (OSError, pa.ArrowException) as error:
+            unread.append(f"{path}: {error}")
+    if not left or not unread:
+        return Found(candidates=found)
+    more = f" (and {len(unread) - 1} other files)" if len(unread) > 1 else ""
+    return Found(candidates=found, unread=unread[0] + more)
+
+
+def find_records(
+    reader: StoreReader, device_id: DeviceId, wanted: Collection[CandidateId]
+) -> Iterator[Record]:
+    """Yield all records of some candidates on one device.
+
+    Only files with one of them are decoded, a piece at a time.
+
+    Raises:
+        FleetError: The store cannot be read.
+    """
+    names = pa.array(sorted(wanted), pa.string())
+    for path in reader.data_files():
+        if path.parent.name.removeprefix("device_id=") != device_id:
+            continue
+        ids = pq.read_table(path, columns=["candidate_id"], partitioning=None, use_threads=False).column(0)
+        if not pc.any(pc.is_in(ids, names)).as_py():
+            continue
+        for batch in read_batches(path, RECORD_COLUMNS):
+            yield from batch_to_records(
+                device_id, batch.filter(pc.is_in(batch.column("candidate_id"), names))
+            )
+
+
+def _in_file(file: pq.ParquetFile, wanted: Collection[str]) -> Iterator[Candidate]:
+    names = pa.array(sorted(wanted), pa.string())
+    for group in range(file.metadata.num_row_groups):
+        ids = file.read_row_group(group, columns=["candidate_id"], use_threads=False).column(0)
+        rows = pc.indices_nonzero(pc.is_in(ids, names))
+        if not len(rows):
+            continue
+        columns = ["workload_id", "dialect", "trace"]
+        table = file.read_row_group(group, columns=columns, use_threads=False).take(rows)
+        yield from _candidates(*(table.column(name).to_pylist() for name in columns))
+
+
+def _candidates(
+    workload_ids: Sequence[str], dialects: Sequence[str], traces: Sequence[str]
+) -> Iterator[Candidate]:
+    for workload_id, dialect, trace in zip(workload_ids, dialects, traces, strict=True):
+        yield Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, trace=trace, origin="paired")
+
+
+__all__ = ["Answer", "Found", "ImportedAsked", "StoreThread", "find_candidates", "find_records"]

@@ -1,0 +1,156 @@
+"""Links to replay devices that live in this process: no Ray, no thread, the same messages in the same order.
+
+For trying a whole fleet out in seconds: the coordinator's tests and `benchmarks/scale.py` use it. What was
+asked is done inside `poll`, so two runs with the same calls give the same messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from agents.device.agent_host import AgentHost
+from agents.device.messages import AgentGone, Beat, Message
+from agents.device.requests import Request, Start, Stop
+from agents.device.worker_factory import ReplayShelf
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
+from fleet.errors import FleetError
+from fleet.transport.client import Asking
+from fleet.transport.transport import BEAT_SECS
+
+_Key = tuple[DeviceId, int]
+
+
+class LocalLinks(Asking):
+    """Implements `fleet.transport.transport.Links` for devices of kind `replay`.
+
+    Args:
+        protocol: How the fleet measures.
+        spool_root: Folder for spools, one a device. None: records wait in memory, and end with this process.
+        beat_secs: How often every agent says that it is alive.
+        requests_per_poll: At most so many are done in one `poll`, so that it returns in time.
+    """
+
+    def __init__(
+        self,
+        *,
+        protocol: Protocol,
+        spool_root: Path | None = None,
+        beat_secs: float = BEAT_SECS,
+        requests_per_poll: int = 64,
+    ) -> None:
+        self._protocol, self._spool_root = protocol, spool_root
+        self._requests_per_poll = requests_per_poll
+        self._shelf = ReplayShelf(spooled=spool_root is not None)
+        self._host = AgentHost(self._shelf.open, host="here", beat_secs=beat_secs, most_waiting=float("inf"))
+        self._taken = 0
+        self._fetched: list[Message] = []
+        #: What frozen agents were asked, and what they had done but not said.
+        self._frozen: dict[_Key, tuple[list[Request], list[Message]]] = {}
+
+    def start(self, spec: DeviceSpec, incarnation: int) -> None:
+        """See `Links`.
+
+        Raises:
+            FleetError: The device is no replay device.
+        """
+        if spec.kind is not DeviceKind.REPLAY:
+            raise FleetError(
+                f"device {spec.device_id} is of kind {spec.kind}; without Ray only replay devices can be had"
+            )
+        folder = "" if self._spool_root is None else str(self._spool_root / spec.device_id)
+        self._ask(
+            Start(
+                device_id=spec.device_id,
+                incarnation=incarnation,
+                spec=spec,
+                protocol=spec.protocol(self._protocol),
+                spool_folder=folder,
+            )
+        )
+
+    def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
+        """See `Links`."""
+        if kill:
+            self._frozen.pop((device_id, incarnation), None)
+        self._ask(Stop(device_id=device_id, incarnation=incarnation, kill=kill))
+
+    def poll(self, timeout_secs: float) -> list[Message]:
+        """Do what was asked, then see `Links`."""
+        is_idle = False
+        for _ in range(self._requests_per_poll):
+            if is_idle := not self._host.work():
+                break
+        self._fetch(timeout_secs if is_idle and not self._fetched else 0.0)
+        messages, self._fetched = self._fetched, []
+        return messages
+
+    def close(self, timeout_secs: float = 0.0) -> None:
+        """End every agent."""
+        self._host.close()
+        self._host.close_workers()
+        self._shelf.close()
+
+    def crash(
+        self,
+        device_id: DeviceId,
+        incarnation: int,
+        *,
+        is_done: bool = False,
+        reason: str = "killed by SIGKILL",
+        is_blameless: bool = False,
+    ) -> None:
+        """End an agent as a kill of its process would: what it has not said in a `poll` is lost.
+
+        Args:
+            device_id: The device.
+            incarnation: Which of its agents.
+            is_done: Whether it dies after what it was asked, and before it says so; else before.
+            reason: What `AgentGone` gives.
+            is_blameless: The same.
+        """
+        while is_done and self._host.work():
+            pass
+        self._fetch(0.0)
+        self.stop(device_id, incarnation, kill=True)
+        while self._host.work():
+            pass  # its worker lets go of the spool
+        self._fetch(0.0)
+        name = (device_id, incarnation)
+        kept: list[Message] = []
+        for message in self._fetched:
+            if (message.device_id, message.incarnation) != name:
+                kept.append(message)
+            elif isinstance(message, AgentGone):
+                kept.append(replace(message, reason=reason, was_asked=False, is_blameless=is_blameless))
+        self._fetched = kept
+
+    def freeze(self, device_id: DeviceId, incarnation: int) -> None:
+        """Let an agent say nothing and begin nothing from now on, as SIGSTOP would."""
+        self._fetch(0.0)
+        self._frozen[device_id, incarnation] = ([], [])
+
+    def thaw(self, device_id: DeviceId, incarnation: int) -> None:
+        """Let a frozen agent go on: it says what it had done, and does what it was asked since."""
+        requests, messages = self._frozen.pop((device_id, incarnation))
+        self._fetched += messages
+        self._host.ask(requests)
+
+    def _ask(self, request: Request) -> None:
+        name = (request.device_id, request.incarnation)
+        if name in self._frozen:
+            self._frozen[name][0].append(request)
+        else:
+            self._host.ask([request])
+
+    def _fetch(self, timeout_secs: float) -> None:
+        self._taken, messages = self._host.take(self._taken, timeout_secs)
+        for message in messages:
+            frozen = self._frozen.get((message.device_id, message.incarnation))
+            if frozen is None:
+                self._fetched.append(message)
+            elif not isinstance(message, Beat):
+                frozen[1].append(message)
+
+
+__all__ = ["LocalLinks"]

@@ -1,0 +1,349 @@
+"""Links to agents in Ray actors: on this host with a Ray of our own, or in a cluster that runs.
+
+A device that is measured has a process of its own, replay devices share processes. Each process has one call
+out that fetches its messages (`AgentHost.take`); a call that fails is how the end of a process is heard of.
+What is decided here is only what a process of ours needs to be ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from agents.device.device_cores import ELSEWHERE, quiet_cores
+from agents.device.messages import AgentGone, AgentRefused, Message
+from agents.device.requests import Request, Start, Stop
+from agents.host.probe import core_groups
+from agents.host.process_control import pin_process
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
+from fleet.errors import FleetError
+from fleet.transport.client import Asking
+from fleet.transport.ray_folder import RayFolder
+from fleet.transport.ray_hosts import Cluster, HostProcess
+from fleet.transport.ray_session import join_ray, resource_of, start_ray
+from fleet.transport.transport import BEAT_SECS
+
+_LOG = logging.getLogger(__name__)
+
+#: Beats of replay devices: a thousand of them say little that is new.
+REPLAY_BEAT_SECS = 10.0
+#: Replay devices in one process.
+REPLAY_PER_PROCESS = 256
+#: Longest that one call for messages waits on the agents' side.
+_TAKE_SECS = 60.0
+#: From the creation of a process to its first answer; importing takes a second on an idle core.
+_START_SECS = 120.0
+#: After which a killed process is killed by the kernel: by itself it does not end.
+_INSIST_SECS = 0.5
+#: After which a killed process that does not end is given up: its host is out of reach.
+_KILL_SECS = 10.0
+#: A process of several replay devices that does not stop one of them in this time hangs, and is killed.
+_STOP_SECS = 10.0
+#: How often it is looked whether our own Ray still has its servers.
+_LOOK_SECS = 1.0
+_Key = tuple[DeviceId, int]
+
+
+class RayLinks(Asking):
+    """Implements `fleet.transport.transport.Links`.
+
+    Args:
+        specs: The devices known now; others may be started later. They tell which cores time something.
+        spool_root: Folder of this host for the devices' spools.
+        protocol: How the fleet measures.
+        address: `host:port` of a cluster's head; None starts a Ray of our own on the loopback interface.
+        remote_spool_root: The same on the other hosts of a cluster; `~` is the home of Ray's user there.
+        beat_secs: How often an agent says that it is alive.
+        replay_beat_secs: The same of a replay device.
+        replay_per_process: Replay devices that share a process.
+        idle_only: Devices whose agents say whether nobody else uses their hosts.
+        clock: Seconds in which this process ran: an agent must not be ended for a pause of ours.
+
+    Raises:
+        FleetError: Ray does not start, is not confined to loopback, or the cluster cannot be joined.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[DeviceSpec],
+        spool_root: Path,
+        protocol: Protocol,
+        *,
+        address: str | None = None,
+        remote_spool_root: str = "~/.local/state/tensor-fleet/spool",
+        beat_secs: float = BEAT_SECS,
+        replay_beat_secs: float = REPLAY_BEAT_SECS,
+        replay_per_process: int = REPLAY_PER_PROCESS,
+        idle_only: Collection[DeviceId] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._specs = {spec.device_id: spec for spec in specs}
+        self._spool_root, self._remote_spool_root = spool_root.absolute(), remote_spool_root
+        self._protocol = protocol
+        self._beat_secs, self._replay_beat_secs = beat_secs, replay_beat_secs
+        self._replay_per_process, self._idle_only = replay_per_process, frozenset(idle_only)
+        self._clock = clock
+        self._processes: list[HostProcess] = []
+        self._places: dict[_Key, HostProcess] = {}
+        self._news: list[Message] = []
+        #: When a replay device that was told to stop should have.
+        self._stops: dict[_Key, float] = {}
+        self._usable = tuple(sorted(os.sched_getaffinity(0)))
+        self._is_own = address is None
+        #: Of our own Ray.
+        self._folder: RayFolder | None = None
+        self._look_again_at = 0.0
+        self._quiet: tuple[int, ...] = ()
+        self._spare_timing_cores()
+        try:
+            if address is None:
+                self._folder = start_ray({}, len(self._usable))
+            else:
+                join_ray(address)
+            self._cluster = Cluster(is_own=self._is_own)
+        except BaseException:
+            pin_process(self._usable)
+            raise
+
+    def start(self, spec: DeviceSpec, incarnation: int) -> None:
+        """See `Links`."""
+        self._specs[spec.device_id] = spec
+        self._spare_timing_cores()
+        key = (spec.device_id, incarnation)
+        is_replay = spec.kind is DeviceKind.REPLAY
+        node, neighbours = self._cluster.here, list(self._specs.values())
+        if not self._is_own and not is_replay:
+            found = self._cluster.node_with(resource_of(spec.device_id))
+            if found is None:
+                self._gone(
+                    key,
+                    f"no living host of the cluster offers {resource_of(spec.device_id)}; its host offers it "
+                    f"with `ray start --address ... --resources '{{\"{resource_of(spec.device_id)}\": 1}}'`",
+                    is_host_gone=True,
+                )
+                return
+            node = found
+            neighbours = [one for one in neighbours if resource_of(one.device_id) in node.resources]
+        is_here = node.node_id == self._cluster.here.node_id
+        root = str(self._spool_root) if is_here else self._remote_spool_root
+        process = self._shared_process() if is_replay else None
+        if process is None:
+            name = f"replay-{len(self._processes)}-{incarnation}" if is_replay else spec.device_id
+            process = HostProcess(
+                self._cluster,
+                node,
+                is_shared=is_replay,
+                beat_secs=self._replay_beat_secs if is_replay else self._beat_secs,
+                stderr_path=f"{root}/{name}.stderr",
+                resource=None if self._is_own or is_replay else resource_of(spec.device_id),
+                clock=self._clock,
+            )
+            self._processes.append(process)
+        process.keys.add(key)
+        self._places[key] = process
+        process.requests.append(
+            Start(
+                device_id=spec.device_id,
+                incarnation=incarnation,
+                spec=spec,
+                protocol=spec.protocol(self._protocol),
+                spool_folder=f"{root}/{spec.device_id}",
+                usable_cores=self._usable if is_here else None,
+                neighbours=tuple(neighbours),
+                fleet_pids=self._fleet_pids(spec.device_id, is_here=is_here),
+            )
+        )
+
+    def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
+        """See `Links`."""
+        key = (device_id, incarnation)
+        process = self._places.get(key)
+        if process is None:
+            return
+        if kill and not process.is_shared:
+            process.kill("it was told to stop at once")
+            return
+        process.requests.append(Stop(device_id=device_id, incarnation=incarnation, kill=kill))
+        if kill:
+            self._stops.setdefault(key, self._clock() + _STOP_SECS)
+
+    def poll(self, timeout_secs: float) -> list[Message]:
+        """See `Links`. What was asked since the last call is sent now.
+
+        A Ray of our own that broke is started again, which takes some seconds; its agents are gone.
+
+        Raises:
+            FleetError: It cannot be started again, or the cluster has given up this host.
+        """
+        self._look_at_ray()
+        for process in self._processes:
+            process.send(_TAKE_SECS)
+        self._look_at_clocks()
+        calls = {process.call: process for process in self._processes if process.call is not None}
+        for call in self._cluster.ready(list(calls), 0.0 if self._news else timeout_secs):
+            self._receive(calls[call])
+        news, self._news = self._news, []
+        return news
+
+    def close(self, timeout_secs: float) -> None:
+        """See `Links`. Ends Ray, or leaves the cluster."""
+        deadline = time.monotonic() + timeout_secs
+        endings = [process.close() for process in self._processes if process.is_answering]
+        self._cluster.wait_all(endings, max(0.0, deadline - time.monotonic()))
+        for process in self._processes:
+            process.kill("the coordinator ended")
+        for patience in (_INSIST_SECS, _KILL_SECS):
+            calls = [process.call for process in self._processes if process.call is not None]
+            if self._cluster.wait_all(calls, patience):
+                break
+            for process in self._processes:
+                process.insist()
+        self._processes.clear()
+        self._places.clear()
+        self._leave()
+        pin_process(self._usable)
+
+    def pids(self) -> dict[_Key, int]:
+        """Process of each agent whose process has answered; several replay devices have the same one."""
+        return {key: process.name.pid for key, process in self._places.items() if process.name is not None}
+
+    def _fleet_pids(self, device_id: DeviceId, *, is_here: bool) -> tuple[int, ...] | None:
+        """Processes whose work is the fleet's own on the host of an agent that must tell of others'."""
+        if device_id not in self._idle_only:
+            return None
+        return (os.getpid(),) if is_here else ()
+
+    def _ask(self, request: Request) -> None:
+        process = self._places.get((request.device_id, request.incarnation))
+        if process is not None:
+            process.requests.append(request)
+
+    def _receive(self, process: HostProcess) -> None:
+        """Take what a call for messages gave: messages, or the end of the process."""
+        messages, end = process.answer()
+        for message in messages:
+            key = (message.device_id, message.incarnation)
+            if key not in process.keys:
+                continue  # told as gone before its process could say so
+            self._news.append(message)
+            if isinstance(message, AgentGone | AgentRefused):
+                process.keys.discard(key)
+                self._forget(key)
+                if not process.is_shared:
+                    process.kill("")
+        if end is not None:
+            self._end(process, end)
+
+    def _look_at_ray(self) -> None:
+        """Start our Ray again if one of its servers has ended."""
+        now = time.monotonic()
+        if not self._is_own or now < self._look_again_at:
+            return
+        self._look_again_at = now + _LOOK_SECS
+        why = self._cluster.broken()
+        if why is None:
+            return
+        _LOG.warning("Ray is started again: %s", why)
+        for process in list(self._processes):
+            process.insist()
+            self._end(process, f"Ray broke down: {why}", is_blameless=True)
+        self._leave()
+        self._folder = start_ray({}, len(self._usable))
+        self._cluster = Cluster(is_own=True)
+
+    def _leave(self) -> None:
+        self._cluster.leave()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _look_at_clocks(self) -> None:
+        now = self._clock()
+        for process in list(self._processes):
+            if process.killed_at is None:
+                if process.name is None and now > process.began + _START_SECS:
+                    process.kill(f"its process was not ready in {_START_SECS:g} s")
+            elif now > process.killed_at + _KILL_SECS:
+                reason = f"its end could not be seen in {_KILL_SECS:g} s: its host is out of reach"
+                self._end(process, reason, is_host_gone=True)
+            elif now > process.killed_at + _INSIST_SECS:
+                process.insist()
+        for key, deadline in list(self._stops.items()):
+            if now > deadline and key in self._places:
+                del self._stops[key]
+                self._places[key].kill("a replay device of its process did not stop when told to")
+
+    def _end(
+        self, process: HostProcess, reason: str, *, is_blameless: bool = False, is_host_gone: bool = False
+    ) -> None:
+        """A process is no more, or out of reach: so are its agents."""
+        self._processes.remove(process)
+        was_asked = process.killed_at is not None
+        if not self._is_own and not was_asked and self._cluster.is_host_dead():
+            raise FleetError(
+                "the Ray cluster has given up this host (its raylet ended, or it was cut off from the head); "
+                "have `ray start` run again here, then start again"
+            )
+        tail = process.stderr_tail() if process.keys else ""
+        if process.keys and not was_asked and not is_blameless:
+            # Our raylet takes its agents with it, and it may be a moment until that is looked for.
+            is_blameless = self._cluster.broken() is not None or process.is_blameless(tail)
+        is_host_gone = is_host_gone or process.is_host_gone
+        for key in sorted(process.keys):
+            self._gone(
+                key,
+                reason,
+                tail,
+                was_asked=was_asked,
+                is_blameless=is_blameless,
+                is_host_gone=is_host_gone,
+            )
+        process.keys.clear()
+
+    def _gone(
+        self,
+        key: _Key,
+        reason: str,
+        tail: str = "",
+        *,
+        was_asked: bool = False,
+        is_blameless: bool = False,
+        is_host_gone: bool = False,
+    ) -> None:
+        self._forget(key)
+        self._news.append(
+            AgentGone(
+                device_id=key[0],
+                incarnation=key[1],
+                reason=reason,
+                stderr_tail=tail,
+                was_asked=was_asked,
+                is_blameless=is_blameless,
+                is_host_gone=is_host_gone,
+            )
+        )
+
+    def _forget(self, key: _Key) -> None:
+        self._places.pop(key, None)
+        self._stops.pop(key, None)
+
+    def _shared_process(self) -> HostProcess | None:
+        """A process for one more replay device."""
+        for process in self._processes:
+            has_room = process.is_shared and len(process.keys) < self._replay_per_process
+            if has_room and process.killed_at is None:
+                return process
+        return None
+
+    def _spare_timing_cores(self) -> None:
+        """Keep this process, and the threads that write, off the cores that time something."""
+        timing = {core for spec in self._specs.values() if spec.kind not in ELSEWHERE for core in spec.cores}
+        quiet = quiet_cores(sorted(timing), self._usable, core_groups())
+        if quiet != self._quiet:
+            self._quiet = quiet
+            pin_process(quiet)
+
+
+__all__ = ["REPLAY_BEAT_SECS", "REPLAY_PER_PROCESS", "RayLinks"]

@@ -1,0 +1,114 @@
+"""How the coordinator reaches the agents: what it may ask, and what comes back.
+
+`coordinator.py` knows only this. `ray_transport.py` is the real thing; `links/local.py` holds replay devices
+in this process. Neither decides anything: starting again, expiring a lease and counting are the
+coordinator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from agents.device.messages import (
+    AgentGone,
+    AgentRefused,
+    AgentUp,
+    Asked,
+    Beat,
+    Busy,
+    Failed,
+    Message,
+    MorePending,
+    Proposed,
+    ProposeRequest,
+    Results,
+    TaggedRecord,
+    WorkloadsListed,
+)
+from agents.device.worker import Batch
+from agents.lease import Lease, LeaseTag
+from agents.records import DeviceId, DeviceSpec
+
+#: Leases that an agent may hold: one runs, one waits, so the device never idles.
+MAX_OUTSTANDING = 2
+#: An agent that lives says so this often (`Beat`), whatever its device is doing.
+BEAT_SECS = 2.0
+
+
+class Links(Protocol):
+    """One agent a device, each with an incarnation number that the coordinator gives.
+
+    Promises of every implementation, for each (device, incarnation) that was started:
+
+    - The first message is `AgentUp`, `AgentRefused` or `AgentGone`. `AgentRefused` or `AgentGone` comes
+      exactly once and last; after it there is no process left that could make records, or none that this
+      object will ever hear again.
+    - Nothing is retried and nobody is started again by itself.
+    - Messages of an older incarnation may come after `start` of a newer one, until its `AgentGone`. They
+      carry their number: the coordinator decides what is late.
+    - A request to an incarnation that is not up (any more) is dropped without a word: its `AgentGone` says or
+      has said so.
+    - What is asked of one device is done in the order of asking.
+
+    Methods return at once, but for `poll` and `close`. One thread uses an object.
+    """
+
+    def start(self, spec: DeviceSpec, incarnation: int) -> None:
+        """Start the agent of a device. A fresh one waits some seconds for the end of its predecessor."""
+
+    def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
+        """End an agent and all its processes; `AgentGone` follows.
+
+        Args:
+            device_id: The device.
+            incarnation: Which of its agents.
+            kill: At once, even if the agent hangs or is stopped by a signal; else when what it was asked
+                before is done.
+        """
+
+    def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
+        """Measure a batch; `Results` follow, or `Failed`. At most `MAX_OUTSTANDING` of a device at a time."""
+
+    def propose(self, device_id: DeviceId, incarnation: int, request: ProposeRequest) -> None:
+        """Draw or evolve candidates; `Proposed` follows, or `Failed`."""
+
+    def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
+        """List workloads of networks (`agents.programs.networks`); `WorkloadsListed` follows, or `Failed`."""
+
+    def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
+        """Let the agent forget records that the store holds for good. May be lost, may be repeated."""
+
+    def poll(self, timeout_secs: float) -> list[Message]:
+        """Return the messages that have arrived, in the order of each agent; wait for the first one.
+
+        Args:
+            timeout_secs: Longest wait; the list is empty after it.
+        """
+
+    def close(self, timeout_secs: float) -> None:
+        """End every agent: in order where it can be had in the time, else by force. No more messages."""
+
+
+__all__ = [
+    "BEAT_SECS",
+    "MAX_OUTSTANDING",
+    "AgentGone",
+    "AgentRefused",
+    "AgentUp",
+    "Asked",
+    "Batch",
+    "Beat",
+    "Busy",
+    "Failed",
+    "Lease",
+    "LeaseTag",
+    "Links",
+    "Message",
+    "MorePending",
+    "ProposeRequest",
+    "Proposed",
+    "Results",
+    "TaggedRecord",
+    "WorkloadsListed",
+]

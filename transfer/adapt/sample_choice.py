@@ -1,0 +1,114 @@
+"""What the ways to choose samples choose from: candidates that siblings know, and how fast each may be.
+
+Shared by the selectors of `transfer.adapt.sample_selection`. Knows none of them, and no latency of the
+target.
+
+Legend: P rows of the pool, T trunk width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from transfer.data.dataset import Dataset
+from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors
+from transfer.train.training import torch_threads
+
+Rows = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+#: Rows embedded at once.
+_BATCH = 256
+
+
+def _nothing() -> Rows:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Choice:
+    """What a selector chooses from.
+
+    Attributes:
+        dataset: Holds the candidates; of the siblings it shows what they measured, of the target nothing.
+        target: The new device.
+        pool: Rows that can be measured on the target, those in `taken` too.
+        source_model: Gives a model of the siblings when it is called; not called by those who need none.
+        seed: Of every draw.
+        taken: Rows that were measured already.
+    """
+
+    dataset: Dataset
+    target: str
+    pool: Rows
+    source_model: Callable[[], MultiTaskTLP]
+    seed: int
+    taken: Rows = field(default_factory=_nothing)
+    _places: Floats | None = field(default=None, init=False)
+
+    @property
+    def siblings(self) -> Sequence[int]:
+        """Columns of the other devices."""
+        return [place for place, one in enumerate(self.dataset.device_ids) if one != self.target]
+
+    def left(self) -> Rows:
+        """Rows of the pool that were not measured yet."""
+        return self.pool[~np.isin(self.pool, self.taken)]
+
+    def places(self) -> Floats:
+        """(P, siblings) place of each row of the pool in its workload, 1 for the fastest, NaN for none."""
+        if self._places is None:
+            group = self.dataset.group[self.pool]
+            latency = self.dataset.latency_secs[np.ix_(self.pool, np.array(self.siblings, dtype=np.int64))]
+            self._places = np.stack([places_in(-one, group) for one in latency.T], axis=1)
+        return self._places
+
+    def expected(self) -> Floats:
+        """(P,) expected place in the workload: mean over siblings, or over their heads where unmeasured."""
+        places = self.places()
+        known = np.isfinite(places)
+        mean: Floats = np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
+        missing = ~known.any(axis=1)
+        if missing.any():
+            mean[missing] = self.head_places().mean(axis=1)[missing]
+        return mean
+
+    def head_places(self) -> Floats:
+        """(P, heads) place of each row in its workload by the heads of the siblings."""
+        model = self.source_model()
+        group, block = self.dataset.group[self.pool], self.dataset.features.take(self.pool)
+        return np.stack([places_in(model.score(block, one), group) for one in model.device_ids], axis=1)
+
+
+def places_in(scores: Floats, group: NDArray[np.int32]) -> Floats:
+    """Place of each score inside its workload, from above 0 to 1 for the best; NaN stays NaN."""
+    found = np.full(len(scores), np.nan)
+    known = np.flatnonzero(np.isfinite(scores))
+    order = known[np.argsort(group[known], kind="stable")]
+    for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        if len(members):
+            found[members] = rankdata(scores[members]) / len(members)
+    return found
+
+
+def embed(model: MultiTaskTLP, dataset: Dataset, rows: Rows) -> Floats:
+    """(rows, T) representations of candidates by a backbone."""
+    block = dataset.features.take(rows)
+    was_training = model.training
+    model.eval()
+    parts = []
+    with torch.no_grad(), torch_threads(1):
+        for start in range(0, len(rows), _BATCH):
+            some = np.arange(start, min(len(rows), start + _BATCH))
+            parts.append(model.backbone(*block_tensors(block, some)).double().numpy())
+    model.train(was_training)
+    return np.concatenate(parts)
+
+
+__all__ = ["Choice", "Floats", "Rows", "embed", "places_in"]

@@ -1,0 +1,306 @@
+"""Which candidates to measure on a new device first.
+
+Called by onboarding and the onboarding curve, which compares the ways at equal k. All of them go on: asked
+again with what was measured already, they give what comes next, and nothing twice. None looks at latencies
+of the target.
+
+Legend: P rows of the pool, T trunk width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.adapt.sample_choice import Choice, Floats, Rows, embed, places_in
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+
+#: Measured candidates of each sampled workload: fewer give no ranking, more leave out workloads. With 64
+#: samples on one split, 8 of each of 8 workloads did a little better than 4 of each of 16 (tau .52 and .51).
+_SAMPLES_PER_WORKLOAD = 8
+#: Passes of k-means; the centres hardly move after these.
+_PASSES = 10
+
+
+class Selector(Protocol):
+    """One way to choose."""
+
+    @property
+    def name(self) -> str:
+        """Short name in reports and settings."""
+        ...
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """Choose `count` rows that were not measured yet, in the order in which to measure them.
+
+        Raises:
+            TransferError: The pool has fewer left.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Any of them, drawn at random."""
+
+    name: str = "random"
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `Selector.choose`."""
+        drawn = np.random.default_rng(choice.seed).permutation(choice.pool)
+        return _first(choice, drawn, count)
+
+
+@dataclass(frozen=True, slots=True)
+class FewOfEach:
+    """Workloads in random order, some random candidates of each: those of one workload can be compared."""
+
+    name: str = "few-of-each"
+    per_workload: int = _SAMPLES_PER_WORKLOAD
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `Selector.choose`."""
+        key = np.random.default_rng(choice.seed).random(len(choice.pool))
+        return _first(choice, _in_turns(choice, key, self.per_workload), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Stratified:
+    """Every workload in turn, and in each one all speeds: fast, slow, and between, as siblings tell them."""
+
+    name: str = "stratified"
+    per_workload: int = 2
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `Selector.choose`."""
+        expected, group = choice.expected(), choice.dataset.group[choice.pool]
+        key = np.zeros(len(choice.pool))
+        for one in np.unique(group):
+            mine = np.flatnonzero(group == one)
+            key[mine[np.argsort(-expected[mine], kind="stable")]] = _ends_first(len(mine))
+        return _first(choice, _in_turns(choice, key, self.per_workload), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """What most siblings measured, the fast ones first: their labels line up with the new device's."""
+
+    name: str = "paired"
+    per_workload: int = _SAMPLES_PER_WORKLOAD
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `Selector.choose`."""
+        key = choice.expected() + np.isfinite(choice.places()).sum(axis=1)
+        return _first(choice, _in_turns(choice, -key, self.per_workload), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """Where siblings (or their heads, where they did not measure) disagree most on a candidate's place."""
+
+    name: str = "uncertainty"
+    per_workload: int = _SAMPLES_PER_WORKLOAD
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `Selector.choose`."""
+        places = choice.places()
+        if not (np.isfinite(places).sum(axis=1) > 1).any():
+            places = choice.head_places()
+        known = np.isfinite(places)
+        counts = np.maximum(1, known.sum(axis=1))
+        mean = np.where(known, places, 0).sum(axis=1) / counts
+        spread = np.sqrt((np.where(known, places - mean[:, None], 0) ** 2).sum(axis=1) / counts)
+        # What may be the best matters: a disagreement among slow ones does not.
+        return _first(choice, _in_turns(choice, -spread * (0.5 + mean), self.per_workload), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Clustered:
+    """K-means over the backbone's embeddings, the candidate nearest to each centre (CDMPP, EuroSys'24)."""
+
+    name: str = "kmeans"
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `Selector.choose`."""
+        left = _enough(choice, count)
+        if count in {0, len(left)}:
+            return left[:count]
+        x = embed(choice.source_model(), choice.dataset, left)
+        random = np.random.default_rng(choice.seed)
+        centres = x[random.choice(len(x), count, replace=False)]
+        for _ in range(_PASSES):
+            nearest = _square_distances(x, centres).argmin(axis=1)
+            counts = np.bincount(nearest, minlength=count)
+            sums = np.zeros_like(centres)
+            np.add.at(sums, nearest, x)
+            filled = counts > 0
+            centres[filled] = sums[filled] / counts[filled, None]
+        apart = _square_distances(x, centres)
+        chosen: dict[int, None] = {}
+        for centre in range(count):
+            order = np.argsort(apart[:, centre], kind="stable")
+            chosen[next(int(one) for one in order if int(one) not in chosen)] = None
+        return left[np.array(list(chosen), dtype=np.int64)]
+
+
+@dataclass(frozen=True, slots=True)
+class DiverseFast:
+    """Far from all chosen so far, with a bias to fast ones (BALTO, ICLR'23)."""
+
+    name: str = "diverse-fast"
+    #: Power of the expected place that weighs a distance.
+    bias: float = 1.0
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `Selector.choose`."""
+        left = _enough(choice, count)
+        x = embed(choice.source_model(), choice.dataset, left)
+        wanted = choice.expected()[np.searchsorted(choice.pool, left)] ** self.bias
+        apart = np.full(len(left), np.inf)
+        if len(choice.taken):
+            taken = embed(choice.source_model(), choice.dataset, choice.taken)
+            apart = _square_distances(x, taken).min(axis=1)
+        chosen: list[int] = []
+        for _ in range(count):
+            gain = wanted if not np.isfinite(apart).any() else np.sqrt(apart) * wanted
+            gain = gain.copy()
+            gain[chosen] = -1.0
+            chosen.append(int(gain.argmax()))
+            apart = np.minimum(apart, _square_distances(x, x[chosen[-1:]])[:, 0])
+        return left[np.array(chosen, dtype=np.int64)]
+
+
+#: Every way, by name; the first is the default.
+SELECTORS: dict[str, Selector] = {
+    one.name: one
+    for one in (Paired(), FewOfEach(), Uniform(), Stratified(), Uncertain(), Clustered(), DiverseFast())
+}
+
+
+def selector_named(name: str) -> Selector:
+    """The way to choose with this name.
+
+    Raises:
+        TransferError: There is none.
+    """
+    if name not in SELECTORS:
+        raise TransferError(f"unknown way to choose samples {name!r}; known: {', '.join(SELECTORS)}")
+    return SELECTORS[name]
+
+
+def draw_support(
+    dataset: Dataset,
+    device_id: str,
+    rows: NDArray[np.int64],
+    samples: int,
+    *,
+    seed: int,
+    per_workload: int = _SAMPLES_PER_WORKLOAD,
+) -> NDArray[np.int64]:
+    """Draw the few candidates whose target latency adaptation may see.
+
+    Workloads are drawn at random, then candidates in turn from each, so that every sample has others to be
+    compared with: a lone candidate of a workload teaches nothing about ranking.
+
+    Args:
+        dataset: Candidates of all devices.
+        device_id: The target.
+        rows: Rows to draw from. Those that failed on the target are drawn too: they cost a measurement.
+        samples: How many (k).
+        seed: Of the draw.
+        per_workload: Wanted candidates of one workload; more where there are too few workloads.
+
+    Raises:
+        TransferError: Fewer rows were measured on the target than samples asked for.
+    """
+    column = dataset.column(device_id)
+    tried = rows[np.isfinite(dataset.latency_secs[rows, column]) | dataset.failed[rows, column]]
+    if not 2 <= samples <= len(tried):
+        raise TransferError(
+            f"cannot draw {samples} samples of {device_id!r} from {len(tried)} measured candidates: "
+            f"ask for 2 to {len(tried)}"
+        )
+    random = np.random.default_rng(seed)
+    groups = random.permutation(np.unique(dataset.group[tried]))
+    pools = [random.permutation(tried[dataset.group[tried] == group]) for group in groups]
+    wanted = max(1, samples // per_workload)
+    # Workloads beyond the wanted number wait until the first ones have nothing left.
+    turns = [
+        (i // wanted, place, i, pool[place]) for i, pool in enumerate(pools) for place in range(len(pool))
+    ]
+    return np.sort(np.array([row for *_, row in sorted(turns)[:samples]], dtype=np.int64))
+
+
+def _in_turns(choice: Choice, key: Floats, per_workload: int) -> Rows:
+    """All rows of the pool: of each workload in random order the `per_workload` lowest keys, then more."""
+    group = choice.dataset.group[choice.pool]
+    groups = np.unique(group)
+    turn_of = np.random.default_rng(choice.seed).permutation(len(groups))
+    order = np.lexsort((key, group))
+    place = np.arange(len(order)) - np.searchsorted(group[order], group[order])
+    turn = turn_of[np.searchsorted(groups, group[order])]
+    ordered: Rows = choice.pool[order[np.lexsort((place, turn, place // per_workload))]]
+    return ordered
+
+
+def _ends_first(count: int) -> Floats:
+    """(count,) rank of each place when ends come first, then middles of what is left: 0, last, middle, ..."""
+    rank = np.full(count, -1.0)
+    waiting = [(0, 0), (count - 1, count - 1)] if count > 1 else [(0, 0)]
+    spans = [(0, count - 1)]
+    number = 0
+    for place, _ in waiting:
+        rank[place] = number
+        number += 1
+    while spans:
+        low, high = spans.pop(0)
+        middle = (low + high) // 2
+        if rank[middle] < 0:
+            rank[middle] = number
+            number += 1
+        if high - low > 1:
+            spans += [(low, middle), (middle, high)]
+    return rank
+
+
+def _enough(choice: Choice, count: int) -> Rows:
+    left = choice.left()
+    if not 0 <= count <= len(left):
+        raise TransferError(
+            f"cannot choose {count} candidates for {choice.target!r}: {len(left)} of {len(choice.pool)} "
+            f"known ones were not measured yet; ask for at most {len(left)}, or measure more on its siblings"
+        )
+    return left
+
+
+def _first(choice: Choice, ordered: Rows, count: int) -> Rows:
+    _enough(choice, count)
+    return ordered[~np.isin(ordered, choice.taken)][:count]
+
+
+def _square_distances(x: Floats, centres: Floats) -> Floats:
+    """(n, m) squared distances, never below 0."""
+    found: Floats = (x**2).sum(axis=1)[:, None] - 2 * x @ centres.T + (centres**2).sum(axis=1)[None, :]
+    return np.maximum(found, 0.0)
+
+
+__all__ = [
+    "SELECTORS",
+    "Choice",
+    "Clustered",
+    "DiverseFast",
+    "FewOfEach",
+    "Paired",
+    "Selector",
+    "Stratified",
+    "Uncertain",
+    "Uniform",
+    "draw_support",
+    "embed",
+    "places_in",
+    "selector_named",
+]

@@ -1,0 +1,246 @@
+"""Siblings' latencies of the same candidates, corrected by the few of the target, and a head taught by them.
+
+Where siblings have measured a candidate, what they measured says more of a new device than any feature: it is
+carried over by `transfer.adapt.source_model`, which k = 0 suffices for. What comes of it is an estimate
+of the target's latency for every candidate that any sibling measured, hundreds of times more than k; the
+head, which unseen candidates are judged by, is trained on those estimates and on the few measurements. It has
+a vote on measured candidates too: a sibling's number is one measurement with its noise, which a head that
+learnt from thousands smooths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.adapt.base import Adapted, need_source, visible_part
+from transfer.adapt.heads import with_target_head
+from transfer.adapt.source_model import SiblingModel, fit_siblings
+from transfer.adapt.summary_nets import SummaryNets, fit_nets, tune_nets
+from transfer.adapt.tuning_loop import tune
+from transfer.data.dataset import Dataset
+from transfer.data.labels import group_min
+from transfer.errors import TransferError
+from transfer.features.extractor import FeatureBlock
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig, trainable_devices
+from transfer.train.tree_fit import teach_trees
+
+#: What the head's vote on a candidate that siblings measured counts beside the estimate (decision 25).
+_HEAD_SHARE = 0.5
+#: Where siblings measured fewer than this share of the samples, and samples can be compared in so many
+#: workloads, estimates say little of this device: trees learn from what was measured, with a second set of
+#: them from the samples alone, and the networks go on with the samples and have this share of the vote on
+#: unseen candidates (decision 26).
+_SHARED, _LEAST_WORKLOADS, _TUNED_SHARE = 0.5, 2, 0.5
+#: A candidate that failed on every sibling that tried it counts as this many times slower than the head says.
+_FAILED_FACTOR = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Carry siblings' latencies over, and train the head on what comes of it, beside the sources' heads.
+
+    Args:
+        epoch_share: Epochs of the head's training, as a share of the configuration's.
+        rate_share: The same for the learning rate.
+        most_steps: Most updates of the head's training: bounds the time where there are many workloads.
+        nets: Small networks that vote beside the head on candidates that no sibling measured.
+        trains_head: Without it only candidates that siblings measured can be ranked, in a fraction of the
+            time: what is enough to compare ways of choosing samples.
+    """
+
+    name: str = "siblings"
+    epoch_share: float = 0.4
+    rate_share: float = 0.5
+    most_steps: int = 240
+    nets: int = 3
+    trains_head: bool = True
+    least_samples: int = 0
+
+    def only_known(self) -> Siblings:
+        """The estimates alone: nearly the same scores of candidates that siblings measured."""
+        return replace(self, trains_head=False)
+
+    def adapt(
+        self,
+        source: MultiTaskTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        support_rows: NDArray[np.int64],
+        *,
+        source_rows: NDArray[np.int64],
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        """Fit the siblings' part, then the head. Without an ok sample it does what k = 0 gives.
+
+        Raises:
+            TransferError: There is no source model, or no sibling has a latency.
+        """
+        source = need_source(source, self.name)
+        part = visible_part(dataset, target_device, support_rows, source_rows, need_support=False)
+        siblings = [
+            str(one) for one in part.device_ids if one != target_device and len(part.rows_of(one)) >= 2
+        ]
+        if not siblings:
+            raise TransferError(
+                f"strategy {self.name!r} needs a device beside {target_device!r} with latencies among the "
+                "source rows; use 'finetune' or 'scratch'"
+            )
+        fitted = fit_siblings(part, target_device, siblings, seed)
+        column = part.column(target_device)
+        latency = part.latency_secs.copy()
+        measured = np.isfinite(latency[:, column])
+        latency[:, column] = np.where(measured, latency[:, column], np.exp(fitted.log_secs))
+        estimated = replace(part, latency_secs=latency)
+        model = with_target_head(source, part, target_device, seed=seed)
+        everything = np.arange(len(estimated))
+        able = trainable_devices(estimated, everything)
+        devices = [one for one in able if one == target_device or one in source.device_ids]
+        nets, head_share, nets_share = None, 0.0, 0.0
+        if self.trains_head and target_device in devices:
+            per_epoch = -(-len(np.unique(estimated.group)) // config.workloads_per_batch)
+            epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
+            how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
+            tune(model, estimated, devices, how, seed)
+            alone = _stands_alone(part, target_device)
+            teach_trees(
+                model,
+                part if alone else estimated,
+                everything,
+                devices,
+                config=config,
+                seed=seed,
+                alone=target_device if alone else None,
+            )
+            head_share = _HEAD_SHARE
+            if self.nets:
+                nets = fit_nets(estimated, target_device, config.loss, self.nets, seed)
+                if alone:
+                    nets = tune_nets(nets, part, target_device, config.loss, seed)
+                    nets_share = _TUNED_SHARE
+        notes = {
+            "sources": siblings,
+            "estimated": int(np.isfinite(fitted.log_secs).sum()),
+            "measured": int(measured.sum()),
+            "strength": fitted.model.strength,
+        }
+        return Adapted(
+            device_id=target_device,
+            model=model,
+            correction=SiblingCorrection(target_device, fitted.model, nets, head_share, nets_share),
+            notes=notes,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiblingCorrection:
+    """Scores candidates by what siblings measured and by the head, by the head alone where they did not."""
+
+    device_id: str
+    siblings: SiblingModel
+    nets: SummaryNets | None = None
+    #: Of the head's vote on what siblings measured; 0 for a head that was not trained.
+    head_share: float = 0.0
+    #: Of the networks' vote on what they did not; 0 where head, trees and networks count alike.
+    nets_share: float = 0.0
+    kind: str = "siblings"
+
+    def arrays(self) -> dict[str, NDArray[np.float32]]:
+        """See `Correction.arrays`."""
+        values = {one.name: getattr(self.siblings, one.name) for one in fields(SiblingModel)}
+        if self.nets is not None:
+            values |= {one.name: getattr(self.nets, one.name) for one in fields(SummaryNets)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+    def settings(self) -> dict[str, Any]:
+        """See `Correction.settings`."""
+        return {
+            "device_id": self.device_id,
+            "siblings": list(self.siblings.siblings),
+            "strength": self.siblings.strength,
+            "head_share": self.head_share,
+            "nets_share": self.nets_share,
+        }
+
+    @classmethod
+    def restored(
+        cls, arrays: Mapping[str, NDArray[np.float32]], settings: Mapping[str, Any]
+    ) -> SiblingCorrection:
+        """Inverse of `arrays` and `settings`.
+
+        Raises:
+            TransferError: One of them is missing.
+        """
+        try:
+            siblings = tuple(map(str, settings["siblings"]))
+            names = {one.name for one in fields(SummaryNets)} & set(arrays)
+            nets = SummaryNets(**{name: arrays[name] for name in names}) if names else None
+            rest = {name: array for name, array in arrays.items() if name not in names}
+            model = SiblingModel(siblings=siblings, strength=int(settings["strength"]), **rest)
+            # Versions before had no such shares.
+            head_share, nets_share = (float(settings.get(f"{of}_share", 0.0)) for of in ("head", "nets"))
+            return cls(str(settings["device_id"]), model, nets, head_share, nets_share)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TransferError(
+                f"cannot restore what siblings say: {type(error).__name__}: {error}; adapt the device again"
+            ) from error
+
+    def score(self, model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Relative speeds in (0, 1], or the head's where nobody measured. See `Adapted.score`."""
+        rows = np.asarray(rows, dtype=np.int64)
+        around, value = self.siblings.predict(dataset, np.unique(dataset.group[rows]))
+        known = np.isfinite(value)
+        wanted = np.isin(around, rows)
+        group = dataset.group[around]
+        has_known = np.isin(group, group[known])
+        scores = np.full(len(dataset), np.nan)
+        # The head is asked about the rows that no sibling measured, and where there are such beside measured
+        # ones, or where it has a vote on these, about the measured ones too: its level in the workload must
+        # be found.
+        mixed = np.isin(group, group[wanted & ~known]) | (self.head_share > 0)
+        ask = (wanted & ~known) | (mixed & has_known & known)
+        told = np.full(len(around), np.nan)
+        if ask.any():
+            told[ask] = -self._log_scores(model, dataset.features.take(around[ask]))
+        scores[around[wanted & ~has_known]] = np.exp(-told[wanted & ~has_known])
+        apart = np.where(known & np.isfinite(told), value - told, 0.0)
+        count = int(group.max(initial=-1)) + 1
+        both = np.bincount(group[known], minlength=count)
+        level = np.bincount(group, apart, count) / np.maximum(1, both)
+        failed = dataset.failed[around].any(axis=1) & ~known
+        heads = told + level[group]
+        if self.head_share:
+            value = (1 - self.head_share) * value + self.head_share * heads
+        filled = np.where(known, value, heads + failed * np.log(_FAILED_FACTOR))
+        usable = has_known & np.isfinite(filled)
+        least = group_min(np.where(usable, filled, np.nan)[:, None], group, count)[group, 0]
+        chosen = usable & wanted
+        scores[around[chosen]] = np.exp(least[chosen] - filled[chosen])
+        return scores[rows]
+
+    def score_unseen(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
+        """The head's and the networks' vote. See `Adapted.score_unseen`."""
+        return np.asarray(np.exp(self._log_scores(model, block)))
+
+    def _log_scores(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
+        """Logarithms of relative speeds: a weighted mean over head and trees (in one score) and networks."""
+        head = np.log(np.maximum(model.score(block, self.device_id), 1e-12))
+        if self.nets is None:
+            return np.asarray(head)
+        share = self.nets_share or 1 / (2 if model.trees is None else 3)
+        return np.asarray((1 - share) * head + share * self.nets.log_scores(block.summary).mean(axis=0))
+
+
+def _stands_alone(part: Dataset, target_device: str) -> bool:
+    """Whether the target has samples to compare, most of which no sibling measured."""
+    rows = part.rows_of(target_device)
+    others = np.delete(part.latency_secs[rows], part.column(target_device), axis=1)
+    shared = np.isfinite(others).any(axis=1)
+    _, counts = np.unique(part.group[rows], return_counts=True)
+    return int((counts > 1).sum()) >= _LEAST_WORKLOADS and float(shared.mean()) < _SHARED

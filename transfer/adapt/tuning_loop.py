@@ -1,0 +1,139 @@
+"""The loop that fine-tuning strategies share, and the choice of a learning rate on the support set.
+
+The loop is that of `transfer.train.epochs` without what a few dozen rows do not need (validation, resuming,
+several workers), and with what strategies need: some layers left alone, and a look at the weights after each
+step. Called by the strategies only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from transfer.data.dataset import Dataset
+from transfer.data.ranking import rank_agreement
+from transfer.model.mtl_tlp import MultiTaskTLP, scoped_seed
+from transfer.train.rows import gather_rows
+from transfer.train.step import Stepper, learning_rate_curve
+from transfer.train.training import TrainConfig, torch_threads
+
+#: What a strategy lets go on learning: everything, the head, or the head and the trunk before it.
+Trained = Literal["whole", "head", "last"]
+
+
+def tune(
+    model: MultiTaskTLP,
+    part: Dataset,
+    devices: Sequence[str],
+    config: TrainConfig,
+    seed: int,
+    after_step: Callable[[], None] | None = None,
+) -> None:
+    """Train a model in place on the labels that `part` shows of some devices.
+
+    Args:
+        model: On the CPU. Parameters that need no gradient stay as they are.
+        part: Only the labels to learn from are present.
+        devices: Heads to train.
+        config: Epochs, learning rate and loss.
+        seed: Of dropout and of the order.
+        after_step: Called after each update.
+
+    Raises:
+        TransferError: No device has a pair to rank, or the loss is not finite.
+    """
+    training = gather_rows(part, np.arange(len(part)), tuple(devices))
+    sizes = {"most": config.candidates_per_workload, "per_epoch": config.candidates_per_epoch}
+    steps = config.epochs * -(-training.part_count(**sizes) // config.workloads_per_batch)
+    factor = learning_rate_curve(steps, config.warmup_fraction)
+    random = np.random.default_rng(seed)
+    done = 0
+    with scoped_seed(seed), torch_threads(config.threads):
+        stepper = Stepper(model, config, torch.device("cpu"))
+        model.train()
+        for _ in range(config.epochs):
+            parts = training.parts(**sizes, random=random)
+            order = random.permutation(len(parts))
+            for start in range(0, len(order), config.workloads_per_batch):
+                batch = [parts[place] for place in order[start : start + config.workloads_per_batch]]
+                stepper.step(training, batch, factor(done))
+                done += 1
+                if after_step is not None:
+                    after_step()
+        model.eval()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+@contextmanager
+def only(model: MultiTaskTLP, device_id: str, trained: Trained) -> Iterator[None]:
+    """Inside the block only the chosen layers of a model need gradients."""
+    layers: dict[str, list[nn.Module]] = {
+        "whole": [model],
+        "head": [model.head(device_id)],
+        "last": [model.head(device_id), model.join, model.trunk, model.norm],
+    }
+    free = {id(parameter) for module in layers[trained] for parameter in module.parameters()}
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(id(parameter) in free)
+        yield
+    finally:
+        for parameter, needed in before:
+            parameter.requires_grad_(needed)
+
+
+def choose_rate(
+    start: MultiTaskTLP,
+    part: Dataset,
+    device_id: str,
+    rates: Sequence[float],
+    seed: int,
+    fit: Callable[[Dataset, float], MultiTaskTLP],
+) -> tuple[float, dict[float, float]]:
+    """Choose a learning rate on the support set: learn from half of its workloads, rank the other half.
+
+    Args:
+        start: What fine-tuning starts from; it stands for a rate of 0.
+        part: Only the support's labels of the device are looked at.
+        device_id: The new device.
+        rates: What to try.
+        seed: Of the halves.
+        fit: Gives a tuned copy of `start` from the rows shown and a rate.
+
+    Returns:
+        The rate (0 where no rate did better than leaving the model alone), and the agreement (mean of
+        Kendall's tau over both halves) of each. Without two workloads that can be ranked, the least rate and
+        nothing.
+    """
+    rows = part.rows_of(device_id)
+    groups, counts = np.unique(part.group[rows], return_counts=True)
+    able = np.random.default_rng(seed).permutation(groups[counts >= 2])
+    if len(able) < 2:
+        return min(rates), {}
+    found = dict.fromkeys((0.0, *rates), 0.0)
+    for held in (able[::2], able[1::2]):
+        there = rows[np.isin(part.group[rows], held)]
+        kept = hide(part, device_id, there)
+        features = part.features.take(there)
+        truth = -part.latency_secs[there, part.column(device_id)]
+        for rate in found:
+            model = start if rate == 0.0 else fit(kept, rate)
+            found[rate] += rank_agreement(model.score(features, device_id), truth, part.group[there]) / 2
+    # The first of equals: to leave the model alone, then the smaller rates.
+    return max(sorted(found), key=lambda rate: found[rate]), found
+
+
+def hide(part: Dataset, device_id: str, rows: NDArray[np.int64]) -> Dataset:
+    """The same dataset without the latencies of some rows on one device."""
+    latency = part.latency_secs.copy()
+    latency[rows, part.column(device_id)] = np.nan
+    return replace(part, latency_secs=latency)

@@ -1,0 +1,201 @@
+"""What a head is worth, told from the device's own few samples: expected top-1 and top-5 with an interval.
+
+Samples are held back in turn, so that every one is scored by a head that did not see it. Their errors say how
+far scores can be trusted; the head's scores of all candidates say how much it has to choose among. So: draw
+what the true latencies may be (score plus an error like those of the samples), see what the head's first
+choices would reach, and repeat with other samples. Called by onboarding. Knows nothing of strategies.
+
+Legend: N candidates that the head will rank, n samples scored by heads that did not see them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.data.intervals import LEVEL, Estimate
+from transfer.errors import TransferError
+
+Floats = NDArray[np.float64]
+Groups = NDArray[np.int32]
+
+#: Draws of what may be; more change the third digit.
+_DRAWS = 400
+#: Samples that can be compared with another of their workload, at least.
+LEAST_SAMPLES = 12
+#: Workloads of the samples, at least: errors of one workload say little of others.
+LEAST_WORKLOADS = 3
+#: Degrees of freedom of the size of the errors, for each workload of the samples beyond the first. Between 1
+#: (errors of a workload are all alike) and the samples' own number (none is like another). Chosen, with the
+#: two below, by replayed onboardings of ISA profiles and AutoTVM devices (`docs/onboarding.md`).
+_FREEDOM = 3.0
+#: How many places away, among the samples of a workload, an error may be taken from.
+_NEAR = 1.5
+#: How far expectations were off beyond what the draws explain, by replayed onboardings: mean and spread of
+#: truth less expectation, of top-1 and top-5. Devices differ in how alike errors of alike candidates are.
+_OFF_TOP1 = 0.0, 0.02
+_OFF_TOP5 = 0.005, 0.005
+#: The same where nobody has measured the workloads: a network is less like others than its workloads are
+#: like each other, and samples cannot tell by how much.
+_UNSEEN_OFF_TOP1 = -0.05, 0.1
+_UNSEEN_OFF_TOP5 = -0.015, 0.05
+#: Of what lies beyond an interval of top-5, the share above it: the end at 1 leaves little room there.
+_TOP5_ABOVE = 0.2
+#: Share of a workload's candidates that err as those of one workload of the samples, the same few errors
+#: again and again: candidates that are alike err alike, which leaves fewer chances to be surprised.
+_SHARED = 0.8
+#: Errors smaller than this are none.
+_LEAST_SCALE = 1e-9
+#: Scores are relative speeds; below this all are equally slow.
+_LEAST_SCORE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What the head's first choices reach, as shares of the best speed."""
+
+    top1: Estimate
+    top5: Estimate
+    #: Samples and workloads that this is made of.
+    samples: int
+    workloads: int
+
+
+def expect(
+    scores: Floats,
+    group: Groups,
+    sample_scores: Floats,
+    sample_secs: Floats,
+    sample_group: Groups,
+    *,
+    seed: int,
+    unseen: bool = False,
+    level: float = LEVEL,
+) -> Expectation:
+    """Estimate the mean top-1 and top-5 over the workloads of some candidates.
+
+    Args:
+        scores: (N,) the head's scores of the candidates that it will rank, higher is faster.
+        group: (N,) their workloads.
+        sample_scores: (n,) scores of measured samples by heads that did not learn from them.
+        sample_secs: (n,) what was measured, NaN where a sample failed.
+        sample_group: (n,) their workloads.
+        seed: Of the draws.
+        unseen: Nobody has measured the candidates that the head will rank, nor others of their workloads.
+        level: Share of the draws inside the intervals.
+
+    Raises:
+        TransferError: There are too few samples to say anything.
+    """
+    pairs = _pairs_of(sample_scores, sample_secs, sample_group)
+    workloads = sorted(pairs)
+    count = sum(len(one[0]) for one in pairs.values())
+    if len(workloads) < LEAST_WORKLOADS or count < LEAST_SAMPLES:
+        raise TransferError(
+            f"{count} samples of {len(workloads)} workloads can be compared with others of their workload; "
+            f"an expectation needs {LEAST_SAMPLES} of {LEAST_WORKLOADS}: measure more"
+        )
+    random = np.random.default_rng(seed)
+    said = _table(scores, group)
+    if not len(said):
+        raise TransferError("no workload has two candidates to choose between: there is nothing to expect")
+    freedom = _FREEDOM * (len(workloads) - 1)
+    top1, top5 = np.zeros(_DRAWS), np.zeros(_DRAWS)
+    for draw in range(_DRAWS):
+        # Other samples would have told other errors: workloads of the samples are drawn with replacement.
+        donors = [pairs[workloads[place]] for place in random.integers(len(workloads), size=len(workloads))]
+        slope = _slope(donors)
+        # Few workloads leave open how large errors are: their size is drawn too, from what so many can tell.
+        size = np.sqrt(freedom / random.chisquare(freedom))
+        errors = [size * _errors(one, slope) for one in donors]
+        top1[draw], top5[draw] = _reached(said, slope, errors, random)
+    off_top1, off_top5 = (_UNSEEN_OFF_TOP1, _UNSEEN_OFF_TOP5) if unseen else (_OFF_TOP1, _OFF_TOP5)
+    return Expectation(
+        top1=_estimate(top1, off_top1, level, 0.5, random),
+        top5=_estimate(top5, off_top5, level, _TOP5_ABOVE, random),
+        samples=count,
+        workloads=len(workloads),
+    )
+
+
+def _pairs_of(scores: Floats, secs: Floats, group: Groups) -> dict[int, tuple[Floats, Floats]]:
+    """By workload: centred logarithms of scores and of measured speeds, of workloads with two or more."""
+    known = np.isfinite(secs)
+    found = {}
+    for one in np.unique(group[known]):
+        mine = known & (group == one)
+        if mine.sum() > 1:
+            said, true = _logits(scores[mine]), -np.log(secs[mine])
+            found[int(one)] = said - said.mean(), true - true.mean()
+    return found
+
+
+def _logits(scores: Floats) -> Floats:
+    """Logarithm of relative speed as a head means it."""
+    found: Floats = np.log(np.maximum(scores, _LEAST_SCORE))
+    return found
+
+
+def _slope(pairs: list[tuple[Floats, Floats]]) -> float:
+    """How much of a difference in scores is found in speeds; never negative."""
+    above = sum(float((said * true).sum()) for said, true in pairs)
+    below = sum(float((said**2).sum()) for said, _ in pairs)
+    return max(0.0, above / below) if below else 0.0
+
+
+def _errors(pair: tuple[Floats, Floats], slope: float) -> Floats:
+    """What scores got wrong in one workload, the slowest by score first."""
+    said, true = pair
+    # One degree of freedom went into the mean of the workload: unscaled, few errors would look too small.
+    found: Floats = (true - slope * said) * np.sqrt(len(true) / (len(true) - 1))
+    return found[np.argsort(said, kind="stable")]
+
+
+def _table(scores: Floats, group: Groups) -> Floats:
+    """(workloads, most candidates) logarithms of scores, NaN beyond the end; workloads of two or more."""
+    order = np.argsort(group, kind="stable")
+    lists = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    lists = [rows for rows in lists if len(rows) > 1]
+    table = np.full((len(lists), max(map(len, lists), default=0)), np.nan)
+    for place, rows in enumerate(lists):
+        table[place, : len(rows)] = _logits(scores[rows])
+    return table
+
+
+def _reached(
+    said: Floats, slope: float, errors: list[Floats], random: np.random.Generator
+) -> tuple[float, float]:
+    """Mean top-1 and top-5 over the workloads in one draw."""
+    sizes = np.array([len(one) for one in errors])
+    scales = np.array([max(float(np.sqrt((one**2).mean())), _LEAST_SCALE) for one in errors])
+    pool, starts = np.concatenate(errors) / np.repeat(scales, sizes), np.cumsum(sizes) - sizes
+    # A workload errs as much as one of the samples' did: some are predicted far better than others.
+    model = random.integers(len(errors), size=len(said))[:, None]
+    # And its fast candidates as their fast ones: errors among slow ones are larger, and matter to nobody.
+    donor = random.integers(len(errors), size=said.shape)
+    donor = np.where(random.random(said.shape) < _SHARED, model, donor)
+    order = np.argsort(np.argsort(np.nan_to_num(said, nan=np.inf), axis=1), axis=1)
+    place = (order + 0.5) / np.isfinite(said).sum(axis=1, keepdims=True)
+    near = place * sizes[donor] + random.uniform(-_NEAR, _NEAR, said.shape)
+    drawn = starts[donor] + np.clip(near.astype(np.int64), 0, sizes[donor] - 1)
+    true = slope * said + scales[model] * pool[drawn]
+    best = np.nanmax(true, axis=1)
+    # Ties among the scores are broken at random; what is beyond the end comes last.
+    first = np.lexsort((random.random(said.shape), -np.nan_to_num(said, nan=-np.inf)), axis=1)[:, :5]
+    chosen = np.take_along_axis(true, first, axis=1)
+    return float(np.exp(chosen[:, 0] - best).mean()), float(np.exp(np.nanmax(chosen, axis=1) - best).mean())
+
+
+def _estimate(
+    draws: Floats, off: tuple[float, float], level: float, above: float, random: np.random.Generator
+) -> Estimate:
+    """Mean and interval; of what lies outside of the interval `above` is the share above it."""
+    mean, spread = off
+    widened = np.minimum(1.0, draws + random.normal(mean, spread, len(draws)))
+    low, high = np.quantile(widened, [(1 - level) * (1 - above), 1 - (1 - level) * above])
+    return Estimate(min(1.0, float(draws.mean()) + mean), max(0.0, float(low)), float(high))
+
+
+__all__ = ["LEAST_SAMPLES", "LEAST_WORKLOADS", "Expectation", "expect"]

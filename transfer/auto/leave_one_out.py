@@ -1,0 +1,298 @@
+"""How the strategies stand among the devices already known: each is left out in turn and onboarded.
+
+Made ahead of an onboarding and kept by a hash of everything that they follow from, so that they are made once
+for given records. Called by `transfer.auto.strategy`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+from agents.records import canonical_json, content_hash
+from transfer.adapt.base import Strategy
+from transfer.adapt.sample_selection import FewOfEach
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import LEVEL, Estimate, is_beyond_luck
+from transfer.errors import DatasetError
+from transfer.evaluate.onboarding_cases import CasePlan, Regime
+from transfer.evaluate.onboarding_contenders import Adapting
+from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
+from transfer.evaluate.onboarding_points import Point
+from transfer.train.state import digest
+from transfer.train.training import TrainConfig, trainable_devices
+
+Floats = NDArray[np.float64]
+
+#: Raise it when standings are made otherwise: those kept before are then made again.
+VERSION = 3
+#: Numbers of samples at which strategies are compared; between them the logarithm of k is what counts.
+_SAMPLES = (0, 32, 256)
+#: Most candidates of a workload that are learnt from, and judged on.
+_MOST_POOL, _MOST_JUDGED = 32, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standings:
+    """What each strategy reached on average over the known devices.
+
+    Attributes:
+        key: Hash of what they follow from.
+        samples: Numbers of samples, rising.
+        top1: Mean top-1 by strategy, one value for each number of samples; None where it could not run.
+        agreement: Share of pairs in the right order, likewise.
+        devices: Devices that were left out in turn.
+        top5: Mean top-5, likewise.
+        spread: Standard deviation over the devices of top-1, and of top-5; empty with fewer than two.
+        judged: What heads were judged on: a workload's number for each device and workload.
+        by_judged: Top-1 on each of them by strategy, a row for each number of samples; None where it could
+            not run.
+        version: Of how they were made.
+    """
+
+    key: str
+    samples: tuple[int, ...]
+    top1: Mapping[str, tuple[float | None, ...]]
+    agreement: Mapping[str, tuple[float | None, ...]]
+    devices: tuple[str, ...]
+    top5: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    spread: Mapping[str, tuple[tuple[float | None, ...], tuple[float | None, ...]]] = field(
+        default_factory=dict
+    )
+    judged: tuple[int, ...] = ()
+    by_judged: Mapping[str, tuple[tuple[float | None, ...], ...]] = field(default_factory=dict)
+    version: int = VERSION
+
+    def at(self, k: int) -> dict[str, float]:
+        """Top-1 that each strategy would reach with k samples, between those tried by the logarithm of k."""
+        found = {name: _between(self.samples, values, k) for name, values in self.top1.items()}
+        return {name: round(value, 4) for name, value in found.items() if value is not None}
+
+    def expected(self, name: str, k: int) -> tuple[Estimate, Estimate] | None:
+        """Top-1 and top-5 of a strategy on one more device like the known ones, with 90 % intervals.
+
+        By Student's t: few devices say little of how unlike the next one is. None where too few are known.
+        """
+        if name not in self.spread or len(self.devices) < 2:
+            return None
+        beyond = float(student.ppf((1 + LEVEL) / 2, len(self.devices) - 1))
+        beyond *= math.sqrt(1 + 1 / len(self.devices))
+        told = []
+        for means, spreads in zip((self.top1, self.top5), self.spread[name], strict=True):
+            mean, spread = _between(self.samples, means[name], k), _between(self.samples, spreads, k)
+            if mean is None or spread is None:
+                return None
+            low, high = max(0.0, mean - beyond * spread), min(1.0, mean + beyond * spread)
+            told.append(Estimate(mean, low, high))
+        return told[0], told[1]
+
+    def best(self, able: Sequence[Strategy], k: int) -> Strategy:
+        """The strategy to take with k samples: the first, unless another stands better beyond luck.
+
+        A few devices judged on the same workloads say little of small differences, and the first is what is
+        best on most stores: whichever came out on top was worse than it by .007 on average over k.
+
+        Args:
+            able: Those that can work with the samples, best guess first.
+            k: Number of samples.
+        """
+        known = self.at(k)
+        standing = [one for one in able if one.name in known] or able[:1]
+        first = standing[0]
+        better = [one for one in standing[1:] if is_beyond_luck(self.gains(one.name, first.name, k))]
+        return max([first, *better], key=lambda one: known.get(one.name, 0.0))
+
+    def gains(self, one: str, other: str, k: int) -> Floats:
+        """(workloads,) top-1 of a strategy less that of another with k samples, mean over the devices."""
+        mine, theirs = (self._judged(name, k) for name in (one, other))
+        apart = mine - theirs
+        known = np.isfinite(apart)
+        _, place = np.unique(np.array(self.judged, dtype=np.int64)[known], return_inverse=True)
+        counts = np.bincount(place)
+        return np.asarray(np.bincount(place, apart[known]) / np.maximum(1, counts))
+
+    def _judged(self, name: str, k: int) -> Floats:
+        """(judged,) top-1 of a strategy with k samples; NaN where it could not run."""
+        rows = self.by_judged.get(name, ())
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.judged)
+        found = (_between(self.samples, values, k) if values else None for values in columns)
+        return np.array([np.nan if one is None else one for one in found], dtype=np.float64)
+
+    def difference(self, one: str, other: str, k: int) -> float:
+        """Agreement of a strategy less that of another with k samples; 0 where it is not known."""
+        mine, theirs = (
+            _between(self.samples, self.agreement[name], k) if name in self.agreement else None
+            for name in (one, other)
+        )
+        return 0.0 if mine is None or theirs is None else mine - theirs
+
+
+def leave_one_out(
+    dataset: Dataset,
+    strategies: Sequence[Strategy],
+    regime: Regime,
+    config: TrainConfig,
+    cache: Path | None,
+) -> Standings | None:
+    """Onboard each device from the others by every strategy, or look up what that gave.
+
+    Args:
+        dataset: Candidates of the known devices, and nothing that may not be seen.
+        strategies: What to compare; their `repr` tells their settings.
+        regime: What the heads are asked.
+        config: How source models are trained.
+        cache: Folder of what was made before; None for nothing.
+
+    Returns:
+        None where fewer than two devices have anything to rank.
+    """
+    rows = np.arange(len(dataset))
+    devices = trainable_devices(dataset, rows)
+    if len(devices) < 2:
+        return None
+    key = content_hash(
+        str(VERSION),
+        canonical_json([repr(one) for one in strategies]),
+        canonical_json([regime.value, list(devices), list(_SAMPLES), _MOST_POOL, _MOST_JUDGED]),
+        canonical_json(asdict(config)),
+        dataset.spec.hash,
+        digest(
+            dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary, dataset.hardware
+        ),
+    )
+    kept = None if cache is None else cache / f"standings-{key}.json"
+    if kept is not None and (found := _read(kept, key)) is not None:
+        return found
+    made = _make(dataset, strategies, regime, config, devices, key)
+    if kept is not None:
+        _write(kept, made)
+    return made
+
+
+def _make(
+    dataset: Dataset,
+    strategies: Sequence[Strategy],
+    regime: Regime,
+    config: TrainConfig,
+    devices: Sequence[str],
+    key: str,
+) -> Standings:
+    selector = FewOfEach()
+    plan = CurvePlan(
+        cases=CasePlan(
+            regimes=(regime,),
+            targets=tuple(devices),
+            seeds=(0,),
+            most_pool=_MOST_POOL,
+            most_judged=_MOST_JUDGED,
+            most_splits=1,
+        ),
+        contenders=tuple(Adapting(one, selector, one.name) for one in strategies),
+        selector=selector,
+        config=config,
+        samples=_SAMPLES,
+        with_all=False,
+    )
+    try:
+        points = run_curve(dataset, None, plan)
+    except DatasetError:
+        # Siblings that share no candidates: nothing can be told, and nothing is.
+        points = []
+    top1, top5, agreement, spread, by_judged = {}, {}, {}, {}, {}
+    places = sorted({(p.target, int(group)) for p in points for group in p.groups})
+    for one in strategies:
+        mine = [[p for p in points if p.contender == one.name and p.k == k] for k in _SAMPLES]
+        top1[one.name] = tuple(_mean([p.top1 for p in found]) for found in mine)
+        top5[one.name] = tuple(_mean([p.top5 for p in found]) for found in mine)
+        agreement[one.name] = tuple(_mean([(1 + p.tau) / 2 for p in found]) for found in mine)
+        spread[one.name] = (
+            tuple(_spread([p.top1 for p in found]) for found in mine),
+            tuple(_spread([p.top5 for p in found]) for found in mine),
+        )
+        by_judged[one.name] = tuple(_by_place(found, places) for found in mine)
+    return Standings(
+        key=key,
+        samples=_SAMPLES,
+        top1=top1,
+        agreement=agreement,
+        devices=tuple(map(str, devices)),
+        top5=top5,
+        spread=spread,
+        judged=tuple(group for _, group in places),
+        by_judged=by_judged,
+    )
+
+
+def _mean(values: Sequence[Floats]) -> float | None:
+    return float(np.mean(np.concatenate(values))) if values else None
+
+
+def _spread(values: Sequence[Floats]) -> float | None:
+    """Standard deviation of the means: one for each device, with one division and seed."""
+    return float(np.std([one.mean() for one in values], ddof=1)) if len(values) > 1 else None
+
+
+def _by_place(points: Sequence[Point], places: Sequence[tuple[str, int]]) -> tuple[float | None, ...]:
+    """Top-1 on each of some workloads of devices; None where there is none."""
+    found = {
+        (point.target, int(group)): round(float(value), 4)
+        for point in points
+        for group, value in zip(point.groups, point.top1, strict=True)
+    }
+    return tuple(found.get(place) for place in places)
+
+
+def _between(samples: Sequence[int], values: Sequence[float | None], k: int) -> float | None:
+    known = [
+        (math.log2(1 + at), value) for at, value in zip(samples, values, strict=True) if value is not None
+    ]
+    if not known:
+        return None
+    places, heights = zip(*known, strict=True)
+    return float(np.interp(math.log2(1 + k), places, heights))
+
+
+def _read(path: Path, key: str) -> Standings | None:
+    """What was kept; None where it is missing or damaged: it is then made again."""
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+        if value["version"] != VERSION or value["key"] != key:
+            return None
+        return Standings(
+            key=key,
+            samples=tuple(value["samples"]),
+            top1={name: tuple(several) for name, several in value["top1"].items()},
+            agreement={name: tuple(several) for name, several in value["agreement"].items()},
+            devices=tuple(value["devices"]),
+            top5={name: tuple(several) for name, several in value["top5"].items()},
+            spread={
+                name: (tuple(several[0]), tuple(several[1])) for name, several in value["spread"].items()
+            },
+            judged=tuple(value["judged"]),
+            by_judged={name: tuple(map(tuple, rows)) for name, rows in value["by_judged"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write(path: Path, standings: Standings) -> None:
+    """Keep standings; they appear whole or not at all, and a folder that cannot be written keeps none."""
+    beside = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(asdict(standings), indent=1))
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+
+
+__all__ = ["VERSION", "Standings", "leave_one_out"]

@@ -1,0 +1,277 @@
+"""The strategy that chooses a strategy, and checks what it got before anybody relies on it.
+
+Which strategy to take at which k is told by leave-one-device-out among the devices already known
+(`transfer.auto.leave_one_out`), done ahead and cached. Then comes the guard against harm: some samples are
+kept back as a check, and where the adapted head does not beat training from scratch and the nearest device's
+head on them, `auto` says so and takes the better one. Called by onboarding; knows strategies by their
+protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.adapt.base import Adapted, Strategy, visible_part
+from transfer.adapt.nearest import Nearest
+from transfer.adapt.scratch import Scratch
+from transfer.adapt.source_devices import Siblings
+from transfer.adapt.zero_shot import ZeroShot
+from transfer.auto.leave_one_out import Standings, leave_one_out
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import is_beyond_luck
+from transfer.data.ranking import order_agreement
+from transfer.errors import TransferError
+from transfer.evaluate.onboarding_cases import Regime
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig
+
+Rows = NDArray[np.int64]
+
+#: Share of the samples that are kept back as a check, and how many there must be for one.
+_CHECK_SHARE = 0.25
+_LEAST_CHECKED = 8
+#: Workloads of a check that count as much as what leave-one-device-out told: a check of a few workloads is
+#: mostly luck, one of many decides.
+_PRIOR_WORKLOADS = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auto:
+    """Choose among strategies, guard against harm.
+
+    Args:
+        strategies: To choose from, best guess first: what is taken where nothing is known yet.
+        regime: What the head will be asked: candidates that siblings measured, or unseen ones.
+        cache: Folder where standings are kept between calls; made again each time where None.
+        guard: Check the choice against scratch and nearest.
+    """
+
+    strategies: tuple[Strategy, ...]
+    regime: Regime = Regime.DEVICE_NEW
+    cache: Path | None = field(default=None, repr=False)
+    guard: bool = True
+    name: str = "auto"
+    least_samples: int = 0
+
+    def prepare(
+        self, dataset: Dataset, target_device: str, *, source_rows: Rows, config: TrainConfig
+    ) -> Standings | None:
+        """Find, or look up, how the strategies stand among the other devices; minutes when done anew.
+
+        Args:
+            dataset: Candidates of all devices; nothing of the target is looked at.
+            target_device: The new device.
+            source_rows: Rows whose latencies on the other devices may be seen.
+            config: How source models are trained.
+
+        Returns:
+            None where fewer than two other devices have anything to rank, or there is nothing to choose.
+        """
+        if len(self.strategies) < 2:
+            return None
+        known = visible_part(
+            dataset, target_device, np.zeros(0, dtype=np.int64), source_rows, need_support=False
+        )
+        column = dataset.column(target_device)
+        others = [place for place in range(len(known.device_ids)) if place != column]
+        siblings = replace(
+            known,
+            device_ids=tuple(known.device_ids[place] for place in others),
+            latency_secs=known.latency_secs[:, others],
+            failed=known.failed[:, others],
+            hardware=known.hardware[others],
+        )
+        # Fingerprints tell how far each device is from the target, not from the one that is left out.
+        strategies = [
+            replace(one, distances=None) if isinstance(one, ZeroShot) else one for one in self.strategies
+        ]
+        return leave_one_out(siblings, strategies, self.regime, config, self.cache)
+
+    def adapt(
+        self,
+        source: MultiTaskTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        support_rows: Rows,
+        *,
+        source_rows: Rows,
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        """Choose, check, adapt. See `Strategy.adapt`; `notes` say what was chosen and why."""
+        support_rows = np.asarray(support_rows, dtype=np.int64)
+        standings = self.prepare(dataset, target_device, source_rows=source_rows, config=config)
+        latency = dataset.latency_secs[:, dataset.column(target_device)]
+        measured = int(np.isfinite(latency[support_rows]).sum())
+        able = [one for one in self.strategies if self._can(one, source, dataset, support_rows, latency)]
+        if not able:
+            raise TransferError(
+                f"no strategy can give {target_device!r} a head from {measured} measurements; measure at "
+                "least two candidates of one workload there, or train a model of its siblings first"
+            )
+        chosen = able[0] if standings is None else standings.best(able, measured)
+        notes: dict[str, Any] = {"strategy": chosen.name}
+        if standings is not None:
+            notes["standings"] = standings.at(measured)
+
+        def run(strategy: Strategy, rows: Rows) -> Adapted:
+            return strategy.adapt(
+                source, dataset, target_device, rows, source_rows=source_rows, config=config, seed=seed
+            )
+
+        if self.guard and source is not None:
+            parts = split_support(dataset, support_rows, latency, self.regime, seed)
+            if parts is None:
+                notes["check"] = f"none: {measured} measurements are too few to keep some back"
+            else:
+                fit, check = parts
+                rivals = {
+                    one.name: one
+                    for one in (chosen, Scratch(), Nearest())
+                    if self._can(one, source, dataset, fit, latency)
+                }
+                found = {
+                    name: check_agreement(
+                        run(for_check(one, self.regime), fit), dataset, check, latency, self.regime
+                    )
+                    for name, one in rivals.items()
+                }
+                notes["check"] = verdict = judge(found, chosen.name, standings, measured)
+                chosen = rivals[verdict["taken"]]
+                notes["strategy"] = chosen.name
+        adapted = run(chosen, support_rows)
+        return replace(adapted, notes={**notes, "of_strategy": dict(adapted.notes)})
+
+    @staticmethod
+    def _can(
+        strategy: Strategy,
+        source: MultiTaskTLP | None,
+        dataset: Dataset,
+        rows: Rows,
+        latency: NDArray[np.float64],
+    ) -> bool:
+        """Whether a strategy can work with what there is."""
+        if source is None and not isinstance(strategy, Scratch):
+            return False
+        if not strategy.least_samples:
+            return True
+        known = rows[np.isfinite(latency[rows])]
+        return len(known) >= strategy.least_samples and bool(
+            np.bincount(dataset.group[known], minlength=1).max(initial=0) >= 2
+        )
+
+
+def split_support(
+    dataset: Dataset, rows: Rows, latency: NDArray[np.float64], regime: Regime, seed: int
+) -> tuple[Rows, Rows] | None:
+    """Part the samples into those to fit by and those to check by.
+
+    The check asks what the head will be asked: other candidates of the same workloads where siblings measured
+    them, whole workloads where nobody did.
+
+    Returns:
+        Rows to fit and rows to check; None where either side would have nothing to compare.
+    """
+    known = rows[np.isfinite(latency[rows])]
+    random = np.random.default_rng(seed)
+    held = np.zeros(len(known), dtype=np.bool_)
+    groups, counts = np.unique(dataset.group[known], return_counts=True)
+    if regime is Regime.BOTH_NEW:
+        able = random.permutation(groups[counts >= 2])
+        take = max(1, round(_CHECK_SHARE * len(able)))
+        if len(able) - take < 1:
+            return None
+        held = np.isin(dataset.group[known], able[:take])
+    else:
+        for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+            take = max(2, round(_CHECK_SHARE * count))
+            if count - take >= 2:
+                mine = np.flatnonzero(dataset.group[known] == group)
+                held[random.permutation(mine)[:take]] = True
+    if held.sum() < _LEAST_CHECKED or (~held).sum() < _LEAST_CHECKED:
+        return None
+    failed = rows[~np.isfinite(latency[rows])]
+    return np.sort(np.concatenate([known[~held], failed])), np.sort(known[held])
+
+
+def for_check(strategy: Strategy, regime: Regime) -> Strategy:
+    """What gives nearly the same scores where a check asks, in less time if it can.
+
+    Where siblings have measured whatever is asked, half of the vote is theirs, and needs no head.
+    """
+    if regime is Regime.DEVICE_NEW and isinstance(strategy, Siblings):
+        return strategy.only_known()
+    return strategy
+
+
+def checking_view(dataset: Dataset, check: Rows, regime: Regime) -> Dataset:
+    """What a head may look at when it scores check rows: what it will see when it is asked in earnest."""
+    if regime is not Regime.BOTH_NEW:
+        return dataset
+    hidden = np.isin(dataset.group, np.unique(dataset.group[check]))[:, None]
+    return replace(
+        dataset,
+        latency_secs=np.where(hidden, np.nan, dataset.latency_secs),
+        failed=dataset.failed & ~hidden,
+    )
+
+
+def check_agreement(
+    adapted: Adapted, dataset: Dataset, check: Rows, latency: NDArray[np.float64], regime: Regime
+) -> NDArray[np.float64]:
+    """(workloads,) share of the check's pairs in the right order, workload by workload."""
+    scores = adapted.score(checking_view(dataset, check, regime), check)
+    group = dataset.group[check]
+    found = []
+    for one in np.unique(group):
+        mine = group == one
+        if mine.sum() >= 2:
+            found.append(order_agreement(scores[mine], latency[check][mine])[0])
+    return np.array(found)
+
+
+def judge(
+    found: Mapping[str, NDArray[np.float64]], chosen: str, standings: Standings | None, k: int
+) -> dict[str, Any]:
+    """Whether the chosen strategy stays: its check against the rivals', leaning on the standings where few.
+
+    Returns:
+        JSON-ready: `taken`, `agreement` by strategy, `beaten_by` (of raw agreement) and a sentence.
+    """
+    raw = {name: float(values.mean()) for name, values in found.items()}
+    workloads = len(found[chosen])
+    shrunk = {}
+    for name, values in found.items():
+        before = 0.0 if standings is None else standings.difference(name, chosen, k)
+        after = float((values - found[chosen]).sum())
+        shrunk[name] = (after + _PRIOR_WORKLOADS * before) / (workloads + _PRIOR_WORKLOADS)
+    taken = max(shrunk, key=lambda name: (shrunk[name], name == chosen))
+    if taken != chosen and not is_beyond_luck(found[taken] - found[chosen]):
+        taken = chosen
+    beaten_by = sorted(name for name in raw if raw[name] > raw[chosen])
+    if taken != chosen:
+        says = f"{chosen} does not beat {taken} on the check samples: {taken} is taken"
+    elif beaten_by:
+        says = (
+            f"{chosen} does not beat {', '.join(beaten_by)} on the check samples, but {workloads} workloads "
+            "are too few to be sure of it"
+        )
+    else:
+        says = f"{chosen} beats its rivals on the check samples"
+    return {
+        "taken": taken,
+        "chosen": chosen,
+        "workloads": workloads,
+        "agreement": {name: round(value, 4) for name, value in raw.items()},
+        "beaten_by": beaten_by,
+        "says": says,
+    }
+
+
+__all__ = ["Auto", "check_agreement", "checking_view", "for_check", "judge", "split_support"]

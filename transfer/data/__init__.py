@@ -1,0 +1,1 @@
+"""Records joined by candidate: labels, divisions, batches, and how scores are judged."""

@@ -1,0 +1,161 @@
+"""How sure a figure is: percentile bootstrap over workloads, and over seeds where there are several.
+
+Called by `transfer.data.metrics`' users for means and differences over workloads. Every measure of this
+project is a ratio of two sums over workloads (a mean is one with ones below), so one resampling serves them
+all; two rankers judged on the same workloads are resampled together, which takes the difference between
+workloads out of their comparison. Pure numpy; knows neither models nor datasets.
+
+Legend: R resamples, S seeds, G workloads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+Floats = NDArray[np.float64]
+
+#: Share of the resamples inside an interval unless told otherwise.
+LEVEL = 0.9
+_RESAMPLES = 2000
+#: One choice is given up for another that is better with this confidence, on so many workloads at least: 8
+#: workloads with a pair each once put a head from 48 samples before one that was right.
+_SURE, _LEAST_SURE = 0.95, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_above_zero(self) -> bool:
+        """Whether the whole interval is above 0: of a difference, that it is no accident."""
+        return self.low > 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resampled:
+    """A figure and what it was in each resample, (R,)."""
+
+    value: float
+    draws: Floats
+
+    def minus(self, other: Resampled) -> Resampled:
+        """Difference to another figure of the same workloads and seeds, resampled alike."""
+        return Resampled(self.value - other.value, self.draws - other.draws)
+
+    def root(self) -> Resampled:
+        """Square root, for measures that are means of squares."""
+        return Resampled(float(np.sqrt(self.value)), np.sqrt(self.draws))
+
+    def estimate(self, level: float = LEVEL) -> Estimate:
+        """The figure with its percentile interval."""
+        low, high = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2])
+        return Estimate(self.value, float(low), float(high))
+
+
+def resample_ratio(above: Floats, below: Floats, seed: int, resamples: int = _RESAMPLES) -> Resampled:
+    """Resample sum(above) / sum(below).
+
+    Workloads are drawn with replacement and, independently, seeds: what a figure would be on other workloads
+    and with other initial weights. With several seeds the interval errs to the wide side where workloads and
+    seeds interact. The same `seed` and shape give the same draws, so that differences are paired.
+
+    Args:
+        above: (G,) or (S, G) one value a workload, or a seed and workload.
+        below: The same shape; ones for a mean.
+        seed: Of the resampling.
+        resamples: How many (R).
+
+    Raises:
+        ValueError: There is no value, or the shapes differ.
+    """
+    if above.shape != below.shape or not above.size or above.ndim > 2:
+        raise ValueError(
+            "bootstrap needs values by workload, or by seed and workload, got "
+            f"{above.shape} over {below.shape}"
+        )
+    above, below = np.atleast_2d(above), np.atleast_2d(below)
+    seeds, workloads = above.shape
+    random = np.random.default_rng(seed)
+    drawn_workloads = random.multinomial(workloads, np.full(workloads, 1 / workloads), size=resamples)
+    drawn_seeds = random.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+    top = ((drawn_seeds @ above) * drawn_workloads).sum(axis=1)
+    bottom = ((drawn_seeds @ below) * drawn_workloads).sum(axis=1)
+    return Resampled(float(above.sum() / below.sum()), top / bottom)
+
+
+def bootstrap_interval(
+    values: Floats, seed: int, level: float = LEVEL, resamples: int = _RESAMPLES
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of a mean.
+
+    Args:
+        values: (G,) one value a workload, or (S, G) one a seed and workload.
+        seed: Of the resampling.
+        level: Share of resamples inside.
+        resamples: How many.
+
+    Raises:
+        ValueError: There is no value, or `level` is not inside (0, 1).
+    """
+    if not values.size or not 0 < level < 1:
+        raise ValueError(f"bootstrap needs values and a level in (0, 1), got {values.size} and {level}")
+    found = resample_ratio(values, np.ones_like(values), seed, resamples).estimate(level)
+    return found.low, found.high
+
+
+def paired_bootstrap(
+    a: Floats, b: Floats, seed: int, level: float = LEVEL, resamples: int = _RESAMPLES
+) -> tuple[float, float, float]:
+    """Mean of a - b over the same workloads (and seeds), with its percentile bootstrap interval.
+
+    Args:
+        a: (G,) or (S, G) values of one ranker.
+        b: Values of the other one, the same workloads and seeds in the same order.
+        seed: Of the resampling.
+        level: Share of resamples inside the interval.
+        resamples: How many.
+
+    Returns:
+        Mean difference, low and high end of its interval.
+
+    Raises:
+        ValueError: Shapes differ, there is no value, or `level` is not inside (0, 1).
+    """
+    if a.shape != b.shape:
+        raise ValueError(
+            f"paired bootstrap needs the same workloads on both sides, got {a.shape} and {b.shape}"
+        )
+    low, high = bootstrap_interval(a - b, seed, level, resamples)
+    return float((a - b).mean()), low, high
+
+
+def is_beyond_luck(gains: Floats) -> bool:
+    """Whether gains are above 0 with 95 % confidence, by Student's t; never on fewer than 4 workloads.
+
+    Args:
+        gains: (G,) one value a workload.
+    """
+    if len(gains) < _LEAST_SURE:
+        return False
+    doubt = float(student.ppf(_SURE, len(gains) - 1)) * float(gains.std(ddof=1)) / np.sqrt(len(gains))
+    return bool(gains.mean() > doubt)
+
+
+__all__ = [
+    "LEVEL",
+    "Estimate",
+    "Resampled",
+    "bootstrap_interval",
+    "is_beyond_luck",
+    "paired_bootstrap",
+    "resample_ratio",
+]

@@ -1,0 +1,242 @@
+"""Records of many devices, in any order, joined by candidate as they stream by.
+
+Called by `transfer.data.dataset.build_dataset`, which describes the result.
+
+Legend: N candidates of W workloads, D devices.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import (
+    Candidate,
+    CandidateId,
+    Descriptor,
+    DeviceId,
+    DeviceSpec,
+    Outcome,
+    Record,
+    Workload,
+    WorkloadId,
+)
+from transfer.data.labels import check_latency
+from transfer.errors import DatasetError, TraceError
+from transfer.features.block_builder import BlockBuilder
+from transfer.features.blocks import FeatureBlock
+from transfer.features.extractor import Extractor
+
+#: Outcomes that tell something about the candidate. A lost or rejected measurement only tells of the device.
+_FAILURES = frozenset(
+    {
+        Outcome.BUILD_FAILED,
+        Outcome.BUILD_TIMEOUT,
+        Outcome.RUN_FAILED,
+        Outcome.RUN_TIMEOUT,
+        Outcome.WRONG_OUTPUT,
+    }
+)
+
+
+_Name = TypeVar("_Name", WorkloadId, DeviceId)
+
+
+class Measured(NamedTuple):
+    """What a dataset takes of a record, for who reads columns; the names are those of `Record`."""
+
+    record_id: str
+    device_id: DeviceId
+    workload_id: WorkloadId
+    candidate_id: CandidateId
+    dialect: str
+    trace: str
+    outcome: Outcome
+    run_secs: tuple[float, ...]
+
+    @property
+    def latency_secs(self) -> float:
+        """The fastest repeat of an ok record."""
+        return min(self.run_secs)
+
+
+class Joined(NamedTuple):
+    """What records say of candidates; all fields but the last are those of a `Dataset`."""
+
+    features: FeatureBlock
+    candidate_ids: tuple[CandidateId, ...]
+    workload_ids: tuple[WorkloadId, ...]
+    group: NDArray[np.int32]
+    device_ids: tuple[DeviceId, ...]
+    latency_secs: NDArray[np.float64]
+    failed: NDArray[np.bool_]
+    #: Why a candidate was left out, one sentence for each whose trace cannot be read.
+    unreadable: tuple[str, ...]
+
+
+class Joiner:
+    """Gathers rows, latencies and failures while records stream in.
+
+    Args:
+        workloads: Every workload that a record names.
+        devices: Every device that a record names.
+        extractor: What makes the features.
+    """
+
+    def __init__(
+        self,
+        workloads: Mapping[WorkloadId, Workload],
+        devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]],
+        extractor: Extractor,
+    ) -> None:
+        self._workloads = workloads
+        self._devices = devices
+        self._builder = BlockBuilder(extractor)
+        #: Rows in the order of their first record.
+        self._rows: dict[CandidateId, int] = {}
+        self._workload_numbers: dict[WorkloadId, int] = {}
+        self._group = array("i")
+        self._columns: dict[DeviceId, int] = {}
+        self._ok = array("q"), array("i"), array("d")
+        self._failed = array("q"), array("i")
+        #: Why, by candidate whose trace cannot be read.
+        self._unreadable: dict[CandidateId, str] = {}
+        self._total = 0
+
+    def add(self, record: Record | Measured) -> None:
+        """Take one record.
+
+        Raises:
+            DatasetError: It names an unknown workload or device, or its seconds are no latency.
+        """
+        self._total += 1
+        if record.outcome is not Outcome.OK and record.outcome not in _FAILURES:
+            return
+        row = self._row(record)
+        if row is None:
+            return
+        column = self._column(record)
+        if record.outcome is Outcome.OK:
+            rows, columns, seconds = self._ok
+            rows.append(row)
+            columns.append(column)
+            seconds.append(_latency(record))
+        else:
+            self._failed[0].append(row)
+            self._failed[1].append(column)
+
+    def _row(self, record: Record | Measured) -> int | None:
+        """Row of the record's candidate; None where its trace cannot be read."""
+        row = self._rows.get(record.candidate_id)
+        if row is not None:
+            return row
+        if record.candidate_id in self._unreadable:
+            return None
+        workload = self._workloads.get(record.workload_id)
+        if workload is None:
+            raise DatasetError(
+                f"record {record.record_id} is of workload {record.workload_id!r}, which is not in the table "
+                "of workloads; collect or import that workload again"
+            )
+        candidate = Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
+        try:
+            self._builder.add(workload, candidate)
+        except TraceError as error:
+            # One bad row of a stranger's log must not keep a whole store from being learnt from.
+            self._unreadable[record.candidate_id] = str(error)
+            return None
+        row = self._rows[record.candidate_id] = len(self._rows)
+        self._group.append(self._workload_numbers.setdefault(record.workload_id, len(self._workload_numbers)))
+        return row
+
+    def _column(self, record: Record | Measured) -> int:
+        column = self._columns.get(record.device_id)
+        if column is None:
+            if record.device_id not in self._devices:
+                known = ", ".join(sorted(self._devices)) or "none"
+                raise DatasetError(
+                    f"record {record.record_id} is of device {record.device_id!r}, which has no spec and "
+                    f"descriptor here (known: {known}); add its YAML or filter its records"
+                )
+            column = self._columns[record.device_id] = len(self._columns)
+        return column
+
+    def finish(self) -> Joined:
+        """What is known of all records taken; the joiner is used up.
+
+        Raises:
+            DatasetError: None of them is ok.
+        """
+        if not self._ok[0]:
+            found = f"none of the {self._total} records is ok" if self._total else "there are no records"
+            if self._unreadable:
+                found += f" and can be read (the first that cannot: {next(iter(self._unreadable.values()))})"
+            raise DatasetError(f"no dataset: {found}; run `fleet collect` first")
+        device_ids, column_of = _sorted_places(self._columns)
+        workload_ids, workload_of = _sorted_places(self._workload_numbers)
+        group = workload_of[np.frombuffer(self._group, dtype=np.intc)]
+        names = np.array(list(self._rows), dtype=np.bytes_)
+        order = np.lexsort((names, group))
+        candidate_ids = tuple(CandidateId(name.decode()) for name in names[order].tolist())
+        self._rows.clear()
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        latency = np.full((len(order), len(device_ids)), np.nan)
+        failed = np.zeros(latency.shape, dtype=np.bool_)
+        rows, columns = (np.frombuffer(one, dtype=one.typecode) for one in self._failed)
+        failed[place[rows], column_of[columns]] = True
+        rows, columns, seconds = (np.frombuffer(one, dtype=one.typecode) for one in self._ok)
+        rows, columns, seconds = _medians(place[rows], column_of[columns], seconds)
+        latency[rows, columns] = seconds
+        # What ran once can run.
+        failed[rows, columns] = False
+        check_latency(latency)
+        return Joined(
+            features=self._builder.finish(order),
+            candidate_ids=candidate_ids,
+            workload_ids=workload_ids,
+            group=group[order].astype(np.int32),
+            device_ids=device_ids,
+            latency_secs=latency,
+            failed=failed,
+            unreadable=tuple(self._unreadable.values()),
+        )
+
+
+def _sorted_places(numbers: Mapping[_Name, int]) -> tuple[tuple[_Name, ...], NDArray[np.int64]]:
+    """Names in their order, and of each number the place of its name."""
+    ordered = tuple(sorted(numbers))
+    places = np.empty(len(ordered), dtype=np.int64)
+    places[[numbers[name] for name in ordered]] = np.arange(len(ordered))
+    return ordered, places
+
+
+def _medians(
+    rows: NDArray[Any], columns: NDArray[Any], seconds: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """The median of the seconds of each (row, column), as `agents.records.median` computes it."""
+    order = np.lexsort((seconds, columns, rows))
+    rows, columns, seconds = rows[order], columns[order], seconds[order]
+    first = np.flatnonzero(np.concatenate([[True], (np.diff(rows) != 0) | (np.diff(columns) != 0)]))
+    counts = np.diff([*first.tolist(), len(rows)])
+    low, high = seconds[first + (counts - 1) // 2], seconds[first + counts // 2]
+    return rows[first], columns[first], np.where(counts % 2, high, (low + high) / 2)
+
+
+def _latency(record: Record | Measured) -> float:
+    """Seconds of an ok record.
+
+    Raises:
+        DatasetError: They are missing, or not finite and above 0.
+    """
+    if not record.run_secs or not all(math.isfinite(secs) and secs > 0 for secs in record.run_secs):
+        raise DatasetError(
+            f"record {record.record_id} of device {record.device_id!r} is ok but its seconds are "
+            f"{list(record.run_secs)}: expected at least one value, all finite and above 0; drop that record"
+        )
+    return record.latency_secs

@@ -1,0 +1,348 @@
+"""How well scores rank the candidates of one device, workload by workload.
+
+Every measure is taken inside a workload, over the candidates with an ok latency there, and kept by workload,
+so that two rankers can be compared on the same workloads (`transfer.data.intervals`). The formulas are those
+of `transfer.data.ranking`. Called by `transfer.evaluate.evaluation` and `transfer.evaluate.compare`; knows
+nothing of models.
+
+Two averages of top-k are in use in the literature and are not comparable: TenSet reports the mean of ratios,
+TLP the ratio of weighted sums, in which slow workloads weigh most. Both are given. What TLP's evaluation gets
+wrong is not repeated: its top-10 and top-20 lists hold the totals of top-1 and top-5, failures count as very
+slow candidates instead of none, and workloads that are missing vanish without being counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.data.labels import check_latency
+from transfer.data.ranking import (
+    best_of_k,
+    kendall_tau,
+    order_agreement,
+    peak_score,
+    random_best_of_k,
+    random_top_k,
+    regret,
+    square_error,
+    top_k,
+    top_k_recall,
+)
+from transfer.errors import DatasetError
+
+Floats = NDArray[np.float64]
+
+#: Share of the candidates that MetaTune's error looks at.
+_FAST = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Metrics:
+    """Ranking quality on one device over G workloads; every array is (G,), in the order of `groups`."""
+
+    #: Index of each workload that has enough measured candidates.
+    groups: NDArray[np.int32]
+    #: Candidates measured.
+    counts: NDArray[np.int64]
+    #: Weight of the workload.
+    weight: Floats
+    #: Least latency, in seconds.
+    best_secs: Floats
+    #: Expected least latency among the 1 and 5 best-scored candidates, in seconds.
+    best_of_1_secs: Floats
+    best_of_5_secs: Floats
+    #: Expected least latency when 1 or 5 candidates are drawn at random, in seconds.
+    random_of_1_secs: Floats
+    random_of_5_secs: Floats
+    #: Expected share of the best speed that the 1 and 5 best-scored candidates reach, in (0, 1].
+    top1_by_workload: Floats
+    top5_by_workload: Floats
+    #: Expected share of the best speed when 1 or 5 candidates are drawn at random.
+    random_top1_by_workload: Floats
+    random_top5_by_workload: Floats
+    #: Share of pairs of unlike latency in the right order; 0.5 without such a pair.
+    pairwise_by_workload: Floats
+    #: Kendall's tau-b between score and speed; 0 where either is constant.
+    tau_by_workload: Floats
+    #: Share of the 5 fastest candidates among the 5 best-scored ones; TenSet's top-k recall.
+    recall5_by_workload: Floats
+    #: Mean of top-1 to top-5; TenSet's peak score@5.
+    peak5_by_workload: Floats
+    #: Extra time of the best-scored candidate over the least latency, 0 where it is within the noise floor.
+    noise_regret_by_workload: Floats
+    #: Mean squared difference of score and relative speed, over all and over the fastest quarter (MetaTune).
+    square_error_by_workload: Floats
+    fast_square_error_by_workload: Floats
+
+    @property
+    def regret_by_workload(self) -> Floats:
+        """Expected extra time of the best-scored candidate, as a share of the least latency; 0 is perfect."""
+        return self.best_of_1_secs / self.best_secs - 1
+
+    @property
+    def top1(self) -> float:
+        """Mean of the top-1 ratios (TenSet's average)."""
+        return float(self.top1_by_workload.mean())
+
+    @property
+    def top5(self) -> float:
+        """Mean of the top-5 ratios (TenSet's average)."""
+        return float(self.top5_by_workload.mean())
+
+    @property
+    def weighted_top1(self) -> float:
+        """Sum of weight * least latency over sum of weight * chosen latency (TLP's average)."""
+        return self._of_sums(self.best_of_1_secs)
+
+    @property
+    def weighted_top5(self) -> float:
+        """Sum of weight * least latency over sum of weight * best of 5 (TLP's average)."""
+        return self._of_sums(self.best_of_5_secs)
+
+    @property
+    def random_top1(self) -> float:
+        """Mean top-1 ratio expected of a random choice."""
+        return float(self.random_top1_by_workload.mean())
+
+    @property
+    def random_top5(self) -> float:
+        """Mean top-5 ratio expected of a random choice."""
+        return float(self.random_top5_by_workload.mean())
+
+    @property
+    def random_weighted_top1(self) -> float:
+        """TLP's average of top-1 expected of a random choice."""
+        return self._of_sums(self.random_of_1_secs)
+
+    @property
+    def random_weighted_top5(self) -> float:
+        """TLP's average of top-5 expected of a random choice."""
+        return self._of_sums(self.random_of_5_secs)
+
+    @property
+    def pairwise(self) -> float:
+        """Mean pairwise accuracy."""
+        return float(self.pairwise_by_workload.mean())
+
+    @property
+    def tau(self) -> float:
+        """Mean of Kendall's tau-b."""
+        return float(self.tau_by_workload.mean())
+
+    @property
+    def recall5(self) -> float:
+        """Mean top-5 recall."""
+        return float(self.recall5_by_workload.mean())
+
+    @property
+    def peak5(self) -> float:
+        """Mean peak score@5."""
+        return float(self.peak5_by_workload.mean())
+
+    @property
+    def regret(self) -> float:
+        """Mean extra time of the best-scored candidate."""
+        return float(self.regret_by_workload.mean())
+
+    @property
+    def noise_regret(self) -> float:
+        """Mean extra time of the best-scored candidate where it exceeds the noise floor."""
+        return float(self.noise_regret_by_workload.mean())
+
+    @property
+    def rmse(self) -> float:
+        """Root of the mean squared error of the scores over all candidates (TenSet's weighting by rows)."""
+        return float(np.sqrt(np.average(self.square_error_by_workload, weights=self.counts)))
+
+    @property
+    def fast_mse(self) -> float:
+        """Mean squared error of the scores of the fastest quarter of each workload."""
+        return float(self.fast_square_error_by_workload.mean())
+
+    def _of_sums(self, secs: Floats) -> float:
+        return float((self.weight * self.best_secs).sum() / (self.weight * secs).sum())
+
+    def summary(self) -> dict[str, float]:
+        """The averages by name, for reports."""
+        return {name: float(getattr(self, name)) for name in MEASURES}
+
+    def parts(self, measure: str) -> tuple[Floats, Floats]:
+        """One of `MEASURES` as two columns (G,) whose sums it is the ratio of; of `rmse` the square."""
+        secs = {
+            "weighted_top1": self.best_of_1_secs,
+            "weighted_top5": self.best_of_5_secs,
+            "random_weighted_top1": self.random_of_1_secs,
+            "random_weighted_top5": self.random_of_5_secs,
+        }
+        if measure in secs:
+            return self.weight * self.best_secs, self.weight * secs[measure]
+        if measure == "rmse":
+            counts = self.counts.astype(np.float64)
+            return counts * self.square_error_by_workload, counts
+        name = "fast_square_error" if measure == "fast_mse" else measure
+        values: Floats = getattr(self, f"{name}_by_workload")
+        return values, np.ones_like(values)
+
+    def take(self, places: NDArray[np.integer]) -> Metrics:
+        """Metrics of some of the workloads, by their places in `groups`."""
+        return Metrics(**{one.name: getattr(self, one.name)[places] for one in fields(Metrics)})
+
+
+#: Averages of `Metrics`, in the order in which reports give them.
+MEASURES = (
+    "top1",
+    "top5",
+    "weighted_top1",
+    "weighted_top5",
+    "random_top1",
+    "random_top5",
+    "random_weighted_top1",
+    "random_weighted_top5",
+    "pairwise",
+    "tau",
+    "recall5",
+    "peak5",
+    "regret",
+    "noise_regret",
+    "rmse",
+    "fast_mse",
+)
+
+
+def evaluate_ranking(
+    scores: Floats,
+    latency_secs: Floats,
+    group: NDArray[np.int32],
+    weight: Floats | None = None,
+    *,
+    noise_floor: float = 0.0,
+    least: int = 1,
+) -> Metrics:
+    """Judge scores on one device.
+
+    Args:
+        scores: (N,) higher is better; may be NaN where the latency is.
+        latency_secs: (N,) seconds, NaN where there is no ok measurement; such rows are passed over.
+        group: (N,) index of the workload of each row.
+        weight: (W,) weight of each workload by index; all 1 where None.
+        noise_floor: Relative difference up to which two latencies count as equal in `noise_regret`.
+        least: Workloads with fewer measured candidates are passed over: of a single one any ranker is right.
+
+    Raises:
+        DatasetError: Nothing is measured, shapes differ, a measured candidate has a NaN score, or a latency
+            is zero, negative or infinite.
+    """
+    if not scores.shape == latency_secs.shape == group.shape or scores.ndim != 1:
+        raise DatasetError(
+            f"scores {scores.shape}, latencies {latency_secs.shape} and groups {group.shape} must be one "
+            "vector of rows each"
+        )
+    check_latency(latency_secs)
+    measured = np.flatnonzero(~np.isnan(latency_secs))
+    if not len(measured):
+        raise DatasetError("no candidate has an ok latency on this device; run `fleet collect` first")
+    if np.isnan(scores[measured]).any():
+        raise DatasetError(f"{int(np.isnan(scores[measured]).sum())} measured candidates have the score NaN")
+    # One sort brings the rows of a workload together.
+    order = measured[np.argsort(group[measured], kind="stable")]
+    groups, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
+    enough = counts >= least
+    if not enough.any():
+        raise DatasetError(
+            f"none of the {len(groups)} workloads has {least} candidates with an ok latency on this device; "
+            "measure more candidates of the same workload"
+        )
+    groups, starts, counts = groups[enough], starts[enough], counts[enough]
+    members = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
+
+    def each(measure: Callable[[Floats, Floats], float]) -> Floats:
+        return np.array([measure(scores[rows], latency_secs[rows]) for rows in members])
+
+    agreement = np.array([order_agreement(scores[rows], latency_secs[rows]) for rows in members])
+    return Metrics(
+        groups=groups.astype(np.int32),
+        counts=counts,
+        weight=np.ones(len(groups)) if weight is None else weight[groups].astype(np.float64),
+        best_secs=each(lambda _, secs: float(secs.min())),
+        best_of_1_secs=each(lambda score, secs: best_of_k(score, secs, 1)),
+        best_of_5_secs=each(lambda score, secs: best_of_k(score, secs, 5)),
+        random_of_1_secs=each(lambda _, secs: random_best_of_k(secs, 1)),
+        random_of_5_secs=each(lambda _, secs: random_best_of_k(secs, 5)),
+        top1_by_workload=each(lambda score, secs: top_k(score, secs, 1)),
+        top5_by_workload=each(lambda score, secs: top_k(score, secs, 5)),
+        random_top1_by_workload=each(lambda _, secs: random_top_k(secs, 1)),
+        random_top5_by_workload=each(lambda _, secs: random_top_k(secs, 5)),
+        pairwise_by_workload=agreement[:, 0],
+        tau_by_workload=agreement[:, 1],
+        recall5_by_workload=each(lambda score, secs: top_k_recall(score, secs, 5)),
+        peak5_by_workload=each(lambda score, secs: peak_score(score, secs, 5)),
+        noise_regret_by_workload=each(lambda score, secs: regret(score, secs, noise_floor)),
+        square_error_by_workload=each(square_error),
+        fast_square_error_by_workload=each(lambda score, secs: square_error(score, secs, _FAST)),
+    )
+
+
+def merge(parts: list[Metrics]) -> Metrics:
+    """Metrics of parts that may share workloads, sorted by workload; one in several parts gives its mean.
+
+    A layer of two networks is judged in both splits when networks are held out in turn.
+
+    Raises:
+        DatasetError: There is no part.
+    """
+    if not parts:
+        raise DatasetError("no metrics to put together")
+    values = {
+        one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(Metrics)
+    }
+    groups, first, place = np.unique(values.pop("groups"), return_index=True, return_inverse=True)
+    counts, weight = values.pop("counts")[first], values.pop("weight")[first]
+    times = np.bincount(place)
+    means = {name: np.bincount(place, weights=column) / times for name, column in values.items()}
+    return Metrics(groups=groups, counts=counts, weight=weight, **means)
+
+
+def concatenate(parts: list[Metrics]) -> Metrics:
+    """Metrics of disjoint workloads (folds of one split) as one, sorted by workload.
+
+    Raises:
+        DatasetError: There is no part, or two parts share a workload.
+    """
+    joined = merge(parts)
+    if len(joined.groups) < sum(len(part.groups) for part in parts):
+        raise DatasetError("two parts hold the same workload: folds must hold each workload out once")
+    return joined
+
+
+def average(repeats: list[Metrics]) -> Metrics:
+    """Metrics of the same workloads ranked several times (other seeds) as one: means by workload.
+
+    Raises:
+        DatasetError: There is no repeat, or they are of different workloads.
+    """
+    if not repeats:
+        raise DatasetError("no metrics to average")
+    first = repeats[0]
+    if any(not np.array_equal(first.groups, other.groups) for other in repeats):
+        raise DatasetError("metrics can be averaged only over the same workloads in the same order")
+    averaged = [one.name for one in fields(Metrics) if one.name not in {"groups", "counts", "weight"}]
+    return replace(
+        first,
+        **{name: np.mean([getattr(one, name) for one in repeats], axis=0) for name in averaged},
+    )
+
+
+__all__ = [
+    "MEASURES",
+    "Metrics",
+    "average",
+    "concatenate",
+    "evaluate_ranking",
+    "kendall_tau",
+    "merge",
+    "top_k",
+]

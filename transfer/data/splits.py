@@ -1,0 +1,303 @@
+"""Deterministic divisions of a dataset into rows to learn from and rows to be judged on.
+
+Random rows share their workload, and near-copies of themselves, with the rows held out; a split must say what
+is new about its test rows: the workload, the network, the device, or only the candidate. These are `by_task`,
+`by_target` and `within_task` of TenSet, and whole networks held out as TLP does, but without the leak that
+remains there (the same network at another image size, `transfer` of a shared layer): families are held out
+whole, and a layer that a held-out network shares with others is never learnt from. Called by training and
+evaluation; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import Workload, WorkloadId
+from transfer.data.dataset import Dataset
+from transfer.errors import DatasetError
+
+#: Words that tell the size of a network, not what it is.
+_SIZES = frozenset({"nano", "tiny", "mini", "small", "medium", "base", "large", "xlarge", "huge"})
+
+
+class SplitKind(StrEnum):
+    """What is new about the rows that rankers are judged on."""
+
+    #: The candidate only: others of its workload were learnt from (`within_task`).
+    WITHIN_WORKLOAD = "within-workload"
+    #: The workload (`by_task`).
+    BY_WORKLOAD = "by-workload"
+    #: The network, with its whole family.
+    BY_NETWORK = "by-network"
+    #: The device: the same candidates were learnt from on the others (`by_target`).
+    BY_DEVICE = "by-device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """Row indexes of one division, in rising order, and what may be seen of them."""
+
+    #: What is held out, for reports: `fold 2 of 5`, a network, a device.
+    name: str
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    #: Devices whose latencies may be learnt from; None for all.
+    sources: tuple[str, ...] | None = None
+    #: Devices to be judged on the test rows; None for all.
+    targets: tuple[str, ...] | None = None
+
+    def visible(self, dataset: Dataset) -> NDArray[np.bool_]:
+        """(N, D) True where a latency may be learnt from."""
+        seen = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+        seen[self.train] = True
+        if self.sources is not None:
+            seen &= np.isin(np.array(dataset.device_ids), self.sources)[None, :]
+        return seen
+
+
+def make_splits(
+    kind: SplitKind, dataset: Dataset, workloads: Mapping[WorkloadId, Workload], *, folds: int, seed: int
+) -> list[Split]:
+    """The splits of one kind.
+
+    Args:
+        kind: What is new about the test rows.
+        dataset: What to divide.
+        workloads: Tells operator and networks of each workload.
+        folds: Parts of the workloads, each held out once; within workloads one part of that size is held
+            out. Networks and devices are held out one after another, whatever this says.
+        seed: Of what is drawn.
+
+    Raises:
+        DatasetError: The dataset has too little of what is to be held out.
+    """
+    match kind:
+        case SplitKind.WITHIN_WORKLOAD:
+            return [within_workload(dataset, 1 / folds, seed)]
+        case SplitKind.BY_WORKLOAD:
+            return workload_folds(dataset, workloads, folds, seed)
+        case SplitKind.BY_NETWORK:
+            names = {name for one in workloads.values() for name, count in one.networks if count > 0}
+            splits = leave_networks_out(dataset, workloads, network_families(names))
+            if not splits:
+                raise DatasetError(
+                    "all workloads belong to networks of one family, so none can be held out; split by "
+                    "workload instead, or collect another network"
+                )
+            return splits
+        case SplitKind.BY_DEVICE:
+            return leave_device_out(dataset)
+
+
+def workload_folds(
+    dataset: Dataset, workloads: Mapping[WorkloadId, Workload], folds: int, seed: int
+) -> list[Split]:
+    """Hold out every workload exactly once, each fold with its share of every operator.
+
+    Args:
+        dataset: What to divide.
+        workloads: Tells the operator of each workload.
+        folds: Number of folds k, at least 2.
+        seed: Of the order in which workloads are dealt.
+
+    Raises:
+        DatasetError: There are fewer workloads with rows than folds, or fewer than 2 folds.
+    """
+    present = np.unique(dataset.group)
+    if not 2 <= folds <= len(present):
+        raise DatasetError(
+            f"cannot make {folds} folds of {len(present)} workloads: give 2 to {len(present)} folds, "
+            "or collect more workloads"
+        )
+    by_operator: dict[str, list[int]] = defaultdict(list)
+    for index in present.tolist():
+        by_operator[workloads[dataset.workload_ids[index]].operator].append(index)
+    random = np.random.default_rng(seed)
+    dealt: list[int] = []
+    for operator in sorted(by_operator):
+        dealt += random.permutation(by_operator[operator]).tolist()
+    # Dealing operator after operator, round and round, gives each fold its share of each.
+    fold_of = np.full(len(dataset.workload_ids), -1)
+    fold_of[dealt] = np.arange(len(dealt)) % folds
+    row_fold = fold_of[dataset.group]
+    return [
+        Split(
+            name=f"fold {fold + 1} of {folds}",
+            train=np.flatnonzero(row_fold != fold),
+            test=np.flatnonzero(row_fold == fold),
+        )
+        for fold in range(folds)
+    ]
+
+
+def within_workload(dataset: Dataset, test_fraction: float, seed: int) -> Split:
+    """Hold out a share of the candidates of every workload.
+
+    A workload gives at least one test row where it has two rows or more, and keeps at least one to train on.
+
+    Raises:
+        DatasetError: `test_fraction` is not inside (0, 1).
+    """
+    if not 0 < test_fraction < 1:
+        raise DatasetError(f"test fraction must be inside (0, 1), got {test_fraction}")
+    random = np.random.default_rng(seed)
+    held = np.zeros(len(dataset), dtype=np.bool_)
+    order = np.argsort(dataset.group, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(dataset.group[order])) + 1):
+        rows = random.permutation(members)
+        count = min(len(rows) - 1, max(1, round(test_fraction * len(rows))))
+        held[rows[:count]] = True
+    return Split(name="within workload", train=np.flatnonzero(~held), test=np.flatnonzero(held))
+
+
+def leave_device_out(dataset: Dataset) -> list[Split]:
+    """Hold out each device once: its own measurements are judged, those of the others learnt from.
+
+    Both sides have the same candidates, so what is new is the device alone.
+
+    Raises:
+        DatasetError: There are fewer than two devices.
+    """
+    devices = [str(device_id) for device_id in dataset.device_ids]
+    if len(devices) < 2:
+        raise DatasetError(f"leaving a device out needs at least two devices, the dataset has {devices}")
+    splits = []
+    for target in devices:
+        sources = tuple(one for one in devices if one != target)
+        columns = [dataset.column(one) for one in sources]
+        known = ~np.isnan(dataset.latency_secs[:, columns]) | dataset.failed[:, columns]
+        splits.append(
+            Split(
+                name=target,
+                train=np.flatnonzero(known.any(axis=1)),
+                test=dataset.rows_of(target),
+                sources=sources,
+                targets=(target,),
+            )
+        )
+    return splits
+
+
+def leave_networks_out(
+    dataset: Dataset,
+    workloads: Mapping[WorkloadId, Workload],
+    families: Mapping[str, Sequence[str]] | None = None,
+) -> list[Split]:
+    """Hold out the workloads of one network family after another.
+
+    A workload that occurs in the family is a test row and never trained on, whoever else uses it, so nothing
+    of the held-out networks leaks. Workloads of no network are always trained on.
+
+    Args:
+        dataset: What to divide.
+        workloads: Tells the networks of each workload.
+        families: Networks of each family (all sizes of one network belong together, see `network_families`);
+            each network by itself where None.
+
+    Returns:
+        One split a family, by name; families without test rows, or without training rows, are left out.
+
+    Raises:
+        DatasetError: No workload names a network.
+    """
+    networks_of = {
+        index: {name for name, count in workloads[workload_id].networks if count > 0}
+        for index, workload_id in enumerate(dataset.workload_ids)
+    }
+    names = sorted(set().union(*networks_of.values())) if networks_of else []
+    if not names:
+        raise DatasetError("no workload of the dataset belongs to a network; split by workload instead")
+    grouped = {name: [name] for name in names} if families is None else families
+    splits = []
+    for family in sorted(grouped):
+        members = set(grouped[family])
+        out = [index for index, networks in networks_of.items() if networks & members]
+        test = np.isin(dataset.group, out)
+        if test.any() and not test.all():
+            splits.append(Split(name=family, train=np.flatnonzero(~test), test=np.flatnonzero(test)))
+    return splits
+
+
+def network_families(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Put the sizes and versions of a network together: resnet-18 with resnet50_v2, bert-tiny with bert-base.
+
+    What comes before the first number, version or word of size names the family.
+    """
+    families: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(set(names)):
+        kept: list[str] = []
+        for word in re.split(r"[-_. ]+", name.lower()):
+            stem = re.split(r"\d", word, maxsplit=1)[0]
+            if word in _SIZES or stem in {"", "v"}:
+                break
+            kept.append(stem)
+            if stem != word:
+                break
+        families["-".join(kept) or name].append(name)
+    return {family: tuple(members) for family, members in families.items()}
+
+
+def near_copies(
+    dataset: Dataset, workloads: Mapping[WorkloadId, Workload], split: Split
+) -> dict[WorkloadId, tuple[WorkloadId, ...]]:
+    """Test workloads with a near-copy to learn from: another workload of the same operator and shapes.
+
+    Such pairs differ in data types, strides or layout alone (or in nothing that the workload tells). They are
+    no leak of labels, but a reader should know how much of the test they make easy.
+
+    Returns:
+        Training workloads by test workload; one that is on both sides of the split is its own near-copy.
+    """
+    learnt: dict[tuple[object, ...], list[WorkloadId]] = defaultdict(list)
+    for index in np.unique(dataset.group[split.train]).tolist():
+        workload = workloads[dataset.workload_ids[index]]
+        learnt[workload.operator, workload.arg_shapes].append(workload.workload_id)
+    found = {}
+    for index in np.unique(dataset.group[split.test]).tolist():
+        workload = workloads[dataset.workload_ids[index]]
+        # Without shapes nothing is known that could be alike.
+        copies = learnt.get((workload.operator, workload.arg_shapes), []) if workload.arg_shapes else []
+        if copies:
+            found[workload.workload_id] = tuple(copies)
+    return found
+
+
+def few_of_each(dataset: Dataset, rows: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
+    """A random choice of at most `most` rows of each workload, in ascending order."""
+    return np.sort(rows[few_places(dataset.group[rows], most, np.random.default_rng(seed))])
+
+
+def few_places(group: NDArray[np.int32], most: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Places of at most `most` members of each group, chosen at random, in ascending order.
+
+    Args:
+        group: (n,) group of each member.
+        most: Of one group.
+        random: Draws once for all of them.
+    """
+    shuffled = random.permutation(len(group))
+    order = shuffled[np.argsort(group[shuffled], kind="stable")]
+    ordered = group[order]
+    return np.sort(order[np.arange(len(order)) - np.searchsorted(ordered, ordered) < most])
+
+
+__all__ = [
+    "Split",
+    "SplitKind",
+    "few_of_each",
+    "few_places",
+    "leave_device_out",
+    "leave_networks_out",
+    "make_splits",
+    "near_copies",
+    "network_families",
+    "within_workload",
+    "workload_folds",
+]

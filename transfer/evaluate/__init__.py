@@ -1,0 +1,1 @@
+"""Comparisons on held-out rows: rankers, strategies, source devices."""

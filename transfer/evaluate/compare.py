@@ -1,0 +1,289 @@
+"""Several rankers on the same held-out rows: fit, score, judge.
+
+Called by `fleet eval` and the scripts of the results. What is held out is hidden before a ranker sees the
+dataset, so a ranker that peeks finds nothing. Knows rankers by their protocol only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from transfer.data.dataset import Dataset
+from transfer.data.metrics import Metrics, evaluate_ranking, merge
+from transfer.data.splits import Split
+from transfer.errors import DatasetError
+from transfer.evaluate.comparison import Comparison
+from transfer.evaluate.kept_scores import KeptScores
+from transfer.processes import run_each
+from transfer.train.training import torch_threads, trainable_devices
+
+if TYPE_CHECKING:
+    from transfer.baselines.base import Ranker
+
+#: Splits of each seed; the same for all seeds where they are given as a list.
+Splits = Sequence[Split] | Callable[[int], Sequence[Split]]
+
+#: A workload is judged where this many of its held-out candidates were measured: of one alone, any ranker
+#: finds the best.
+LEAST_CANDIDATES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One ranker was fitted and has scored the test rows of one split."""
+
+    ranker: str
+    split: str
+    seed: int
+    seconds: float
+    #: Parts finished so far, and in all.
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    ranker: Ranker
+    split: Split
+    seed: int
+    #: Place of the split among those of its seed.
+    place: int
+
+    @property
+    def fit_seed(self) -> int:
+        """Unlike for every seed and split, and inside what every library takes."""
+        return int(np.random.SeedSequence([self.seed, self.place]).generate_state(1)[0] >> 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scores:
+    """What one fitted ranker says of the test rows, (rows of the split,) by device."""
+
+    by_device: Mapping[str, NDArray[np.float64]]
+    seconds: float
+
+
+def compare(
+    rankers: Sequence[Ranker],
+    dataset: Dataset,
+    splits: Splits,
+    seeds: Sequence[int],
+    *,
+    noise_floors: Mapping[str, float] | None = None,
+    workers: int = 1,
+    keep: Path | None = None,
+    seeds_of: Mapping[str, int] | None = None,
+    on_progress: Callable[[Finished], None] | None = None,
+) -> Comparison:
+    """Fit every ranker on every split with every seed, and judge it on the rows held out.
+
+    Where a ranker did not learn the device that a split holds out (`Split.targets`), a candidate's score is
+    its place in its workload, averaged over the learnt devices: one rule for all rankers.
+
+    Args:
+        rankers: What to compare, by unlike names; fitted again and again.
+        dataset: Candidates of all devices.
+        splits: What to hold out, for all seeds or made by seed.
+        seeds: One run each; intervals need several to say something of initial weights.
+        noise_floors: Relative difference of two measurements of one program, by device.
+        workers: Processes that fit. The result does not depend on it: each fit runs on one thread.
+        keep: Folder for the scores of each fit (`transfer.evaluate.kept_scores`); what is there is not fitted
+            again.
+        seeds_of: For rankers that are slow to fit, how many of the seeds they get: the first ones.
+        on_progress: Told of each fit that ended.
+
+    Raises:
+        DatasetError: There is nothing to compare, or no device can be judged.
+        TransferError: A ranker cannot be fitted, or a process died.
+    """
+    names = tuple(ranker.name for ranker in rankers)
+    if not names or len(set(names)) < len(names) or not seeds:
+        raise DatasetError(f"a comparison needs seeds and rankers of unlike names, got {seeds} and {names}")
+    splits_of = {seed: list(splits(seed) if callable(splits) else splits) for seed in seeds}
+    jobs = [
+        _Job(ranker, split, seed, place)
+        for seed, several in splits_of.items()
+        for place, split in enumerate(several)
+        for ranker in rankers
+        if seed in seeds[: (seeds_of or {}).get(ranker.name, len(seeds))]
+    ]
+    if not jobs:
+        raise DatasetError("there is no split to judge anything by")
+    floors = dict(noise_floors or {})
+    runs: dict[tuple[str, str], dict[int, list[Metrics]]] = defaultdict(lambda: defaultdict(list))
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    judged_in: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for done, (job, scores) in enumerate(_each(jobs, dataset, workers, keep), start=1):
+        seconds[job.ranker.name].append(scores.seconds)
+        for device_id, values in scores.by_device.items():
+            metrics = _judge(dataset, device_id, job.split.test, values, floors.get(device_id, 0.0))
+            if metrics is not None:
+                judged_in[device_id].add((job.seed, job.place))
+                runs[job.ranker.name, device_id][job.seed].append(metrics)
+        if on_progress is not None:
+            on_progress(
+                Finished(
+                    ranker=job.ranker.name,
+                    split=job.split.name,
+                    seed=job.seed,
+                    seconds=scores.seconds,
+                    done=done,
+                    total=len(jobs),
+                )
+            )
+    left_out = _left_out(dataset, splits_of, judged_in)
+    kept = tuple(str(device_id) for device_id in dataset.device_ids if device_id not in left_out)
+    if not kept:
+        raise DatasetError(
+            "no device can be judged: " + "; ".join(f"{d}: {why}" for d, why in left_out.items())
+        )
+    return Comparison(
+        rankers=names,
+        device_ids=kept,
+        seeds=tuple(seeds),
+        splits=tuple(split.name for split in splits_of[seeds[0]]),
+        workload_ids=dataset.workload_ids,
+        metrics=dict(_aligned({key: runs[key] for key in ((n, d) for n in names for d in kept)}, kept)),
+        left_out=left_out,
+        seconds={name: float(np.mean(values)) for name, values in seconds.items()},
+        noise_floors={device_id: floors[device_id] for device_id in kept if device_id in floors},
+    )
+
+
+def _left_out(
+    dataset: Dataset, splits_of: Mapping[int, Sequence[Split]], judged_in: Mapping[str, set[tuple[int, int]]]
+) -> dict[str, str]:
+    """Devices that not every split could judge where it should have, with the reason."""
+    found = {}
+    for column, device_id in enumerate(map(str, dataset.device_ids)):
+        wanted = set()
+        for seed, several in splits_of.items():
+            for place, split in enumerate(several):
+                asked = split.targets is None or device_id in split.targets
+                counts = np.bincount(
+                    dataset.group[split.test][np.isfinite(dataset.latency_secs[split.test, column])]
+                )
+                if asked and counts.max(initial=0) >= LEAST_CANDIDATES:
+                    wanted.add((seed, place))
+        if not wanted:
+            found[device_id] = (
+                f"no held-out workload has {LEAST_CANDIDATES} measured candidates there; measure more"
+            )
+        elif wanted - judged_in[device_id]:
+            found[device_id] = (
+                "a split leaves no workload with two measured candidates there to learn from; measure more"
+            )
+    return found
+
+
+def _aligned(
+    runs: Mapping[tuple[str, str], Mapping[int, list[Metrics]]], device_ids: Sequence[str]
+) -> Iterator[tuple[tuple[str, str], tuple[Metrics, ...]]]:
+    """Metrics by seed, over the workloads that every seed judged."""
+    merged = {key: [merge(parts) for parts in by_seed.values()] for key, by_seed in runs.items()}
+    for device_id in device_ids:
+        mine = {key: several for key, several in merged.items() if key[1] == device_id}
+        shared = set.intersection(*(set(one.groups.tolist()) for several in mine.values() for one in several))
+        if not shared:
+            raise DatasetError(
+                f"no workload was judged on {device_id!r} with every seed; give more data or fewer seeds"
+            )
+        for key, several in mine.items():
+            yield (
+                key,
+                tuple(one.take(np.flatnonzero(np.isin(one.groups, list(shared)))) for one in several),
+            )
+
+
+def _judge(
+    dataset: Dataset, device_id: str, rows: NDArray[np.int64], scores: NDArray[np.float64], floor: float
+) -> Metrics | None:
+    """Metrics of scores for some rows on one device; None where no workload has enough of them measured."""
+    latency = dataset.latency_secs[rows, dataset.column(device_id)]
+    group = dataset.group[rows]
+    if np.bincount(group[np.isfinite(latency)]).max(initial=0) < LEAST_CANDIDATES:
+        return None
+    return evaluate_ranking(scores, latency, group, dataset.weight, noise_floor=floor, least=LEAST_CANDIDATES)
+
+
+def _each(
+    jobs: Sequence[_Job], dataset: Dataset, workers: int, keep: Path | None
+) -> Iterator[tuple[_Job, _Scores]]:
+    """Every job with its result: what is kept is read, the rest is done and kept."""
+    if keep is None:
+        yield from _run(jobs, dataset, workers)
+        return
+    kept = KeptScores(keep, dataset)
+    paths = [kept.path(job.ranker, job.split, job.fit_seed) for job in jobs]
+    found = [kept.load(path) for path in paths]
+    made = _run([job for job, one in zip(jobs, found, strict=True) if one is None], dataset, workers)
+    for job, path, one in zip(jobs, paths, found, strict=True):
+        if one is not None:
+            yield job, _Scores(*one)
+            continue
+        _, scores = next(made)
+        kept.save(path, scores.by_device, scores.seconds)
+        yield job, scores
+
+
+def _run(jobs: Sequence[_Job], dataset: Dataset, workers: int) -> Iterator[tuple[_Job, _Scores]]:
+    """Do every job, here or in processes, and give each with its result in the order of the jobs."""
+    run = partial(_fit_and_score, whole=dataset)
+    yield from zip(jobs, run_each(run, jobs, workers, of="the comparison", pieces="fits"), strict=True)
+
+
+def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:
+    """Fit on what the split shows and score its test rows for every device that it judges, on one thread."""
+    split, ranker = job.split, job.ranker
+    started = time.perf_counter()
+    seen = split.visible(whole)
+    shown = _only(whole, seen)
+    learnt = trainable_devices(shown, split.train)
+    scores = {}
+    with torch_threads(1):
+        ranker.fit(shown, split.train, learnt, job.fit_seed)
+        for device_id in map(str, whole.device_ids) if split.targets is None else split.targets:
+            column = whole.column(device_id)
+            # A ranker may look at what sibling devices say of a held-out candidate, not at the device itself.
+            beside = np.ones_like(seen)
+            beside[:, column] = seen[:, column]
+            view = _only(whole, beside)
+            if device_id in learnt:
+                scores[device_id] = ranker.score(view, split.test, device_id)
+            elif split.targets is not None and learnt:
+                places = [
+                    _places(ranker.score(view, split.test, one), whole.group[split.test]) for one in learnt
+                ]
+                scores[device_id] = np.mean(places, axis=0)
+    return _Scores(scores, time.perf_counter() - started)
+
+
+def _only(dataset: Dataset, seen: NDArray[np.bool_]) -> Dataset:
+    """The dataset with every measurement taken out that may not be seen."""
+    return replace(
+        dataset,
+        latency_secs=np.where(seen, dataset.latency_secs, np.nan),
+        failed=dataset.failed & seen,
+    )
+
+
+def _places(scores: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Place of each candidate inside its workload, from above 0 to 1 for the best."""
+    places = np.empty(len(scores))
+    order = np.argsort(group, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        places[rows] = rankdata(scores[rows]) / len(rows)
+    return places
+
+
+__all__ = ["LEAST_CANDIDATES", "Finished", "Splits", "compare"]

@@ -1,0 +1,338 @@
+"""Judge models on workloads they never saw: one model now, or the whole onboarding story by cross-validation.
+
+For each fold `cross_validate` trains the source devices on the training workloads, adapts to the target with
+k samples drawn from those workloads, and scores the held-out workloads. Beside it stand the same network
+without transfer (scratch), without adaptation (nearest), and with all target data (full). Called by the
+command line and onboarding; knows nothing of how data were collected. Whole rankers are compared by `compare`
+(`transfer.evaluate.compare`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.adapt.base import Strategy, unmeasured, visible_part
+from transfer.adapt.heads import with_target_head
+from transfer.adapt.multitask import MultiTask
+from transfer.adapt.sample_selection import draw_support
+from transfer.adapt.scratch import Scratch
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import bootstrap_interval, paired_bootstrap
+from transfer.data.metrics import Metrics, average, concatenate, evaluate_ranking
+from transfer.data.splits import Split
+from transfer.errors import TransferError
+from transfer.evaluate.compare import compare
+from transfer.evaluate.comparison import Comparison
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.processes import run_each
+from transfer.train.training import TrainConfig, torch_threads, train, trainable_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `cross_validate` trains, and how."""
+
+    target_device: str
+    #: Target measurements that adaptation may see (k).
+    samples: int
+    source: TrainConfig
+    adapt: TrainConfig
+    scratch: TrainConfig
+    strategy: Strategy = field(default_factory=MultiTask)
+    #: Train the upper bound with all target data too; costs about as much as the source model.
+    with_full: bool = True
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is trained in each fold, in this order."""
+        return ("source", "warm", "scratch", "full") if self.with_full else ("source", "warm", "scratch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One finished part of a cross-validation."""
+
+    fold: str
+    #: One of `Plan.parts`.
+    part: str
+    seconds: float
+    #: Parts finished so far, and in all.
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scored:
+    """Predicted and measured values of one device's held-out candidates, for plots; all arrays are (n,)."""
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    #: Relative speed among the held-out candidates, NaN where not measured.
+    labels: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Approach:
+    """How one way to get a head did on all held-out workloads."""
+
+    metrics: Metrics
+    #: 90 % bootstrap intervals over workloads.
+    top1_interval: tuple[float, float]
+    top5_interval: tuple[float, float]
+    scored: Scored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CrossValidation:
+    """Result of `cross_validate`; every workload was held out once."""
+
+    target_device: str
+    #: Target measurements used in each fold.
+    samples: int
+    #: Those that `full` learns from, mean over the folds, rounded; None where it was not asked for.
+    full_samples: int | None
+    #: Source heads by device.
+    sources: Mapping[str, Approach]
+    #: Ways to get the target's head: `warm`, `nearest`, `scratch` and, if asked for, `full`.
+    target: Mapping[str, Approach]
+    #: Mean wall seconds of each part in one fold.
+    seconds: Mapping[str, float]
+    #: Mean difference of top-1, warm less scratch, over the same workloads, with its 90 % interval.
+    warm_minus_scratch: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fold:
+    """Scores of one fold's test rows, by (part, device)."""
+
+    split: Split
+    scores: dict[tuple[str, str], NDArray[np.float64]]
+    seconds: dict[str, float]
+
+
+_Made = TypeVar("_Made")
+#: Told of a split, the part of it that is finished, and its seconds.
+_Tell = Callable[[Split, str, float], None]
+_FoldRunner = Callable[[Split, int, _Tell | None], _Fold]
+
+
+def evaluate(model: MultiTaskTLP, dataset: Dataset, device_id: str, rows: NDArray[np.int64]) -> Metrics:
+    """Judge one head on some rows, workload by workload.
+
+    Raises:
+        TransferError: The model has no such head, or no row has a latency on the device.
+    """
+    scores = model.score(dataset.features.take(rows), device_id)
+    return _judge(dataset, device_id, rows, scores)
+
+
+def cross_validate(
+    dataset: Dataset,
+    splits: Sequence[Split],
+    plan: Plan,
+    *,
+    seed: int,
+    workers: int = 1,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> CrossValidation:
+    """Tell how well a new device is onboarded, on workloads that nobody trained on.
+
+    Args:
+        dataset: Candidates of all devices, the target included; its other devices are the sources.
+        splits: Folds that hold each workload out once, see `transfer.data.splits.workload_folds`.
+        plan: What to train.
+        seed: Of everything random; fold i uses `seed + i`.
+        workers: Processes that work on folds. The result does not depend on it: each fold runs on one
+            thread either way.
+        on_progress: Called after each part; with several workers, for all parts of a fold at its end.
+
+    Raises:
+        TransferError: A fold cannot be trained or judged, or a worker process died.
+    """
+    folds = _run_folds(partial(_onboard, dataset, plan), splits, seed, workers, plan.parts, on_progress)
+    found = {key: _approach(dataset, key, folds, seed) for key in folds[0].scores}
+    target = {part: approach for (part, _), approach in found.items() if part != "source"}
+    return CrossValidation(
+        target_device=plan.target_device,
+        samples=plan.samples,
+        full_samples=_mean_training_rows(dataset, plan.target_device, splits) if plan.with_full else None,
+        sources={device_id: approach for (part, device_id), approach in found.items() if part == "source"},
+        target=target,
+        seconds={part: float(np.mean([f.seconds[part] for f in folds])) for part in plan.parts},
+        warm_minus_scratch=paired_bootstrap(
+            target["warm"].metrics.top1_by_workload, target["scratch"].metrics.top1_by_workload, seed
+        ),
+    )
+
+
+def _mean_training_rows(dataset: Dataset, device_id: str, splits: Sequence[Split]) -> int:
+    rows = dataset.rows_of(device_id)
+    return round(float(np.mean([np.isin(rows, split.train).sum() for split in splits])))
+
+
+def average_repeats(repeats: Sequence[CrossValidation], seed: int) -> CrossValidation:
+    """Several cross-validations of the same plan and splits with other seeds as one.
+
+    One draw of the support and one initialisation decide much of a top-1 score; a mean over several says
+    more about the method. Scored candidates are those of the first.
+
+    Raises:
+        DatasetError: They held out different workloads.
+    """
+
+    def joined(one: Mapping[str, Approach], others: Sequence[Mapping[str, Approach]]) -> dict[str, Approach]:
+        result = {}
+        for key, approach in one.items():
+            metrics = average([approach.metrics, *(other[key].metrics for other in others)])
+            result[key] = replace(
+                approach,
+                metrics=metrics,
+                top1_interval=bootstrap_interval(metrics.top1_by_workload, seed),
+                top5_interval=bootstrap_interval(metrics.top5_by_workload, seed),
+            )
+        return result
+
+    first, *rest = repeats
+    target = joined(first.target, [other.target for other in rest])
+    return replace(
+        first,
+        sources=joined(first.sources, [other.sources for other in rest]),
+        target=target,
+        seconds={part: float(np.mean([one.seconds[part] for one in repeats])) for part in first.seconds},
+        warm_minus_scratch=paired_bootstrap(
+            target["warm"].metrics.top1_by_workload, target["scratch"].metrics.top1_by_workload, seed
+        ),
+    )
+
+
+def _run_folds(
+    run: _FoldRunner,
+    splits: Sequence[Split],
+    seed: int,
+    workers: int,
+    parts: Sequence[str],
+    on_progress: Callable[[Progress], None] | None,
+) -> list[_Fold]:
+    """Run every fold, here or in processes, and tell of each part.
+
+    A device that only some folds can train a head for is left out: its workloads would not all be judged.
+    """
+    total, done = len(parts) * len(splits), 0
+
+    def tell(split: Split, part: str, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        if on_progress is not None:
+            on_progress(Progress(fold=split.name, part=part, seconds=seconds, done=done, total=total))
+
+    folds: list[_Fold] = []
+    if workers <= 1 or len(splits) == 1:
+        folds = [run(split, seed + i, tell) for i, split in enumerate(splits)]
+    else:
+        jobs = [(split, seed + i) for i, split in enumerate(splits)]
+        made = run_each(partial(_untold, run), jobs, workers, of="the cross-validation", pieces="folds")
+        for fold in made:
+            folds.append(fold)
+            for part, seconds in fold.seconds.items():
+                tell(fold.split, part, seconds)
+    shared = set(folds[0].scores).intersection(*(fold.scores for fold in folds))
+    for fold in folds:
+        for key in set(fold.scores) - shared:
+            del fold.scores[key]
+    return folds
+
+
+def _untold(run: _FoldRunner, job: tuple[Split, int]) -> _Fold:
+    """One fold in a process of its own, from which no part can be told of."""
+    return run(*job, None)
+
+
+def _onboard(dataset: Dataset, plan: Plan, split: Split, seed: int, tell: _Tell | None) -> _Fold:
+    """Onboard the target in one fold and score its test rows, on one thread."""
+    target = plan.target_device
+    seconds: dict[str, float] = {}
+    scores: dict[tuple[str, str], NDArray[np.float64]] = {}
+    unseen = unmeasured(dataset, split.test)
+    held = unseen.features
+
+    def timed(part: str, make: Callable[[], _Made]) -> _Made:
+        started = time.perf_counter()
+        made = make()
+        seconds[part] = time.perf_counter() - started
+        if tell is not None:
+            tell(split, part, seconds[part])
+        return made
+
+    with torch_threads(1):
+        sources = [d for d in trainable_devices(dataset, split.train) if d != target]
+        support = draw_support(dataset, target, split.train, plan.samples, seed=seed)
+        model = timed(
+            "source",
+            lambda: train(dataset, split.train, config=plan.source, seed=seed, devices=sources).model,
+        )
+        for device_id in sources:
+            scores["source", device_id] = model.score(held, device_id)
+        visible = visible_part(dataset, target, support, split.train)
+        scores["nearest", target] = with_target_head(model, visible, target, seed=seed).score(held, target)
+        for part, strategy, config in (
+            ("warm", plan.strategy, plan.adapt),
+            ("scratch", Scratch(), plan.scratch),
+        ):
+            adapt = partial(strategy.adapt, model, dataset, target, support)
+            adapted = timed(part, partial(adapt, source_rows=split.train, config=config, seed=seed))
+            # Nobody has measured a held-out workload: siblings' labels must not help.
+            scores[part, target] = adapted.score(unseen, np.arange(len(unseen)))
+        if plan.with_full:
+            full = timed("full", lambda: train(dataset, split.train, config=plan.source, seed=seed).model)
+            scores["full", target] = full.score(held, target)
+    return _Fold(split, scores, seconds)
+
+
+def _approach(dataset: Dataset, key: tuple[str, str], folds: Sequence[_Fold], seed: int) -> Approach:
+    """Metrics and pairs of one (part, device) over all folds; workloads without measurements are left out."""
+    device_id = key[1]
+    column = dataset.column(device_id)
+    measured = [f for f in folds if np.isfinite(dataset.latency_secs[f.split.test, column]).any()]
+    if not measured:
+        raise TransferError(
+            f"no held-out candidate was measured on {device_id!r}; measure more workloads there"
+        )
+    metrics = concatenate([_judge(dataset, device_id, f.split.test, f.scores[key]) for f in measured])
+    rows = np.concatenate([f.split.test for f in measured])
+    return Approach(
+        metrics=metrics,
+        top1_interval=bootstrap_interval(metrics.top1_by_workload, seed),
+        top5_interval=bootstrap_interval(metrics.top5_by_workload, seed),
+        scored=Scored(
+            rows=rows,
+            scores=np.concatenate([f.scores[key] for f in measured]),
+            labels=dataset.labels(rows)[:, column],
+        ),
+    )
+
+
+def _judge(dataset: Dataset, device_id: str, rows: NDArray[np.int64], scores: NDArray[np.float64]) -> Metrics:
+    """Metrics of scores for some rows on one device."""
+    latency = dataset.latency_secs[rows, dataset.column(device_id)]
+    return evaluate_ranking(scores, latency, dataset.group[rows], dataset.weight)
+
+
+__all__ = [
+    "Approach",
+    "Comparison",
+    "CrossValidation",
+    "Plan",
+    "Progress",
+    "Scored",
+    "average_repeats",
+    "compare",
+    "cross_validate",
+    "evaluate",
+]

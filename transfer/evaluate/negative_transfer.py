@@ -1,0 +1,193 @@
+"""Does adding a source device help or hurt each head? Measured on workloads that nobody trained on.
+
+For each head, the joint model of all devices is compared with the joint models that lack one source, and
+with a model of the head alone, on the same held-out workloads. One model without a device serves all other
+heads, so D devices cost 2 D + 1 trainings a fold. Called by `fleet train --check-transfer`; knows nothing of
+where data come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import LEVEL, Estimate, paired_bootstrap
+from transfer.data.metrics import Metrics, concatenate, evaluate_ranking
+from transfer.data.splits import Split
+from transfer.errors import TransferError
+from transfer.processes import run_each
+from transfer.train.training import TrainConfig, train, trainable_devices
+
+#: What is compared: share of pairs in the right order, and share of the best speed that the first choice
+#: reaches. The first is the steadier one, so it gives the verdict.
+MEASURES = ("pairwise", "top1")
+#: Enough for the far ends of the intervals.
+_RESAMPLES = 20_000
+HELPS, HURTS, UNCLEAR = "helps", "hurts", "no clear difference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What one source, or all of them together, does to one head."""
+
+    head: str
+    #: The source device; None for all others together, against the head alone.
+    source: str | None
+    #: Share of pairs in the right order: with the source less without it, over the same workloads.
+    pairwise: Estimate
+    #: The same of the share of the best speed that the first choice reaches.
+    top1: Estimate
+    #: Held-out workloads that both were judged on.
+    workloads: int
+
+    @property
+    def verdict(self) -> str:
+        """`helps` or `hurts` where the whole interval of `pairwise` says so."""
+        if self.pairwise.low > 0:
+            return HELPS
+        return HURTS if self.pairwise.high < 0 else UNCLEAR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferCheck:
+    """Result of `check_transfer`."""
+
+    effects: tuple[Effect, ...]
+    folds: int
+    #: Share of the resamples inside each interval: so wide that all of them hold at once with `LEVEL`.
+    level: float
+
+    def harmful(self, head: str) -> tuple[str, ...]:
+        """Sources that hurt a head: train it without them."""
+        return tuple(
+            effect.source
+            for effect in self.effects
+            if effect.head == head and effect.source is not None and effect.verdict == HURTS
+        )
+
+    def is_hurt_by_all(self, head: str) -> bool:
+        """Whether a model of the head alone is better than the joint one."""
+        return any(e.head == head and e.source is None and e.verdict == HURTS for e in self.effects)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, for reports."""
+        effects = [asdict(effect) | {"verdict": effect.verdict} for effect in self.effects]
+        heads = sorted({effect.head for effect in self.effects})
+        return {
+            "folds": self.folds,
+            "level": self.level,
+            "effects": effects,
+            "leave_out": {head: list(self.harmful(head)) for head in heads if self.harmful(head)},
+            "better_alone": [head for head in heads if self.is_hurt_by_all(head)],
+        }
+
+
+def check_transfer(
+    dataset: Dataset,
+    splits: Sequence[Split],
+    config: TrainConfig,
+    *,
+    seed: int,
+    devices: Sequence[str] | None = None,
+    workers: int = 1,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> TransferCheck:
+    """Compare joint models with and without each source on held-out workloads.
+
+    Args:
+        dataset: Candidates of all devices.
+        splits: Folds that hold each workload out once, see `transfer.data.splits.workload_folds`.
+        config: How every model is trained.
+        seed: Of everything random; all models of fold i use `seed + i`.
+        devices: Devices to look at. Default: all that every fold can train a head for.
+        workers: Processes that train. The result does not depend on it.
+        on_progress: Told how many models are trained, and of how many, after each.
+
+    Raises:
+        TransferError: There are fewer than two devices, or a worker process died.
+    """
+    known = [trainable_devices(dataset, split.train) for split in splits]
+    chosen = tuple(d for d in devices or known[0] if all(d in each for each in known))
+    if len(chosen) < 2:
+        raise TransferError(
+            f"a transfer check compares devices with each other, and only {len(chosen)} can be trained in "
+            "all folds; measure at least two devices on the same workloads"
+        )
+    sets = _device_sets(chosen)
+    jobs = [(fold, group) for fold in range(len(splits)) for group in sets]
+    run = partial(_judge_set, dataset, splits, config, seed)
+    found: dict[tuple[tuple[str, ...], str], list[Metrics]] = {}
+    made = run_each(run, jobs, workers, of="the transfer check", pieces="trainings")
+    for done, ((_, group), metrics) in enumerate(zip(jobs, made, strict=True), start=1):
+        for head, one in metrics.items():
+            found.setdefault((group, head), []).append(one)
+        if on_progress is not None:
+            on_progress(done, len(jobs))
+    joined = {key: concatenate(parts) for key, parts in found.items()}
+    asked = [
+        (head, source)
+        for head in chosen
+        if (chosen, head) in joined
+        # Of two devices, the other one is all others.
+        for source in (None, *(chosen if len(chosen) > 2 else ()))
+        if source != head
+    ]
+    # Many verdicts at once: the chance that any of them is an accident stays that of one interval.
+    level = 1 - (1 - LEVEL) / max(1, len(asked))
+    effects = []
+    for head, source in asked:
+        without = (head,) if source is None else tuple(d for d in chosen if d != source)
+        effects.append(_effect(head, source, joined[chosen, head], joined[without, head], seed, level))
+    return TransferCheck(effects=tuple(effects), folds=len(splits), level=level)
+
+
+def _device_sets(devices: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """All devices, all but one each, and each alone."""
+    without = [tuple(d for d in devices if d != left_out) for left_out in devices]
+    return list(dict.fromkeys([devices, *without, *((device,) for device in devices)]))
+
+
+def _judge_set(
+    dataset: Dataset,
+    splits: Sequence[Split],
+    config: TrainConfig,
+    seed: int,
+    job: tuple[int, tuple[str, ...]],
+) -> dict[str, Metrics]:
+    """Train one set of devices in one fold and judge those of its heads that have a held-out pair."""
+    fold, devices = job
+    split = splits[fold]
+    model = train(dataset, split.train, config=config, seed=seed + fold, devices=devices).model
+    held = dataset.features.take(split.test)
+    found = {}
+    for device_id in devices:
+        latency = dataset.latency_secs[split.test, dataset.column(device_id)]
+        # One candidate alone is in the right order whoever orders it.
+        if _has_pair(latency, dataset.group[split.test]):
+            scores = model.score(held, device_id)
+            found[device_id] = evaluate_ranking(scores, latency, dataset.group[split.test], least=2)
+    return found
+
+
+def _has_pair(latency: NDArray[np.float64], group: NDArray[np.int32]) -> bool:
+    measured = group[np.isfinite(latency)]
+    return len(measured) > len(np.unique(measured))
+
+
+def _effect(
+    head: str, source: str | None, joint: Metrics, without: Metrics, seed: int, level: float
+) -> Effect:
+    values = {}
+    for measure in MEASURES:
+        a, b = (getattr(one, f"{measure}_by_workload") for one in (joint, without))
+        values[measure] = Estimate(*paired_bootstrap(a, b, seed, level, _RESAMPLES))
+    return Effect(head=head, source=source, workloads=len(joint.groups), **values)
+
+
+__all__ = ["HELPS", "HURTS", "MEASURES", "UNCLEAR", "Effect", "TransferCheck", "check_transfer"]

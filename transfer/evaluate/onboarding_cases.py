@@ -1,0 +1,213 @@
+"""Who is new, and what is held out: the divisions that an onboarding curve is run on.
+
+For each device in turn the others are its siblings. Two regimes, never mixed: *device new*, where siblings
+have measured the candidates that are to be put in order (the target measures some of one half of each
+workload's candidates, and is judged on the other half); and *device and workload new*, where whole networks
+are held out on every device. Called by `transfer.evaluate.onboarding_curve`; fits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import Workload, WorkloadId
+from transfer.data.dataset import Dataset
+from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
+from transfer.errors import DatasetError
+
+Rows = NDArray[np.int64]
+
+#: Share of a workload's candidates that the target is judged on where siblings have measured them.
+_JUDGED_SHARE = 0.5
+#: Parts of the workloads where no networks can be held out.
+_FOLDS = 3
+
+
+class Regime(StrEnum):
+    """What is new about what is put in order."""
+
+    DEVICE_NEW = "device-new"
+    BOTH_NEW = "both-new"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CasePlan:
+    """Which divisions to make."""
+
+    regimes: tuple[Regime, ...]
+    targets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    #: Families of networks to hold out; all in turn where empty. Not looked at where no network is known.
+    held: tuple[str, ...] = ()
+    #: Most candidates of a workload that the target may measure and its siblings did, and that it is judged
+    #: on.
+    most_pool: int = 64
+    most_judged: int = 256
+    #: Most workloads to learn from, drawn by seed; 0 for all. For the curve over the breadth of workloads.
+    most_workloads: int = 0
+    #: Most splits of a regime and seed, those that hold out most workloads; 0 for all.
+    most_splits: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """One new device and one division of the rows."""
+
+    regime: Regime
+    target: str
+    #: What is held out.
+    split: str
+    #: Rows that the target may measure.
+    pool: Rows
+    #: Rows whose measurements on siblings may be seen.
+    source_rows: Rows
+    #: Rows that the target is judged on.
+    test: Rows
+    seed: int
+
+
+def make_cases(
+    dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None, plan: CasePlan
+) -> list[Case]:
+    """Every division, seed by seed, so that a run that is cut short has whole seeds.
+
+    Args:
+        dataset: Candidates of devices of one family.
+        workloads: Of the dataset; without them random workloads are held out instead of networks.
+        plan: Which divisions.
+
+    Raises:
+        DatasetError: No target has anything to be judged on, or `held` names a family that is not there.
+    """
+    there = networks_to_hold_out(dataset, workloads) if plan.held else ()
+    if there and (unknown := sorted(set(plan.held) - set(there))):
+        raise DatasetError(f"no network {', '.join(unknown)} to hold out; there are {', '.join(there)}")
+    cases = []
+    for seed in plan.seeds:
+        for regime in plan.regimes:
+            divisions = list(_divisions(dataset, workloads, regime, plan, seed))
+            if plan.most_splits:
+                # Those that judge by most workloads.
+                divisions.sort(key=lambda one: -len(np.unique(dataset.group[one[2]])))
+                divisions = divisions[: plan.most_splits]
+            for name, train_rows, test_rows in divisions:
+                for target in plan.targets:
+                    case = _case(dataset, regime, target, name, train_rows, test_rows, plan, seed)
+                    if case is not None:
+                        cases.append(case)
+    if not cases:
+        raise DatasetError(
+            f"nothing to judge: no held-out workload has two candidates measured on "
+            f"{', '.join(plan.targets)} and on siblings; collect more, or name other devices"
+        )
+    return cases
+
+
+def shown(dataset: Dataset, case: Case) -> Dataset:
+    """The dataset with every measurement taken out that may not be seen; none of the target is left."""
+    seen = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+    seen[case.source_rows] = True
+    seen[:, dataset.column(case.target)] = False
+    return replace(
+        dataset,
+        latency_secs=np.where(seen, dataset.latency_secs, np.nan),
+        failed=dataset.failed & seen,
+    )
+
+
+def _divisions(
+    dataset: Dataset,
+    workloads: Mapping[WorkloadId, Workload] | None,
+    regime: Regime,
+    plan: CasePlan,
+    seed: int,
+) -> Iterator[tuple[str, Rows, Rows]]:
+    """Name, rows to learn from and rows held out."""
+    if regime is Regime.DEVICE_NEW:
+        split = within_workload(dataset, _JUDGED_SHARE, seed)
+        yield "half of the candidates", split.train, split.test
+        return
+    for name, train_rows, test_rows in _workload_divisions(dataset, workloads, plan, seed):
+        rows = train_rows
+        if plan.most_workloads:
+            groups = np.random.default_rng(seed).permutation(np.unique(dataset.group[rows]))
+            rows = rows[np.isin(dataset.group[rows], groups[: plan.most_workloads])]
+        yield name, rows, test_rows
+
+
+def networks_to_hold_out(
+    dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None
+) -> tuple[str, ...]:
+    """Families of networks that can be held out; none where random workloads are."""
+    return tuple(one.name for one in _by_network(dataset, workloads))
+
+
+def _by_network(dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None) -> list[Split]:
+    names = {name for one in (workloads or {}).values() for name, count in one.networks if count > 0}
+    families = network_families(names) if names else {}
+    return leave_networks_out(dataset, workloads, families) if workloads and len(families) > 1 else []
+
+
+def _workload_divisions(
+    dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None, plan: CasePlan, seed: int
+) -> Iterator[tuple[str, Rows, Rows]]:
+    splits = _by_network(dataset, workloads)
+    if splits:
+        for split in splits:
+            if not plan.held or split.name in plan.held:
+                yield split.name, split.train, split.test
+        return
+    groups = np.random.default_rng(seed).permutation(np.unique(dataset.group))
+    for fold in range(min(_FOLDS, len(groups))):
+        held = np.isin(dataset.group, groups[fold::_FOLDS])
+        yield f"workloads {fold + 1} of {_FOLDS}", np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _case(
+    dataset: Dataset,
+    regime: Regime,
+    target: str,
+    name: str,
+    train_rows: Rows,
+    test_rows: Rows,
+    plan: CasePlan,
+    seed: int,
+) -> Case | None:
+    """The case of one target; None where there is nothing to learn from or to judge."""
+    column = dataset.column(target)
+    others = np.array([place for place in range(len(dataset.device_ids)) if place != column], dtype=np.int64)
+    measured = np.isfinite(dataset.latency_secs)
+    tried = measured[:, column] | dataset.failed[:, column]
+    pool, test = train_rows[tried[train_rows]], test_rows[measured[test_rows, column]]
+    source_rows = train_rows
+    if regime is Regime.DEVICE_NEW:
+        beside = np.asarray(measured[:, others].any(axis=1))
+        pool, test = pool[beside[pool]], test[beside[test]]
+        source_rows = np.arange(len(dataset))
+    pool = few_of_each(dataset, pool, plan.most_pool, seed)
+    test = few_of_each(dataset, test, plan.most_judged, seed)
+    source_rows = source_rows[measured[source_rows][:, others].any(axis=1)]
+    if regime is Regime.BOTH_NEW:
+        # The same ones for every seed: what is made of them can be kept between seeds.
+        source_rows = few_of_each(dataset, source_rows, plan.most_pool, 0)
+    counts = np.bincount(dataset.group[test], minlength=1)
+    test = test[counts[dataset.group[test]] >= 2]
+    if not len(test) or len(pool) < 2 or not len(source_rows):
+        return None
+    return Case(
+        regime=regime,
+        target=target,
+        split=name,
+        pool=pool,
+        source_rows=source_rows,
+        test=test,
+        seed=seed,
+    )
+
+
+__all__ = ["Case", "CasePlan", "Regime", "make_cases", "networks_to_hold_out", "shown"]

@@ -1,0 +1,226 @@
+"""One case of the onboarding curve: what each contender makes of k samples, judged on what is held out.
+
+Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and baselines; all
+see the same dataset, in which whatever they may not see is taken out. Called by
+`transfer.evaluate.onboarding_curve`, and in parts by whoever replays an onboarding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.adapt.base import Strategy
+from transfer.adapt.sample_choice import Choice
+from transfer.adapt.sample_selection import Selector
+from transfer.baselines.base import Rows, Scores
+from transfer.baselines.few_shot import FewShot
+from transfer.baselines.situation import Situation, Support, with_support
+from transfer.data.dataset import Dataset
+from transfer.data.ranking import kendall_tau, random_top_k, top_k
+from transfer.evaluate.onboarding_cases import Case, shown
+from transfer.evaluate.onboarding_points import Point
+from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.train.training import TrainConfig, torch_threads, train, trainable_devices
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A strategy with something to do ahead of any onboarding, once for given records of the siblings."""
+
+    def prepare(
+        self, dataset: Dataset, target_device: str, *, source_rows: Rows, config: TrainConfig
+    ) -> object:
+        """Do it; what comes of it is kept by the strategy."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adapting:
+    """A strategy with a way to choose its samples."""
+
+    strategy: Strategy
+    selector: Selector
+    #: In tables.
+    name: str
+
+
+#: What is compared.
+Contender = Adapting | FewShot
+#: A number of samples, None for all there are, and who is asked with them.
+Asked = tuple[int | None, Contender]
+
+
+def run_case(
+    dataset: Dataset, case: Case, asked: Sequence[Asked], selector: Selector, config: TrainConfig
+) -> list[Point | None]:
+    """What each of `asked` finds on one case, on one thread; None where it can say nothing.
+
+    Args:
+        dataset: With all measurements; what may not be seen is taken out here.
+        case: Who is new, and what is held out.
+        asked: Contenders with numbers of samples.
+        selector: How baselines choose their samples.
+        config: How the model of the sources is trained.
+    """
+    with torch_threads(1):
+        return list(_points(dataset, case, asked, selector, config))
+
+
+def situation_of(view: Dataset, case: Case) -> Situation:
+    """The situation of a case.
+
+    Args:
+        view: What of the dataset may be seen (`shown`).
+        case: The new device, and what is to be put in order.
+    """
+    return Situation(
+        dataset=view,
+        target=case.target,
+        sources=tuple(one for one in trainable_devices(view, case.source_rows) if one != case.target),
+        source_rows=case.source_rows,
+        test=case.test,
+        seed=case.seed,
+    )
+
+
+def _points(
+    dataset: Dataset, case: Case, asked: Sequence[Asked], own_selector: Selector, config: TrainConfig
+) -> Iterator[Point | None]:
+    view = shown(dataset, case)
+    situation = situation_of(view, case)
+    sources = situation.sources
+
+    def source_model() -> MultiTaskTLP:
+        return situation.once(
+            "model of sources",
+            lambda: train(view, case.source_rows, config=config, seed=case.seed, devices=sources).model,
+        )
+
+    truth = dataset.latency_secs[:, dataset.column(case.target)]
+    for k, contender in asked:
+        selector = contender.selector if isinstance(contender, Adapting) else own_selector
+        rows = situation.once(
+            f"support {selector.name} {k}",
+            lambda k=k, selector=selector: choose_support(  # type: ignore[misc]
+                selector, situation, case.pool, len(case.pool) if k is None else k, truth, source_model
+            ),
+        )
+        support = Support(rows, truth[rows])
+        scores: Scores | None = None
+        notes: dict[str, Any] = {}
+        started = time.perf_counter()
+        if not isinstance(contender, Adapting):
+            scores = contender.score(situation, support)
+            seconds = time.perf_counter() - started
+        elif _is_enough(contender.strategy, dataset, support):
+            # What is done ahead of an onboarding is not counted as adapting.
+            model = source_model()
+            seen = with_support(view, case.target, support) if len(rows) else view
+            if isinstance(contender.strategy, Prepared):
+                contender.strategy.prepare(seen, case.target, source_rows=case.source_rows, config=config)
+            started = time.perf_counter()
+            adapted = contender.strategy.adapt(
+                model,
+                seen,
+                case.target,
+                rows,
+                source_rows=case.source_rows,
+                config=config,
+                seed=case.seed,
+            )
+            seconds = time.perf_counter() - started
+            scores, notes = adapted.score(view, case.test), dict(adapted.notes)
+        yield (
+            None
+            if scores is None
+            else judged(contender.name, case, dataset, k, len(rows), scores, seconds, notes)
+        )
+
+
+def choose_support(
+    selector: Selector,
+    situation: Situation,
+    pool: Rows,
+    count: int,
+    truth: NDArray[np.float64],
+    source_model: Callable[[], MultiTaskTLP],
+) -> Rows:
+    """Rows of the pool that the target measures; in rounds where the selector looks at what was measured."""
+    if not count:
+        return np.zeros(0, dtype=np.int64)
+    if count >= len(pool):
+        return np.sort(pool)
+    choice = Choice(
+        dataset=situation.dataset,
+        target=situation.target,
+        pool=pool,
+        source_model=source_model,
+        seed=situation.seed,
+    )
+    return np.sort(selector.choose(choice, count))
+
+
+def _is_enough(strategy: Strategy, dataset: Dataset, support: Support) -> bool:
+    """Whether a strategy can work with a support: enough samples, and a pair to compare if it needs any."""
+    if not strategy.least_samples:
+        return True
+    known = np.isfinite(support.latency_secs)
+    pairs = np.bincount(dataset.group[support.rows[known]], minlength=1).max(initial=0)
+    return int(known.sum()) >= strategy.least_samples and pairs >= 2
+
+
+def judged(
+    name: str,
+    case: Case,
+    dataset: Dataset,
+    k: int | None,
+    measured: int,
+    scores: Scores | None,
+    seconds: float,
+    notes: Mapping[str, Any] | None = None,
+) -> Point:
+    """Judge scores of the test rows; a random choice where there are none."""
+    latency = dataset.latency_secs[case.test, dataset.column(case.target)]
+    group = dataset.group[case.test]
+    groups = np.unique(group)
+    top1, top5, tau = (np.zeros(len(groups)) for _ in range(3))
+    for place, one in enumerate(groups):
+        mine = group == one
+        if scores is None:
+            top1[place], top5[place] = (random_top_k(latency[mine], several) for several in (1, 5))
+            continue
+        top1[place], top5[place] = (top_k(scores[mine], latency[mine], several) for several in (1, 5))
+        tau[place] = kendall_tau(scores[mine], latency[mine])
+    return Point(
+        contender=name,
+        regime=case.regime,
+        target=case.target,
+        split=case.split,
+        seed=case.seed,
+        k=k,
+        measured=measured,
+        groups=groups.astype(np.int32),
+        top1=top1,
+        top5=top5,
+        tau=tau,
+        seconds=seconds,
+        notes=dict(notes or {}),
+    )
+
+
+__all__ = [
+    "Adapting",
+    "Asked",
+    "Contender",
+    "Prepared",
+    "choose_support",
+    "judged",
+    "run_case",
+    "situation_of",
+]

@@ -1,0 +1,179 @@
+"""What a new device's head is worth after k measured candidates: leave one device out, again and again.
+
+What is new and what is held out: `transfer.evaluate.onboarding_cases`; what is done with one of these:
+`transfer.evaluate.onboarding_contenders`. Called by `benchmarks.onboarding` and by
+`transfer.auto.leave_one_out`; knows neither stores nor files. What was found is read by
+`transfer.evaluate.onboarding_table`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agents.records import Workload, WorkloadId
+from transfer.adapt.sample_selection import Selector
+from transfer.data.dataset import Dataset
+from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
+from transfer.evaluate.onboarding_contenders import Adapting, Asked, Contender, judged, run_case
+from transfer.evaluate.onboarding_points import KeptPoints, Point
+from transfer.processes import run_each
+from transfer.train.training import TrainConfig
+
+#: Measured candidates of each point of the curve; the last point is always all there are.
+SAMPLES = (0, 8, 32, 64, 256, 1024, 4096)
+#: Up to here every seed is run; beyond, the first ones only, for draws differ less and cost more.
+ALL_SEEDS_UP_TO = 1024
+_SEEDS_BEYOND = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePlan:
+    """What to run."""
+
+    cases: CasePlan
+    #: Of different names.
+    contenders: tuple[Contender, ...]
+    #: How baselines choose their samples.
+    selector: Selector
+    #: How source models are trained.
+    config: TrainConfig
+    samples: tuple[int, ...] = SAMPLES
+    #: With a point of all that the target may measure.
+    with_all: bool = True
+
+
+def run_curve(
+    dataset: Dataset,
+    workloads: Mapping[WorkloadId, Workload] | None,
+    plan: CurvePlan,
+    *,
+    workers: int = 1,
+    until: float = math.inf,
+    on_case: Callable[[int, int, Case, float], None] | None = None,
+    kept: Path | None = None,
+) -> list[Point]:
+    """Run every contender at every k on every case.
+
+    Args:
+        dataset: Candidates of devices of one family; no more devices than may be siblings.
+        workloads: Of the dataset; without them random workloads are held out instead of networks.
+        plan: What to run.
+        workers: Processes; the result does not depend on it.
+        until: No case of a later seed is begun after this value of `time.monotonic`, and no points of seeds
+            that did not run on every case are given. The first seed runs in any way.
+        on_case: Told of each finished case: how many are done, of how many, which, its seconds.
+        kept: Folder of points of cases that finished before: a contender that was run there with as many
+            samples is not run again.
+
+    Raises:
+        DatasetError: There is nothing to judge.
+        TransferError: A contender cannot be fitted, or a process died.
+    """
+    cases = make_cases(dataset, workloads, plan.cases)
+    points: dict[int, list[Point]] = {}
+    done = 0
+    for seed in plan.cases.seeds:
+        if points and time.monotonic() > until:
+            break
+        mine = [case for case in cases if case.seed == seed]
+        found_of: list[Point] = []
+        ran = 0
+        for case, found, seconds in _run(mine, dataset, plan, workers, kept):
+            found_of += found
+            ran, done = ran + 1, done + 1
+            if on_case is not None:
+                on_case(done, len(cases), case, seconds)
+            if points and time.monotonic() > until:
+                break
+        if ran == len(mine):
+            points[seed] = found_of
+    return [point for found in points.values() for point in found]
+
+
+def _asked(plan: CurvePlan, case: Case) -> list[Asked]:
+    """Whom to ask with how many samples."""
+    first = case.seed in plan.cases.seeds[:_SEEDS_BEYOND]
+    samples = [k for k in plan.samples if k <= len(case.pool) and (first or k <= ALL_SEEDS_UP_TO)]
+    return [
+        (k, contender)
+        for k in [*samples, *([None] if plan.with_all and first else [])]
+        for contender in plan.contenders
+    ]
+
+
+def _timed(
+    dataset: Dataset, job: tuple[Case, Sequence[Asked]], plan: CurvePlan
+) -> tuple[list[Point | None], float]:
+    case, asked = job
+    started = time.perf_counter()
+    found = run_case(dataset, case, asked, plan.selector, plan.config)
+    return found, time.perf_counter() - started
+
+
+def _run(
+    cases: Sequence[Case], dataset: Dataset, plan: CurvePlan, workers: int, kept: Path | None
+) -> Iterator[tuple[Case, list[Point], float]]:
+    """The points of each case, those that were kept first; what is found anew is kept at once."""
+    jobs = [_Job.of(case, plan, None if kept is None else KeptPoints(kept, dataset, case)) for case in cases]
+    # Whole ones first: they can be shown while the others run.
+    jobs.sort(key=lambda job: bool(job.missing))
+    for job, (found, seconds) in zip(jobs, _run_anew(jobs, dataset, plan, workers), strict=True):
+        for contender in plan.contenders:
+            new = {k: point for (k, one), point in zip(job.missing, found, strict=True) if one is contender}
+            if new and job.keeper is not None:
+                job.keeper.put(_about(plan, contender), new)
+            job.points.update({(contender.name, k): point for k, point in new.items()})
+        every = [job.points[contender.name, k] for k, contender in _asked(plan, job.case)]
+        random = judged("random", job.case, dataset, 0, 0, None, 0.0)
+        yield job.case, [random, *(point for point in every if point is not None)], seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A case, and what of it is known already."""
+
+    case: Case
+    keeper: KeptPoints | None
+    #: By contender and number of samples; None where it could say nothing.
+    points: dict[tuple[str, int | None], Point | None]
+    missing: list[Asked]
+
+    @classmethod
+    def of(cls, case: Case, plan: CurvePlan, keeper: KeptPoints | None) -> _Job:
+        """Look up what was kept of a case."""
+        points = {
+            (contender.name, k): point
+            for contender in plan.contenders
+            if keeper is not None
+            for k, point in keeper.get(_about(plan, contender)).items()
+        }
+        missing = [(k, one) for k, one in _asked(plan, case) if (one.name, k) not in points]
+        return cls(case, keeper, points, missing)
+
+
+def _about(plan: CurvePlan, contender: Contender) -> list[Any]:
+    """What the points of a contender follow from beside the case."""
+    how = [plan.selector.name]
+    if isinstance(contender, Adapting):
+        how = [repr(contender.strategy), contender.selector.name]
+    # Selectors may look at the model of the sources, so baselines hang on its training too.
+    return [contender.name, *how, repr(plan.config)]
+
+
+def _run_anew(
+    jobs: Sequence[_Job], dataset: Dataset, plan: CurvePlan, workers: int
+) -> Iterator[tuple[list[Point | None], float]]:
+    run = partial(_timed, dataset, plan=plan)
+    waiting = [(job.case, job.missing) for job in jobs if job.missing]
+    made = run_each(run, waiting, workers, of="the onboarding curve", pieces="cases")
+    for job in jobs:
+        yield next(made) if job.missing else ([], 0.0)
+
+
+__all__ = ["SAMPLES", "CurvePlan", "run_curve"]

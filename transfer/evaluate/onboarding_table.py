@@ -1,0 +1,202 @@
+"""Reads the points of an onboarding curve: means, paired differences, best baselines, figures to reach.
+
+Called by `benchmarks.onboarding`; fits and scores nothing. A point holds values by workload; a figure of
+several devices, splits and seeds is the mean over all their values, and its interval resamples workloads, the
+same ones for all contenders, so that differences are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transfer.data.intervals import Estimate, resample_ratio
+from transfer.errors import DatasetError
+from transfer.evaluate.onboarding_cases import Regime
+from transfer.evaluate.onboarding_points import Point
+
+MEASURES = ("top1", "top5", "tau")
+#: Name of the exact expectation of a random choice, which has no k.
+RANDOM = "random"
+SCRATCH = "scratch"
+
+#: Device, split, seed and workload of one value.
+_Place = tuple[str, str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CurveTable:
+    """All points of the devices of one store.
+
+    Attributes:
+        points: What `run_curve` gave.
+        strategies: Names of the contenders that are strategies of this project.
+        default: The one that users get.
+    """
+
+    points: Sequence[Point]
+    strategies: tuple[str, ...]
+    default: str
+
+    @property
+    def regimes(self) -> tuple[Regime, ...]:
+        """Regimes with points."""
+        return tuple(one for one in Regime if any(point.regime is one for point in self.points))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Devices that were left out in turn."""
+        return tuple(sorted({point.target for point in self.points}))
+
+    def contenders(self, regime: Regime) -> tuple[str, ...]:
+        """Names in the order of their first point."""
+        return tuple(dict.fromkeys(point.contender for point in self.points if point.regime is regime))
+
+    def samples(self, regime: Regime) -> tuple[int | None, ...]:
+        """Numbers of samples with points; None (all) last."""
+        found = {point.k for point in self.points if point.regime is regime and point.contender != RANDOM}
+        return (*sorted(k for k in found if k is not None), *([None] if None in found else []))
+
+    def estimate(
+        self,
+        regime: Regime,
+        contender: str,
+        k: int | None,
+        measure: str = "top1",
+        targets: Collection[str] = (),
+    ) -> Estimate | None:
+        """Mean of a measure with its 90 % interval, or None where the contender has no point there."""
+        values = self._values(regime, contender, k, measure, targets)
+        return _mean(values, dict.fromkeys(values, 0.0)) if values else None
+
+    def difference(
+        self,
+        regime: Regime,
+        one: str,
+        other: str,
+        k: int | None,
+        measure: str = "top1",
+        targets: Collection[str] = (),
+        other_k: int | None = -1,
+    ) -> Estimate | None:
+        """Mean of `one` less `other` on the same workloads, by paired bootstrap; None if either is missing.
+
+        Args:
+            regime: Which regime.
+            one: A contender.
+            other: Another one, or the same with `other_k`.
+            k: Samples of both.
+            measure: One of `MEASURES`.
+            targets: Only of these devices; of all where empty.
+            other_k: Samples of `other` where they differ; -1 for `k`.
+        """
+        mine = self._values(regime, one, k, measure, targets)
+        theirs = self._values(regime, other, k if other_k == -1 else other_k, measure, targets)
+        shared = mine.keys() & theirs.keys()
+        if not shared:
+            return None
+        return _mean({place: mine[place] for place in sorted(shared)}, theirs)
+
+    def best_baseline(self, regime: Regime, k: int | None, targets: Collection[str] = ()) -> str | None:
+        """The baseline with the highest mean top-1 at k, a random choice included."""
+        found = {
+            name: estimate.value
+            for name in self.contenders(regime)
+            if name not in self.strategies
+            and (estimate := self.estimate(regime, name, k, "top1", targets)) is not None
+        }
+        return max(found, key=lambda name: found[name]) if found else None
+
+    def gain(self, regime: Regime, k: int | None, targets: Collection[str] = ()) -> Estimate | None:
+        """The default's top-1 less that of the best baseline at k."""
+        best = self.best_baseline(regime, k, targets)
+        return None if best is None else self.difference(regime, self.default, best, k, "top1", targets)
+
+    def share_of_full(self, regime: Regime, k: int, targets: Collection[str] = ()) -> float | None:
+        """The default's top-1 at k over that with all of the device's data, by itself or from scratch.
+
+        The better of the two stands below: a method that makes little of much data gets no credit for it.
+        """
+        mine = self.estimate(regime, self.default, k, "top1", targets)
+        full = [
+            one.value
+            for name in (self.default, SCRATCH)
+            if (one := self.estimate(regime, name, None, "top1", targets)) is not None
+        ]
+        return None if mine is None or not full else mine.value / max(full)
+
+    def worst_less_scratch(self) -> tuple[float, str] | None:
+        """Least mean difference of the default to scratch over regimes, devices and k, and where it was."""
+        found = [
+            (one.value, f"{regime}, {target}, k = {'all' if k is None else k}")
+            for regime in self.regimes
+            for target in self.targets
+            for k in self.samples(regime)
+            if (one := self.difference(regime, self.default, SCRATCH, k, "top1", (target,))) is not None
+        ]
+        return min(found) if found else None
+
+    def seconds(self, contender: str, k: int | None, regime: Regime | None = None) -> float | None:
+        """Mean wall seconds of adapting."""
+        found = [
+            point.seconds
+            for point in self.points
+            if point.contender == contender and point.k == k and (regime is None or point.regime is regime)
+        ]
+        return float(np.mean(found)) if found else None
+
+    def samples_for(
+        self, regime: Regime, contender: str, top1: float, targets: Collection[str] = ()
+    ) -> float | None:
+        """Samples at which a contender first reaches a top-1, between points by the logarithm of k.
+
+        None where it never does.
+        """
+        before: tuple[float, float] | None = None
+        for k in self.samples(regime):
+            one = self.estimate(regime, contender, k, "top1", targets)
+            if k is None or one is None:
+                continue
+            if one.value >= top1:
+                if before is None or one.value == before[1]:
+                    return float(k)
+                low, high = np.log2(1 + before[0]), np.log2(1 + k)
+                share = (top1 - before[1]) / (one.value - before[1])
+                return float(2 ** (low + share * (high - low)) - 1)
+            before = float(k), one.value
+        return None
+
+    def _values(
+        self, regime: Regime, contender: str, k: int | None, measure: str, targets: Collection[str]
+    ) -> dict[_Place, float]:
+        if measure not in MEASURES:
+            raise DatasetError(f"no measure {measure!r} in an onboarding curve; known: {', '.join(MEASURES)}")
+        found: dict[_Place, float] = {}
+        for point in self.points:
+            same_k = contender == RANDOM or point.k == k
+            if point.regime is not regime or point.contender != contender or not same_k:
+                continue
+            if targets and point.target not in targets:
+                continue
+            values = getattr(point, measure)
+            for group, value in zip(point.groups.tolist(), values.tolist(), strict=True):
+                found[point.target, point.split, point.seed, group] = value
+        return found
+
+
+def _mean(mine: dict[_Place, float], theirs: dict[_Place, float]) -> Estimate:
+    """Mean difference, resampled over workloads."""
+    above: dict[int, float] = {}
+    below: dict[int, float] = {}
+    for place, value in mine.items():
+        above[place[3]] = above.get(place[3], 0.0) + value - theirs[place]
+        below[place[3]] = below.get(place[3], 0.0) + 1
+    order = sorted(above)
+    return resample_ratio(
+        np.array([above[one] for one in order]), np.array([below[one] for one in order]), seed=0
+    ).estimate()
+
+
+__all__ = ["MEASURES", "RANDOM", "SCRATCH", "CurveTable"]

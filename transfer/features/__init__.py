@@ -1,0 +1,1 @@
+"""Schedules, workloads and devices as numbers."""

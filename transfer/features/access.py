@@ -1,0 +1,176 @@
+"""How the blocks of a workload touch memory, read out of TVM's JSON of the unscheduled module.
+
+A tile of loops touches a box of each buffer; how large follows from the index expressions, which are the same
+for every schedule of the workload. So they are parsed once a workload, without TVM. Called by
+`transfer.features.summary` only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transfer.features.box_access import BlockAccess, BufferAccess, element_bytes
+from transfer.features.template_access import template_access
+from transfer.language.budget import Budget
+from transfer.language.module_graph import GRAPH_ERRORS, ModuleGraph, parse_module
+
+#: Deepest index expression that is followed; those of TVM's operator suite stay under ten.
+_DEPTH_LIMIT = 40
+#: Axes and buffers of a block, and dimensions of a buffer, that are described; real ones stay under ten. A
+#: block with more has no numbers that the features could hold.
+_MOST_AXES, _MOST_BUFFERS, _MOST_DIMENSIONS = 32, 64, 32
+#: `IterVar` type of a data-parallel axis (tvm/tirx/var.h: kDataPar).
+_DATA_PARALLEL = 0
+
+#: (slope, divisor) by variable: an index moves by slope every divisor steps of it.
+_Slopes = dict[int, tuple[float, int]]
+
+
+def block_accesses(module_json: str) -> dict[str, BlockAccess]:
+    """Blocks of a module by name.
+
+    A module in another form than TVM 0.27's JSON graph, or a block whose loops are not its axes one to one,
+    gives nothing: the numbers that rest on it then stay 0, which is no error. The workload of an AutoTVM log
+    has one nameless block, if its template is known.
+
+    Raises:
+        BudgetError: The module takes more work to read than any real one.
+    """
+    try:
+        module = parse_module(module_json)
+        if module is None:
+            return {}
+        if module.get("dialect") == "autotvm":
+            access = template_access(str(module["name"]), list(module["args"]))
+            return {} if access is None else {"": access}
+        return _Blocks(ModuleGraph(module["nodes"], Budget(len(module_json), "the module"))).blocks()
+    except GRAPH_ERRORS:
+        return {}
+
+
+class _Blocks:
+    """The blocks of a module and the loops around them."""
+
+    def __init__(self, graph: ModuleGraph) -> None:
+        self._graph = graph
+        self._loops: dict[int, tuple[int, dict[str, Any]]] = {}
+        #: Of the index expressions met so far: their parts may be shared.
+        self._slopes_of: dict[int, _Slopes] = {}
+        for index in range(len(graph)):
+            if graph.type(index) == "For":
+                loop = graph.data(index)
+                for child in self._statements(loop["body"]):
+                    self._loops[child] = (index, loop)
+
+    def _statements(self, index: int) -> list[int]:
+        if self._graph.type(index) == "SeqStmt":
+            return list(self._graph.data(self._graph.data(index)["seq"]))
+        return [index]
+
+    def blocks(self) -> dict[str, BlockAccess]:
+        """Every block that can be told, by name."""
+        found: dict[str, BlockAccess] = {}
+        data = self._graph.data
+        for index in range(len(self._graph)):
+            if self._graph.type(index) in ("SBlockRealize", "BlockRealize"):
+                realize = data(index)
+                block = data(realize["block"])
+                access = self._block(index, realize, block)
+                if access is not None:
+                    found[self._graph.text(block["name_hint"])] = access
+        return found
+
+    def _block(self, index: int, realize: dict[str, Any], block: dict[str, Any]) -> BlockAccess | None:
+        data = self._graph.data
+        nest: list[int] = []
+        while index in self._loops:
+            index, loop = self._loops[index]
+            self._graph.budget.spend(1)
+            nest.append(loop["loop_var"])
+        nest.reverse()
+        values = list(data(realize["iter_values"]))
+        if not 0 < len(values) <= _MOST_AXES or sorted(nest) != sorted(values):
+            return None
+        axes_of = dict(zip(values, (data(axis) for axis in data(block["iter_vars"])), strict=True))
+        axes = [axes_of[variable] for variable in nest]
+        place = {axis["var"]: number for number, axis in enumerate(axes)}
+        extents = [self._graph.integer(data(axis["dom"])["extent"], 1) for axis in axes]
+        regions = [
+            (data(region), is_write)
+            for listed, is_write in ((block["reads"], False), (block["writes"], True))
+            for region in data(listed)
+        ]
+        if len(regions) > _MOST_BUFFERS:
+            return None
+        buffers = []
+        for region, is_write in regions:
+            buffer = self._buffer(region, place, is_write)
+            if buffer is None:
+                return None
+            buffers.append(buffer)
+        return BlockAccess(
+            extents=tuple(extents),
+            spatial=tuple(axis["iter_type"] == _DATA_PARALLEL for axis in axes),
+            buffers=tuple(buffers),
+        )
+
+    def _buffer(self, region: dict[str, Any], place: dict[int, int], is_write: bool) -> BufferAccess | None:
+        data, integer = self._graph.data, self._graph.integer
+        kind = data(data(region["source"])["ty"])
+        dtype = data(kind["dtype"])["dtype"]
+        shape = tuple(integer(extent, 1) for extent in data(kind["shape"]))
+        ranges = [data(one) for one in data(region["region"])]
+        if max(len(shape), len(ranges)) > _MOST_DIMENSIONS:
+            return None
+        self._graph.budget.spend(len(ranges) * len(place))
+        coefficients = np.zeros((len(ranges), len(place)))
+        divisors = np.ones(coefficients.shape)
+        for row, one in enumerate(ranges):
+            for variable, (slope, divisor) in self._slopes(one["min"]).items():
+                if variable in place:
+                    coefficients[row, place[variable]] = abs(slope)
+                    divisors[row, place[variable]] = divisor
+        return BufferAccess(
+            element_bytes=element_bytes(dtype),
+            shape=shape,
+            coefficients=coefficients,
+            divisors=divisors,
+            base=np.array([integer(one["extent"], 1) for one in ranges], dtype=np.float64),
+            is_write=is_write,
+        )
+
+    def _slopes(self, index: int, depth: int = 0) -> _Slopes:
+        """Slopes of an index expression in its variables."""
+        found = self._slopes_of.get(index)
+        if found is None:
+            found = self._slopes_of[index] = self._new_slopes(index, depth)
+        self._graph.budget.spend(1 + len(found))
+        return found
+
+    def _new_slopes(self, index: int, depth: int) -> _Slopes:
+        kind, data = self._graph.type(index), self._graph.nodes[index].get("data")
+        if kind == "Var":
+            return {index: (1.0, 1)}
+        if depth > _DEPTH_LIMIT or not isinstance(data, dict) or "a" not in data or "b" not in data:
+            return {}
+        left, right = self._slopes(data["a"], depth + 1), self._slopes(data["b"], depth + 1)
+        if kind in ("Add", "Sub"):
+            # An axis on both sides (padding tricks) keeps its steeper side.
+            return {
+                variable: max(left.get(variable, (0.0, 1)), right.get(variable, (0.0, 1)))
+                for variable in {**left, **right}
+            }
+        if kind == "Mul":
+            slopes, factor = (left, data["b"]) if left else (right, data["a"])
+            scale = self._graph.integer(factor, 1)
+            return {variable: (slope * scale, divisor) for variable, (slope, divisor) in slopes.items()}
+        if kind in ("FloorDiv", "Div"):
+            whole = max(1, self._graph.integer(data["b"], 1))
+            return {
+                variable: (slope, divisor * whole) if slope == 1 else (slope / whole, divisor)
+                for variable, (slope, divisor) in left.items()
+            }
+        # FloorMod keeps the slope; the shape of the buffer bounds the rest.
+        return left

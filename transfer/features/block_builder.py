@@ -1,0 +1,124 @@
+"""A feature block of more candidates than would fit in memory as traces.
+
+Candidates come a few at a time, as a table or a log is read, and only their rows stay. Called by
+`transfer.data.dataset`; knows nothing of records or latencies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import Candidate, Workload, WorkloadId
+from transfer.features.blocks import FeatureBlock
+from transfer.features.extractor import Extractor
+from transfer.features.slots import StepTable
+from transfer.language.primitives import Primitive
+
+#: Candidates whose features are extracted at a time.
+_CHUNK = 4096
+#: Numbers in the steps of so many at most: those of strangers may have thousands each.
+_CHUNK_NUMBERS = 2_000_000
+#: Columns put in order at a time; a copy of that many is the extra memory that ordering takes.
+_COLUMNS = 8
+
+
+class BlockBuilder:
+    """Collects candidates; `finish` gives their block.
+
+    Args:
+        extractor: Reads and summarises them; its own table of steps is left alone.
+    """
+
+    def __init__(self, extractor: Extractor) -> None:
+        spec = extractor.spec
+        self._extractor = extractor
+        self._table = StepTable()
+        self._pending: list[tuple[Workload, tuple[Primitive, ...]]] = []
+        self._pending_numbers = 0
+        self._vectors: dict[WorkloadId, tuple[int, NDArray[np.float32]]] = {}
+        self._steps = _Rows(np.int32, spec.max_steps)
+        self._workloads = _Rows(np.int32, 1)
+        self._summary = _Rows(np.float32, len(spec.summary_names))
+
+    def add(self, workload: Workload, candidate: Candidate) -> None:
+        """Take one more candidate.
+
+        Raises:
+            TraceError: The trace is not a schedule of its dialect; the candidate is not taken then.
+            TransferError: The dialect has no reader.
+        """
+        steps = self._extractor.crop(self._extractor.read(candidate, workload))
+        self._pending.append((workload, steps))
+        self._pending_numbers += sum(len(step.numbers) for step in steps)
+        if len(self._pending) >= _CHUNK or self._pending_numbers >= _CHUNK_NUMBERS:
+            self._extract()
+
+    def finish(self, order: NDArray[np.int64]) -> FeatureBlock:
+        """The block; the builder is used up.
+
+        Args:
+            order: (N,) number of the candidate, as added, of each row of the block.
+        """
+        self._extract()
+        categories, numbers = self._table.rows()
+        vectors = [vector for _, vector in self._vectors.values()]
+        return FeatureBlock(
+            steps=self._steps.ordered(order),
+            step_categories=categories.copy(),
+            step_numbers=numbers.copy(),
+            workload_rows=self._workloads.ordered(order)[:, 0],
+            workload_vectors=np.stack(vectors)
+            if vectors
+            else np.zeros((0, len(self._extractor.spec.workload_names)), dtype=np.float32),
+            summary=self._summary.ordered(order),
+        )
+
+    def _extract(self) -> None:
+        """Make rows of what is pending."""
+        if not self._pending:
+            return
+        workloads = [workload for workload, _ in self._pending]
+        sequences = [sequence for _, sequence in self._pending]
+        steps, summary = self._extractor.encode(workloads, sequences, self._table)
+        self._steps.append(steps)
+        self._summary.append(summary)
+        self._workloads.append(np.array([[self._workload_row(one)] for one in workloads], dtype=np.int32))
+        self._pending.clear()
+        self._pending_numbers = 0
+
+    def _workload_row(self, workload: Workload) -> int:
+        found = self._vectors.get(workload.workload_id)
+        if found is None:
+            found = len(self._vectors), self._extractor.workload_vector(workload)
+            self._vectors[workload.workload_id] = found
+        return found[0]
+
+
+class _Rows:
+    """Rows that come in parts and end as one array, without ever being in memory twice."""
+
+    def __init__(self, dtype: Any, width: int) -> None:
+        self._array = np.zeros((0, width), dtype=dtype)
+        self._used = 0
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Put rows behind the others."""
+        needed = self._used + len(rows)
+        if needed > len(self._array):
+            # Nobody else holds the array, so the system may move it without copying.
+            self._array.resize((needed + needed // 4, self._array.shape[1]), refcheck=False)
+        self._array[self._used : needed] = rows
+        self._used = needed
+
+    def ordered(self, order: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows in this order, which names each once; the rows given before are used up."""
+        array = self._array
+        self._array = np.zeros((0, array.shape[1]), dtype=array.dtype)
+        array.resize((self._used, array.shape[1]), refcheck=False)
+        for first in range(0, array.shape[1], _COLUMNS):
+            columns = slice(first, first + _COLUMNS)
+            array[:, columns] = array[order, columns]
+        return array

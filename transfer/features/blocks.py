@@ -1,0 +1,180 @@
+"""Features of many candidates, kept small: rows of shared tables instead of one dense array for each.
+
+Most steps of a million candidates are the same few thousand, and most workload vectors the same few hundred.
+So a block keeps each distinct step and workload once, and for each candidate the row numbers: about 0.6 KB
+instead of 4.4 KB, and dense arrays are made for one batch at a time. Made by `transfer.features.extractor`,
+read by every model; knows nothing of schedules, records or latencies.
+
+Legend: N candidates, L steps, C category slots, F number slots, V workload slots, S summary slots; T distinct
+steps, W distinct workloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.array_folder import read_folder, write_folder
+
+#: Kind of a saved block, and the version of its layout.
+_SAVED_AS = "features", 1
+#: Names of the stored arrays.
+BLOCK_ARRAYS: tuple[str, ...] = (
+    "steps",
+    "step_categories",
+    "step_numbers",
+    "workload_rows",
+    "workload_vectors",
+    "summary",
+)
+#: Rows looked at in one go where a whole block is checked.
+_CHUNK = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FeatureBlock:
+    """Features of N candidates. The properties make dense arrays: ask them of batches, not of millions."""
+
+    #: (N, L) rows of the two step tables; 0 is padding.
+    steps: NDArray[np.int32]
+    #: (T, C) indexes into the vocabularies; row 0 is all 0.
+    step_categories: NDArray[np.int16]
+    #: (T, F) numbers; row 0 is all 0.
+    step_numbers: NDArray[np.float32]
+    #: (N,) rows of `workload_vectors`.
+    workload_rows: NDArray[np.int32]
+    #: (W, V) one vector a workload.
+    workload_vectors: NDArray[np.float32]
+    #: (N, S) derived numbers of each whole candidate.
+    summary: NDArray[np.float32]
+
+    @classmethod
+    def from_dense(
+        cls,
+        *,
+        categories: NDArray[Any],
+        numbers: NDArray[Any],
+        mask: NDArray[np.bool_],
+        workload: NDArray[Any],
+        summary: NDArray[Any],
+    ) -> FeatureBlock:
+        """Make a block of dense arrays, each step and each workload a row of its own.
+
+        Args:
+            categories: (N, L, C) indexes into the vocabularies.
+            numbers: (N, L, F) numbers.
+            mask: (N, L) True at real steps; what stands elsewhere is dropped.
+            workload: (N, V) the workload of each candidate.
+            summary: (N, S) derived numbers.
+        """
+        steps = np.zeros(mask.shape, dtype=np.int32)
+        steps[mask] = np.arange(1, int(mask.sum()) + 1)
+        return cls(
+            steps=steps,
+            step_categories=_with_padding(categories[mask].astype(np.int16)),
+            step_numbers=_with_padding(numbers[mask].astype(np.float32)),
+            workload_rows=np.arange(len(mask), dtype=np.int32),
+            workload_vectors=np.asarray(workload, dtype=np.float32),
+            summary=np.asarray(summary, dtype=np.float32),
+        )
+
+    def __len__(self) -> int:
+        """Number of candidates."""
+        return len(self.steps)
+
+    @property
+    def categories(self) -> NDArray[np.int16]:
+        """(N, L, C) indexes into the vocabularies; 0 at padding steps."""
+        return self.step_categories[self.steps]
+
+    @property
+    def numbers(self) -> NDArray[np.float32]:
+        """(N, L, F) numbers; 0 at padding steps."""
+        return self.step_numbers[self.steps]
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """(N, L) True at real steps."""
+        return np.asarray(self.steps > 0)
+
+    @property
+    def workload(self) -> NDArray[np.float32]:
+        """(N, V) the workload of each candidate."""
+        return self.workload_vectors[self.workload_rows]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays; of a block that was opened from a folder they are on disk."""
+        return sum(array.nbytes for array in self.arrays().values())
+
+    def take(self, rows: NDArray[Any]) -> FeatureBlock:
+        """Features of some rows (indexes or mask), in the order given; the tables are shared."""
+        return replace(
+            self, steps=self.steps[rows], workload_rows=self.workload_rows[rows], summary=self.summary[rows]
+        )
+
+    def changed(self, **dense: NDArray[Any]) -> FeatureBlock:
+        """The same candidates with some of the dense arrays of `from_dense` replaced."""
+        arrays: dict[str, Any] = {
+            name: getattr(self, name) for name in ("categories", "numbers", "mask", "workload", "summary")
+        }
+        return FeatureBlock.from_dense(**(arrays | dense))
+
+    def lengths(self) -> NDArray[np.int64]:
+        """(N,) real steps of each candidate."""
+        return np.asarray(np.count_nonzero(self.steps, axis=1))
+
+    def step_counts(self) -> NDArray[np.int64]:
+        """(T,) how often each row of the step tables occurs; 0 for padding."""
+        counts = np.zeros(len(self.step_numbers), dtype=np.int64)
+        for start in range(0, len(self), _CHUNK):
+            counts += np.bincount(self.steps[start : start + _CHUNK].ravel(), minlength=len(counts))
+        counts[0] = 0
+        return counts
+
+    def not_finite(self) -> tuple[str, ...]:
+        """Which of `numbers`, `workload` and `summary` hold NaN or infinity; only what rows use counts."""
+        found = []
+        if not np.isfinite(self.step_numbers[self.step_counts() > 0]).all():
+            found.append("numbers")
+        if not np.isfinite(self.workload_vectors[np.unique(self.workload_rows)]).all():
+            found.append("workload")
+        if not all(
+            np.isfinite(self.summary[start : start + _CHUNK]).all() for start in range(0, len(self), _CHUNK)
+        ):
+            found.append("summary")
+        return tuple(found)
+
+    def save(self, folder: Path) -> None:
+        """Write the block as .npy files and a manifest; the folder appears whole or not at all.
+
+        Raises:
+            TransferError: The folder exists already.
+        """
+        kind, version = _SAVED_AS
+        write_folder(folder, kind, version, self.arrays())
+
+    @classmethod
+    def open(cls, folder: Path) -> FeatureBlock:
+        """Open a saved block; its large arrays stay on disk and are read as they are used.
+
+        Raises:
+            TransferError: There is no such block, or it is damaged or of another version.
+        """
+        kind, version = _SAVED_AS
+        arrays, _ = read_folder(folder, kind, version)
+        return cls(**{name: arrays[name] for name in BLOCK_ARRAYS})
+
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """The stored arrays by name."""
+        return {name: getattr(self, name) for name in BLOCK_ARRAYS}
+
+
+def _with_padding(rows: NDArray[Any]) -> NDArray[Any]:
+    """Put a row of zeros in front."""
+    return np.concatenate([np.zeros((1, rows.shape[1]), dtype=rows.dtype), rows])

@@ -1,0 +1,249 @@
+"""Schedules as arrays: primitive sequences into fixed slots, workloads into vectors.
+
+One `Extractor` serves training (`transfer.data.dataset`), evaluation and scoring inside a search, so they
+cannot drift apart: it reads stored traces of every dialect, and those of schedules in memory to the same
+bits. TLP crops raw integers to a fixed width; here every number has a slot of its own, sizes are logarithms,
+and what is absent is told from what is zero. Knows nothing of latencies or models, and imports no TVM.
+
+Legend: N candidates, L steps, C category slots, F number slots, V workload slots, S summary slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import Candidate, Workload, WorkloadId, canonical_json, content_hash
+from transfer.errors import TraceError, TransferError
+from transfer.features.blocks import FeatureBlock
+from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
+from transfer.features.live_traces import LiveReader
+from transfer.features.slots import CATEGORY_SIZES, NUMBER_NAMES, StepTable
+from transfer.features.summary import SUMMARY_NAMES, Summariser
+from transfer.features.workload_vector import WORKLOAD_NAMES, workload_vector
+from transfer.language.ansor import AnsorReader
+from transfer.language.autotvm import AutoTVMReader
+from transfer.language.meta_schedule import MetaScheduleReader
+from transfer.language.primitives import Kind, Primitive, Reader, vocabulary_hash
+
+#: Raise it when a slot changes its meaning without changing its name.
+FEATURE_VERSION = 2
+
+#: Distinct primitives that one extractor keeps before its table starts over.
+_TABLE_LIMIT = 200_000
+#: Candidates whose slots are laid out densely in one go, to summarise them.
+_CHUNK = 4096
+
+# When a sequence is longer than L, steps go in this order: the first kinds say least about a ranking.
+_EXPENDABLE = (Kind.CI, Kind.UNANNOTATE, Kind.UNIT_LOOP, Kind.SCOPE, Kind.RE, Kind.FU)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSpec:
+    """Names and sizes of every slot. A model is bound to the `hash` of the spec it was trained with."""
+
+    #: (name, size of its vocabulary) of each category slot; 0 is padding, 1 is unknown.
+    categories: tuple[tuple[str, int], ...] = CATEGORY_SIZES
+    number_names: tuple[str, ...] = NUMBER_NAMES
+    #: Most steps of a sequence (L).
+    max_steps: int = 40
+    workload_names: tuple[str, ...] = WORKLOAD_NAMES
+    hardware_names: tuple[str, ...] = HARDWARE_NAMES
+    summary_names: tuple[str, ...] = SUMMARY_NAMES
+    version: int = FEATURE_VERSION
+
+    @property
+    def category_sizes(self) -> tuple[int, ...]:
+        """Size of the vocabulary of each category slot."""
+        return tuple(size for _, size in self.categories)
+
+    @property
+    def hash(self) -> str:
+        """Identifies slots and vocabulary together."""
+        return content_hash(canonical_json(asdict(self)), vocabulary_hash())
+
+
+DEFAULT_SPEC = FeatureSpec()
+
+
+class Extractor:
+    """Makes features. Keeps caches between calls, so hold on to one; not safe between threads."""
+
+    def __init__(self, spec: FeatureSpec = DEFAULT_SPEC, readers: Mapping[str, Reader] | None = None) -> None:
+        """Make an extractor.
+
+        Args:
+            spec: Slots to fill; only `max_steps` may differ from `DEFAULT_SPEC`.
+            readers: Reader of each dialect; all three dialects where None.
+
+        Raises:
+            TransferError: This version of the project cannot fill the slots of `spec`.
+        """
+        if replace(spec, max_steps=DEFAULT_SPEC.max_steps) != DEFAULT_SPEC or spec.max_steps < 1:
+            raise TransferError(
+                f"cannot extract features of spec {spec.hash} (version {spec.version}): this version of the "
+                f"project fills spec {DEFAULT_SPEC.hash} (version {FEATURE_VERSION}); train the model again"
+            )
+        self.spec = spec
+        self._readers = dict(readers) if readers is not None else default_readers()
+        self._live = LiveReader()
+        self._table = StepTable(_TABLE_LIMIT)
+        self._summariser = Summariser()
+        self._vectors: dict[WorkloadId, NDArray[np.float32]] = {}
+
+    def extract(
+        self,
+        workloads: Sequence[Workload] | Mapping[WorkloadId, Workload],
+        candidates: Sequence[Candidate],
+    ) -> FeatureBlock:
+        """Features of some candidates.
+
+        Args:
+            workloads: The workload of each candidate, or a mapping that holds all of them.
+            candidates: Schedules of any mix of workloads.
+
+        Raises:
+            TraceError: A trace is not a schedule of its dialect.
+            TransferError: A dialect has no reader, or a workload is missing.
+        """
+        rows = _rows_of(workloads, candidates)
+        pairs = zip(rows, candidates, strict=True)
+        return self._block(rows, [self.read(candidate, workload) for workload, candidate in pairs])
+
+    def extract_live(self, workload: Workload, schedules: Sequence[Any]) -> FeatureBlock:
+        """Features of schedules in memory, equal to the last bit to those of their traces' JSON.
+
+        Args:
+            workload: What all of them schedule.
+            schedules: TVM schedules with a trace (`tvm.s_tir.Schedule`); only `trace` is read.
+
+        Raises:
+            TraceError: A trace cannot be read.
+        """
+        sequences = [self._live.read(schedule.trace, workload) for schedule in schedules]
+        return self._block([workload] * len(sequences), sequences)
+
+    def read(self, candidate: Candidate, workload: Workload | None = None) -> tuple[Primitive, ...]:
+        """Primitives of one candidate; `workload` is what it schedules, where known.
+
+        Raises:
+            TraceError: The trace is not a schedule of its dialect.
+            TransferError: The dialect has no reader.
+        """
+        reader = self._readers.get(candidate.dialect)
+        if reader is None:
+            known = ", ".join(sorted(self._readers))
+            raise TransferError(f"no reader for dialect {candidate.dialect!r}; known: {known}")
+        try:
+            if workload is not None:
+                self._summariser.check(workload)
+            return reader.read(candidate.trace, workload)
+        except TraceError as error:
+            raise TraceError(
+                f"candidate {candidate.candidate_id} of workload {candidate.workload_id}: {error}"
+            ) from error
+
+    def encode(
+        self, workloads: Sequence[Workload], sequences: Sequence[tuple[Primitive, ...]], table: StepTable
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Encode sequences with a table of the caller's.
+
+        Args:
+            workloads: The workload of each sequence.
+            sequences: N sequences, of any length.
+            table: Takes up the steps that it has not met.
+
+        Returns:
+            (N, L) rows of the table, and the (N, S) summaries.
+        """
+        cropped = [self.crop(sequence) for sequence in sequences]
+        steps = table.look_up(cropped, self.spec.max_steps)
+        categories, numbers = table.rows()
+        summary = np.empty((len(cropped), len(self.spec.summary_names)), dtype=np.float32)
+        for start in range(0, len(cropped), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            used = steps[part, : max(map(len, cropped[part]))]
+            summary[part] = self._summariser.summarise(
+                workloads[part], cropped[part], categories[used], numbers[used]
+            )
+        return steps, summary
+
+    def workload_vector(self, workload: Workload) -> NDArray[np.float32]:
+        """(V,) numbers that describe a workload, made once."""
+        vector = self._vectors.get(workload.workload_id)
+        if vector is None:
+            vector = self._vectors[workload.workload_id] = workload_vector(workload)
+        return vector
+
+    def _block(
+        self, workloads: Sequence[Workload], sequences: Sequence[tuple[Primitive, ...]]
+    ) -> FeatureBlock:
+        """The block of some sequences."""
+        steps, summary = self.encode(workloads, sequences, self._table)
+        categories, numbers = self._table.rows()
+        distinct: dict[WorkloadId, int] = {}
+        rows = [distinct.setdefault(one.workload_id, len(distinct)) for one in workloads]
+        known = {one.workload_id: one for one in workloads}
+        vectors = np.zeros((len(distinct), len(self.spec.workload_names)), dtype=np.float32)
+        for workload_id, row in distinct.items():
+            vectors[row] = self.workload_vector(known[workload_id])
+        return FeatureBlock(
+            steps=steps,
+            step_categories=categories,
+            step_numbers=numbers,
+            workload_rows=np.array(rows, dtype=np.int32),
+            workload_vectors=vectors,
+            summary=summary,
+        )
+
+    def crop(self, sequence: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
+        """Drop the least telling steps of a sequence that is longer than L; the order stays."""
+        excess = len(sequence) - self.spec.max_steps
+        if excess <= 0:
+            return sequence
+        drop: set[int] = set()
+        for kind in _EXPENDABLE:
+            places = [place for place, step in enumerate(sequence) if step.kind is kind]
+            drop.update(places[: excess - len(drop)])
+        kept = [step for place, step in enumerate(sequence) if place not in drop]
+        return tuple(kept[: self.spec.max_steps])
+
+
+def default_readers() -> dict[str, Reader]:
+    """A fresh reader of each dialect."""
+    return {"meta_schedule": MetaScheduleReader(), "ansor": AnsorReader(), "autotvm": AutoTVMReader()}
+
+
+def _rows_of(
+    workloads: Sequence[Workload] | Mapping[WorkloadId, Workload], candidates: Sequence[Candidate]
+) -> list[Workload]:
+    """The workload of each candidate."""
+    if isinstance(workloads, Mapping):
+        missing = {one.workload_id for one in candidates} - workloads.keys()
+        if missing:
+            raise TransferError(f"{len(missing)} workloads are not given, first: {min(missing)}")
+        return [workloads[one.workload_id] for one in candidates]
+    if len(workloads) != len(candidates):
+        raise TransferError(f"{len(workloads)} workloads for {len(candidates)} candidates: give one each")
+    for workload, candidate in zip(workloads, candidates, strict=True):
+        if workload.workload_id != candidate.workload_id:
+            raise TransferError(
+                f"candidate {candidate.candidate_id} is of workload {candidate.workload_id}, "
+                f"got workload {workload.workload_id}"
+            )
+    return list(workloads)
+
+
+__all__ = [
+    "DEFAULT_SPEC",
+    "FEATURE_VERSION",
+    "Extractor",
+    "FeatureBlock",
+    "FeatureSpec",
+    "default_readers",
+    "hardware_vector",
+]

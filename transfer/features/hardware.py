@@ -1,0 +1,209 @@
+"""What a device is, as numbers: the hardware vector beside the features of its candidates.
+
+The vector describes the *target* that programs are built for, on the host they run on: two instruction-set
+profiles of one box share their caches and differ in their vectors. Called by `transfer.data.dataset` and at
+onboarding; knows nothing of programs or models.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import ANSOR_HARDWARE_PARAMS, Descriptor, DeviceSpec, Family
+
+HARDWARE_NAMES: tuple[str, ...] = (
+    "threads",
+    "physical_cores",
+    "logical_cores",
+    "smt",
+    "clock_mhz",
+    "l1d_bytes",
+    "l2_bytes",
+    "l3_bytes",
+    "cache_line_bytes",
+    "memory_bytes",
+    "host_vector_bytes",
+    "target_vector_bytes",
+    "target_fma",
+    "target_avx512",
+    "target_ternary_ops",
+    "arch_x86",
+    "arch_arm",
+    "arch_other",
+    "is_gpu",
+    *(f"ansor_{name}" for name in ANSOR_HARDWARE_PARAMS),
+)
+
+
+class Isa(NamedTuple):
+    """What the code generator may use under one target."""
+
+    #: Widest vector register, in bytes.
+    vector_bytes: int
+    #: Fused multiply-add.
+    fma: bool
+    avx512: bool
+    #: Three-operand vector instructions (AVX and later, Arm): no copies to save an operand.
+    ternary_ops: bool
+
+
+_SSE = Isa(16, False, False, False)
+_AVX = Isa(32, False, False, True)
+_AVX2 = Isa(32, True, False, True)
+_AVX512 = Isa(64, True, True, True)
+_NEON = Isa(16, True, False, True)
+_SVE256 = Isa(32, True, False, True)
+_SVE512 = Isa(64, True, False, True)
+
+# CPU names of LLVM (`llc -mcpu=help`) by the widest instruction set that LLVM's tables give them
+# (llvm/lib/Target/X86/X86.td, llvm/lib/Target/AArch64/AArch64Processors.td).
+_ISA_NAMES: tuple[tuple[Isa, str], ...] = (
+    (
+        _SSE,
+        "x86-64 x86-64-v2 generic-x86 k8 core2 penryn nehalem westmere corei7 silvermont goldmont "
+        "goldmont-plus tremont bonnell atom btver1 amdfam10 barcelona",
+    ),
+    (_AVX, "sandybridge ivybridge corei7-avx core-avx-i btver2 bdver1"),
+    (
+        _AVX2,
+        "x86-64-v3 haswell broadwell skylake core-avx2 alderlake raptorlake meteorlake arrowlake "
+        "arrowlake-s lunarlake pantherlake gracemont sierraforest grandridge clearwaterforest bdver2 bdver3 "
+        "bdver4 znver1 znver2 znver3",
+    ),
+    (
+        _AVX512,
+        "x86-64-v4 skylake-avx512 skx cascadelake cooperlake cannonlake icelake-client icelake-server "
+        "tigerlake rocketlake sapphirerapids emeraldrapids graniterapids graniterapids-d diamondrapids knl "
+        "knm znver4 znver5",
+    ),
+    (
+        _NEON,
+        "generic cortex-a34 cortex-a35 cortex-a53 cortex-a55 cortex-a57 cortex-a65 cortex-a72 cortex-a73 "
+        "cortex-a75 cortex-a76 cortex-a76ae cortex-a77 cortex-a78 cortex-a78c cortex-a510 cortex-a520 "
+        "cortex-a710 cortex-a715 cortex-a720 cortex-x1 cortex-x1c cortex-x2 cortex-x3 cortex-x4 "
+        "neoverse-e1 neoverse-n1 neoverse-n2 neoverse-n3 neoverse-v2 neoverse-v3 grace ampere1 ampere1a "
+        "ampere1b apple-a12 apple-a13 apple-a14 apple-a15 apple-a16 apple-a17 apple-m1 apple-m2 apple-m3 "
+        "apple-m4 carmel kryo falkor saphira thunderx thunderx2t99 thunderx3t110 tsv110 exynos-m3 exynos-m4 "
+        "exynos-m5 oryon-1",
+    ),
+    (_SVE256, "neoverse-v1 neoverse-512tvb"),
+    (_SVE512, "a64fx"),
+)
+_ISA_OF = {name: isa for isa, names in _ISA_NAMES for name in names.split()}
+
+
+def target_isa(target: dict[str, Any], descriptor: Descriptor) -> Isa:
+    """Instruction set that a TVM target lets its programs use.
+
+    A CPU name outside the table, `native`, or none at all falls back on the host's own flags; `mattr`
+    entries (`+avx2`, `-fma`) are applied on top.
+
+    Args:
+        target: TVM target as a dictionary.
+        descriptor: Host on which the programs run.
+    """
+    name = str(target.get("mcpu") or "")
+    x86 = _is_x86(descriptor)
+    if not name and x86 and target.get("kind") == "llvm" and target.get("mattr") is None:
+        isa = _SSE  # LLVM's own default for x86-64 without a CPU name
+    elif name == "generic" and x86:
+        isa = _SSE
+    else:
+        isa = _ISA_OF.get(name) or _host_isa(descriptor)
+    attributes = target.get("mattr") or ()
+    if isinstance(attributes, str):
+        attributes = attributes.split(",")
+    # Targets of imported logs hold whatever a stranger wrote.
+    for word in attributes if isinstance(attributes, list) else ():
+        isa = _with_attribute(isa, str(word).strip())
+    return isa
+
+
+def _host_isa(descriptor: Descriptor) -> Isa:
+    """Instruction set of the host itself."""
+    flags = set(descriptor.isa_flags)
+    if not _is_x86(descriptor):
+        return _NEON._replace(vector_bytes=max(descriptor.vector_bytes, 16 if _is_arm(descriptor) else 0))
+    return Isa(
+        descriptor.vector_bytes,
+        "fma" in flags,
+        "avx512f" in flags,
+        bool(flags & {"avx", "avx2", "avx512f"}),
+    )
+
+
+def _with_attribute(isa: Isa, word: str) -> Isa:
+    """Apply one LLVM feature switch."""
+    switch, feature = word[:1], word[1:]
+    on = switch == "+"
+    if switch not in ("+", "-"):
+        return isa
+    if feature == "fma":
+        return isa._replace(fma=on)
+    if feature == "avx512f":
+        return (
+            isa._replace(vector_bytes=64, avx512=True, ternary_ops=True)
+            if on
+            else isa._replace(vector_bytes=min(isa.vector_bytes, 32), avx512=False)
+        )
+    if feature in ("avx", "avx2"):
+        if on:
+            return isa._replace(vector_bytes=max(isa.vector_bytes, 32), ternary_ops=True)
+        if feature == "avx":
+            return _SSE
+    return isa
+
+
+def _is_x86(descriptor: Descriptor) -> bool:
+    return descriptor.arch.lower() in ("x86_64", "amd64", "x86", "i386", "i686")
+
+
+def _is_arm(descriptor: Descriptor) -> bool:
+    return descriptor.arch.lower().startswith(("aarch64", "arm"))
+
+
+def hardware_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.float32]:
+    """Describe one device; sizes, counts and clocks as log2(1 + x), unknown ones as 0.
+
+    Args:
+        spec: What the YAML of the device claims; gives target and threads.
+        descriptor: What the probe saw on its host.
+
+    Returns:
+        (H,) values in the order of `HARDWARE_NAMES`.
+    """
+    isa = target_isa(spec.target, descriptor)
+    x86, arm = _is_x86(descriptor), _is_arm(descriptor)
+    ansor = (*descriptor.ansor_params, *(0,) * len(ANSOR_HARDWARE_PARAMS))[: len(ANSOR_HARDWARE_PARAMS)]
+    values = (
+        _log(spec.threads),
+        _log(descriptor.physical_cores),
+        _log(descriptor.logical_cores),
+        float(descriptor.smt),
+        _log(descriptor.clock_max_mhz or descriptor.clock_now_mhz),
+        _log(descriptor.l1d_bytes),
+        _log(descriptor.l2_bytes),
+        _log(descriptor.l3_bytes),
+        _log(descriptor.cache_line_bytes),
+        _log(descriptor.memory_bytes),
+        _log(descriptor.vector_bytes),
+        _log(isa.vector_bytes),
+        float(isa.fma),
+        float(isa.avx512),
+        float(isa.ternary_ops),
+        float(x86),
+        float(arm),
+        float(not x86 and not arm),
+        float(spec.family is Family.GPU),
+        *(_log(value) for value in ansor),
+    )
+    return np.array(values, dtype=np.float32)
+
+
+def _log(value: float) -> float:
+    """log2(1 + value) of a size; 0 where it is unknown or not a number."""
+    return math.log2(1.0 + value) if value > 0 and math.isfinite(value) else 0.0

@@ -1,0 +1,214 @@
+"""Derived numbers of a whole candidate: what a performance engineer would look at first.
+
+Tiles and the memory they touch (`transfer.features.tiles`), unrolling, where the result is cached, where
+producers are computed. They follow from sequence and workload alone, so they are the same for every device.
+Called by `transfer.features.extractor` only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import Workload, WorkloadId
+from transfer.errors import BudgetError
+from transfer.features.access import block_accesses
+from transfer.features.box_access import BlockAccess
+from transfer.features.slots import CATEGORY_PLACE, NUMBER_PLACE
+from transfer.features.tiles import (
+    MEMORY_NAMES,
+    TILE_NAMES,
+    Tiles,
+    describe_memory,
+    describe_tiles,
+    read_tiles,
+    tiles_of_access,
+)
+from transfer.language.primitives import Kind, Primitive, Role, detail_index, kind_index, role_index
+
+_THREADS = ("blockIdx.x", "threadIdx.x", "vthread.x")
+_WORDS = ("parallel", "vectorize")
+#: Where a block is computed in the loops of another.
+_AT = ("depth", "around", "inside")
+#: Cuts of the loop nest that an unrolling limit may cover.
+_UNROLLED_CUTS = 3
+#: Largest magnitude of a number: a log2 of anything real is far below.
+_BOUND = 1000.0
+
+SUMMARY_NAMES: tuple[str, ...] = (
+    *TILE_NAMES,
+    *MEMORY_NAMES,
+    "unroll",
+    *(f"unrolled_cut_{cut}" for cut in range(_UNROLLED_CUTS)),
+    "write_cache",
+    "write_cache_depth",
+    "write_cache_around",
+    "write_cache_inside",
+    "inlined",
+    "at_root",
+    "computed_at",
+    "computed_at_around",
+    "computed_at_inside",
+    "parallel",
+    "vectorize",
+    *(f"{name.replace('.', '_')}_extent" for name in _THREADS),
+    "rfactors",
+    "tiled",
+    "steps",
+)
+_PLACE = {name: place for place, name in enumerate(SUMMARY_NAMES)}
+
+
+class Summariser:
+    """Makes summaries; keeps the memory accesses of each workload met."""
+
+    def __init__(self) -> None:
+        self._accesses: dict[WorkloadId, dict[str, BlockAccess] | BudgetError] = {}
+
+    def check(self, workload: Workload) -> None:
+        """Refuse a workload whose candidates cannot be summarised.
+
+        Raises:
+            BudgetError: Its module takes more work to read than any real one.
+        """
+        self._of(workload)
+
+    def summarise(
+        self,
+        workloads: Sequence[Workload],
+        sequences: Sequence[Sequence[Primitive]],
+        categories: NDArray[np.int16],
+        numbers: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """Summaries of some candidates.
+
+        Args:
+            workloads: The workload of each candidate.
+            sequences: The primitives of each candidate.
+            categories: (N, L, C) category slots of the same primitives.
+            numbers: (N, L, F) number slots.
+
+        Returns:
+            (N, S) values in the order of `SUMMARY_NAMES`; 0 where the schedule does not tell.
+        """
+        summary = np.zeros((len(sequences), len(SUMMARY_NAMES)))
+        summary[:, _PLACE["steps"]] = [len(sequence) for sequence in sequences]
+        _describe_steps(summary, categories, numbers)
+        groups: dict[tuple[WorkloadId, str], list[int]] = defaultdict(list)
+        for row, (workload, sequence) in enumerate(zip(workloads, sequences, strict=True)):
+            block = _tiled_block(sequence)
+            if block is not None:
+                groups[workload.workload_id, block].append(row)
+        found = {
+            (workload_id, block): self._access(workloads[members[0]], block)
+            for (workload_id, block), members in groups.items()
+        }
+        on_gpu = np.zeros(len(sequences), dtype=np.bool_)
+        for key, access in found.items():
+            on_gpu[groups[key]] = access is not None and access.on_gpu
+        factors, reduction, known = read_tiles(categories, numbers, on_gpu)
+        # Factors that no program has may overflow; what comes of them is cut to the bound.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for key, members in groups.items():
+                for rows in _same_axes(np.array(members), known, reduction):
+                    first, access = rows[0], found[key]
+                    whole = (
+                        tiles_of_access(factors[rows], known[first], reduction[first], access)
+                        if access is not None
+                        else None
+                    )
+                    axes = np.flatnonzero(known[first])
+                    tiles = whole or Tiles(factors=factors[rows][:, axes], reduction=reduction[first, axes])
+                    summary[rows, _PLACE["tiled"]] = 1
+                    columns = describe_tiles(tiles)
+                    if access is not None and whole is not None:
+                        columns |= describe_memory(whole, access)
+                    for name, values in columns.items():
+                        summary[rows, _PLACE[name]] = values
+            _relate_unrolling(summary)
+            bounded = np.clip(np.nan_to_num(summary, posinf=_BOUND, neginf=-_BOUND), -_BOUND, _BOUND)
+        return bounded.astype(np.float32)
+
+    def _access(self, workload: Workload, block: str) -> BlockAccess | None:
+        """Memory accesses of a block of a workload, parsed at the first call."""
+        return self._of(workload).get(block)
+
+    def _of(self, workload: Workload) -> dict[str, BlockAccess]:
+        found = self._accesses.get(workload.workload_id)
+        if found is None:
+            try:
+                found = block_accesses(workload.module_json)
+            except BudgetError as error:
+                found = error
+            self._accesses[workload.workload_id] = found
+        if isinstance(found, BudgetError):
+            raise BudgetError(str(found))
+        return found
+
+
+def _tiled_block(sequence: Sequence[Primitive]) -> str | None:
+    """Name of the block with the multi-level tiling."""
+    for step in sequence:
+        if step.kind is Kind.SP and step.names[1] == Role.TILED and step.names[2]:
+            return step.names[0]
+    return None
+
+
+def _same_axes(
+    rows: NDArray[np.int64], known: NDArray[np.bool_], reduction: NDArray[np.bool_]
+) -> list[NDArray[np.int64]]:
+    """Rows parted by the axes that they tile, rows without any left out."""
+    patterns, part = np.unique(
+        np.concatenate([known[rows], reduction[rows]], axis=1), axis=0, return_inverse=True
+    )
+    return [rows[part.ravel() == place] for place in range(len(patterns)) if patterns[place].any()]
+
+
+def _describe_steps(
+    summary: NDArray[np.float64], categories: NDArray[np.int16], numbers: NDArray[np.float32]
+) -> None:
+    """Fill the numbers that come from single steps: annotations, caches, places of producers."""
+    kind, role, detail = (categories[:, :, CATEGORY_PLACE[name]] for name in ("kind", "role", "detail"))
+    value, extent = (numbers[:, :, NUMBER_PLACE[name]] for name in ("value", "extent"))
+
+    def is_kind(wanted: Kind) -> NDArray[np.bool_]:
+        return np.asarray(kind == kind_index(wanted))
+
+    def largest(values: NDArray[np.float32], where: NDArray[np.bool_]) -> NDArray[np.float32]:
+        return np.asarray(np.where(where, values, 0).max(axis=1, initial=0))
+
+    of_cache = role == role_index(Role.WRITE_CACHE)
+    at_cache, at_producer = is_kind(Kind.CA) & of_cache, is_kind(Kind.CA) & ~of_cache
+    annotated = is_kind(Kind.AN)
+    columns = {
+        "unroll": largest(value, is_kind(Kind.PR)),
+        "write_cache": is_kind(Kind.CHW).any(axis=1),
+        **{f"write_cache_{at}": largest(numbers[:, :, NUMBER_PLACE[at]], at_cache) for at in _AT},
+        "inlined": is_kind(Kind.CI).sum(axis=1),
+        "at_root": is_kind(Kind.CR).sum(axis=1),
+        "computed_at": at_producer.sum(axis=1),
+        **{f"computed_at_{at}": largest(numbers[:, :, NUMBER_PLACE[at]], at_producer) for at in _AT[1:]},
+        "rfactors": is_kind(Kind.RF).sum(axis=1),
+        **{word: largest(value, annotated & (detail == detail_index(word))) for word in _WORDS},
+        **{
+            f"{word.replace('.', '_')}_extent": largest(
+                np.maximum(value, extent), annotated & (detail == detail_index(word))
+            )
+            for word in _THREADS
+        },
+    }
+    for name, values in columns.items():
+        summary[:, _PLACE[name]] = values
+
+
+def _relate_unrolling(summary: NDArray[np.float64]) -> None:
+    """Whether the loops inside each inner cut stay under the unrolling limit; a vector counts once."""
+    limit = np.log2(np.maximum(1, np.exp2(summary[:, _PLACE["unroll"]]) - 1))
+    tiled = summary[:, _PLACE["tiled"]] > 0
+    for cut in range(_UNROLLED_CUTS):
+        inner = summary[:, _PLACE[f"cut_{cut}_spatial"]] + summary[:, _PLACE[f"cut_{cut}_reduction"]]
+        steps = inner - summary[:, _PLACE["spatial_0_factor_0"]]
+        summary[:, _PLACE[f"unrolled_cut_{cut}"]] = (limit > 0) & (steps <= limit) & tiled

@@ -1,0 +1,48 @@
+"""From kept features to what a backbone computes with: dense tensors of one batch.
+
+Called by training, scoring and adaptation. Knows nothing of networks.
+
+Legend: N candidates, L steps, C category slots, F number slots, V workload slots, S summary slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transfer.features.blocks import FeatureBlock
+
+
+def used_lengths(block: FeatureBlock) -> np.ndarray:
+    """(N,) steps of each candidate up to its last real one, at least 1."""
+    real = block.steps > 0
+    last = real.shape[1] - np.argmax(real[:, ::-1], axis=1)
+    return np.where(real.any(axis=1), last, 1)
+
+
+def block_tensors(
+    block: FeatureBlock, rows: np.ndarray, steps: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Arguments of `MultiTaskTLP.backbone` for some rows: the only place where dense arrays are made.
+
+    Args:
+        block: Candidates.
+        rows: Row numbers.
+        steps: Steps L of the result; those up to the last real one of these rows where None.
+    """
+    ids = block.steps[rows]
+    if steps is None:
+        columns = np.flatnonzero((ids > 0).any(axis=0))
+        steps = int(columns[-1]) + 1 if len(columns) else 1
+    ids = np.pad(ids[:, :steps], ((0, 0), (0, max(0, steps - ids.shape[1]))))
+    return (
+        torch.from_numpy(block.step_categories[ids].astype(np.int64)),
+        torch.from_numpy(np.asarray(block.step_numbers[ids], dtype=np.float32)),
+        torch.from_numpy(ids > 0),
+        torch.from_numpy(np.asarray(block.workload_vectors[block.workload_rows[rows]], dtype=np.float32)),
+        torch.from_numpy(np.asarray(block.summary[rows], dtype=np.float32)),
+    )
+
+
+__all__ = ["block_tensors", "used_lengths"]

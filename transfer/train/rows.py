@@ -1,0 +1,141 @@
+"""The rows that training, or validation, may look at: their labels and weights, workload by workload.
+
+Called by `transfer.train.training`. Arrays grow with rows and devices only, never with steps: features are
+gathered for one batch at a time from the dataset, which may lie on disk.
+
+Legend: n rows, D devices, G workloads (or parts of workloads) of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingRows:
+    """Rows of a dataset with what they teach; a position is an index into `rows`."""
+
+    dataset: Dataset
+    device_ids: tuple[str, ...]
+    #: (n,) row numbers of the dataset, those of one workload together.
+    rows: Positions
+    #: (n, D) relative speed, one column for each of `device_ids`; NaN where there is none.
+    labels: NDArray[np.float32]
+    #: (n,) weight of each row, or None for equal ones.
+    weights: NDArray[np.float32] | None
+    #: Positions of each workload in which a device has two candidates to compare.
+    groups: tuple[Positions, ...]
+    #: Workloads left out because no device has two measured candidates of them.
+    lonely_workloads: int
+
+    def parts(self, *, most: int, per_epoch: int, random: np.random.Generator) -> list[Positions]:
+        """Positions of each workload, a large one in parts of about equal size.
+
+        Args:
+            most: Most candidates of a part.
+            per_epoch: Most candidates of a workload, at least one part's; of more, a random choice.
+            random: Deals the candidates of large workloads; the others take nothing from it.
+        """
+        parts: list[Positions] = []
+        for group in self.groups:
+            if len(group) <= most:
+                parts.append(group)
+                continue
+            chosen = random.permutation(group)[: max(most, per_epoch)]
+            # Sorted rows lie near each other, in memory as on disk.
+            parts += [np.sort(part) for part in np.array_split(chosen, -(-len(chosen) // most))]
+        return parts
+
+    def part_count(self, *, most: int, per_epoch: int) -> int:
+        """Number of parts that `parts` gives."""
+        sizes = (min(len(group), max(most, per_epoch)) for group in self.groups)
+        return sum(-(-size // most) for size in sizes)
+
+    def comparable(self, parts: Sequence[Positions]) -> NDArray[np.bool_]:
+        """(G, D) True where a device has at least two labels in a part, so that there is a pair to rank."""
+        starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+        present = np.isfinite(self.labels[np.concatenate(parts)])
+        return np.asarray(np.add.reduceat(present, starts, axis=0, dtype=np.int64) >= 2)
+
+
+def trainable_devices(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[str, ...]:
+    """Devices with at least two measured candidates of one workload among `rows`."""
+    measured = np.isfinite(dataset.latency_secs[rows])
+    enough = (_labels_by_workload(dataset, rows, measured) >= 2).any(axis=0)
+    return tuple(str(dataset.device_ids[column]) for column in np.flatnonzero(enough))
+
+
+def gather_rows(
+    dataset: Dataset,
+    rows: NDArray[np.int64],
+    device_ids: tuple[str, ...],
+    row_weights: NDArray[np.floating] | None = None,
+    *,
+    need_all: bool = True,
+) -> TrainingRows:
+    """Collect labels and weights of `rows`, refusing what cannot be trained on.
+
+    Args:
+        dataset: Candidates of all devices.
+        rows: Row numbers; labels are relative to the best latency among them.
+        device_ids: Devices of the labels.
+        row_weights: (n,) weight of each row in the loss.
+        need_all: Whether every device must have a pair to learn from; else one is enough.
+
+    Raises:
+        TransferError: A device has no pair to learn from; a latency, a feature or a weight is not finite.
+    """
+    able = trainable_devices(dataset, rows)
+    unable = [device_id for device_id in device_ids if device_id not in able]
+    if len(unable) == len(device_ids) or (need_all and unable):
+        raise TransferError(
+            f"cannot train a head for {', '.join(unable) or 'any device'}: among {len(rows)} rows no "
+            "workload has two measured candidates; measure more candidates of the same workload"
+        )
+    bad = dataset.features.take(rows).not_finite()
+    if bad:
+        raise TransferError(
+            f"features `{bad[0]}` of the training rows hold NaN or infinity; extract them again"
+        )
+    if row_weights is not None and (
+        row_weights.shape != rows.shape or not np.isfinite(row_weights).all() or row_weights.min() < 0
+    ):
+        raise TransferError(
+            f"row_weights must be {len(rows)} finite numbers of at least 0, got shape {row_weights.shape}"
+        )
+    columns = [dataset.column(device_id) for device_id in device_ids]
+    labels = dataset.labels(rows)[:, columns].astype(np.float32)
+    labelled = np.isfinite(labels)
+    learnable = np.flatnonzero((_labels_by_workload(dataset, rows, labelled) >= 2).any(axis=1))
+    group = dataset.group[rows]
+    # A row without a label teaches nothing, and would take the place of one that does.
+    kept = np.flatnonzero(np.isin(group, learnable) & labelled.any(axis=1))
+    kept = kept[np.argsort(group[kept], kind="stable")]
+    bounds = np.flatnonzero(np.diff(group[kept])) + 1
+    return TrainingRows(
+        dataset=dataset,
+        device_ids=device_ids,
+        rows=rows[kept],
+        labels=labels[kept],
+        weights=None if row_weights is None else row_weights[kept].astype(np.float32),
+        groups=tuple(np.split(np.arange(len(kept), dtype=np.int64), bounds)),
+        lonely_workloads=len(np.unique(group)) - len(learnable),
+    )
+
+
+def _labels_by_workload(
+    dataset: Dataset, rows: NDArray[np.int64], present: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """(W, columns) number of rows of each workload where `present` (n, columns) is true."""
+    group, workloads = dataset.group[rows], len(dataset.workload_ids)
+    counts = [np.bincount(group[column], minlength=workloads) for column in present.T]
+    return np.stack(counts, axis=1) if counts else np.zeros((workloads, 0), dtype=np.int64)

@@ -1,0 +1,168 @@
+"""What is kept of a training run after each epoch, so that it can go on after a kill.
+
+Called by `transfer.train.training`. A state is a folder `epoch-NNNNNN` with tensors (weights, averages of the
+optimiser, best weights) and a manifest; it appears whole or not at all, and only then is the one before it
+removed. Random states need no place: they follow from the seed and the number of the epoch. Nothing is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from transfer.checked_folder import (
+    MANIFEST_NAME,
+    CheckpointError,
+    put_folder,
+    read_checked,
+    read_file,
+    sha256,
+)
+from transfer.train.config import EpochReport
+from transfer.train.epochs import Progress
+from transfer.train.step import Stepper
+
+#: Version of the layout of a state.
+STATE_VERSION = 1
+_TENSORS_NAME = "state.safetensors"
+_FOLDER = re.compile(r"epoch-(\d{6})")
+
+
+def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress: Progress) -> None:
+    """Keep a run as it is after its last epoch.
+
+    Args:
+        folder: The run's folder; states of earlier epochs in it are removed.
+        run: What the run is: everything that its result follows from, as JSON.
+        stepper: Model and optimiser.
+        progress: How far it has come.
+
+    Raises:
+        CheckpointError: The state cannot be written.
+    """
+    tensors = {f"model.{name}": value for name, value in stepper.model.state_dict().items()}
+    if progress.best is not None:
+        tensors |= {f"best.{name}": value for name, value in progress.best[2].items()}
+    for place, averages in stepper.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{place}.{name}": value for name, value in averages.items()}
+    raw = save_tensors({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    manifest = {
+        "state_version": STATE_VERSION,
+        "run": dict(run),
+        "steps": progress.steps,
+        "history": [asdict(report) for report in progress.history],
+        "best": None if progress.best is None else list(progress.best[:2]),
+        "tensors_sha256": sha256(raw),
+    }
+    text = json.dumps(manifest, indent=2, sort_keys=True, allow_nan=False)
+    name = f"epoch-{len(progress.history):06d}"
+    if not (folder / name).exists():
+        put_folder(folder / name, {_TENSORS_NAME: raw, MANIFEST_NAME: text.encode()})
+    for _, older in _states(folder)[:-1]:
+        shutil.rmtree(older, ignore_errors=True)
+
+
+def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Progress:
+    """Bring a fresh model and optimiser to where a run was; nothing is done where nothing was kept.
+
+    Args:
+        folder: The run's folder.
+        run: What the run is; it must be what was kept.
+        stepper: Model and optimiser of the same run, before its first step.
+
+    Returns:
+        How far the run had come.
+
+    Raises:
+        CheckpointError: The state is of another run, damaged, or of another version.
+    """
+    found = _states(folder)
+    if not found:
+        return Progress()
+    path = found[-1][1]
+    cure = f"delete {folder} to start over, or give another run folder"
+    try:
+        manifest = json.loads(read_file(path, MANIFEST_NAME))
+        if manifest["state_version"] != STATE_VERSION:
+            raise CheckpointError(
+                f"{path}: state of layout {manifest['state_version']}, this program reads "
+                f"{STATE_VERSION}; {cure}"
+            )
+        differing = sorted(
+            key for key in {*run, *manifest["run"]} if manifest["run"].get(key) != _as_json(run.get(key))
+        )
+        if differing:
+            raise CheckpointError(
+                f"{path}: state of another training run ({', '.join(differing)} differ); {cure}"
+            )
+        raw = read_checked(path, _TENSORS_NAME, str(manifest["tensors_sha256"]), cure)
+        return _restore(stepper, manifest, load_tensors(raw))
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: damaged: {str(error).splitlines()[0]}; {cure}") from error
+
+
+def remove_states(folder: Path) -> None:
+    """Remove what was kept of a run that is over."""
+    for _, path in _states(folder):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _restore(stepper: Stepper, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
+    stepper.model.load_state_dict(_under("model.", tensors))
+    averages: dict[int, dict[str, Tensor]] = {}
+    for name, value in _under("optimizer.", tensors).items():
+        place, _, kind = name.partition(".")
+        averages.setdefault(int(place), {})[kind] = value
+    stepper.optimizer.load_state_dict(
+        {"state": averages, "param_groups": stepper.optimizer.state_dict()["param_groups"]}
+    )
+    device = next(stepper.model.parameters()).device
+    best = None
+    if manifest["best"] is not None:
+        weights = {name: value.to(device) for name, value in _under("best.", tensors).items()}
+        best = float(manifest["best"][0]), int(manifest["best"][1]), weights
+    return Progress(
+        history=[EpochReport(**report) for report in manifest["history"]],
+        steps=int(manifest["steps"]),
+        best=best,
+    )
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): value for n, value in tensors.items() if n.startswith(prefix)}
+
+
+def _as_json(value: Any) -> Any:
+    """A value as it comes back from JSON: tuples are lists there."""
+    return json.loads(json.dumps(value))
+
+
+def _states(folder: Path) -> list[tuple[int, Path]]:
+    """Epochs kept in a folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = ((_FOLDER.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match.group(1)), path) for match, path in found if match)
+
+
+def digest(*tensors: Any) -> str:
+    """Short digest of arrays or tensors, to tell one run's data from another's."""
+    state = hashlib.blake2b(digest_size=16)
+    for one in tensors:
+        array = one.detach().cpu().numpy() if isinstance(one, torch.Tensor) else one
+        state.update(str((array.shape, str(array.dtype))).encode())
+        state.update(array.tobytes())
+    return state.hexdigest()

@@ -1,0 +1,247 @@
+"""The multi-task training story, read top to bottom.
+
+One call trains a `MultiTaskTLP` on a `Dataset`: scale the inputs by the training rows, then for each
+epoch walk over batches of whole workloads and lower the mean over devices of the loss inside each
+workload. With a run folder, every epoch is kept and a killed run goes on where it was. Called by
+`transfer.adapt`, `transfer.evaluate.evaluation` and the refresh of the fleet. It must not know where a
+dataset comes from or where a model goes.
+
+The parts: `transfer.train.rows` (rows and labels), `training_step` (loss and update), `training_loop`
+(epochs), `training_state` (what is kept), `training_curves`, `training_peers` (several workers).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.model.mtl_tlp import MultiTaskTLP, model_config, scoped_seed
+from transfer.train.config import DEVICE_CHOICES, EpochReport, TrainConfig, torch_device
+from transfer.train.curves import Curves
+from transfer.train.epochs import Progress, run_epochs
+from transfer.train.peers import ALONE, Peers
+from transfer.train.rows import TrainingRows, gather_rows, trainable_devices
+from transfer.train.state import digest, load_state, remove_states, save_state
+from transfer.train.step import Stepper
+from transfer.train.tree_fit import teach_trees
+from transfer.train.validity import teach_validity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """A trained model and how it came about."""
+
+    model: MultiTaskTLP
+    history: tuple[EpochReport, ...]
+    #: Wall seconds of this call.
+    seconds: float
+    #: Epoch whose weights the model has: the last one, or the best on the validation rows.
+    best_epoch: int
+    #: Training workloads left out because no device has two measured candidates of them.
+    lonely_workloads: int
+    #: Epochs that an interrupted run had done before; 0 for a fresh one.
+    resumed_epochs: int
+
+
+def train(
+    dataset: Dataset,
+    rows: np.ndarray,
+    *,
+    config: TrainConfig,
+    seed: int,
+    devices: Sequence[str] | None = None,
+    init: MultiTaskTLP | None = None,
+    validation_rows: np.ndarray | None = None,
+    row_weights: np.ndarray | None = None,
+    on_epoch: Callable[[EpochReport], None] | None = None,
+    run_folder: Path | None = None,
+    peers: Peers = ALONE,
+) -> TrainResult:
+    """Train one model with a head for each device.
+
+    Args:
+        dataset: Candidates of all devices; only `rows` and `validation_rows` of it are looked at.
+        rows: Row numbers to train on. Labels are relative to the best latency among them.
+        config: How.
+        seed: Of initial weights, dropout and the order of batches. Torch's global random state is
+            left as it was.
+        devices: Devices to train heads for. Default: all of the dataset that have two different
+            candidates of one workload in `rows`.
+        init: Model to start from (not changed); its input scaling and its other heads are kept.
+            Heads that it lacks are added fresh. Default: a new model, with scaling from `rows`.
+        validation_rows: Rows for early stopping; the weights of the best epoch are returned. Choose
+            other workloads than those of `rows`.
+        row_weights: (len(rows),) weight of each row in the loss, default 1.
+        on_epoch: Called after each epoch, by the first worker.
+        run_folder: Folder for the curves and for what is kept after each epoch. Where it holds an
+            interrupted run with the same data, settings and seed, that one goes on, and on a CPU ends
+            with the weights it would have had. What was kept is removed when the run is over.
+        peers: This worker among several that call `train` with equal arguments; each batch is dealt to
+            them by workload, and all return the same model. The first one writes the run folder, which
+            all must see. Losses are those of one worker but for rounding and dropout.
+
+    Returns:
+        The model, on the CPU and in evaluation mode.
+
+    Raises:
+        TransferError: Nothing to learn from; the inputs or the loss are not finite; the run folder
+            holds another run; or the workers do not agree.
+    """
+    started = time.perf_counter()
+    rows = np.asarray(rows, dtype=np.int64)
+    device_ids = tuple(devices) if devices is not None else trainable_devices(dataset, rows)
+    training = gather_rows(dataset, rows, device_ids, row_weights)
+    validation = None
+    if validation_rows is not None and len(validation_rows):
+        held = np.asarray(validation_rows, dtype=np.int64)
+        validation = gather_rows(dataset, held, device_ids, need_all=False)
+    target = torch_device(config.device)
+    with ExitStack() as scope:
+        if target.type == "cuda":
+            scope.enter_context(torch.random.fork_rng(devices=[target]))
+        scope.enter_context(scoped_seed(seed))
+        scope.enter_context(torch_threads(config.threads))
+        model = _start(dataset, rows, device_ids, config, init).to(target)
+        stepper = Stepper(model, config, target, peers)
+        progress = Progress()
+        keep: Callable[[EpochReport], None] | None = None
+        if run_folder is not None:
+            run = _identity(training, validation, config, seed, init)
+            progress = load_state(run_folder, run, stepper)
+            peers.check_equal(len(progress.history), "epochs that an interrupted run had done")
+            if peers.is_first:
+                keep = scope.enter_context(_kept(run_folder, run, stepper, progress))
+        resumed = len(progress.history)
+
+        def after_epoch(report: EpochReport) -> None:
+            if keep is not None:
+                keep(report)
+            if on_epoch is not None and peers.is_first:
+                on_epoch(report)
+
+        run_epochs(stepper, training, validation, config, seed, peers, progress, after_epoch)
+        teach_validity(model.to("cpu"), dataset, rows, device_ids)
+        teach_trees(model, dataset, rows, device_ids, row_weights, config=config, seed=seed)
+        # Nobody may remove what another worker has yet to read.
+        peers.check_equal(len(progress.history), "epochs done")
+    if run_folder is not None and peers.is_first:
+        remove_states(run_folder)
+    return TrainResult(
+        model=model.to("cpu").eval(),
+        history=tuple(progress.history),
+        seconds=time.perf_counter() - started,
+        best_epoch=len(progress.history) if progress.best is None else progress.best[1],
+        lonely_workloads=training.lonely_workloads,
+        resumed_epochs=resumed,
+    )
+
+
+def result_to_json(result: TrainResult) -> dict[str, Any]:
+    """All of a result but the model, as plain values."""
+    plain = {one.name: getattr(result, one.name) for one in fields(TrainResult)}
+    del plain["model"]
+    return {**plain, "history": [asdict(report) for report in result.history]}
+
+
+def result_from_json(model: MultiTaskTLP, values: Mapping[str, Any]) -> TrainResult:
+    """Inverse of `result_to_json`, with the model that belongs to it."""
+    history = tuple(EpochReport(**report) for report in values["history"])
+    return TrainResult(**{**values, "model": model, "history": history})
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _start(
+    dataset: Dataset,
+    rows: np.ndarray,
+    device_ids: tuple[str, ...],
+    config: TrainConfig,
+    init: MultiTaskTLP | None,
+) -> MultiTaskTLP:
+    """A new model scaled by the training rows, or a copy of `init` with the missing heads."""
+    if init is None:
+        model = MultiTaskTLP(model_config(dataset.spec, config.sizes))
+        model.fit_scaler(dataset.features.take(rows))
+    elif init.config.spec_hash == dataset.spec.hash:
+        model = init.copy()
+    else:
+        raise TransferError(
+            f"the model to start from reads features {init.config.spec_hash}, the dataset holds "
+            f"{dataset.spec.hash}; train from nothing instead"
+        )
+    model.check_block(dataset.features)
+    # They belong to other rows, and the backbone as it was; both are made anew when it is ready.
+    model.validity_outputs.clear()
+    model.trees = None
+    for device_id in device_ids:
+        if device_id not in model.device_ids:
+            model.add_head(device_id)
+    return model
+
+
+def _identity(
+    training: TrainingRows,
+    validation: TrainingRows | None,
+    config: TrainConfig,
+    seed: int,
+    init: MultiTaskTLP | None,
+) -> dict[str, Any]:
+    """Everything that the weights follow from; another value of any of it is another run."""
+    parts = [training] if validation is None else [training, validation]
+    arrays = [
+        array for part in parts for array in (part.rows, part.labels, part.weights) if array is not None
+    ]
+    return {
+        "config": asdict(config),
+        "seed": seed,
+        "devices": list(training.device_ids),
+        "features": training.dataset.spec.hash,
+        "data": digest(*arrays, training.dataset.group),
+        "init": None if init is None else digest(*init.state_dict().values()),
+    }
+
+
+@contextmanager
+def _kept(
+    folder: Path, run: dict[str, Any], stepper: Stepper, progress: Progress
+) -> Iterator[Callable[[EpochReport], None]]:
+    """Keep state and curves of a run: gives what is to be called after each epoch."""
+    with Curves(folder, progress.history) as curves:
+
+        def keep(report: EpochReport) -> None:
+            save_state(folder, run, stepper, progress)
+            curves.add(report)
+
+        yield keep
+
+
+__all__ = [
+    "DEVICE_CHOICES",
+    "EpochReport",
+    "Peers",
+    "TrainConfig",
+    "TrainResult",
+    "result_from_json",
+    "result_to_json",
+    "torch_threads",
+    "train",
+    "trainable_devices",
+]
