@@ -12,6 +12,26 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("agents", "transfer", "fleet")
+#: Folders from the lowest to the highest: a module knows those of its own folder and of lower ones. Modules
+#: beside the folders come first, for all may know them, but for those of `TOP`.
+FOLDERS = {
+    "agents": ("", "host", "spool", "programs", "sandbox", "device"),
+    "transfer": (
+        *("", "language", "features", "data", "model", "train", "adapt", "baselines", "evaluate", "auto"),
+        "tvm_cost_model",
+    ),
+    "fleet": (
+        *("", "core", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
+        *("interchange", "transport", "models", "collection", "planner", "results", "engine", "refresh"),
+        *("api", "daemon", "onboarding", "tuning", "report", "doctor", "cli"),
+    ),
+}
+TOP = {"transfer.tvm_cost_model"}
+MOST_MODULES = 20
+#: Words that end in -ing and are nouns of the field.
+NOUNS = {
+    *("training", "timing", "testing", "onboarding", "tuning", "scheduling", "logging", "ranking", "binding"),
+}
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
@@ -41,6 +61,19 @@ def of(package: str, names: Iterator[str]) -> set[str]:
     return {name for name in names if name.split(".")[0] == package}
 
 
+def module_of(name: str) -> str:
+    """The module of this project that an imported name is, or is of."""
+    path = ROOT.joinpath(*name.split("."))
+    return name if path.with_suffix(".py").exists() or path.is_dir() else name.rpartition(".")[0]
+
+
+def height(module: str) -> int:
+    """Where the folder of a module stands in its package."""
+    package, _, rest = module.partition(".")
+    folder = rest if module in TOP else rest.rpartition(".")[0]
+    return FOLDERS[package].index(folder)
+
+
 def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -56,6 +89,34 @@ def test_imports_flow_one_way(path: Path) -> None:
         # What a trace may say, and whose it is, is the same wherever TVM may see it.
         shared = ("agents.records", "agents.programs.trace_rules", "agents.trust")
         assert all(name.startswith(shared) for name in of("agents", imports(path)))
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.name != "__init__.py"], ids=relative)
+def test_a_module_knows_its_own_folder_and_lower_ones(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    here = height(relative(path)[:-3].replace("/", "."))
+    for name in map(module_of, of(package, imports(path))):
+        if not ROOT.joinpath(*name.split(".")).is_dir():
+            assert height(name) <= here, name
+
+
+def test_folders_are_of_a_size_one_can_hold_in_the_head() -> None:
+    for folder in {path.parent for path in MODULES}:
+        modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(modules) <= MOST_MODULES, relative(folder)
+
+
+def test_modules_are_named_by_nouns() -> None:
+    assert not [relative(path) for path in MODULES if path.stem.endswith("ing") and path.stem not in NOUNS]
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    found: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(relative(path))
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
 def test_each_heavy_package_has_its_places() -> None:
@@ -85,16 +146,18 @@ def test_the_core_knows_no_clock_no_disk_and_no_ray(path: Path) -> None:
     assert not of("transfer", iter(names))
 
 
-@pytest.mark.parametrize("name", ["records", "trust", "trace_rules", "index_maps", "derivation"])
+@pytest.mark.parametrize(
+    "name", ["records", "trust", "programs/trace_rules", "programs/index_maps", "programs/derivation"]
+)
 def test_shared_words_and_rules_need_the_standard_library_only(name: str) -> None:
-    names = {one.split(".")[0] for one in imports(ROOT / f"agents/{name}.py")}
-    assert names <= {*sys.stdlib_module_names, "agents"}
-    ours = of("agents", imports(ROOT / f"agents/{name}.py"))
+    path = ROOT / f"agents/{name}.py"
+    assert {one.split(".")[0] for one in imports(path)} <= {*sys.stdlib_module_names, "agents"}
     pure = ("agents.records", "agents.errors", "agents.programs.trace_rules", "agents.programs.index_maps")
+    ours = of("agents", imports(path))
     assert all(one.startswith(pure) for one in ours) if name != "records" else not ours
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parts[-2] == "agents"], ids=relative)
+@pytest.mark.parametrize("path", [p for p in MODULES if relative(p).startswith("agents/")], ids=relative)
 def test_no_agent_module_loads_tvm_when_it_is_imported(path: Path) -> None:
     assert not of("tvm", imports(path, top_level_only=True))
 

@@ -22,7 +22,7 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """The environment of this process without its secrets, for a program to find the same project."""
-    folder = str(Path(__file__).resolve().parents[1])
+    folder = str(Path(__file__).resolve().parents[2])
     # An empty entry would mean the present folder.
     known = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     # Installed, it is found by itself; its neighbours there must not come before the standard library.
