@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from agents.records import DeviceId, Portable
+from agents.records import DeviceId, FastPickle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTag(Portable):
+class LeaseTag(FastPickle):
     """Under which lease a record was made."""
 
     job_id: str
@@ -27,7 +27,7 @@ class LeaseTag(Portable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease(Portable):
+class Lease(FastPickle):
     """The right to measure one job on one device until a deadline."""
 
     device_id: DeviceId

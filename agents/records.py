@@ -278,7 +278,7 @@ class Workload:
         return total
 
 
-class Portable:
+class FastPickle:
     """A frozen dataclass that pickles fast: thousands of a second go from process to process."""
 
     __slots__ = ()
@@ -288,7 +288,7 @@ class Portable:
         return _rebuilt, (kind, _getter(kind)(self))
 
 
-class _Identified(Portable):
+class _Identified(FastPickle):
     """What a coordinator sees ten thousand of a second: its id is hashed once."""
 
     __slots__ = ("_id",)
@@ -469,9 +469,9 @@ __all__ = [
     "DeviceKind",
     "DeviceSpec",
     "Family",
+    "FastPickle",
     "ModelRef",
     "Outcome",
-    "Portable",
     "Protocol",
     "Record",
     "Replay",

@@ -1,6 +1,6 @@
 """A whole coordinator with replay devices and trainings in one child process, for `benchmarks.chaos` to kill.
 
-The real `fleet.engine.coordinator.Coordinator` over `fleet.transport.local.LocalLinks`, with the real
+The real `fleet.engine.coordinator.Coordinator` over `fleet.transport.local.LocalTransport`, with the real
 refresher and registry: journal, store with intake, pools, late results, model versions and one spool a
 device, all on the disk under the fault points. What is submitted, kept, acknowledged and published is written
 down where it happens: around the methods that make it durable. `chaos_trouble` hurts agents, trainings and
@@ -36,12 +36,12 @@ from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import StoreFull
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.candidate_ranker import Guide
-from fleet.planner.uncertainty import Doubts
+from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_choice import WorkloadChoice
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.store.store import Store
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 
 #: Devices that replay the same records with different seeds.
 DEVICES = ("one", "two", "three")
@@ -118,7 +118,7 @@ class _Fleet:
     """A coordinator with its links and its refresher."""
 
     coordinator: Coordinator
-    links: LocalLinks
+    links: LocalTransport
     refresher: Refresher
     host: Host
 
@@ -150,7 +150,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
     disk, models = load.disk, load.disk / "models"
     clock = FleetClock(wall=lambda: host.wall, steady=lambda: host.steady)
     requests_per_poll = load.rng.choice((1, 3, 64))
-    links = LocalLinks(
+    links = LocalTransport(
         protocol=Protocol(), spool_root=disk / "spool", beat_secs=0.0, requests_per_poll=requests_per_poll
     )
     settings = CoordinatorSettings(
@@ -170,8 +170,8 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
             settings,
             Notices(None),
             trainer=refresher,
-            guide=Guide(RegistryReader(models)),
-            doubts=Doubts(RegistryReader(models)),
+            guide=CandidateRanker(RegistryReader(models)),
+            doubts=Uncertainty(RegistryReader(models)),
             clock=clock,
         )
         yield _Fleet(coordinator=coordinator, links=links, refresher=refresher, host=host)

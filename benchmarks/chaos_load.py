@@ -44,7 +44,7 @@ _IMPORTED_LATE = (
     "xgboost",
     "transfer.adapt.kept",
     "fleet.refresh.freshness_look",
-    "fleet.models.train_verb",
+    "fleet.models.training",
     "fleet.refresh.run",
 )
 #: A full disk is filled up in pieces of this size.

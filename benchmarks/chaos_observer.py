@@ -20,7 +20,7 @@ from benchmarks.chaos_records import candidates, workloads
 from fleet.api.client import ask
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.candidate_ranker import Guide
+from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.store.store import Store
 
 #: Seconds between two looks at champions, and looks at those between two at table and API.
@@ -83,7 +83,7 @@ class Observer:
             self._log.add(Event(kind="seen", by="API", counted=view["store"]["records"]))
 
     def _score(self, device_id: str) -> None:
-        guide = Guide(self._reader)
+        guide = CandidateRanker(self._reader)
         before = self._reader.champion(device_id)
         found = guide.rank(self._workload, device_id, self._candidates)
         if found is None and before != self._reader.champion(device_id):

@@ -20,7 +20,7 @@ from agents.records import DeviceId
 from benchmarks.chaos_history import Event, HistoryLog
 from fleet.models.registry import Registry
 from fleet.refresh.refresher import Refresher
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 
 #: Seconds by which a clock is set, forwards or back: by hand, by a time server, by a dead battery.
 _CLOCK_STEPS = (120.0, 3700.0, 86_400.0, 30 * 86_400.0)
@@ -107,7 +107,7 @@ class Trouble:
 
     def __init__(
         self,
-        links: LocalLinks,
+        links: LocalTransport,
         host: Host,
         refresher: Refresher,
         registry: Registry,

@@ -19,7 +19,7 @@ from benchmarks.chaos_models import look_at_models
 from fleet.core.event_json import event_to_json
 from fleet.core.events import JobId, JobSubmitted
 from fleet.core.limits import Limits
-from fleet.engine.event_log import Chronicle
+from fleet.engine.event_log import EventLog
 from fleet.engine.journal import Journal
 from fleet.store.intake import Intake
 from fleet.store.store import Store
@@ -42,7 +42,7 @@ class Watched:
         Spool.acknowledge = self._around_acknowledge(Spool.acknowledge)  # type: ignore[method-assign]
         Intake.append = self._around_append(Intake.append)  # type: ignore[method-assign]
         Journal.append = self._around_journal(Journal.append)  # type: ignore[method-assign]
-        Chronicle.commit = self._around_commit(Chronicle.commit)  # type: ignore[method-assign]
+        EventLog.commit = self._around_commit(EventLog.commit)  # type: ignore[method-assign]
 
     def _around_put(self, real: Callable[..., None]) -> Callable[..., None]:
         def put(spool: Spool, records: Sequence[Record], *args: Any) -> None:
@@ -84,7 +84,7 @@ class Watched:
         return append
 
     def _around_commit(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def commit(chronicle: Chronicle) -> Any:
+        def commit(chronicle: EventLog) -> Any:
             done = real(chronicle)
             self._log.note([event_to_json(one) for one in done.events] if done is not None else [])
             for event in done.events if done is not None else ():
@@ -124,7 +124,7 @@ def look(log: HistoryLog, history: Path, disk: Path) -> None:
         for path in disk.glob("fleet/late/*/*.jsonl")
         for line in path.read_text().splitlines()
     }
-    state = Chronicle(disk / "fleet" / "journal", Limits()).state
+    state = EventLog(disk / "fleet" / "journal", Limits()).state
     known = read_history(history)
     ending = {job for event in known if event.kind == "ending" for job in event.jobs}
     states: dict[str, str] = {}

@@ -32,7 +32,7 @@ from agents.records import (
     WorkloadId,
     canonical_json,
 )
-from agents.sandbox.job import Job
+from agents.sandbox.job import CandidateJob
 from benchmarks.bad_programs import EndOf, holdings, hung, killers
 from benchmarks.repeatability import compared, latencies
 from fleet.collection.batch_plan import BATCH_SIZE
@@ -291,7 +291,7 @@ class Bench:
                 pool.ask({"op": "networks", "networks": []})
                 with EndOf(pool.pids[1]) as end:
                     started = time.monotonic()
-                    job = Job(candidate=candidate, workload=workload, protocol=protocol)
+                    job = CandidateJob(candidate=candidate, workload=workload, protocol=protocol)
                     [result] = pool.run([job])
                 assert result.outcome is Outcome.RUN_TIMEOUT, result
                 lasted = end.at - started - result.build_secs - result.wait_secs

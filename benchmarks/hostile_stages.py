@@ -124,7 +124,7 @@ def command_case(work: Work) -> None:
 
 def dataset_case(work: Work) -> None:
     """What `fleet train` reads: all records as a dataset."""
-    from fleet.models.store_training import load_snapshot
+    from fleet.models.versions import load_snapshot
     from fleet.store.store import Store
 
     load_snapshot(Store.read(work.store))
@@ -133,7 +133,7 @@ def dataset_case(work: Work) -> None:
 def training_case(work: Work) -> None:
     """`fleet train`, one pass over the data."""
     from fleet.config.settings import load_fleet
-    from fleet.models.train_verb import train_version
+    from fleet.models.training import train_version
 
     settings = load_fleet(None, {"store.path": str(work.store), "training.epochs": 1}).config
     train_version(settings, work.folder / "models", [], compute="cpu")

@@ -34,7 +34,7 @@ from benchmarks.learning_parts import (
 from benchmarks.learning_tables import document, judged
 from benchmarks.training import LOGS, import_devices
 from fleet.models.evaluation import BASELINES
-from fleet.models.store_training import load_snapshot, train_config
+from fleet.models.versions import load_snapshot, train_config
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits

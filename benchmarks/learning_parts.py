@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.models.evaluation import make_baseline, published
-from fleet.models.store_training import Snapshot
+from fleet.models.versions import DatasetSnapshot
 from fleet.store.store import StoreReader
 from transfer.baselines.base import Ranker
 from transfer.baselines.tlp import PublishedTlp, TlpConfig
@@ -70,7 +70,7 @@ def make_rankers(
     names: Sequence[str],
     shares: Sequence[float],
     reader: StoreReader,
-    snapshot: Snapshot,
+    snapshot: DatasetSnapshot,
     config: TrainConfig,
 ) -> list[Ranker]:
     """The rankers with some names, and the thinned ones of the pruning curve.
@@ -103,7 +103,7 @@ def make_rankers(
     return rankers
 
 
-def tvm_features(reader: StoreReader, snapshot: Snapshot) -> PerStoreFeatures:
+def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeatures:
     """TVM's per-store features of a snapshot's candidates, lowered for the first device.
 
     Raises:
@@ -138,7 +138,7 @@ def tvm_features(reader: StoreReader, snapshot: Snapshot) -> PerStoreFeatures:
     return join_features([parts[row] for row in range(len(dataset))])
 
 
-def sampled(snapshot: Snapshot, most: int, seed: int) -> Snapshot:
+def sampled(snapshot: DatasetSnapshot, most: int, seed: int) -> DatasetSnapshot:
     """At most so many measured candidates of each workload."""
     measured = np.flatnonzero(np.isfinite(snapshot.dataset.latency_secs).any(axis=1))
     return replace(

@@ -22,8 +22,8 @@ from transfer.adapt.base import Strategy
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import SELECTORS, selector_named
 from transfer.adapt.scratch import Scratch
-from transfer.adapt.source_devices import Siblings
-from transfer.baselines.situation import Support, with_support
+from transfer.adapt.source_devices import SourceDevices
+from transfer.baselines.situation import FewShotSet, with_support
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import top_k
 from transfer.errors import TransferError
@@ -104,7 +104,7 @@ def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
         For each: top-1 by k, less random (paired), and the samples for random's top-1 at the largest k that
         it reaches; `share`, the least of those over the samples with which random first gets there.
     """
-    strategy = Siblings(trains_head=False)
+    strategy = SourceDevices(trains_head=False)
     short = replace(how, epochs=max(1, how.epochs // 3))
     contenders = [Adapting(strategy, selector, _told(name)) for name, selector in SELECTORS.items()]
     regime = Regime.DEVICE_NEW
@@ -145,7 +145,7 @@ def breadth(one: DeviceSet, how: How, samples: Sequence[int]) -> dict[str, Any]:
     regime = Regime.BOTH_NEW
     contenders = [
         Adapting(strategy, selector_named(how.selector), strategy.name)
-        for strategy in (Siblings(), Nearest())
+        for strategy in (SourceDevices(), Nearest())
     ]
     for count in BREADTH:
         cases = how.cases(one, regime, most_workloads=count)
@@ -168,7 +168,7 @@ def _learnt(one: DeviceSet, cases: CasePlan) -> int:
 
 def coverage(one: DeviceSet, how: How, regime: Regime, samples: Sequence[int] = COVERED) -> dict[str, Any]:
     """How often stated 90 % intervals hold what the head's first choices reach in truth."""
-    strategy = Siblings()
+    strategy = SourceDevices()
     rows: dict[int, list[dict[str, float]]] = defaultdict(list)
     cases = make_cases(one.dataset, one.workloads, how.cases(one, regime))
     asked = partial(_stated, one.dataset, strategy=strategy, how=how, samples=samples)
@@ -206,7 +206,7 @@ def _stated(
             continue
         support = choose_support(selector_named(how.selector), situation, case.pool, k, truth, lambda: source)
         onboarding = Onboarding(
-            dataset=with_support(view, case.target, Support(support, truth[support])),
+            dataset=with_support(view, case.target, FewShotSet(support, truth[support])),
             target=case.target,
             support=support,
             source=source,
@@ -253,7 +253,7 @@ def across(one: DeviceSet, how: How, samples: Sequence[int] = ACROSS) -> dict[st
     regime = Regime.BOTH_NEW
     selector = selector_named(how.selector)
     contenders = [
-        Adapting(strategy, selector, strategy.name) for strategy in (Siblings(), Scratch(), Nearest())
+        Adapting(strategy, selector, strategy.name) for strategy in (SourceDevices(), Scratch(), Nearest())
     ]
     rows = []
     for target in names:

@@ -17,7 +17,7 @@ from agents.records import DeviceId, DeviceKind, Family, Workload, WorkloadId
 from benchmarks.onboarding_ceilings import ceilings
 from benchmarks.training import LOGS
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.models.store_training import load_snapshot
+from fleet.models.versions import load_snapshot
 from fleet.store.store import Store, StoreReader
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import Estimate

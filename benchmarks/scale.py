@@ -38,7 +38,7 @@ from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_parts import RecordMaker, in_child, made_up_rows, memory_mb
 from benchmarks.scale_scheduling import measure_scheduling
 from benchmarks.scale_start import measure_start
-from fleet.daemon.gc_tuning import seldom_collected
+from fleet.daemon.garbage_collection import seldom_collected
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 

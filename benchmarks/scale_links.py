@@ -17,10 +17,10 @@ from typing import Any
 
 from agents.device.agent_host import AgentHost
 from agents.device.messages import Message
-from agents.device.requests import Request, Start, Stop
-from agents.device.worker_factory import ReplayShelf
+from agents.device.requests import AgentRequest, BeginAgent, Stop
+from agents.device.worker_factory import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceSpec, Protocol
-from fleet.transport.client import Asking
+from fleet.transport.client import AgentClient
 
 #: How often every agent says that it is alive, as with `fleet.transport.ray_transport`.
 _BEAT_SECS = 10.0
@@ -28,7 +28,7 @@ _BEAT_SECS = 10.0
 
 def _serve(pipe: Connection) -> None:
     """What each process does: one thread reads requests, one does them, this one sends messages."""
-    shelf = ReplayShelf()
+    shelf = ReplayWorkerFactory()
     host = AgentHost(shelf.open, host="load", beat_secs=_BEAT_SECS)
 
     # One answer at a time, as with a call of `take` over Ray: what comes meanwhile is in the next one.
@@ -60,8 +60,8 @@ def _serve(pipe: Connection) -> None:
     pipe.close()
 
 
-class ProcessLinks(Asking):
-    """Implements `fleet.transport.transport.Links` for replay devices whose processes do not die.
+class ProcessLinks(AgentClient):
+    """Implements `fleet.transport.transport.AgentTransport` for replay devices whose processes do not die.
 
     Args:
         protocol: How the fleet measures.
@@ -92,7 +92,7 @@ class ProcessLinks(Asking):
         for reader in self._readers:
             reader.start()
         self._places: dict[DeviceId, int] = {}
-        self._requests: list[list[Request]] = [[] for _ in range(processes)]
+        self._requests: list[list[AgentRequest]] = [[] for _ in range(processes)]
         self.agents_cpu_secs = [0.0] * processes
         self.waited_secs = 0.0
 
@@ -100,7 +100,7 @@ class ProcessLinks(Asking):
         """See `Links`."""
         self._places.setdefault(spec.device_id, len(self._places) % len(self._pipes))
         self._ask(
-            Start(
+            BeginAgent(
                 device_id=spec.device_id,
                 incarnation=incarnation,
                 spec=spec,
@@ -152,7 +152,7 @@ class ProcessLinks(Asking):
             while True:
                 self._arrived.put((number, self._pipes[number].recv_bytes()))
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: AgentRequest) -> None:
         self._requests[self._places[request.device_id]].append(request)
 
 

@@ -23,7 +23,7 @@ from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
 from fleet.planner.workload_choice import KeptChoices, WorkloadChoice, group_of
 from fleet.store.store import Store
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 
 _TARGET = '{"kind":"llvm","num-cores":1}'
 _CHOICE = WorkloadChoice(networks=("resnet-50",), count=WORKLOADS)
@@ -80,7 +80,7 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
     began = time.perf_counter()
     store = Store.open(folder)
     opened = time.perf_counter()
-    links = LocalLinks(protocol=Protocol(), spool_root=_root(folder) / "spool", beat_secs=1.0)
+    links = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", beat_secs=1.0)
     settings = CoordinatorSettings(protocol=Protocol(), choice=_CHOICE)
     coordinator = Coordinator(_root(folder), store, links, _specs(devices), settings, Notices(None))
     ended = time.perf_counter()

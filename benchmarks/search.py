@@ -29,7 +29,7 @@ from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, R
 from fleet.collection.progress import Display
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.models.holdout import held_out
-from fleet.models.train_verb import train_version
+from fleet.models.training import train_version
 from fleet.store.store import Store
 from fleet.tuning.tuning import TuneOptions, tune_device
 

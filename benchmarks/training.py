@@ -29,7 +29,7 @@ from benchmarks.collection_parts import Bench
 from benchmarks.imports import DATA
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.evaluation import published
-from fleet.models.store_training import load_snapshot
+from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from transfer.baselines.published_features import CPU_LAYOUT
 from transfer.baselines.published_rows import published_rows

@@ -21,12 +21,12 @@ from fleet.engine.journal import Journal
 from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
 from fleet.interchange.export_store import export
-from fleet.planner.candidate_pools import Pools
+from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.workload_choice import WorkloadChoice
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, StoreThread
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 from tests.link_fixtures import PROTOCOL, replay_spec
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
 
@@ -123,7 +123,7 @@ class Fleet:
     guide: Any = None
 
     @contextmanager
-    def coordinator(self) -> Iterator[tuple[Coordinator, LocalLinks]]:
+    def coordinator(self) -> Iterator[tuple[Coordinator, LocalTransport]]:
         """One life of the coordinator and its agents; ends without any order, as after a kill."""
         told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=self.limits, **self.settings)
         self.clock.start_again()
@@ -131,7 +131,7 @@ class Fleet:
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
             store = stack.enter_context(Store.open(self.folder / "store"))
-            links = LocalLinks(protocol=PROTOCOL, spool_root=self.folder / "spool", beat_secs=0.05)
+            links = LocalTransport(protocol=PROTOCOL, spool_root=self.folder / "spool", beat_secs=0.05)
             stack.callback(links.close, 1.0)
             say = mock.patch.object(notices, "say", lambda text, **_: self.lines.append(text))
             # Real time decides nothing: neither a search in the store nor how long a view takes, and records
@@ -245,10 +245,10 @@ def killed_at(number: int) -> Iterator[Counter[str]]:
         (Intake, "flush"),
         (Journal, "append"),
         (Journal, "compact"),
-        (Pools, "_write"),
-        (LocalLinks, "acknowledge"),
-        (LocalLinks, "measure"),
-        (LocalLinks, "start"),
+        (CandidatePools, "_write"),
+        (LocalTransport, "acknowledge"),
+        (LocalTransport, "measure"),
+        (LocalTransport, "start"),
     ]
     with ExitStack() as stack:
         for kind, name in steps:

@@ -12,7 +12,7 @@ from agents.lease import Lease
 from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Protocol, Record, Replay
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
-from fleet.transport.transport import Links
+from fleet.transport.transport import AgentTransport
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
 
 WORKLOAD = make_workload(1)
@@ -60,7 +60,7 @@ def lease_of(device: str, epoch: int, job: str = "") -> Lease:
 
 
 def poll_until(
-    links: Links, is_enough: Callable[[list[Message]], bool], timeout_secs: float = 60.0
+    links: AgentTransport, is_enough: Callable[[list[Message]], bool], timeout_secs: float = 60.0
 ) -> list[Message]:
     """Poll until the messages so far are enough; fails with what came if that takes too long."""
     found: list[Message] = []

@@ -8,16 +8,16 @@ from typing import Any
 from agents.records import Outcome, Protocol
 from fleet.report.values import (
     DeviceSummary,
-    Estimate,
     FailureGroup,
     HeadScore,
     ModelSummary,
     OnboardingSummary,
     PairedWorkload,
     Report,
+    ReportedNumber,
     ScoredCandidate,
     Similarity,
-    Timing,
+    WallTime,
     WorkloadLatencies,
 )
 
@@ -51,12 +51,12 @@ def onboarding(**changes: Any) -> OnboardingSummary:
         samples=64,
         strategy="finetune",
         seconds_by_part=(("probe", 1.5), ("measure", 20.0), ("adapt", 3.5)),
-        top1=Estimate(value=0.9, low=0.85, high=0.95),
-        top5=Estimate(value=0.97, low=0.95, high=0.99),
-        scratch_top1=Estimate(value=0.7, low=0.6, high=0.8),
-        scratch_top5=Estimate(value=0.85, low=0.8, high=0.9),
-        full_top1=Estimate(value=0.93, low=0.9, high=0.96),
-        full_top5=Estimate(value=0.98),
+        top1=ReportedNumber(value=0.9, low=0.85, high=0.95),
+        top5=ReportedNumber(value=0.97, low=0.95, high=0.99),
+        scratch_top1=ReportedNumber(value=0.7, low=0.6, high=0.8),
+        scratch_top5=ReportedNumber(value=0.85, low=0.8, high=0.9),
+        full_top1=ReportedNumber(value=0.93, low=0.9, high=0.96),
+        full_top5=ReportedNumber(value=0.98),
         full_samples=700,
         random_top1=0.4,
         random_top5=0.7,
@@ -64,7 +64,7 @@ def onboarding(**changes: Any) -> OnboardingSummary:
             PairedWorkload(workload=name, warm_top1=0.9, scratch_top1=scratch)
             for name, scratch in zip(WORKLOADS, (0.5, 0.6, 0.7, 0.7, 0.8, 0.95), strict=True)
         ),
-        difference=Estimate(value=0.19, low=0.08, high=0.3),
+        difference=ReportedNumber(value=0.19, low=0.08, high=0.3),
     )
     return replace(summary, **changes)
 
@@ -73,8 +73,8 @@ def head(name: str, **changes: Any) -> HeadScore:
     """A head that is clearly better than random choice."""
     score = HeadScore(
         device_id=name,
-        top1=Estimate(value=0.8, low=0.7, high=0.9),
-        top5=Estimate(value=0.95, low=0.9, high=0.98),
+        top1=ReportedNumber(value=0.8, low=0.7, high=0.9),
+        top5=ReportedNumber(value=0.95, low=0.9, high=0.98),
         random_top1=0.5,
         random_top5=0.75,
         kendall_tau=0.6,
@@ -97,7 +97,7 @@ def full_report(names: tuple[str, ...] = ("first", "second", "new"), **changes: 
             train_secs=75.0,
         ),
         onboarding=onboarding(device=new),
-        timing=Timing(parts=(("build", 60.0), ("time", 90.0), ("train", 75.0)), wall_secs=200.0),
+        timing=WallTime(parts=(("build", 60.0), ("time", 90.0), ("train", 75.0)), wall_secs=200.0),
         similarity=Similarity(
             device_ids=names,
             tau=tuple(tuple(1.0 if a == b else 0.7 for b in names) for a in names),

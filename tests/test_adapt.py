@@ -16,7 +16,7 @@ from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
-from transfer.adapt.source_devices import Siblings
+from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.errors import TransferError
 from transfer.model.mtl_tlp import MultiTaskTLP
@@ -37,7 +37,7 @@ TRAINED: list[Strategy] = [
     Maml("first", outer_steps=2, steps=(2, 5)),
     Maml("anil", outer_steps=2, steps=(2, 5)),
 ]
-WITHOUT_SAMPLES: list[Strategy] = [Nearest(), ZeroShot(), Siblings(nets=1)]
+WITHOUT_SAMPLES: list[Strategy] = [Nearest(), ZeroShot(), SourceDevices(nets=1)]
 STRATEGIES = [*TRAINED, *WITHOUT_SAMPLES]
 DATASET = make_dataset(workloads=8, candidates=12)
 SOURCE_ROWS = np.flatnonzero(DATASET.group < 6)
@@ -101,7 +101,7 @@ def test_target_latencies_outside_the_support_have_no_influence(strategy, source
     assert np.array_equal(one.score(DATASET, rows), two.score(other, rows))
 
 
-@pytest.mark.parametrize("strategy", [*TRAINED, Siblings(nets=1)], ids=named)
+@pytest.mark.parametrize("strategy", [*TRAINED, SourceDevices(nets=1)], ids=named)
 def test_target_latencies_of_the_support_have_influence(strategy, source):
     latency = DATASET.latency_secs.copy()
     latency[SUPPORT, DATASET.column(TARGET)] = latency[SUPPORT[::-1], DATASET.column(TARGET)]

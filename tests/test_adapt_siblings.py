@@ -7,7 +7,7 @@ import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.base import Adapted, unmeasured
-from transfer.adapt.source_devices import SiblingCorrection, Siblings
+from transfer.adapt.source_devices import SourceCorrection, SourceDevices
 from transfer.adapt.source_model import fast_weights, fit_siblings, hardware_mix, part_latencies
 from transfer.data.ranking import kendall_tau
 from transfer.errors import TransferError
@@ -29,7 +29,7 @@ def source() -> MultiTaskTLP:
 
 @pytest.fixture(scope="module")
 def adapted(source) -> Adapted:
-    return Siblings(nets=1).adapt(
+    return SourceDevices(nets=1).adapt(
         source, DATASET, TARGET, NOTHING, source_rows=SOURCE_ROWS, config=QUICK, seed=0
     )
 
@@ -93,10 +93,10 @@ def test_the_head_has_half_of_the_vote_on_what_siblings_measured(adapted):
 def test_heads_from_before_the_vote_score_as_they_did(adapted):
     correction = adapted.correction
     settings = correction.settings()
-    again = SiblingCorrection.restored(correction.arrays(), settings)
+    again = SourceCorrection.restored(correction.arrays(), settings)
     assert again.head_share == 0.5
     del settings["head_share"]
-    old = SiblingCorrection.restored(correction.arrays(), settings)
+    old = SourceCorrection.restored(correction.arrays(), settings)
     rows = np.arange(24)
     without = replace(correction, head_share=0.0)
     assert np.allclose(
@@ -119,7 +119,7 @@ def test_samples_that_no_sibling_measured_teach_the_networks(source):
         ("alone", alone, samples),
         ("one", alone, samples[:1]),
     ):
-        found = Siblings(nets=1).adapt(
+        found = SourceDevices(nets=1).adapt(
             source, part, TARGET, support, source_rows=SOURCE_ROWS, config=QUICK, seed=0
         )
         scores = found.correction.score_unseen(found.model, part.features.take(samples))
@@ -132,7 +132,7 @@ def test_samples_that_no_sibling_measured_teach_the_networks(source):
             ]
         )
         settings = found.correction.settings()
-        again = SiblingCorrection.restored(found.correction.arrays(), settings)
+        again = SourceCorrection.restored(found.correction.arrays(), settings)
         assert again.nets_share == found.correction.nets_share
     assert shares == {"shared": 0.0, "alone": 0.5, "one": 0.0}
     # On the target what is slow on siblings is fast: only the samples tell.
@@ -154,7 +154,7 @@ def test_without_siblings_labels_head_and_networks_vote(source, adapted):
     head = adapted.model.score(DATASET.features.take(rows), TARGET)
     assert ((scores > 0) & (scores <= 1)).all()
     assert not np.array_equal(scores, head)
-    alone = Siblings(nets=0).adapt(
+    alone = SourceDevices(nets=0).adapt(
         source, DATASET, TARGET, NOTHING, source_rows=SOURCE_ROWS, config=QUICK, seed=0
     )
     assert np.allclose(
@@ -222,18 +222,18 @@ def test_estimates_are_those_of_the_stored_model():
 
 def test_what_is_stored_scores_alike(adapted):
     correction = adapted.correction
-    again = SiblingCorrection.restored(correction.arrays(), correction.settings())
+    again = SourceCorrection.restored(correction.arrays(), correction.settings())
     scores = replace(adapted, correction=again).score(DATASET, SOURCE_ROWS)
     assert np.array_equal(scores, adapted.score(DATASET, SOURCE_ROWS))
     with pytest.raises(TransferError, match="adapt the device again"):
-        SiblingCorrection.restored({}, correction.settings())
+        SourceCorrection.restored({}, correction.settings())
 
 
 def test_a_device_adds_at_most_two_megabytes():
     # The real widths: 101 summary slots, and as many measurements as are kept.
     slots, sizes = 101, ModelSizes()
     head = 4 * (sizes.trunk_width * sizes.head_width + 2 * sizes.head_width + 1)
-    nets = 4 * Siblings().nets * (slots * 256 + 256 * 256 + 3 * 256 + 1)
+    nets = 4 * SourceDevices().nets * (slots * 256 + 256 * 256 + 3 * 256 + 1)
     assert head + nets + 4 * 1024 * (slots + 1) + 16 * slots < 2e6
 
 
@@ -241,7 +241,7 @@ def test_no_sibling_is_an_error(source):
     latency = DATASET.latency_secs.copy()
     latency[:, :2] = np.nan
     with pytest.raises(TransferError, match="needs a device beside 'cpu-new'"):
-        Siblings().adapt(
+        SourceDevices().adapt(
             source,
             replace(DATASET, latency_secs=latency),
             TARGET,

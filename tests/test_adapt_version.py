@@ -9,7 +9,7 @@ import pytest
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
-from fleet.models.store_training import Snapshot, adapt_version, load_snapshot, why_kept
+from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, why_kept
 from fleet.onboarding.onboarding import _serving
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
@@ -28,22 +28,24 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def snapshot(store: Path) -> Snapshot:
+def snapshot(store: Path) -> DatasetSnapshot:
     return load_snapshot(Store.read(store))
 
 
 @pytest.fixture(scope="module")
-def source(snapshot: Snapshot) -> MultiTaskTLP:
+def source(snapshot: DatasetSnapshot) -> MultiTaskTLP:
     rows = np.arange(len(snapshot.dataset))
     return train(snapshot.dataset, rows, config=CONFIG, seed=0, devices=SIBLINGS).model
 
 
-def onboard(snapshot: Snapshot, models: Path, source: MultiTaskTLP, samples: int) -> str:
+def onboard(snapshot: DatasetSnapshot, models: Path, source: MultiTaskTLP, samples: int) -> str:
     support = set(snapshot.dataset.candidate_ids[:samples])
     return adapt_version(snapshot, models, source, TARGET, support, Nearest(), CONFIG, 0)[1]
 
 
-def test_a_head_from_more_samples_serves(snapshot: Snapshot, source: MultiTaskTLP, tmp_path: Path) -> None:
+def test_a_head_from_more_samples_serves(
+    snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path
+) -> None:
     registry = Registry(tmp_path)
     first = onboard(snapshot, tmp_path, source, 16)
     assert {one.version for one in registry.champions().values()} == {first}
@@ -60,7 +62,7 @@ def test_a_head_from_more_samples_serves(snapshot: Snapshot, source: MultiTaskTL
 
 
 def test_a_head_from_no_more_samples_does_not_and_it_is_said(
-    snapshot: Snapshot, source: MultiTaskTLP, tmp_path: Path
+    snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path
 ) -> None:
     registry = Registry(tmp_path)
     first = onboard(snapshot, tmp_path, source, 16)
@@ -77,7 +79,7 @@ def test_a_head_from_no_more_samples_does_not_and_it_is_said(
     assert registry.champions()[TARGET].version == second
 
 
-def test_a_trained_head_stays(snapshot: Snapshot, source: MultiTaskTLP, tmp_path: Path) -> None:
+def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     trained = train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
     registry.publish(registry.add(trained, {}), {one: {} for one in trained.device_ids})

@@ -14,12 +14,12 @@ from agents.device.agent import Worker
 from agents.device.agent_host import AgentHost
 from agents.device.batch import Batch, Part
 from agents.device.messages import (
+    Activity,
     AgentGone,
     AgentRefused,
     AgentUp,
-    Beat,
-    Busy,
     Failed,
+    Heartbeat,
     Message,
     MorePending,
     Proposed,
@@ -27,8 +27,8 @@ from agents.device.messages import (
     Results,
 )
 from agents.device.replay import ReplayWorker
-from agents.device.requests import Acknowledge, Measure, Propose, Request, Start, Stop
-from agents.device.worker_factory import ReplayShelf
+from agents.device.requests import Acknowledge, AgentRequest, BeginAgent, Measure, Propose, Stop
+from agents.device.worker_factory import ReplayWorkerFactory
 from agents.errors import AgentError, SpoolFull, WorkerStartError
 from agents.lease import LeaseTag
 from agents.records import Candidate, CandidateId, DeviceId, Workload
@@ -55,7 +55,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class GatedWorker(ReplayWorker):
     """A replay device that waits for permission before each part of one candidate."""
 
-    def __init__(self, start: Start, gate: threading.Semaphore) -> None:
+    def __init__(self, start: BeginAgent, gate: threading.Semaphore) -> None:
         super().__init__(start.spec, Path("unused"))
         self._gate = gate
 
@@ -72,9 +72,9 @@ class GatedWorker(ReplayWorker):
         return super().propose(workload, count, seed=seed, exclude=exclude)
 
 
-def start_of(recorded: Path, spool: Path | str = "unused", incarnation: int = 1) -> Start:
+def start_of(recorded: Path, spool: Path | str = "unused", incarnation: int = 1) -> BeginAgent:
     spec = replay_spec(recorded)
-    return Start(
+    return BeginAgent(
         device_id=spec.device_id,
         incarnation=incarnation,
         spec=spec,
@@ -133,18 +133,18 @@ def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(
     gate.release()
     served.until(Results)
 
-    def beat() -> Beat:
-        return next(one for one in served.until(Beat) if isinstance(one, Beat))
+    def beat() -> Heartbeat:
+        return next(one for one in served.until(Heartbeat) if isinstance(one, Heartbeat))
 
     running = next(one for one in (beat() for _ in range(1000)) if one.done == 1)
     assert running.held == (lease_of("again", 1).tag, lease_of("again", 2).tag)
-    assert running.busy is Busy.BUILDING
+    assert running.busy is Activity.BUILDING
     assert beat().quiet_secs >= running.quiet_secs
     gate.release(3)
     done: list[Message] = []
     while sum(isinstance(one, Results) for one in done) < 3:
         done += served.until(Results)
-    resting = next(one for one in (beat() for _ in range(1000)) if one.busy is Busy.IDLE)
+    resting = next(one for one in (beat() for _ in range(1000)) if one.busy is Activity.IDLE)
     assert (resting.held, resting.done) == ((), 0)
 
 
@@ -155,10 +155,10 @@ def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: thread
     served.host.ask([Propose(device_id=AGAIN, incarnation=1, wish=wish), measure_of(1, 0, 1)])
     lease = lease_of("again", 1).tag
     for _ in range(1000):  # nothing else would renew it
-        found = [one for one in served.until(Beat) if isinstance(one, Beat) and one.held]
-        if found and found[-1].busy is Busy.BUILDING:
+        found = [one for one in served.until(Heartbeat) if isinstance(one, Heartbeat) and one.held]
+        if found and found[-1].busy is Activity.BUILDING:
             break
-    assert (found[-1].held, found[-1].busy, found[-1].done) == ((lease,), Busy.BUILDING, 0)
+    assert (found[-1].held, found[-1].busy, found[-1].done) == ((lease,), Activity.BUILDING, 0)
     gate.release(2)
     answers = [one for one in served.until(Results) if isinstance(one, Proposed | Results)]
     assert [type(one) for one in answers] == [Proposed, Results]
@@ -167,7 +167,7 @@ def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: thread
 def test_an_answer_that_was_lost_is_given_again_and_one_that_arrived_is_not(
     recorded: Path, tmp_path: Path
 ) -> None:
-    host = AgentHost(ReplayShelf().open, beat_secs=100)
+    host = AgentHost(ReplayWorkerFactory().open, beat_secs=100)
     host.ask([start_of(recorded), measure_of(1, 0, 2)])
     assert host.work()
     first = host.take(0, 0)
@@ -208,7 +208,7 @@ def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path,
     old = make_batch(100, 600, workload=WORKLOAD.workload_id, device="again")
     with Spool(tmp_path) as spool:
         spool.put(old, tag)
-    host = AgentHost(ReplayShelf(spooled=True).open, beat_secs=100)
+    host = AgentHost(ReplayWorkerFactory(spooled=True).open, beat_secs=100)
     host.ask([start_of(recorded, tmp_path), measure_of(1, 0, 1)])
     while host.work():
         pass
@@ -234,7 +234,7 @@ def test_a_fresh_life_waits_for_the_spool_of_the_one_that_ends(recorded: Path, t
     dying = Spool(tmp_path)
     timer = threading.Timer(0.3, dying.close)
     timer.start()
-    host = AgentHost(ReplayShelf(spooled=True).open, beat_secs=100)
+    host = AgentHost(ReplayWorkerFactory(spooled=True).open, beat_secs=100)
     host.ask([start_of(recorded, tmp_path)])
     assert host.work()
     assert [type(one) for one in host.take(0, 0)[1]] == [AgentUp]
@@ -243,11 +243,11 @@ def test_a_fresh_life_waits_for_the_spool_of_the_one_that_ends(recorded: Path, t
 
 
 def test_an_error_of_ours_refuses_the_device_too(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def broken(start: Start) -> Worker:
+    def broken(start: BeginAgent) -> Worker:
         raise ZeroDivisionError(f"no {start.device_id}")
 
     host = AgentHost(broken, beat_secs=100)
-    asked: list[Request] = [start_of(recorded), measure_of(1, 0, 1)]
+    asked: list[AgentRequest] = [start_of(recorded), measure_of(1, 0, 1)]
     host.ask(asked)
     while host.work():
         pass
@@ -286,14 +286,14 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
 
 def test_only_a_device_that_asks_for_it_tells_of_its_host(recorded: Path) -> None:
     for fleet_pids, told in ((None, {None}), ((), {None, True, False})):
-        host = AgentHost(ReplayShelf().open, beat_secs=0.0)
+        host = AgentHost(ReplayWorkerFactory().open, beat_secs=0.0)
         host.ask([dataclasses.replace(start_of(recorded), fleet_pids=fleet_pids)])
         assert host.work()
         assert (host._load is None) == (fleet_pids is None)
-        beats = [one for one in host.take(0, 0)[1] if isinstance(one, Beat)]
+        beats = [one for one in host.take(0, 0)[1] if isinstance(one, Heartbeat)]
         assert {one.is_host_idle for one in beats} <= told
         if host._load is not None:
             host._load._is_idle = True
-            [beat] = [one for one in host.take(1, 0)[1] if isinstance(one, Beat)]
+            [beat] = [one for one in host.take(1, 0)[1] if isinstance(one, Heartbeat)]
             assert beat.is_host_idle is True
         host.close_workers()

@@ -15,7 +15,7 @@ from transfer.adapt.multitask import MultiTask
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
-from transfer.auto.leave_one_out import Standings, leave_one_out
+from transfer.auto.leave_one_out import LeaveOneOutScores, leave_one_out
 from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, split_support
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
@@ -187,7 +187,7 @@ def test_one_known_device_tells_nothing() -> None:
     assert leave_one_out(alone, (Nearest(),), Regime.DEVICE_NEW, SHORT, None) is None
 
 
-STANDINGS = Standings(
+STANDINGS = LeaveOneOutScores(
     key="k",
     samples=(0, 32, 256),
     top1={"a": (0.7, 0.8, 0.9), "b": (None, 0.6, 0.95)},

@@ -12,7 +12,7 @@ from record_fixtures import make_record, make_workload
 from agents.programs.canaries import Canary
 from agents.records import Candidate, Outcome, Record, WorkloadId
 from agents.sandbox.canary_watch import CanaryWatch, leaders, unmeasured
-from agents.sandbox.job import Result
+from agents.sandbox.job import JobResult
 
 NAMES = ("compute", "memory", "latency")
 USUAL = (1e-3, 5e-3, 2e-3)
@@ -26,10 +26,11 @@ def canaries() -> list[Canary]:
     ]
 
 
-def reading(*factors: float) -> list[Result]:
+def reading(*factors: float) -> list[JobResult]:
     values = [secs * factor for secs, factor in zip(USUAL, factors or (1.0, 1.0, 1.0), strict=True)]
     return [
-        Result(job=job, outcome=Outcome.OK, run_secs=(secs * 1.01, secs)) for job, secs in enumerate(values)
+        JobResult(job=job, outcome=Outcome.OK, run_secs=(secs * 1.01, secs))
+        for job, secs in enumerate(values)
     ]
 
 
@@ -137,7 +138,7 @@ def test_a_damaged_file_is_learned_afresh_and_said(
 def test_a_canary_that_fails_is_said_and_says_nothing(
     watch: CanaryWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failed = [*reading()[:2], Result(job=2, outcome=Outcome.RUN_FAILED, error="no such device")]
+    failed = [*reading()[:2], JobResult(job=2, outcome=Outcome.RUN_FAILED, error="no such device")]
     with caplog.at_level(logging.WARNING):
         drift = watch.read(failed)
     assert "no such device" in caplog.text

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from fleet.daemon.gc_tuning import seldom_collected
+from fleet.daemon.garbage_collection import seldom_collected
 
 
 def test_dead_cycles_are_looked_for_seldom_and_then_as_before() -> None:

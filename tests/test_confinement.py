@@ -21,7 +21,7 @@ from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, Outcome, Protocol, Workload
 from agents.sandbox.confinement import landlock_version, needs_of
 from agents.sandbox.confinement_trial import try_confinement
-from agents.sandbox.job import Job
+from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.syscall_filter import is_known
 from benchmarks.bad_programs import EMPTY_TRACE
@@ -267,7 +267,7 @@ def test_a_program_that_writes_a_file_writes_none_when_it_is_measured(tmp_path: 
     protocol = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
     harmless = writing("abs", -3)
     jobs = [
-        Job(workload=workload, candidate=candidate, protocol=protocol, check=True)
+        CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=True)
         for workload, candidate in ((workload, candidate), harmless)
     ]
     with WorkerPool([child_settings()]) as own:

@@ -24,7 +24,7 @@ from fleet.errors import FleetError, StoreFull
 from fleet.planner.candidate_ranker import Ranking
 from fleet.store.intake import Intake
 from fleet.store.store import Store
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
     OFFERED,
     WORKLOADS,
@@ -100,7 +100,7 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
 
 def test_a_restart_goes_on_and_lists_nothing_again(fleet: Fleet) -> None:
     fleet.run(lambda one: one.view()["store"]["records"] > 20)
-    with mock.patch("fleet.transport.local.LocalLinks.list_workloads") as listed:
+    with mock.patch("fleet.transport.local.LocalTransport.list_workloads") as listed:
         view = fleet.run(everything_measured(fleet))
     assert not listed.called
     check_books(fleet, view)
@@ -175,7 +175,7 @@ def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -
 def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: Fleet) -> None:
     one = DeviceId("one")
     with (
-        mock.patch.object(LocalLinks, "acknowledge"),
+        mock.patch.object(LocalTransport, "acknowledge"),
         fleet.coordinator() as (coordinator, links),
     ):
         intake = coordinator._parts.intake
@@ -303,7 +303,7 @@ def test_jobs_whose_traces_are_gone_end_with_a_word(fleet: Fleet) -> None:
         waiting = coordinator.view()["jobs"]
         assert waiting["queued"] + waiting["leased"] > 0
     shutil.rmtree(fleet.folder / "root" / "pools")
-    with mock.patch.object(LocalLinks, "propose"):  # nobody happens to propose the same again meanwhile
+    with mock.patch.object(LocalTransport, "propose"):  # nobody happens to propose the same again meanwhile
         view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["jobs"]["cancelled"] > 0)
     assert view["store"]["records"] == 0
     view = fleet.run(everything_measured(fleet))

@@ -19,7 +19,7 @@ from agents.lease import Lease
 from agents.records import DeviceId
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
 
 ALL = OFFERED * len(WORKLOADS)
@@ -36,7 +36,7 @@ def check_nobody_is_blamed(view: dict[str, Any], *, expiries: int = 0) -> None:
     assert view["jobs"]["quarantined"] == 0
 
 
-def turn_until_leased(fleet: Fleet, coordinator: Coordinator, links: LocalLinks) -> list[Any]:
+def turn_until_leased(fleet: Fleet, coordinator: Coordinator, links: LocalTransport) -> list[Any]:
     """Let every device have a lease; returns their batches, which no agent has yet."""
     held: list[Any] = []
     with mock.patch.object(links, "measure", lambda *asked: held.append(asked)):

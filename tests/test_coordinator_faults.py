@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from agents.device.messages import AgentGone, Beat, Failed, Message, MorePending, Results
+from agents.device.messages import AgentGone, Failed, Heartbeat, Message, MorePending, Results
 from agents.lease import LeaseTag
 from agents.records import DeviceId
 from agents.spool.disk_spool import Spool
@@ -30,9 +30,9 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.journal import Journal
 from fleet.engine.notices import Notices
 from fleet.errors import StoreFull
-from fleet.planner.candidate_pools import Pools
+from fleet.planner.candidate_pools import CandidatePools
 from fleet.store.store import Store
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
 
 ALL = OFFERED * len(WORKLOADS)
@@ -56,9 +56,9 @@ def turns(
 @contextlib.contextmanager
 def poisoned_polls(candidates: set[str]) -> Iterator[None]:
     """Let the first records of a device come with seconds that are no numbers."""
-    real = LocalLinks.poll
+    real = LocalTransport.poll
 
-    def poll(self: LocalLinks, timeout_secs: float) -> list[Message]:
+    def poll(self: LocalTransport, timeout_secs: float) -> list[Message]:
         messages = real(self, timeout_secs)
         for place, one in enumerate(messages):
             if isinstance(one, Results) and one.device_id == ONE:
@@ -71,7 +71,7 @@ def poisoned_polls(candidates: set[str]) -> Iterator[None]:
                 messages[place] = replace(one, records=tuple(records))
         return messages
 
-    with mock.patch.object(LocalLinks, "poll", poll):
+    with mock.patch.object(LocalTransport, "poll", poll):
         yield
 
 
@@ -113,7 +113,7 @@ def test_a_refused_record_of_an_earlier_life_ends_its_job_too(fleet: Fleet) -> N
     bad: set[str] = set()
     with (
         poisoned_polls(bad),
-        mock.patch.object(LocalLinks, "acknowledge"),
+        mock.patch.object(LocalTransport, "acknowledge"),
         fleet.coordinator() as (one, links),
     ):
         turns(fleet, one, lambda it: bool(bad))
@@ -305,14 +305,14 @@ def test_a_full_disk_at_the_daily_run_or_at_the_list_of_workloads_ends_nothing(f
 
 
 def test_pools_without_room_hold_everything_back(fleet: Fleet) -> None:
-    keep, is_full = Pools._write, [False]
+    keep, is_full = CandidatePools._write, [False]
 
-    def write(self: Pools, held: Any) -> None:
+    def write(self: CandidatePools, held: Any) -> None:
         if is_full[0]:
             raise StoreFull("no room while keeping candidates: No space left on device")
         keep(self, held)
 
-    with mock.patch.object(Pools, "_write", write), fleet.coordinator() as (coordinator, links):
+    with mock.patch.object(CandidatePools, "_write", write), fleet.coordinator() as (coordinator, links):
         is_full[0] = True
         journalled: list[str] = []
         append = Journal.append
@@ -480,17 +480,17 @@ def test_what_a_long_spool_brings_in_parts_is_not_late(fleet: Fleet, monkeypatch
     monkeypatch.setattr("agents.device.agent._PENDING_PART", 4)
     fleet.specs = {ONE: fleet.specs[ONE]}
     waiting: deque[Message] = deque()
-    real = LocalLinks.poll
+    real = LocalTransport.poll
 
-    def one_by_one(self: LocalLinks, timeout_secs: float) -> list[Message]:
-        waiting.extend(one for one in real(self, timeout_secs) if not isinstance(one, Beat))
+    def one_by_one(self: LocalTransport, timeout_secs: float) -> list[Message]:
+        waiting.extend(one for one in real(self, timeout_secs) if not isinstance(one, Heartbeat))
         return [waiting.popleft()] if waiting else []
 
-    with mock.patch.object(LocalLinks, "acknowledge"), fleet.coordinator() as (coordinator, links):
+    with mock.patch.object(LocalTransport, "acknowledge"), fleet.coordinator() as (coordinator, links):
         turns(fleet, coordinator, lambda it: bool(it._parts.state.describe(ONE)["leases"]))
         links.crash(ONE, 1, is_done=True, is_blameless=True)
         parts = 0
-        with mock.patch.object(LocalLinks, "poll", one_by_one):
+        with mock.patch.object(LocalTransport, "poll", one_by_one):
             for _ in range(60):
                 coordinator.turn(0.0)
                 parts += sum(isinstance(one, MorePending) for one in list(waiting)[:1])

@@ -28,7 +28,7 @@ from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
 from fleet.refresh.refresher import Refresher
 from fleet.store.store import Store
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
 
 ALL = OFFERED * len(WORKLOADS)
@@ -147,9 +147,9 @@ def test_killed_and_started_again_it_goes_on_and_ends_in_order(settings: Path, s
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process."""
 
-    def links(settings: Any, options: Any, specs: Any, clock: Any) -> LocalLinks:
+    def links(settings: Any, options: Any, specs: Any, clock: Any) -> LocalTransport:
         folder = Path(settings.store.path).parent / "spool"
-        return LocalLinks(protocol=settings.timing_protocol(), spool_root=folder)
+        return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 
     monkeypatch.setattr("fleet.daemon.daemon._links", links)
 

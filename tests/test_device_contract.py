@@ -14,7 +14,7 @@ import pytest
 
 from agents.codec import record_from_json, record_to_json
 from agents.device.batch import Batch
-from agents.device.messages import Busy
+from agents.device.messages import Activity
 from agents.device.replay import ReplayWorker
 from agents.device.worker import DeviceWorker
 from agents.errors import AgentError
@@ -212,7 +212,7 @@ def test_parts_come_with_the_lease_that_the_spool_notes(subject: Subject) -> Non
     assert asked == {one.candidate_id for one in batch.candidates}
     assert list(subject.worker.pending_tagged()) == [(tag, record) for record in records]
     assert subject.worker.finished - before >= 3
-    assert subject.worker.busy is Busy.IDLE
+    assert subject.worker.busy is Activity.IDLE
     subject.worker.acknowledge([record.record_id for record in records])
 
 

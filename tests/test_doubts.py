@@ -10,7 +10,7 @@ import pytest
 from agents.records import DeviceId
 from fleet.models.registry import Registry
 from fleet.models.registry_file import CHAMPIONS
-from fleet.planner.uncertainty import Doubts, spread
+from fleet.planner.uncertainty import Uncertainty, spread
 from tests.record_fixtures import make_workload
 from tests.refresh_fixtures import small_model
 
@@ -38,7 +38,7 @@ def test_a_workload_has_its_own_width_else_that_of_its_operator_else_that_of_all
 
 def test_the_champion_of_now_is_asked(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "models")
-    doubts = Doubts(registry)
+    doubts = Uncertainty(registry)
     assert doubts.of(BOX, WORKLOADS) == {}
     version = registry.add(small_model("box.a"), {})
     registry.publish(version, {"box.a": {"judged": {"by_workload": judged(x=0.25)}}})
@@ -57,4 +57,4 @@ def test_a_damaged_registry_leaves_the_plan_as_it_is(tmp_path: Path) -> None:
         registry.add(small_model("box.a"), {}), {"box.a": {"judged": {"by_workload": judged(x=1)}}}
     )
     (tmp_path / CHAMPIONS).write_text("{")
-    assert Doubts(Registry(tmp_path)).of(BOX, WORKLOADS) == {}
+    assert Uncertainty(Registry(tmp_path)).of(BOX, WORKLOADS) == {}

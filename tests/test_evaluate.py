@@ -10,13 +10,13 @@ from transfer.adapt.sample_selection import draw_support
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split
 from transfer.errors import TransferError
-from transfer.evaluate.evaluation import CrossValidation, Plan, cross_validate, evaluate
+from transfer.evaluate.evaluation import CrossValidation, CrossValidationPlan, cross_validate, evaluate
 from transfer.train.training import train
 
 TARGET = "cpu-new"
 QUICK = replace(CONFIG, epochs=4)
 DATASET = make_dataset(workloads=9, candidates=10)
-PLAN = Plan(target_device=TARGET, samples=16, source=QUICK, adapt=QUICK, scratch=QUICK)
+PLAN = CrossValidationPlan(target_device=TARGET, samples=16, source=QUICK, adapt=QUICK, scratch=QUICK)
 
 
 def folds(dataset=DATASET, count: int = 3) -> list[Split]:

@@ -15,7 +15,7 @@ from fleet.cli.app import run
 from fleet.config.settings import FleetConfig, StoreSection, TrainingSection
 from fleet.errors import FleetError
 from fleet.models.evaluation import BASELINES, LEAST_PAIRS, Evaluation, evaluate_model, evaluate_store
-from fleet.models.train_verb import train_version
+from fleet.models.training import train_version
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 

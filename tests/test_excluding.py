@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.coverage.coverage import Coverage
-from fleet.planner.dedup_filter import Excluding
+from fleet.planner.dedup_filter import DedupFilter
 from tests.record_fixtures import make_record, make_workload
 
 WORKLOAD = make_workload(1)
@@ -10,7 +10,7 @@ W = WORKLOAD.workload_id
 ONE = make_record(0).device_id
 
 
-def drawn(excluding: Excluding, names: list[str]) -> tuple[list[str], bool]:
+def drawn(excluding: DedupFilter, names: list[str]) -> tuple[list[str], bool]:
     """What is new of an answer, and whether it says that there is no other."""
     told = excluding.tell("cpu", W)
     candidates = [Candidate(workload_id=W, trace=name) for name in names]
@@ -24,7 +24,7 @@ def ids(names: list[str]) -> list[CandidateId]:
 
 def test_what_was_told_is_not_new_and_nothing_else_is_the_end() -> None:
     coverage = Coverage({DeviceId(ONE): "cpu"}, [WorkloadId(W)])
-    excluding = Excluding(coverage)
+    excluding = DedupFilter(coverage)
     coverage.propose("cpu", W, ids(["a", "b"]))
     assert drawn(excluding, ["a", "c"]) == (["c"], False)
     assert drawn(excluding, ["a", "b"]) == ([], True)
@@ -33,7 +33,7 @@ def test_what_was_told_is_not_new_and_nothing_else_is_the_end() -> None:
 
 def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_one() -> None:
     coverage = Coverage({DeviceId(ONE): "cpu"}, [WorkloadId(W)])
-    excluding = Excluding(coverage, most=2)
+    excluding = DedupFilter(coverage, most=2)
     old = make_record(7, workload=W)
     coverage.set_environment(ONE, old.environment_id)
     coverage.add([old])

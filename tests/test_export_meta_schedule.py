@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
-from agents.sandbox.job import Job
+from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from fleet.interchange.export_meta_schedule import RECORDS, WORKLOADS
 from fleet.interchange.export_store import export
@@ -66,7 +66,7 @@ def measured(
     question = {"op": "propose", "workload_id": workload.workload_id, "family": "cpu", "count": 5, "seed": 3}
     traces = pool.ask({**question, "exclude": []}, workload)["traces"]
     candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in traces]
-    jobs = [Job(candidate=one, workload=workload, protocol=QUICK) for one in candidates]
+    jobs = [CandidateJob(candidate=one, workload=workload, protocol=QUICK) for one in candidates]
     records = [
         make_record(
             result.job,

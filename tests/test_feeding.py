@@ -10,8 +10,8 @@ from agents.records import Candidate, CandidateId, DeviceId, Workload
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
-from fleet.planner.candidate_pools import Pools
-from fleet.planner.job_planner import Feeder
+from fleet.planner.candidate_pools import CandidatePools
+from fleet.planner.job_planner import JobPlanner
 from tests.record_fixtures import make_record, make_workload
 
 DEVICE = DeviceId("dev-a")
@@ -49,10 +49,10 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
     coverage.set_environment(DEVICE, "e" * 32)
     records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
     coverage.add(records)
-    pools = Pools(tmp_path)
+    pools = CandidatePools(tmp_path)
     pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
     outlet = Outlet()
-    feeder = Feeder(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, outlet, seed=1, token="t")
+    feeder = JobPlanner(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, outlet, seed=1, token="t")
     feeder.set_workloads([DEVICE], [WORKLOAD])
     feeder.want({DEVICE: 4 * BATCH_SIZE})
     random, evolved = sorted(outlet.asked, key=lambda one: bool(one.parents))

@@ -12,8 +12,8 @@ import pytest
 from agents.records import Outcome
 from fleet.config.settings import FleetConfig, load_fleet
 from fleet.errors import FleetError
-from fleet.models import train_verb as training
-from fleet.models.train_verb import train_version
+from fleet.models import training
+from fleet.models.training import train_version
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from transfer.errors import TransferError

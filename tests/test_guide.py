@@ -10,7 +10,7 @@ import pytest
 
 from agents.records import Candidate
 from fleet.models.registry import Registry
-from fleet.planner.candidate_ranker import Guide
+from fleet.planner.candidate_ranker import CandidateRanker
 from tests.refresh_fixtures import candidates_of, small_model, unlike_workload
 from transfer.features.extractor import Extractor
 
@@ -25,7 +25,7 @@ def registry(tmp_path: Path) -> Registry:
 def test_the_order_is_that_of_the_champions_scores(registry: Registry) -> None:
     workload = unlike_workload(0)
     candidates = candidates_of(workload, 40)
-    guide = Guide(registry)
+    guide = CandidateRanker(registry)
     found = guide.rank(workload, "box.a", candidates)
     assert found is not None
     block = Extractor().extract({workload.workload_id: workload}, candidates)
@@ -40,7 +40,7 @@ def test_the_order_is_that_of_the_champions_scores(registry: Registry) -> None:
 def test_a_new_champion_ranks_without_a_restart(registry: Registry) -> None:
     workload = unlike_workload(0)
     candidates = candidates_of(workload, 30)
-    guide = Guide(registry)
+    guide = CandidateRanker(registry)
     before = guide.rank(workload, "box.a", candidates)
     writer = Registry(registry.folder)
     writer.publish(writer.add(small_model("box.a", seed=5), {}), {"box.a": {}})
@@ -60,7 +60,7 @@ def test_what_cannot_be_read_comes_last(registry: Registry) -> None:
     foreign = replace(good[0], dialect="unheard-of")
     elsewhere = candidates_of(unlike_workload(1), 1)[0]
     candidates = [torn, good[0], foreign, good[1], elsewhere, good[2]]
-    found = Guide(registry).rank(workload, "box.a", candidates)
+    found = CandidateRanker(registry).rank(workload, "box.a", candidates)
     assert found is not None
     assert sorted(found.order[:3]) == [1, 3, 5]
     assert [found.scores[place] for place in (0, 2, 4)] == [0, 0, 0]
@@ -70,7 +70,7 @@ def test_what_cannot_be_read_comes_last(registry: Registry) -> None:
 def test_without_a_champion_that_can_be_asked_nothing_is_ranked(registry: Registry) -> None:
     workload = unlike_workload(0)
     candidates = candidates_of(workload, 2)
-    guide = Guide(registry)
+    guide = CandidateRanker(registry)
     assert guide.rank(workload, "box.c", candidates) is None
     assert guide.rank(workload, "box.a", []) is None
     assert guide.why_not("box.a") == guide.why_not("box.c") == ""

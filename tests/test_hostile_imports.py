@@ -23,10 +23,10 @@ from fleet.interchange.export_store import export
 from fleet.interchange.import_rows import RowBatch
 from fleet.interchange.logs import catalog as log_catalog
 from fleet.interchange.logs import lines as log_lines
-from fleet.interchange.logs.ansor import AnsorReader
+from fleet.interchange.logs.ansor import AnsorLogReader
 from fleet.interchange.logs.catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
 from fleet.interchange.logs.json_values import Rejected, parse_line
-from fleet.models.store_training import load_snapshot
+from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 
 
@@ -57,10 +57,10 @@ def test_options_of_a_target_are_whatever_they_are(option: str, tmp_path: Path) 
 def test_what_a_reader_did_not_foresee_costs_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: AnsorReader, value: dict[str, Any]) -> Any:
+    def fail(self: AnsorLogReader, value: dict[str, Any]) -> Any:
         raise ZeroDivisionError("by nobody's guess")
 
-    monkeypatch.setattr(AnsorReader, "read", fail)
+    monkeypatch.setattr(AnsorLogReader, "read", fail)
     log = write_log(tmp_path / "log.json", [autotvm(1), ansor(1), ansor(2)])
     report = run(tmp_path, log)
     assert report.imported == 1
@@ -72,10 +72,10 @@ def test_what_a_reader_did_not_foresee_costs_the_line(
 def test_what_is_no_fault_of_a_line_ends_the_import(
     error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: AnsorReader, value: dict[str, Any]) -> Any:
+    def fail(self: AnsorLogReader, value: dict[str, Any]) -> Any:
         raise error
 
-    monkeypatch.setattr(AnsorReader, "read", fail)
+    monkeypatch.setattr(AnsorLogReader, "read", fail)
     with pytest.raises(error):
         run(tmp_path, write_log(tmp_path / "log.json", [ansor(1)]))
 

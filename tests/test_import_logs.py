@@ -24,7 +24,7 @@ from fleet.interchange.import_logs import ImportRequest, LineReader, import_logs
 from fleet.interchange.import_report import ImportReport
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.meta_schedule import Database
-from fleet.models.store_training import load_snapshot
+from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")

@@ -16,8 +16,8 @@ from fleet.config.settings import FleetConfig
 from fleet.models import evaluation
 from fleet.models import judge as judging
 from fleet.models.registry import Registry
-from fleet.models.store_training import adapt_version, load_snapshot, train_config
-from fleet.planner.candidate_ranker import Guide
+from fleet.models.versions import adapt_version, load_snapshot, train_config
+from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.refresh import freshness_look as watch_run
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace, record_of
@@ -26,7 +26,7 @@ from tests.onboarding_fixtures import NEW, SIBLINGS, TILES, WORKLOADS, candidate
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.kept import MOST_BYTES, file_of, files_of, load_adapted
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.source_devices import Siblings
+from transfer.adapt.source_devices import SourceDevices
 from transfer.errors import TransferError
 from transfer.evaluate.rankers import KeptRanker
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
@@ -50,7 +50,9 @@ def source() -> MultiTaskTLP:
 @pytest.fixture(scope="module")
 def adapted(source: MultiTaskTLP) -> Adapted:
     support = DATASET.rows_of(TARGET)[:40]
-    return Siblings(nets=2).adapt(source, DATASET, TARGET, support, source_rows=ROWS, config=QUICK, seed=0)
+    return SourceDevices(nets=2).adapt(
+        source, DATASET, TARGET, support, source_rows=ROWS, config=QUICK, seed=0
+    )
 
 
 @pytest.fixture
@@ -157,7 +159,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Ad
         name, least_samples = "siblings", 0
 
         def adapt(self, *arguments: Any, **named: Any) -> Adapted:
-            made.append(Siblings(nets=1).adapt(*arguments, **named))
+            made.append(SourceDevices(nets=1).adapt(*arguments, **named))
             return made[0]
 
     model = train(snapshot.dataset, rows, config=train_config(1), seed=0, devices=SIBLINGS[:2]).model
@@ -176,7 +178,7 @@ def test_an_onboarded_device_is_served_by_what_was_judged(version: tuple[Registr
     expected = judged.score_unseen(block)
     again = load_adapted(registry.path(name), NEW, DEFAULT_SPEC)
     np.testing.assert_array_equal(again.score_unseen(block), expected)
-    ranking = Guide(registry).rank(workload, NEW, candidates)
+    ranking = CandidateRanker(registry).rank(workload, NEW, candidates)
     assert ranking is not None
     np.testing.assert_array_equal(ranking.scores, expected)
     scorer = load_scorer(registry.path(name), NEW, [workload])
@@ -252,6 +254,6 @@ def test_a_damaged_correction_keeps_the_head_from_ranking(
     manifest = {"devices": list(SIBLINGS)}
     other.publish(other.add(judged.model, manifest, files_of(judged)), {NEW: {}})
     (other.path("v000001") / file_of(NEW)).write_bytes(b"")
-    guide = Guide(other)
+    guide = CandidateRanker(other)
     assert guide.rank(WORKLOADS[0], NEW, [candidate(WORKLOADS[0], *TILES[0])]) is None
     assert "torn or changed" in guide.why_not(NEW)

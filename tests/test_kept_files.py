@@ -13,7 +13,7 @@ from fleet.core.arrivals import Arrival
 from fleet.results import kept_files
 from fleet.results.kept_files import KeptFiles
 from fleet.results.late_results import keep_late
-from fleet.results.refused_records import Refused
+from fleet.results.refused_records import RefusedRecords
 from tests.coordinator_fixtures import Fleet, make_fleet
 from tests.record_fixtures import make_record
 
@@ -79,13 +79,13 @@ def test_late_and_refused_records_are_bounded(tmp_path: Path) -> None:
         assert keep_late(late, A, LeaseTag(job_id="job", epoch=epoch), [make_record(epoch)])
     assert [int(name.split("-")[0]) for name in names(tmp_path / "late")][-1] == 7
     assert len(names(tmp_path / "late")) <= 5
-    refused = Refused(tmp_path / "refused")
+    refused = RefusedRecords(tmp_path / "refused")
     refused.files = KeptFiles(tmp_path / "refused", most_files=5)
     for number in range(8):
         bad = make_record(number, schema=99)
         refused.sift([Arrival(device_id=A, incarnation=1, lease=None, records=(bad,))])
     assert refused.count == len(names(tmp_path / "refused")) <= 5
-    assert refused.count == Refused(tmp_path / "refused").count
+    assert refused.count == RefusedRecords(tmp_path / "refused").count
 
 
 def test_the_daemon_says_what_it_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

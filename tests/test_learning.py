@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from agents.records import Outcome, Record
-from fleet.models.store_training import load_snapshot
+from fleet.models.versions import load_snapshot
 from fleet.report.demo_report import remeasure_change, summarise_device
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of

@@ -21,7 +21,7 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.lease_searches import TRIES
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Found, StoreThread, find_candidates
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
     OFFERED,
     WORKLOADS,
@@ -151,14 +151,14 @@ def test_agents_that_die_while_their_lease_is_searched_for_blame_no_job(fleet: F
 def test_a_batch_goes_out_with_time_enough_for_its_agent(fleet: Fleet) -> None:
     """Also where the coordinator itself was held up: the answer and the end of the lease come in one turn."""
     is_slow, left = [True], []
-    real = LocalLinks.measure
+    real = LocalTransport.measure
 
-    def measure(self: LocalLinks, lease: Lease, *rest: Any) -> None:
+    def measure(self: LocalTransport, lease: Lease, *rest: Any) -> None:
         left.append(lease.deadline_secs - fleet.clock.now)
         real(self, lease, *rest)
 
     with (
-        mock.patch.object(LocalLinks, "measure", measure),
+        mock.patch.object(LocalTransport, "measure", measure),
         fleet.coordinator() as (coordinator, _),
         slow_store(is_slow),
     ):

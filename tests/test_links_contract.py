@@ -1,4 +1,4 @@
-"""What every implementation of `fleet.transport.transport.Links` promises, with replay devices."""
+"""What every implementation of `fleet.transport.transport.AgentTransport` promises, with replay devices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from agents.device.messages import (
     AgentRefused,
     AgentUp,
     Asked,
-    Beat,
     Failed,
+    Heartbeat,
     Message,
     Proposed,
     ProposeRequest,
@@ -24,9 +24,9 @@ from agents.device.messages import (
     WorkloadsListed,
 )
 from agents.records import DeviceId, DeviceSpec, Outcome
-from fleet.transport.local import LocalLinks
-from fleet.transport.ray_transport import RayLinks
-from fleet.transport.transport import Links
+from fleet.transport.local import LocalTransport
+from fleet.transport.ray_transport import RayTransport
+from fleet.transport.transport import AgentTransport
 from tests.link_fixtures import (
     PROTOCOL,
     WORKLOAD,
@@ -47,12 +47,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
-def links(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Links]:
-    made: Links
+def links(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AgentTransport]:
+    made: AgentTransport
     if request.param == "local":
-        made = LocalLinks(protocol=PROTOCOL, beat_secs=0.2)
+        made = LocalTransport(protocol=PROTOCOL, beat_secs=0.2)
     else:
-        made = RayLinks([], tmp_path_factory.mktemp("spools"), PROTOCOL, replay_beat_secs=0.2)
+        made = RayTransport([], tmp_path_factory.mktemp("spools"), PROTOCOL, replay_beat_secs=0.2)
     yield made
     made.close(20.0)
 
@@ -64,29 +66,32 @@ def spec(recorded: Path) -> DeviceSpec:
 
 
 def of(messages: list[Message], spec: DeviceSpec) -> list[Message]:
-    return [one for one in messages if one.device_id == spec.device_id and not isinstance(one, Beat)]
+    return [one for one in messages if one.device_id == spec.device_id and not isinstance(one, Heartbeat)]
 
 
-def ask_until(links: Links, spec: DeviceSpec, number: int) -> list[Message]:
+def ask_until(links: AgentTransport, spec: DeviceSpec, number: int) -> list[Message]:
     """That many messages about a device, beats aside."""
     return of(poll_until(links, lambda found: len(of(found, spec)) >= number), spec)
 
 
-def test_an_agent_comes_up_and_beats(links: Links, spec: DeviceSpec) -> None:
+def test_an_agent_comes_up_and_beats(links: AgentTransport, spec: DeviceSpec) -> None:
     links.start(spec, 7)
     found = poll_until(
-        links, lambda messages: any(isinstance(m, Beat) and m.device_id == spec.device_id for m in messages)
+        links,
+        lambda messages: any(isinstance(m, Heartbeat) and m.device_id == spec.device_id for m in messages),
     )
     [up] = of(found, spec)
     assert isinstance(up, AgentUp)
     assert (up.incarnation, up.pending, up.descriptor.cpu_model) == (7, (), "Some CPU")
     assert len(up.environment_id) == 32
     assert up.pid > 0
-    beat = next(m for m in found if isinstance(m, Beat) and m.device_id == spec.device_id)
+    beat = next(m for m in found if isinstance(m, Heartbeat) and m.device_id == spec.device_id)
     assert (beat.incarnation, beat.held, beat.done) == (7, (), 0)
 
 
-def test_results_carry_their_lease_and_come_in_the_order_of_asking(links: Links, spec: DeviceSpec) -> None:
+def test_results_carry_their_lease_and_come_in_the_order_of_asking(
+    links: AgentTransport, spec: DeviceSpec
+) -> None:
     links.start(spec, 1)
     candidates = recorded_candidates(0, 6)
     links.measure(lease_of(spec.device_id, 3), 1, batch_of(candidates[:4]))
@@ -106,7 +111,7 @@ def test_results_carry_their_lease_and_come_in_the_order_of_asking(links: Links,
     ]
 
 
-def test_candidates_are_drawn_and_evolved(links: Links, spec: DeviceSpec) -> None:
+def test_candidates_are_drawn_and_evolved(links: AgentTransport, spec: DeviceSpec) -> None:
     links.start(spec, 1)
     known = recorded_candidates(1, 3)
     drawn = ProposeRequest(request_id="r1", workload=WORKLOAD, count=4, seed=3)
@@ -131,7 +136,7 @@ def test_candidates_are_drawn_and_evolved(links: Links, spec: DeviceSpec) -> Non
 
 
 def test_workloads_are_listed_and_a_failed_request_is_told_and_costs_nothing_else(
-    links: Links, spec: DeviceSpec
+    links: AgentTransport, spec: DeviceSpec
 ) -> None:
     links.start(spec, 1)
     links.list_workloads(spec.device_id, 1, ["bert-tiny"])
@@ -149,7 +154,7 @@ def test_workloads_are_listed_and_a_failed_request_is_told_and_costs_nothing_els
 
 
 def test_unacknowledged_records_stay_and_acknowledgements_may_be_repeated(
-    links: Links, spec: DeviceSpec
+    links: AgentTransport, spec: DeviceSpec
 ) -> None:
     links.start(spec, 1)
     links.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 3)))
@@ -165,7 +170,7 @@ def test_unacknowledged_records_stay_and_acknowledgements_may_be_repeated(
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_a_stopped_agent_is_gone_once_and_last(links: Links, spec: DeviceSpec, kill: bool) -> None:
+def test_a_stopped_agent_is_gone_once_and_last(links: AgentTransport, spec: DeviceSpec, kill: bool) -> None:
     links.start(spec, 1)
     links.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 2)))
     links.stop(spec.device_id, 1, kill=kill)
@@ -192,7 +197,7 @@ def test_a_stopped_agent_is_gone_once_and_last(links: Links, spec: DeviceSpec, k
     assert (results.incarnation, results.lease.epoch) == (2, 4)
 
 
-def test_a_device_that_cannot_be_is_refused_once_and_last(links: Links, tmp_path: Path) -> None:
+def test_a_device_that_cannot_be_is_refused_once_and_last(links: AgentTransport, tmp_path: Path) -> None:
     spec = replay_spec(tmp_path / "nothing.parquet", f"device-{next(NAMES)}")
     links.start(spec, 1)
     links.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 1)))
@@ -202,7 +207,7 @@ def test_a_device_that_cannot_be_is_refused_once_and_last(links: Links, tmp_path
     assert of(links.poll(0.5), spec) == []
 
 
-def test_nothing_to_tell_is_an_empty_list_and_unknown_agents_are_ignored(links: Links) -> None:
+def test_nothing_to_tell_is_an_empty_list_and_unknown_agents_are_ignored(links: AgentTransport) -> None:
     ghost = DeviceId("ghost")
     links.stop(ghost, 1, kill=True)
     links.acknowledge(ghost, 1, ["x"])

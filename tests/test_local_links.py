@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.device.messages import AgentGone, AgentUp, Beat, Message, Results
+from agents.device.messages import AgentGone, AgentUp, Heartbeat, Message, Results
 from agents.lease import LeaseTag
 from agents.records import DeviceId
 from fleet.errors import FleetError
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 from tests.link_fixtures import (
     PROTOCOL,
     batch_of,
@@ -30,17 +30,17 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(messages: list[Message]) -> list[Message]:
-    return [one for one in messages if not isinstance(one, Beat)]
+    return [one for one in messages if not isinstance(one, Heartbeat)]
 
 
 def test_only_replay_devices_can_be_had() -> None:
     with pytest.raises(FleetError, match="only replay devices"):
-        LocalLinks(protocol=PROTOCOL).start(make_spec(), 1)
+        LocalTransport(protocol=PROTOCOL).start(make_spec(), 1)
 
 
 def test_the_same_calls_give_the_same_messages(recorded: Path) -> None:
     def run() -> list[str]:
-        links = LocalLinks(protocol=PROTOCOL)
+        links = LocalTransport(protocol=PROTOCOL)
         kinds = []
         for name in ("one", "two"):
             links.start(replay_spec(recorded, name), 1)
@@ -65,7 +65,7 @@ def test_the_same_calls_give_the_same_messages(recorded: Path) -> None:
 def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
     recorded: Path, tmp_path: Path
 ) -> None:
-    links = LocalLinks(protocol=PROTOCOL, spool_root=tmp_path)
+    links = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
     links.start(replay_spec(recorded), 1)
     links.poll(0.0)
     links.measure(lease_of("again", 5), 1, batch_of(recorded_candidates(0, 3)))
@@ -80,7 +80,7 @@ def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
     links.acknowledge(AGAIN, 2, [record.record_id for _, record in up.pending])
     links.poll(0.0)
     links.close()
-    again = LocalLinks(protocol=PROTOCOL, spool_root=tmp_path)
+    again = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
     again.start(replay_spec(recorded), 3)
     [up] = told(again.poll(0.0))
     assert isinstance(up, AgentUp)
@@ -89,9 +89,9 @@ def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
 
 
 def test_a_frozen_agent_says_nothing_until_it_is_thawed_and_then_with_its_old_number(recorded: Path) -> None:
-    links = LocalLinks(protocol=PROTOCOL, beat_secs=0.0)
+    links = LocalTransport(protocol=PROTOCOL, beat_secs=0.0)
     links.start(replay_spec(recorded), 1)
-    assert any(isinstance(one, Beat) for one in links.poll(0.0))
+    assert any(isinstance(one, Heartbeat) for one in links.poll(0.0))
     links.freeze(AGAIN, 1)
     links.measure(lease_of("again", 1), 1, batch_of(recorded_candidates(0, 2)))
     assert told(links.poll(0.0)) == []

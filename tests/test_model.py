@@ -9,7 +9,7 @@ import torch
 from tests.model_fixtures import SIZES, SPEC, make_block
 from transfer.errors import TransferError
 from transfer.features.extractor import FeatureBlock
-from transfer.model.encoder import Ramps
+from transfer.model.encoder import PiecewiseLinear
 from transfer.model.mtl_tlp import (
     ModelConfig,
     ModelSizes,
@@ -231,7 +231,7 @@ def test_config_is_a_value():
 
 
 def test_ramps_lie_between_quantiles_of_the_training_rows():
-    ramps = Ramps(2, 4)
+    ramps = PiecewiseLinear(2, 4)
     values = np.stack([np.arange(101.0), np.repeat([0.0, 1.0], [80, 21])], axis=1)
     ramps.fit(values.astype(np.float32))
     found = (

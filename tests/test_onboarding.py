@@ -17,7 +17,7 @@ from fleet.collection.progress import Display
 from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
-from fleet.models.store_training import load_snapshot
+from fleet.models.versions import load_snapshot
 from fleet.onboarding.adaptation import history, more_samples, remember, strategy_for
 from fleet.onboarding.choice import pools_of, siblings_of
 from fleet.onboarding.onboarding import CURVES, _onboarding, _without_head, onboard_device
@@ -27,7 +27,7 @@ from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import BROKEN, NEW, SIBLINGS, TILES, WORKLOADS, candidate, fill, records_of
-from transfer.auto.leave_one_out import Standings
+from transfer.auto.leave_one_out import LeaveOneOutScores
 from transfer.evaluate.onboarding_cases import Regime
 from transfer.train.training import train
 
@@ -144,7 +144,7 @@ def test_a_fingerprint_reaches_the_strategy_that_uses_it() -> None:
 
 
 def test_what_more_samples_buy_is_what_they_bought_elsewhere() -> None:
-    standings = Standings(
+    standings = LeaveOneOutScores(
         key="k",
         samples=(0, 32, 256),
         top1={"siblings": (0.7, 0.8, 0.95)},
@@ -223,7 +223,7 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
 @pytest.fixture
 def world(recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
     """A store of siblings with a model of them, and YAML of boards that answer from the recorded store."""
-    from fleet.models.train_verb import train_version
+    from fleet.models.training import train_version
 
     store = fill(tmp_path / "runs" / "store", *SIBLINGS)
     folder = tmp_path / "hardware"

@@ -16,7 +16,7 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import FewOfEach
 from transfer.adapt.scratch import Scratch
 from transfer.baselines.few_shot import FewShot, baselines, nearest_sources
-from transfer.baselines.situation import Situation, Support
+from transfer.baselines.situation import FewShotSet, Situation
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import random_top_k
 from transfer.errors import DatasetError
@@ -200,8 +200,8 @@ def test_the_nearest_source_is_told_by_the_samples_then_by_hardware() -> None:
         seed=0,
     )
     rows = case.pool[:40]
-    assert nearest_sources(situation, Support(rows, latency[rows, 2]))[0] == 1
-    nothing = Support(rows[:0], np.zeros(0))
+    assert nearest_sources(situation, FewShotSet(rows, latency[rows, 2]))[0] == 1
+    nothing = FewShotSet(rows[:0], np.zeros(0))
     hardware = DATASET.hardware / DATASET.hardware.std(axis=0)
     by_hardware = np.argsort(np.linalg.norm(hardware[:2] - hardware[2], axis=1))
     assert nearest_sources(situation, nothing) == by_hardware.tolist()

@@ -11,7 +11,7 @@ from model_fixtures import CONFIG, make_dataset
 from transfer.adapt.sample_selection import FewOfEach
 from transfer.baselines.base import Scores
 from transfer.baselines.few_shot import FewShot
-from transfer.baselines.situation import Situation, Support
+from transfer.baselines.situation import FewShotSet, Situation
 from transfer.evaluate.onboarding_cases import CasePlan, Regime
 from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.evaluate.onboarding_points import Point
@@ -26,7 +26,7 @@ class Counting:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self, situation: Situation, support: Support) -> Scores:
+    def __call__(self, situation: Situation, support: FewShotSet) -> Scores:
         self.asked += 1
         return situation.test.astype(np.float64)
 
@@ -96,7 +96,7 @@ def test_further_samples_and_contenders_run_alone(tmp_path: Path) -> None:
 def test_who_says_nothing_is_not_asked_again(tmp_path: Path) -> None:
     asked = []
 
-    def silent(situation: Situation, support: Support) -> Scores | None:
+    def silent(situation: Situation, support: FewShotSet) -> Scores | None:
         asked.append(support)
         return None
 

@@ -10,8 +10,8 @@ from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, 
 from agents.sandbox.canary_watch import MOST_AHEAD, leaders
 from fleet.collection.batch_plan import (
     WORKLOADS_PER_BATCH,
-    Job,
-    Progress,
+    DeviceBatch,
+    DeviceProgress,
     noise_is_due,
     plan_jobs,
     plan_noise,
@@ -67,7 +67,7 @@ def record(candidate: Candidate, **changes: object) -> Record:
     return make_record(1, **values | changes)
 
 
-def planned(jobs: list[Job]) -> list[tuple[DeviceId, CandidateId]]:
+def planned(jobs: list[DeviceBatch]) -> list[tuple[DeviceId, CandidateId]]:
     return [(job.device_id, one.candidate_id) for job in jobs for one in job.batch.candidates]
 
 
@@ -84,7 +84,7 @@ def test_jobs_cover_what_is_missing_and_nothing_else(
     sizes: dict[str, int], done: list[tuple[DeviceId, str, int]], batch_size: int, seed: int
 ) -> None:
     pools = pools_of(sizes)
-    progress = {device_id: Progress("e") for device_id in BOTH}
+    progress = {device_id: DeviceProgress("e") for device_id in BOTH}
     for device_id, name, place in done:
         one = Candidate(workload_id=WorkloadId(name), trace=f"[{place}]")
         progress[device_id].add(record(one, device_id=device_id))
@@ -121,7 +121,7 @@ def test_workloads_are_mixed_and_devices_keep_the_same_order() -> None:
 
 def test_a_lost_candidate_is_planned_again_with_the_next_attempt_until_given_up() -> None:
     pool = pools_of({"a": 4})
-    progress = Progress("e")
+    progress = DeviceProgress("e")
     for place, one in enumerate(pool[WorkloadId("a")]):
         progress.add(record(one, outcome=Outcome.LOST if place < 2 else Outcome.BUILD_FAILED))
     twice = pool[WorkloadId("a")][0]
@@ -142,9 +142,9 @@ def test_a_lost_candidate_is_planned_again_with_the_next_attempt_until_given_up(
 
 def test_records_of_another_environment_count_for_nothing() -> None:
     [one] = candidates("a", 1)
-    progress = Progress("e")
+    progress = DeviceProgress("e")
     progress.add(record(one, environment_id="before the upgrade"))
-    assert progress == Progress("e")
+    assert progress == DeviceProgress("e")
 
 
 def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() -> None:

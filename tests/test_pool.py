@@ -16,10 +16,10 @@ from conftest import child_settings
 from agents.errors import AgentError
 from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, Outcome, Protocol, Workload
-from agents.sandbox.job import Job, Result
+from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES
-from agents.sandbox.stages import Stage
+from agents.sandbox.stages import WorkerStage
 from benchmarks.bad_programs import EMPTY_TRACE, calling
 
 pytestmark = pytest.mark.tvm
@@ -30,18 +30,18 @@ QUICK = Protocol(repeat=3, min_repeat_ms=2.0, visits=1, run_timeout_sec=30.0, ch
 
 def jobs(
     pairs: Sequence[tuple[Workload, Candidate]], *, check: bool = False, protocol: Protocol = QUICK
-) -> list[Job]:
+) -> list[CandidateJob]:
     return [
-        Job(workload=workload, candidate=candidate, protocol=protocol, check=check)
+        CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=check)
         for workload, candidate in pairs
     ]
 
 
-def of(workload: Workload, candidates: Sequence[Candidate], **changes: Any) -> list[Job]:
+def of(workload: Workload, candidates: Sequence[Candidate], **changes: Any) -> list[CandidateJob]:
     return jobs([(workload, candidate) for candidate in candidates], **changes)
 
 
-def by_job(results: Sequence[Result]) -> list[Result]:
+def by_job(results: Sequence[JobResult]) -> list[JobResult]:
     return sorted(results, key=lambda result: result.job)
 
 
@@ -180,7 +180,7 @@ def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(monkeypatch: pytest.M
         select = selectors.DefaultSelector.select
 
         def paused_once(selector: selectors.DefaultSelector, timeout: float | None = None) -> Any:
-            if Stage.TIMING in own.stages and not paused:
+            if WorkerStage.TIMING in own.stages and not paused:
                 paused.extend(own.pids[1:])
                 for pid in paused:
                     os.kill(pid, signal.SIGSTOP)
@@ -439,9 +439,9 @@ def test_an_abandoned_batch_leaves_nobody_at_work(
         pairs = [(matmul, matmul_candidates[0]), calling("sleeps", "sleep", 600)]
         abandoned = own.run(jobs(pairs, protocol=dataclasses.replace(QUICK, run_timeout_sec=60.0)))
         assert next(abandoned).job == 0
-        assert set(own.stages) - {Stage.IDLE}
+        assert set(own.stages) - {WorkerStage.IDLE}
         abandoned.close()
-        assert not set(own.stages) - {Stage.IDLE}, "nobody watches its clock"
+        assert not set(own.stages) - {WorkerStage.IDLE}, "nobody watches its clock"
 
 
 def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(
@@ -471,7 +471,7 @@ def test_an_abandoned_batch_leaves_no_program_behind(
     assert [(result.job, result.quality["visits"]) for result in again] == [(0, 2), (1, 2)]
 
 
-def slowly(made: Sequence[Job], secs: float) -> Iterator[Job]:
+def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
     for number, job in enumerate(made):
         if number:
             time.sleep(secs)

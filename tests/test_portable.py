@@ -7,10 +7,10 @@ import pickle
 import pytest
 
 from agents.device.batch import Batch
-from agents.device.messages import AgentGone, Beat, Busy, Proposed, ProposeRequest, Results
+from agents.device.messages import Activity, AgentGone, Heartbeat, Proposed, ProposeRequest, Results
 from agents.device.requests import Acknowledge, Measure, Stop
 from agents.lease import Lease, LeaseTag
-from agents.records import Candidate, DeviceId, Portable, Protocol
+from agents.records import Candidate, DeviceId, FastPickle, Protocol
 from tests.record_fixtures import make_batch, make_workload
 
 A = DeviceId("a")
@@ -28,7 +28,7 @@ VALUES = [
     BATCH,
     REQUEST,
     AgentGone(device_id=A, incarnation=1, reason="killed"),
-    Beat(device_id=A, incarnation=1, held=(TAG,), done=2, busy=Busy.TIMING),
+    Heartbeat(device_id=A, incarnation=1, held=(TAG,), done=2, busy=Activity.TIMING),
     Results(device_id=A, incarnation=1, lease=TAG, records=make_batch(0, 3), device_secs=0.5, is_last=True),
     Proposed(device_id=A, incarnation=1, request=REQUEST, candidates=(CANDIDATE,)),
     Measure(device_id=A, incarnation=1, lease=LEASE, batch=BATCH),
@@ -38,7 +38,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_a_value_comes_out_as_it_went_in(value: Portable) -> None:
+def test_a_value_comes_out_as_it_went_in(value: FastPickle) -> None:
     found = pickle.loads(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
     assert found == value
     assert type(found) is type(value)

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.device.messages import AgentGone, AgentUp, Beat, Message
+from agents.device.messages import AgentGone, AgentUp, Heartbeat, Message
 from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError
 from fleet.transport.ray_session import join_ray
-from fleet.transport.ray_transport import RayLinks
+from fleet.transport.ray_transport import RayTransport
 from tests.link_fixtures import PROTOCOL, first, poll_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -84,7 +84,7 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
 ) -> None:
     address, raylet = cluster
     specs = {name: replace(generic_spec, device_id=name) for name in (HERE, THERE)}
-    links = RayLinks(
+    links = RayTransport(
         specs.values(),
         tmp_path / "here",
         PROTOCOL,
@@ -119,7 +119,7 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
         assert (gone.device_id, gone.incarnation, gone.was_asked) == (THERE, 2, False)
         assert gone.is_blameless
         assert not psutil.wait_procs([agent], 10)[1]
-        poll_until(links, lambda messages: first(messages, Beat, HERE) is not None)
+        poll_until(links, lambda messages: first(messages, Heartbeat, HERE) is not None)
         links.start(specs[THERE], 3)
         again = first(poll_until(links, lambda ms: first(ms, AgentGone) is not None), AgentGone)
         assert isinstance(again, AgentGone)

@@ -14,9 +14,18 @@ import psutil
 import pytest
 from conftest import each_below
 
-from agents.device.messages import AgentGone, AgentUp, Beat, Busy, Message, Proposed, ProposeRequest, Results
+from agents.device.messages import (
+    Activity,
+    AgentGone,
+    AgentUp,
+    Heartbeat,
+    Message,
+    Proposed,
+    ProposeRequest,
+    Results,
+)
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
-from fleet.transport.ray_transport import RayLinks
+from fleet.transport.ray_transport import RayTransport
 from fleet.transport.transport import Batch, Lease
 from tests.link_fixtures import (
     batch_of,
@@ -36,8 +45,8 @@ QUICK = Protocol(repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, 
 
 
 @pytest.fixture(scope="module")
-def links(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLinks]:
-    made = RayLinks([generic_spec], tmp_path_factory.mktemp("spools"), QUICK, beat_secs=0.2)
+def links(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayTransport]:
+    made = RayTransport([generic_spec], tmp_path_factory.mktemp("spools"), QUICK, beat_secs=0.2)
     yield made
     made.close(20.0)
     left = each_below(os.getpid(), lambda child: child.name())
@@ -47,7 +56,7 @@ def links(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) ->
 class Lives:
     """Counts the lives of the device, as a coordinator does."""
 
-    def __init__(self, links: RayLinks, spec: DeviceSpec) -> None:
+    def __init__(self, links: RayTransport, spec: DeviceSpec) -> None:
         self.links, self.spec = links, spec
         self.incarnation = 0
 
@@ -60,7 +69,7 @@ class Lives:
 
     def until(self, kind: type[Message], timeout_secs: float = 90.0) -> list[Message]:
         found = poll_until(self.links, lambda messages: first(messages, kind) is not None, timeout_secs)
-        return [one for one in found if not isinstance(one, Beat) or kind is Beat]
+        return [one for one in found if not isinstance(one, Heartbeat) or kind is Heartbeat]
 
     def measure(self, epoch: int, workload: Workload, candidates: list[Candidate]) -> Lease:
         lease = lease_of(GENERIC, epoch)
@@ -81,7 +90,7 @@ class Lives:
 
 
 @pytest.fixture(scope="module")
-def counter(links: RayLinks, generic_spec: DeviceSpec) -> Lives:
+def counter(links: RayTransport, generic_spec: DeviceSpec) -> Lives:
     return Lives(links, generic_spec)
 
 
@@ -140,10 +149,10 @@ def test_a_device_measures_and_beats_meanwhile(
     records = [record for one in results for record in one.records]
     assert {one.lease for one in results} == {lease.tag}
     assert {one.candidate_id for one in records} == {one.candidate_id for one in matmul_candidates}
-    beats = [one for one in found if isinstance(one, Beat) and one.held]
+    beats = [one for one in found if isinstance(one, Heartbeat) and one.held]
     assert beats
     assert {one.held for one in beats} == {(lease.tag,)}
-    assert Busy.BUILDING in {one.busy for one in beats}
+    assert Activity.BUILDING in {one.busy for one in beats}
     ids = [record.record_id for record in records]
     lives.links.acknowledge(GENERIC, lives.incarnation, ids)
     lives.links.stop(GENERIC, lives.incarnation, kill=False)
@@ -179,7 +188,7 @@ def test_what_a_killed_agent_measured_comes_with_its_lease_in_the_next_life(
 @pytest.mark.tvm
 def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(lives: Lives) -> None:
     up = lives.begin()
-    lives.until(Beat)
+    lives.until(Heartbeat)
     family = family_of(up.pid)
     os.kill(up.pid, signal.SIGSTOP)
     # What it had said before may still be on its way; one that beats is never silent for so long.
@@ -210,7 +219,7 @@ def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(
 @pytest.mark.tvm
 def test_an_agent_that_prints_before_it_dies_is_quoted(lives: Lives, tmp_path: Path) -> None:
     up = lives.begin()
-    lives.until(Beat)
+    lives.until(Heartbeat)
     # Ray's own handler prints the stack of a process that is ended by this signal.
     os.kill(up.pid, signal.SIGABRT)
     gone = lives.death()
@@ -222,23 +231,23 @@ def test_an_agent_that_prints_before_it_dies_is_quoted(lives: Lives, tmp_path: P
 @pytest.mark.slow
 def test_a_device_that_wants_an_idle_host_is_told_of_others(lives: Lives) -> None:
     lives.begin()
-    assert {one.is_host_idle for one in lives.until(Beat) if isinstance(one, Beat)} == {None}
+    assert {one.is_host_idle for one in lives.until(Heartbeat) if isinstance(one, Heartbeat)} == {None}
     lives.end()
     lives.links._idle_only = frozenset([GENERIC])
     try:
         lives.begin()
         found = poll_until(
             lives.links,
-            lambda ms: any(isinstance(one, Beat) and one.is_host_idle is not None for one in ms),
+            lambda ms: any(isinstance(one, Heartbeat) and one.is_host_idle is not None for one in ms),
             30.0,
         )
     finally:
         lives.links._idle_only = frozenset()
-    assert {one.is_host_idle for one in found if isinstance(one, Beat)} <= {None, True, False}
+    assert {one.is_host_idle for one in found if isinstance(one, Heartbeat)} <= {None, True, False}
 
 
 def test_one_hanging_process_of_replay_devices_costs_only_its_own(
-    links: RayLinks, tmp_path_factory: pytest.TempPathFactory
+    links: RayTransport, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     recorded = recorded_file(tmp_path_factory.mktemp("recorded"))
     names = [DeviceId(f"replay-{number}") for number in range(3)]

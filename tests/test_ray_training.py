@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fleet.errors import FleetError
-from fleet.models.ray_training import train_with_workers
+from fleet.models.ray_train import train_with_workers
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.train.training import train
 
@@ -19,7 +19,7 @@ CONFIG_OF_TWO = replace(CONFIG, epochs=4, sizes=replace(CONFIG.sizes, dropout=0.
 
 
 def test_without_pandas_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.models.ray_training.find_spec", lambda name: None)
+    monkeypatch.setattr("fleet.models.ray_train.find_spec", lambda name: None)
     with pytest.raises(FleetError, match=r"needs the package pandas: pip install .*or train with one worker"):
         train_with_workers(DATASET, ROWS, config=CONFIG_OF_TWO, seed=0, workers=2, run_folder=tmp_path)
 

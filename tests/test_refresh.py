@@ -14,7 +14,7 @@ from agents.records import Workload, WorkloadId
 from fleet.models import holdout
 from fleet.models import promotion as refresh
 from fleet.models.promotion import (
-    Kind,
+    DecisionKind,
     Standing,
     decided_pairs,
     judge,
@@ -42,7 +42,7 @@ def heads(
 
 def test_a_better_head_moves_on_and_says_by_how_much() -> None:
     verdict = judge("a", heads(0.9, seed=1), heads(0.5, seed=2), served_by="v000001")
-    assert (verdict.kind, verdict.moves_on) == (Kind.BETTER, True)
+    assert (verdict.kind, verdict.moves_on) == (DecisionKind.BETTER, True)
     assert "on 12 held-out workloads" in verdict.reason
     assert "against v000001" in verdict.reason
     assert verdict.judged is not None
@@ -53,13 +53,13 @@ def test_a_better_head_moves_on_and_says_by_how_much() -> None:
 
 def test_a_worse_head_leaves_the_champion_where_it_is() -> None:
     verdict = judge("a", heads(0.5, seed=1), heads(0.9, seed=2), served_by="v000001")
-    assert (verdict.kind, verdict.moves_on) == (Kind.WORSE, False)
+    assert (verdict.kind, verdict.moves_on) == (DecisionKind.WORSE, False)
     assert verdict.reason.startswith("worse: ")
 
 
 def test_equal_heads_move_on_because_the_challenger_has_the_fresher_data() -> None:
     verdict = judge("a", heads(0.7, seed=1), heads(0.7, seed=2), served_by="v000001")
-    assert (verdict.kind, verdict.moves_on) == (Kind.AS_GOOD, True)
+    assert (verdict.kind, verdict.moves_on) == (DecisionKind.AS_GOOD, True)
     assert verdict.reason.startswith("no worse beyond noise: ")
 
 
@@ -67,26 +67,26 @@ def test_a_head_that_misses_the_best_is_worse_though_it_orders_the_rest_alike() 
     found = heads(0.7, seed=1)
     blind = replace(found, top5=found.top5 - 0.2)
     verdict = judge("a", blind, found, served_by="v000001")
-    assert verdict.kind is Kind.WORSE
+    assert verdict.kind is DecisionKind.WORSE
     assert "first five choices" in verdict.reason
 
 
 def test_a_first_head_must_beat_chance() -> None:
-    assert judge("a", heads(0.8), None).kind is Kind.FIRST
+    assert judge("a", heads(0.8), None).kind is DecisionKind.FIRST
     verdict = judge("a", heads(0.0), None)
-    assert (verdict.kind, verdict.moves_on) == (Kind.REFUSED, False)
+    assert (verdict.kind, verdict.moves_on) == (DecisionKind.REFUSED, False)
     assert verdict.reason.startswith("no better than chance")
 
 
 def test_too_few_held_out_workloads_judge_nobody() -> None:
     few = heads(0.9, workloads=refresh.LEAST_JUDGED - 1)
     verdict = judge("a", few, few, served_by="v000004")
-    assert (verdict.kind, verdict.moves_on) == (Kind.UNJUDGED, True)
+    assert (verdict.kind, verdict.moves_on) == (DecisionKind.UNJUDGED, True)
     assert verdict.reason == (
         "2 held-out workloads can judge, 3 are needed; "
         "moved on from v000004 unjudged: fresh records will tell"
     )
-    assert judge("a", None, None).kind is Kind.FIRST
+    assert judge("a", None, None).kind is DecisionKind.FIRST
 
 
 def test_heads_are_compared_on_the_same_workloads_only() -> None:

@@ -30,12 +30,12 @@ from fleet.core.events import (
 )
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
-from fleet.models.store_training import save_version
-from fleet.planner.uncertainty import Doubts
+from fleet.models.versions import save_version
+from fleet.planner.uncertainty import Uncertainty
 from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
-from fleet.refresh.request import Request, request_from_json, request_text
+from fleet.refresh.request import RefreshRequest, request_from_json, request_text
 from fleet.refresh.run import EPOCHS, PLAN, run_refresh
 from fleet.refresh.trainer_process import refresh_cores, unfinished
 from fleet.store.store import Store
@@ -49,10 +49,10 @@ HELD = some_workloads(10, 5)[10:]
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> Request:
+def request_(tmp_path: Path) -> RefreshRequest:
     """A refresh of a store with two devices whose latencies follow from the schedules."""
     make_store(tmp_path / "store", [*LEARNT, *HELD], candidates=12)
-    return Request(
+    return RefreshRequest(
         kind="refresh",
         family="cpu",
         store=str(tmp_path / "store"),
@@ -64,7 +64,7 @@ def request_(tmp_path: Path) -> Request:
     )
 
 
-def again(request: Request, name: str, **changes: Any) -> Request:
+def again(request: RefreshRequest, name: str, **changes: Any) -> RefreshRequest:
     return replace(request, request_id=name, folder=f"{request.folder}-{name}", **changes)
 
 
@@ -75,7 +75,7 @@ def with_device(store: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Request) -> None:
+def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: RefreshRequest) -> None:
     with_device(Path(request_.store), "new.c")
     first = run_refresh(request_)
     registry = Registry(Path(request_.models))
@@ -110,11 +110,11 @@ def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Reques
             assert 0 <= found["pairs"] <= 1
             assert 0 <= found["width"] <= 1
             assert found["candidates"] >= 4
-        doubts = Doubts(registry).of(DeviceId(device), {one.workload_id: one for one in HELD})
+        doubts = Uncertainty(registry).of(DeviceId(device), {one.workload_id: one for one in HELD})
         assert doubts == {one: found["width"] for one, found in by_workload.items()}
 
 
-def test_a_challenger_that_loses_everywhere_is_not_kept(request_: Request) -> None:
+def test_a_challenger_that_loses_everywhere_is_not_kept(request_: RefreshRequest) -> None:
     run_refresh(request_)
     # What the next one learns is upside down, what judges it was measured before.
     append(Path(request_.store), records_for(LEARNT, 40, seed=3, measured_at=200.0, upside_down=True))
@@ -124,7 +124,7 @@ def test_a_challenger_that_loses_everywhere_is_not_kept(request_: Request) -> No
     assert Registry(Path(request_.models)).versions() == ["v000001"]
 
 
-def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: Request) -> None:
+def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: RefreshRequest) -> None:
     run_refresh(request_)
     registry = Registry(Path(request_.models))
     model, manifest = checkpoint.load(registry.path("v000001"))
@@ -156,7 +156,7 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: Request) 
     assert registry.history()[-1].kind == "rolled_back"
 
 
-def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(request_: Request) -> None:
+def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(request_: RefreshRequest) -> None:
     run_refresh(request_)
     registry = Registry(Path(request_.models))
     model, _ = checkpoint.load(registry.path("v000001"))
@@ -168,7 +168,9 @@ def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(request_: 
     assert found["verdicts"]["box.b"]["kind"] != "unjudged"
 
 
-def test_a_version_that_does_not_say_what_it_learnt_is_looked_up_in_the_store(request_: Request) -> None:
+def test_a_version_that_does_not_say_what_it_learnt_is_looked_up_in_the_store(
+    request_: RefreshRequest,
+) -> None:
     run_refresh(request_)
     registry = Registry(Path(request_.models))
     model, _ = checkpoint.load(registry.path("v000001"))
@@ -178,7 +180,7 @@ def test_a_version_that_does_not_say_what_it_learnt_is_looked_up_in_the_store(re
     assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
 
 
-def test_an_empty_family_and_a_foreign_request_are_refused(request_: Request) -> None:
+def test_an_empty_family_and_a_foreign_request_are_refused(request_: RefreshRequest) -> None:
     with pytest.raises(FleetError, match="knows no device of the family gpu"):
         run_refresh(replace(request_, family="gpu"))
     assert request_from_json(request_text(request_)) == request_
@@ -204,7 +206,7 @@ sys.exit(process.main(sys.argv[1:]))
 """
 
 
-def launched(request: Request, *how: str) -> subprocess.Popen[str]:
+def launched(request: RefreshRequest, *how: str) -> subprocess.Popen[str]:
     path = Path(request.folder) / "request.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(request_text(request))
@@ -233,7 +235,7 @@ sys.exit(process.main(sys.argv[1:]))
 """
 
 
-def test_a_wish_to_end_that_is_swallowed_is_said_again(request_: Request) -> None:
+def test_a_wish_to_end_that_is_swallowed_is_said_again(request_: RefreshRequest) -> None:
     process = launched(request_, "-c", DEAF)
     assert process.stdout is not None
     assert process.stdout.readline() == "at work 0\n"
@@ -246,7 +248,7 @@ def test_a_wish_to_end_that_is_swallowed_is_said_again(request_: Request) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_refresh_goes_on_to_the_same_model(request_: Request, number: signal.Signals) -> None:
+def test_a_killed_refresh_goes_on_to_the_same_model(request_: RefreshRequest, number: signal.Signals) -> None:
     long = replace(request_, epochs=16)
     process = launched(long, "-c", VICTIM)
     assert process.stdout is not None
@@ -272,7 +274,7 @@ def test_a_killed_refresh_goes_on_to_the_same_model(request_: Request, number: s
 
 
 def test_a_refresh_killed_after_training_publishes_without_training_again(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -302,7 +304,7 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
 
 
 @pytest.mark.slow
-def test_a_process_ends_with_whoever_started_it(request_: Request, tmp_path: Path) -> None:
+def test_a_process_ends_with_whoever_started_it(request_: RefreshRequest, tmp_path: Path) -> None:
     long = replace(request_, epochs=5000)
     Path(long.folder).mkdir()
     path = Path(long.folder) / "request.json"
@@ -353,7 +355,7 @@ def polled(refresher: Refresher, *, until: type[Event], secs: float = 90) -> lis
     return found
 
 
-def make_refresher(request: Request, **changes: Any) -> Refresher:
+def make_refresher(request: RefreshRequest, **changes: Any) -> Refresher:
     settings = RefreshSettings(**{"epochs": 4, "watch_secs": 0.0, "watch_records": 50, **changes})
     registry = Registry(Path(request.models))
     refresher = Refresher(registry, Path(request.store), Path(request.folder), settings)
@@ -372,7 +374,7 @@ made: list[Refresher] = []
 
 
 @pytest.mark.slow
-def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(request_: Request) -> None:
+def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(request_: RefreshRequest) -> None:
     refresher = make_refresher(request_)
     assert refresher.poll() == []
     refresher.start("cpu", [TrainingReason(kind=ReasonKind.NEW_RECORDS, text="672 new records")])
@@ -418,7 +420,7 @@ def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(reques
 
 
 def test_a_failure_shows_the_end_of_standard_error(
-    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_: RefreshRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Modules in the folder that the daemon was started from are none of the process's.
     (tmp_path / "random.py").write_text("raise SystemExit('a module of the user was run')")
@@ -433,7 +435,9 @@ def test_a_failure_shows_the_end_of_standard_error(
 
 
 @pytest.mark.slow
-def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(request_: Request) -> None:
+def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
+    request_: RefreshRequest,
+) -> None:
     refresher = make_refresher(request_, epochs=24)
     refresher.start("cpu", ["test"])
     child = refresher._child
@@ -458,7 +462,7 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(req
 
 
 def test_a_request_that_cannot_be_deleted_ends_no_coordinator(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refresher = make_refresher(request_)
     refresher.start("gpu", ["test"])
@@ -470,7 +474,7 @@ def test_a_request_that_cannot_be_deleted_ends_no_coordinator(
     assert isinstance(polled(refresher, until=TrainingFailed)[-1], TrainingFailed)
 
 
-def test_a_killed_process_is_tried_again_but_not_for_ever(request_: Request) -> None:
+def test_a_killed_process_is_tried_again_but_not_for_ever(request_: RefreshRequest) -> None:
     refresher = make_refresher(request_, epochs=5000)
     for attempt in range(3):
         refresher.start("cpu", ["test"])
@@ -483,7 +487,7 @@ def test_a_killed_process_is_tried_again_but_not_for_ever(request_: Request) -> 
         assert (unfinished(Path(request_.folder) / "cpu") is None) == (attempt == 2)
 
 
-def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: Request) -> None:
+def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: RefreshRequest) -> None:
     refresher = make_refresher(request_, epochs=100_000, deadline_secs=1.0)
     refresher.start("cpu", ["test"])
     child = refresher._child

@@ -17,7 +17,7 @@ from agents.lease import LeaseTag
 from agents.records import DeviceId, Record
 from fleet.core.arrivals import Arrival
 from fleet.errors import StoreError, StoreFull
-from fleet.results.refused_records import Refused, find_faults, record_ids
+from fleet.results.refused_records import RefusedRecords, find_faults, record_ids
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_record
 
@@ -78,7 +78,7 @@ def test_all_that_are_bad_are_found_and_no_other(places: set[int], what: str) ->
 
 
 def test_what_is_refused_is_kept_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
-    refused = Refused(tmp_path / "refused")
+    refused = RefusedRecords(tmp_path / "refused")
     good, bad = make_batch(0, 3), poisoned(9, "a number that is none")
     arrivals, refusals = refused.sift([arrival([*good, bad]), arrival(good, epoch=2)])
     assert [one.records for one in arrivals] == [tuple(good), tuple(good)]
@@ -91,12 +91,12 @@ def test_what_is_refused_is_kept_with_its_reason_and_the_others_go_on(tmp_path: 
     assert told["record"]["candidate_id"] == bad.candidate_id
     # The same delivery again, and a restart.
     refused.sift([arrival([bad])])
-    assert refused.count == Refused(tmp_path / "refused").count == 1
+    assert refused.count == RefusedRecords(tmp_path / "refused").count == 1
     assert record_ids(refusal.records) == (bad.record_id,)
 
 
 def test_one_that_is_no_json_is_kept_as_it_is_shown(tmp_path: Path) -> None:
-    refused = Refused(tmp_path)
+    refused = RefusedRecords(tmp_path)
     bad = replace(make_record(0), environment_id=None)  # type: ignore[arg-type]
     _, [refusal] = refused.sift([arrival([bad])])
     assert record_ids(refusal.records) == ()
@@ -112,7 +112,7 @@ def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    refused = Refused(tmp_path)
+    refused = RefusedRecords(tmp_path)
     bad = arrival([poisoned(0, "a layout of tomorrow")])
     with monkeypatch.context() as patch:
         patch.setattr("fleet.results.kept_files.write_durably", full)

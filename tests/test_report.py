@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fleet.errors import FleetError
 from fleet.report import html as report_html
-from fleet.report.report import Estimate, PairedWorkload, Report, Similarity, Timing, to_json, write
+from fleet.report.report import PairedWorkload, Report, ReportedNumber, Similarity, WallTime, to_json, write
 from fleet.report.words import (
     MIN_PAIRS,
     NOT_MEASURED,
-    Verdict,
+    WarmStartVerdict,
     beats_random,
     duration,
     headline,
@@ -30,9 +30,9 @@ from fleet.report.words import (
 )
 from tests.report_fixtures import WORKLOADS, device, full_report, head, onboarding
 
-BETTER = Estimate(value=0.1, low=0.01, high=0.2)
-WORSE = Estimate(value=-0.1, low=-0.2, high=-0.01)
-UNCLEAR = Estimate(value=0.1, low=-0.01, high=0.2)
+BETTER = ReportedNumber(value=0.1, low=0.01, high=0.2)
+WORSE = ReportedNumber(value=-0.1, low=-0.2, high=-0.01)
+UNCLEAR = ReportedNumber(value=0.1, low=-0.01, high=0.2)
 
 
 def test_json_has_the_contract_of_version_1() -> None:
@@ -79,7 +79,7 @@ def test_json_carries_intervals_verdict_and_failures_beside_the_contract() -> No
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_become_null_and_not_measured(bad: float, tmp_path: Path) -> None:
-    broken = Estimate(value=bad, low=bad, high=bad)
+    broken = ReportedNumber(value=bad, low=bad, high=bad)
     report = full_report(
         devices=(device("first", records_per_s=bad, remeasure_median_change=bad),),
         onboarding=onboarding(
@@ -88,7 +88,7 @@ def test_numbers_that_are_not_finite_become_null_and_not_measured(bad: float, tm
             random_top1=bad,
             pairs=(PairedWorkload(workload="a", warm_top1=bad, scratch_top1=0.5),),
         ),
-        timing=Timing(parts=(("build", bad),), wall_secs=bad),
+        timing=WallTime(parts=(("build", bad),), wall_secs=bad),
         similarity=Similarity(device_ids=("a", "b"), tau=((1.0, bad), (bad, 1.0))),
     )
     json_path, html_path = write(report, tmp_path)
@@ -169,20 +169,20 @@ def test_a_similarity_that_is_not_square_is_refused() -> None:
 @pytest.mark.parametrize(
     ("difference", "pairs", "expected"),
     [
-        (BETTER, 12, Verdict.BETTER),
-        (WORSE, 12, Verdict.WORSE),
-        (UNCLEAR, 12, Verdict.UNCLEAR),
-        (Estimate(value=0.1, low=0.0, high=0.2), 12, Verdict.UNCLEAR),
-        (BETTER, MIN_PAIRS, Verdict.BETTER),
-        (BETTER, MIN_PAIRS - 1, Verdict.UNCLEAR),
-        (WORSE, 0, Verdict.UNCLEAR),
-        (Estimate(value=0.5), 12, Verdict.UNCLEAR),
-        (Estimate(), 12, Verdict.NOT_MEASURED),
-        (Estimate(value=math.nan, low=0.1, high=0.2), 12, Verdict.NOT_MEASURED),
+        (BETTER, 12, WarmStartVerdict.BETTER),
+        (WORSE, 12, WarmStartVerdict.WORSE),
+        (UNCLEAR, 12, WarmStartVerdict.UNCLEAR),
+        (ReportedNumber(value=0.1, low=0.0, high=0.2), 12, WarmStartVerdict.UNCLEAR),
+        (BETTER, MIN_PAIRS, WarmStartVerdict.BETTER),
+        (BETTER, MIN_PAIRS - 1, WarmStartVerdict.UNCLEAR),
+        (WORSE, 0, WarmStartVerdict.UNCLEAR),
+        (ReportedNumber(value=0.5), 12, WarmStartVerdict.UNCLEAR),
+        (ReportedNumber(), 12, WarmStartVerdict.NOT_MEASURED),
+        (ReportedNumber(value=math.nan, low=0.1, high=0.2), 12, WarmStartVerdict.NOT_MEASURED),
     ],
 )
 def test_a_verdict_needs_an_interval_on_one_side_and_enough_workloads(
-    difference: Estimate, pairs: int, expected: Verdict
+    difference: ReportedNumber, pairs: int, expected: WarmStartVerdict
 ) -> None:
     assert verdict(difference, pairs) is expected
 
@@ -193,9 +193,12 @@ finite = st.floats(-1, 1)
 @given(finite, finite, finite, st.integers(0, 30))
 def test_swapping_warm_and_scratch_swaps_the_verdict(a: float, b: float, c: float, pairs: int) -> None:
     low, value, high = sorted((a, b, c))
-    swapped = {Verdict.BETTER: Verdict.WORSE, Verdict.WORSE: Verdict.BETTER}
-    found = verdict(Estimate(value=value, low=low, high=high), pairs)
-    mirrored = verdict(Estimate(value=-value, low=-high, high=-low), pairs)
+    swapped = {
+        WarmStartVerdict.BETTER: WarmStartVerdict.WORSE,
+        WarmStartVerdict.WORSE: WarmStartVerdict.BETTER,
+    }
+    found = verdict(ReportedNumber(value=value, low=low, high=high), pairs)
+    mirrored = verdict(ReportedNumber(value=-value, low=-high, high=-low), pairs)
     assert mirrored is swapped.get(found, found)
 
 
@@ -207,8 +210,8 @@ def test_each_verdict_is_said_plainly() -> None:
     assert verdict_text(onboarding(difference=WORSE)).startswith("The warm start is worse than")
     assert "cannot tell which is better" in verdict_text(onboarding(difference=UNCLEAR))
     assert "too few to call a winner" in verdict_text(onboarding(pairs=onboarding().pairs[:4]))
-    assert "Without an interval" in verdict_text(onboarding(difference=Estimate(value=0.3)))
-    assert "was not compared" in verdict_text(onboarding(difference=Estimate()))
+    assert "Without an interval" in verdict_text(onboarding(difference=ReportedNumber(value=0.3)))
+    assert "was not compared" in verdict_text(onboarding(difference=ReportedNumber()))
 
 
 def test_pairs_without_a_number_do_not_count_towards_a_claim() -> None:

@@ -12,11 +12,11 @@ from agents.records import Outcome
 from fleet.report.html import render
 from fleet.report.plots import panels
 from fleet.report.report import (
-    Estimate,
     FailureGroup,
     Report,
+    ReportedNumber,
     Similarity,
-    Timing,
+    WallTime,
     WorkloadLatencies,
     to_json,
 )
@@ -205,7 +205,7 @@ def test_two_names_that_are_cut_alike_keep_their_rows() -> None:
         ({"points": ()}, {"points"}),
         ({"similarity": None}, {"similarity"}),
         ({"timing": None}, {"timing"}),
-        ({"timing": Timing(parts=())}, {"timing"}),
+        ({"timing": WallTime(parts=())}, {"timing"}),
         ({"similarity": Similarity(device_ids=("first",), tau=((1.0,),))}, {"similarity"}),
         ({"onboarding": onboarding(pairs=())}, {"pairs"}),
     ],
@@ -239,8 +239,10 @@ def test_a_workload_with_a_single_candidate_can_be_drawn() -> None:
 
 
 def test_estimates_without_an_interval_are_drawn_as_dots_only() -> None:
-    bare = Estimate(value=0.5)
-    new = onboarding(top1=bare, top5=bare, scratch_top1=Estimate(), full_top1=bare, difference=Estimate())
+    bare = ReportedNumber(value=0.5)
+    new = onboarding(
+        top1=bare, top5=bare, scratch_top1=ReportedNumber(), full_top1=bare, difference=ReportedNumber()
+    )
     text = Page(render(full_report(onboarding=new))).text
     assert "the warm start was not compared with training from scratch" in text
 

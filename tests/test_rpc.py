@@ -29,7 +29,7 @@ from agents.host.rpc_tracker import Listed, NotYetError, listing
 from agents.programs.link import LinkLostError
 from agents.programs.rpc_session import RpcLink, RpcSession, served
 from agents.records import Candidate, Family, Outcome, Protocol, Workload
-from agents.sandbox.job import Job
+from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from benchmarks.bad_programs import EMPTY_TRACE, calling
 
@@ -504,5 +504,5 @@ def test_a_confined_worker_process_measures_over_there(lab: Lab, matmul: tuple[W
     candidate = Candidate(workload_id=workload.workload_id, trace=trace)
     quick = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
     with WorkerPool([settings]) as own:
-        [result] = own.run([Job(workload=workload, candidate=candidate, protocol=quick, check=True)])
+        [result] = own.run([CandidateJob(workload=workload, candidate=candidate, protocol=quick, check=True)])
     assert result.outcome is Outcome.OK, result.error

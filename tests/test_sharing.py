@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agents.records import DeviceId
 from fleet.planner.dedup_filter import Excluded
-from fleet.planner.request_coalescer import Sharing, Wish, space_of
+from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer, space_of
 from tests.link_fixtures import replay_spec
 from tests.record_fixtures import make_spec, make_workload
 
@@ -19,8 +19,8 @@ TOLD = Excluded(frozenset(), 0)
 SPACES = {DeviceId(name): "x" for name in "abc"} | {DeviceId("d"): "y"}
 
 
-def wish(device: str, count: int = 4, request: str = "", **changes: object) -> Wish:
-    made = Wish(
+def wish(device: str, count: int = 4, request: str = "", **changes: object) -> CandidateRequest:
+    made = CandidateRequest(
         device_id=DeviceId(device),
         request_id=request or f"r-{device}",
         workload=WORKLOAD,
@@ -33,12 +33,12 @@ def wish(device: str, count: int = 4, request: str = "", **changes: object) -> W
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def asked(sharing: Sharing) -> list[tuple[str, int]]:
+def asked(sharing: RequestCoalescer) -> list[tuple[str, int]]:
     return [(device, request.count) for device, request in sharing.due(7)]
 
 
 def test_one_agent_is_asked_for_all_that_draw_alike() -> None:
-    sharing = Sharing(SPACES)
+    sharing = RequestCoalescer(SPACES)
     for one in (wish("a"), wish("b", 8), wish("c"), wish("d"), wish("e")):
         sharing.add(one)
     assert asked(sharing) == [("b", 8), ("d", 4), ("e", 4)], "d draws from elsewhere, of e nobody knows"
@@ -54,7 +54,7 @@ def test_one_agent_is_asked_for_all_that_draw_alike() -> None:
 
 
 def test_what_differs_is_asked_apart() -> None:
-    sharing = Sharing(SPACES)
+    sharing = RequestCoalescer(SPACES)
     others: list[dict[str, object]] = [
         {},
         {"told": Excluded(frozenset(), 1)},
@@ -70,7 +70,7 @@ def test_what_differs_is_asked_apart() -> None:
 
 
 def test_a_device_that_idles_does_not_wait_for_one_that_is_busy() -> None:
-    sharing = Sharing(SPACES)
+    sharing = RequestCoalescer(SPACES)
     sharing.add(wish("a", 9))
     sharing.add(wish("b", is_idle=True))
     assert asked(sharing) == [("b", 9)]
@@ -85,7 +85,7 @@ def test_a_device_that_idles_does_not_wait_for_one_that_is_busy() -> None:
 
 
 def test_when_an_agent_does_not_answer_another_is_asked() -> None:
-    sharing = Sharing(SPACES)
+    sharing = RequestCoalescer(SPACES)
     for name in "abc":
         sharing.add(wish(name))
     assert asked(sharing) == [("a", 4)]
@@ -102,7 +102,7 @@ def test_when_an_agent_does_not_answer_another_is_asked() -> None:
 )
 @settings(max_examples=100, deadline=None)
 def test_every_wish_is_answered_once_with_enough(steps: list[tuple[str, int, bool, str]]) -> None:
-    sharing, open_, in_flight = Sharing(SPACES), {}, {}
+    sharing, open_, in_flight = RequestCoalescer(SPACES), {}, {}
 
     def send() -> None:
         in_flight.update({request.request_id: request.count for _, request in sharing.due(0)})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
-from agents.device.messages import Beat
+from agents.device.messages import Heartbeat
 from agents.records import DeviceId
-from fleet.engine.liveness import Silence
-from fleet.transport.local import LocalLinks
+from fleet.engine.liveness import LivenessMonitor
+from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Clock, everything_measured, make_fleet
 
 ONE, TWO = DeviceId("one"), DeviceId("two")
@@ -16,13 +16,13 @@ ONE, TWO = DeviceId("one"), DeviceId("two")
 
 def test_who_was_not_heard_for_too_long_is_silent() -> None:
     clock = Clock()
-    silence = Silence(60.0, clock)
+    silence = LivenessMonitor(60.0, clock)
     up = {ONE: 1, TWO: 3}
     assert silence.silent(up) == []
     for _ in range(7):
         clock.now += 10.0
-        silence.heard(Beat(device_id=ONE, incarnation=1))
-        silence.heard(Beat(device_id=TWO, incarnation=2))  # of a life that is over
+        silence.heard(Heartbeat(device_id=ONE, incarnation=1))
+        silence.heard(Heartbeat(device_id=TWO, incarnation=2))  # of a life that is over
         found = silence.silent(up)
     assert found == [(TWO, 3)]
     assert silence.silent({ONE: 1, TWO: 4}) == [], "a new life has its time"
@@ -30,7 +30,7 @@ def test_who_was_not_heard_for_too_long_is_silent() -> None:
 
 def test_nobody_is_silent_because_a_coordinator_was_held_up() -> None:
     clock = Clock()
-    silence = Silence(60.0, clock)
+    silence = LivenessMonitor(60.0, clock)
     silence.silent({ONE: 1})
     clock.pause(600.0)
     clock.tick()
@@ -44,7 +44,7 @@ def test_nobody_is_silent_because_a_coordinator_was_held_up() -> None:
 def test_an_idle_agent_that_was_stopped_is_started_again_and_measures(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("one",))
     with fleet.coordinator() as (coordinator, links):
-        with mock.patch.object(LocalLinks, "propose"):  # so that it is up and has no lease
+        with mock.patch.object(LocalTransport, "propose"):  # so that it is up and has no lease
             for _ in range(5):
                 coordinator.turn(0.0)
         assert not coordinator._parts.state.describe(ONE)["leases"]

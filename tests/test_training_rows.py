@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from agents.records import DeviceId, Outcome, Record, WorkloadId
-from fleet.models.store_training import load_snapshot
 from fleet.models.training_rows import counting_rows
+from fleet.models.versions import load_snapshot
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store

@@ -27,8 +27,8 @@ from fleet.collection.collect import Collection, CollectSettings, known_candidat
 from fleet.collection.trust import claims, imported_candidates, imported_traces
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import TableSummary
-from fleet.models.store_training import load_snapshot
-from fleet.planner.imported_candidates import Imports
+from fleet.models.versions import load_snapshot
+from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.request_coalescer import sharing_names
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
@@ -250,7 +250,7 @@ def test_a_matrix_never_names_what_came_with_a_log(tmp_path: Path) -> None:
         store.append([record(LAB, "theirs", workload=THEIRS, origin=IMPORTED)])
         coverage = Coverage({**names, other: "cpu"}, [OURS.workload_id])
         coverage.load(store)
-        imports = Imports({"cpu": Family.CPU})
+        imports = ImportedCandidates({"cpu": Family.CPU})
         imports.load(store, coverage, coverage.wanted, TableSummary.open(store).imported_devices)
     for one in (BOARD, other):
         coverage.set_environment(one, "e" * 32)

@@ -20,8 +20,8 @@ from transfer.model.mtl_tlp import ModelSizes, MultiTaskTLP, model_config, scope
 from transfer.train.training import torch_threads
 from transfer.tvm_cost_model import (
     LEAST_SCORE,
-    Measured,
     Scorer,
+    SearchMeasurement,
     cost_model,
     load_scorer,
     stored_trace,
@@ -206,7 +206,7 @@ def test_a_round_of_the_evolutionary_search_runs_on_served_scores(
     from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
     asked: list[tuple[np.ndarray, list[Any]]] = []
-    told: list[Measured] = []
+    told: list[SearchMeasurement] = []
 
     class Watched(Scorer):
         def score(self, workload: Workload, schedules: Sequence[Any]) -> np.ndarray:

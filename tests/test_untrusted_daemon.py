@@ -20,7 +20,7 @@ from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
 from fleet.planner.workload_choice import WorkloadChoice
 from fleet.store.store import Store
-from fleet.transport.ray_transport import RayLinks
+from fleet.transport.ray_transport import RayTransport
 from tests.hostile_fixtures import GENERIC, QUICK, check_records, forge, honest_traces, hostile_traces
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(600)]
@@ -50,7 +50,7 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
     )
     with Store.open(tmp_path / "store") as store:
         forge(store, tmp_path, matmul, honest, hostile)
-        links = RayLinks([generic_spec], tmp_path / "spool", QUICK, beat_secs=0.5)
+        links = RayTransport([generic_spec], tmp_path / "spool", QUICK, beat_secs=0.5)
         try:
             coordinator = Coordinator(tmp_path / "root", store, links, {GENERIC: generic_spec}, told, notices)
             until = time.monotonic() + 300

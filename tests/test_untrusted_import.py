@@ -21,7 +21,7 @@ from agents.records import (
     Workload,
     canonical_json,
 )
-from agents.sandbox.job import Job
+from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.trust import claimed_id, is_imported
 from fleet.collection.collect import Collection, CollectSettings
@@ -123,7 +123,7 @@ def test_a_worker_process_refuses_a_hostile_trace_whoever_sends_it(
     """Beneath all else: here a coordinator was fooled."""
     traces = [canonical_json(one) for one in hostile[:3]]
     candidates = [Candidate(workload_id=matmul.workload_id, trace=one) for one in traces]
-    jobs = [Job(candidate=one, workload=matmul, protocol=QUICK) for one in candidates]
+    jobs = [CandidateJob(candidate=one, workload=matmul, protocol=QUICK) for one in candidates]
     results = list(pool.run(jobs))
     assert {one.outcome for one in results} == {Outcome.BUILD_FAILED}
     assert all("the trace is refused" in one.error for one in results)

@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable
 
 from agents.records import Outcome
-from agents.sandbox.job import Result
+from agents.sandbox.job import JobResult
 from agents.sandbox.retimed_programs import (
     GAP_SECS,
     LAST_LEADER_VISITS,
     LEADER_GAP_SECS,
     LEADER_VISITS,
-    Visits,
+    SpacedRetiming,
 )
 
 
@@ -28,11 +28,11 @@ def program(secs: float) -> Callable[[], tuple[float, ...]]:
     return lambda: (secs,)
 
 
-def keep(visits: Visits, job: int, left: int, secs: float = 1.0, workload_id: str = "one") -> None:
+def keep(visits: SpacedRetiming, job: int, left: int, secs: float = 1.0, workload_id: str = "one") -> None:
     visits.keep(job, program(secs), left, workload_id, secs)
 
 
-def moments(visits: Visits, clock: Clock, job: int, secs: float) -> list[float]:
+def moments(visits: SpacedRetiming, clock: Clock, job: int, secs: float) -> list[float]:
     """When a program is visited if somebody looks every half a second for so long."""
     began, found = clock.now, []
     while clock.now < began + secs:
@@ -46,7 +46,7 @@ def moments(visits: Visits, clock: Clock, job: int, secs: float) -> list[float]:
 
 def test_a_program_is_visited_when_its_time_has_come_until_it_had_all_visits() -> None:
     clock = Clock()
-    visits = Visits(clock)
+    visits = SpacedRetiming(clock)
     keep(visits, 1, 2, 0.5)
     clock.now += 1
     keep(visits, 2, 1, 0.6, "other")
@@ -65,7 +65,7 @@ def test_a_program_is_visited_when_its_time_has_come_until_it_had_all_visits() -
 
 def test_those_near_the_fastest_of_their_workload_are_visited_more_often() -> None:
     clock = Clock()
-    visits = Visits(clock)
+    visits = SpacedRetiming(clock)
     keep(visits, 1, 3, secs=0.0100)
     keep(visits, 2, 3, secs=0.0109)
     keep(visits, 3, 3, secs=0.0111)
@@ -80,7 +80,7 @@ def test_those_near_the_fastest_of_their_workload_are_visited_more_often() -> No
 
 def test_a_leader_that_is_overtaken_has_no_more_visits_than_others() -> None:
     clock = Clock()
-    visits = Visits(clock)
+    visits = SpacedRetiming(clock)
     keep(visits, 1, 3, secs=0.0100)
     assert moments(visits, clock, 1, 2.0) == [0.5, 1.0, 1.5, 2.0]
     visits.note("one", 0.0)
@@ -90,7 +90,7 @@ def test_a_leader_that_is_overtaken_has_no_more_visits_than_others() -> None:
 
 def test_a_slow_leader_is_visited_no_more_often_than_its_time_allows() -> None:
     clock = Clock()
-    visits = Visits(clock)
+    visits = SpacedRetiming(clock)
     keep(visits, 1, 3, secs=0.1)
     assert len(moments(visits, clock, 1, 30.0)) == 3 + 4
     keep(visits, 2, 3, secs=0.3)
@@ -98,7 +98,7 @@ def test_a_slow_leader_is_visited_no_more_often_than_its_time_allows() -> None:
 
 
 def test_at_the_end_every_program_has_its_last_visit() -> None:
-    visits = Visits(Clock())
+    visits = SpacedRetiming(Clock())
     for job in range(3):
         keep(visits, job, 7)
     left = []
@@ -110,7 +110,7 @@ def test_at_the_end_every_program_has_its_last_visit() -> None:
 
 
 def test_leaders_have_several_last_visits_and_others_between() -> None:
-    visits = Visits(Clock())
+    visits = SpacedRetiming(Clock())
     for job, secs in enumerate((0.0100, 0.0200, 0.0101)):
         keep(visits, job, 7, secs)
     jobs = []
@@ -122,7 +122,7 @@ def test_leaders_have_several_last_visits_and_others_between() -> None:
 
 
 def test_of_too_many_programs_the_oldest_have_their_last_visit_at_once() -> None:
-    visits = Visits(Clock())
+    visits = SpacedRetiming(Clock())
     for job in range(134):
         keep(visits, job, 7)
     due = visits.due()
@@ -137,7 +137,7 @@ def test_a_program_that_raises_the_second_time_is_let_go() -> None:
     def broken() -> tuple[float, ...]:
         raise RuntimeError("the second time")
 
-    visits = Visits(Clock())
+    visits = SpacedRetiming(Clock())
     visits.keep(1, broken, 5, "one", 0.01)
     one, *others = visits.last()
     assert (visits.visit(one), one.left) == ((), 0)
@@ -146,7 +146,7 @@ def test_a_program_that_raises_the_second_time_is_let_go() -> None:
 
 
 def test_a_result_takes_in_the_repeats_of_a_visit() -> None:
-    result = Result(
+    result = JobResult(
         job=3,
         outcome=Outcome.OK,
         run_secs=(1.2, 1.2, 1.2),

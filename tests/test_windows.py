@@ -14,7 +14,7 @@ from record_fixtures import make_workload
 from agents.programs.quality import Drift
 from agents.records import Candidate, Outcome, Protocol
 from agents.sandbox.canary_watch import CANARY_PROTOCOL, CanaryWatch
-from agents.sandbox.job import Job, Result
+from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.windows import Planned, Window, in_windows
 
@@ -22,9 +22,9 @@ WORKLOAD = make_workload(7)
 CANARIES = ("compute", "memory", "latency")
 
 
-def job(trace: str, protocol: Protocol) -> Job:
+def job(trace: str, protocol: Protocol) -> CandidateJob:
     candidate = Candidate(workload_id=WORKLOAD.workload_id, trace=trace)
-    return Job(candidate=candidate, workload=WORKLOAD, protocol=protocol)
+    return CandidateJob(candidate=candidate, workload=WORKLOAD, protocol=protocol)
 
 
 class Pool:
@@ -36,9 +36,9 @@ class Pool:
         self.ended: list[str] = []
 
     def run(
-        self, jobs: Iterable[Job], best_secs: Mapping[str, float], on_timed: Callable[[int], None]
-    ) -> Generator[Result, None, None]:
-        source, busy = enumerate(jobs), list[tuple[int, Job]]()
+        self, jobs: Iterable[CandidateJob], best_secs: Mapping[str, float], on_timed: Callable[[int], None]
+    ) -> Generator[JobResult, None, None]:
+        source, busy = enumerate(jobs), list[tuple[int, CandidateJob]]()
         while True:
             while len(busy) < self.width and (one := next(source, None)) is not None:
                 busy.append(one)
@@ -48,7 +48,7 @@ class Pool:
             self.now += 1.0
             self.ended.append(done.candidate.trace)
             on_timed(number)
-            yield Result(job=number, outcome=Outcome.OK, run_secs=(1.0 + number,))
+            yield JobResult(job=number, outcome=Outcome.OK, run_secs=(1.0 + number,))
 
 
 class Watch:
@@ -61,10 +61,10 @@ class Watch:
     def is_due(self) -> bool:
         return self.due
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[CandidateJob]:
         return [job(name, CANARY_PROTOCOL) for name in CANARIES]
 
-    def read(self, results: list[Result]) -> Drift:
+    def read(self, results: list[JobResult]) -> Drift:
         assert len(results) == len(CANARIES)
         self.read_at.append(len(self.pool.ended))
         return Drift(suspect=False, ratios={"reading": float(len(self.read_at))}, which=())
@@ -150,7 +150,7 @@ def test_what_a_window_asks_for_comes_while_the_stream_still_runs() -> None:
 
 def test_windows_that_nobody_reads_any_more_end_the_batch() -> None:
     class Noted(Pool):
-        def run(self, *args: Any) -> Generator[Result, None, None]:
+        def run(self, *args: Any) -> Generator[JobResult, None, None]:
             self.running = super().run(*args)
             return self.running
 

@@ -18,7 +18,7 @@ from agents.errors import SpoolError
 from agents.programs.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
 from agents.sandbox.canary_watch import CanaryWatch
-from agents.sandbox.job import Result
+from agents.sandbox.job import JobResult
 from agents.sandbox.windows import Window, in_windows
 from benchmarks.bad_programs import calling
 
@@ -31,7 +31,7 @@ QUICK = Protocol(repeat=3, min_repeat_ms=2.0, check_share=1.0, early_stop_ratio=
 class SteadyWatch(CanaryWatch):
     """A watch whose device never drifts."""
 
-    def read(self, results: Sequence[Result]) -> Drift:
+    def read(self, results: Sequence[JobResult]) -> Drift:
         return dataclasses.replace(super().read(results), suspect=False)
 
 
@@ -155,7 +155,7 @@ class ScriptedWatch(CanaryWatch):
 
     windows = 0
 
-    def read(self, results: Sequence[Result]) -> Drift:
+    def read(self, results: Sequence[JobResult]) -> Drift:
         drift = super().read(results)
         ScriptedWatch.windows += 1
         return dataclasses.replace(drift, suspect=ScriptedWatch.windows <= 3)

@@ -38,7 +38,7 @@ LEAST_SCORE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class SearchMeasurement:
     """What TVM measured of one candidate during a search, for whoever keeps records."""
 
     workload_id: WorkloadId
@@ -76,7 +76,7 @@ class Scorer:
         workloads: Iterable[Workload] = (),
         *,
         describe: Callable[[Any], Workload] | None = None,
-        on_measured: Callable[[Sequence[Measured]], None] | None = None,
+        on_measured: Callable[[Sequence[SearchMeasurement]], None] | None = None,
         spec: FeatureSpec = DEFAULT_SPEC,
         correction: Correction | None = None,
     ) -> None:
@@ -182,7 +182,7 @@ def load_scorer(
     workloads: Iterable[Workload] = (),
     *,
     describe: Callable[[Any], Workload] | None = None,
-    on_measured: Callable[[Sequence[Measured]], None] | None = None,
+    on_measured: Callable[[Sequence[SearchMeasurement]], None] | None = None,
 ) -> Scorer:
     """The scorer of a checkpoint's head; arguments as for `Scorer`.
 
@@ -242,8 +242,8 @@ def cost_model(scorer: Scorer) -> Any:
     return FleetCostModel()
 
 
-def _measured(workload_id: WorkloadId, candidate: Any, result: Any) -> Measured:
-    return Measured(
+def _measured(workload_id: WorkloadId, candidate: Any, result: Any) -> SearchMeasurement:
+    return SearchMeasurement(
         workload_id=workload_id,
         trace=stored_trace(candidate.sch),
         run_secs=tuple(float(secs) for secs in result.run_secs or ()),
@@ -260,4 +260,4 @@ def stored_trace(schedule: Any) -> str:
     return canonical_json(json.loads(json.dumps(schedule.trace.as_json(), default=plain)))
 
 
-__all__ = ["LEAST_SCORE", "Measured", "Scorer", "cost_model", "load_scorer", "stored_trace"]
+__all__ = ["LEAST_SCORE", "Scorer", "SearchMeasurement", "cost_model", "load_scorer", "stored_trace"]

@@ -16,12 +16,12 @@ from typing import Protocol as Duck
 
 from agents.device.batch import Batch, Part
 from agents.device.messages import (
+    Activity,
     AgentRefused,
     AgentUp,
     Asked,
-    Beat,
-    Busy,
     Failed,
+    Heartbeat,
     Message,
     MorePending,
     Proposed,
@@ -29,7 +29,7 @@ from agents.device.messages import (
     TaggedRecord,
     WorkloadsListed,
 )
-from agents.device.requests import Acknowledge, ListWorkloads, Measure, Propose, Request, Start
+from agents.device.requests import Acknowledge, AgentRequest, BeginAgent, ListWorkloads, Measure, Propose
 from agents.errors import AgentError, SpoolError, WorkerStartError
 from agents.lease import LeaseTag
 from agents.programs.derivation import Derivation
@@ -46,7 +46,7 @@ class Worker(Duck):
     finished: int
 
     @property
-    def busy(self) -> Busy:
+    def busy(self) -> Activity:
         """What the device is doing."""
 
     def environment_id(self, protocol: Protocol) -> str:
@@ -99,8 +99,8 @@ class Agent:
 
     def __init__(
         self,
-        start: Start,
-        open_worker: Callable[[Start], Worker],
+        start: BeginAgent,
+        open_worker: Callable[[BeginAgent], Worker],
         host: str,
         post: Callable[[Agent, Message], None],
     ) -> None:
@@ -115,7 +115,7 @@ class Agent:
         self._base: int | None = None
         #: Whether it is doing what was asked; a lease that waits behind that must not run out.
         self._is_doing = False
-        self._seen: tuple[int, Busy] = (0, Busy.IDLE)
+        self._seen: tuple[int, Activity] = (0, Activity.IDLE)
         self._seen_at = time.monotonic()
 
     @property
@@ -156,7 +156,7 @@ class Agent:
             reason = _one_line(error)
             self._post(self, AgentRefused(device_id=name[0], incarnation=name[1], reason=reason))
 
-    def do(self, request: Request) -> None:
+    def do(self, request: AgentRequest) -> None:
         """Do what is asked; a failure is told and changes nothing else."""
         worker = self._worker
         if worker is None:
@@ -190,7 +190,7 @@ class Agent:
         finally:
             self._base, self._is_doing = None, False
 
-    def beat(self, now: float, is_host_idle: bool | None = None) -> Beat:
+    def beat(self, now: float, is_host_idle: bool | None = None) -> Heartbeat:
         """Say what it is doing; called by another thread than the others.
 
         Args:
@@ -198,15 +198,15 @@ class Agent:
             is_host_idle: Whether nobody else uses its host.
         """
         worker, base = self._worker, self._base
-        busy, finished = Busy.IDLE, 0
+        busy, finished = Activity.IDLE, 0
         if worker is not None:
             finished = worker.finished
             if self._is_doing:
                 # Between two stages no process is at work; the request is.
-                busy = worker.busy if worker.busy is not Busy.IDLE else Busy.BUILDING
+                busy = worker.busy if worker.busy is not Activity.IDLE else Activity.BUILDING
         if (finished, busy) != self._seen:
             self._seen, self._seen_at = (finished, busy), now
-        return Beat(
+        return Heartbeat(
             device_id=self.device_id,
             incarnation=self.incarnation,
             held=tuple(self.held),

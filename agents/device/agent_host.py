@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from agents.device.agent import Agent, Worker
 from agents.device.messages import AgentGone, AgentRefused, AgentUp, Failed, Message, MorePending, Results
-from agents.device.requests import Measure, Request, Start, Stop
+from agents.device.requests import AgentRequest, BeginAgent, Measure, Stop
 from agents.host.host_load import HostLoad
 from agents.records import DeviceId
 
@@ -39,7 +39,7 @@ class AgentHost:
 
     def __init__(
         self,
-        open_worker: Callable[[Start], Worker],
+        open_worker: Callable[[BeginAgent], Worker],
         *,
         host: str = "",
         beat_secs: float,
@@ -49,7 +49,7 @@ class AgentHost:
         self._beat_secs, self._most_waiting = beat_secs, most_waiting
         self._changed = threading.Condition()
         self._agents: dict[tuple[DeviceId, int], Agent] = {}
-        self._requests: deque[tuple[Agent, Request]] = deque()
+        self._requests: deque[tuple[Agent, AgentRequest]] = deque()
         self._messages: list[Message] = []
         #: Records in the messages.
         self._waiting = 0
@@ -59,12 +59,12 @@ class AgentHost:
         self._load: HostLoad | None = None
         self._is_closed = False
 
-    def ask(self, requests: list[Request]) -> None:
+    def ask(self, requests: list[AgentRequest]) -> None:
         """Take requests; they are done in this order. Those to an agent that is not here are dropped."""
         with self._changed:
             for request in requests:
                 key = (request.device_id, request.incarnation)
-                if isinstance(request, Start):
+                if isinstance(request, BeginAgent):
                     self._agents[key] = Agent(request, self._open_worker, self._host, self._post)
                     if request.fleet_pids is not None and self._load is None:
                         self._load = HostLoad((os.getppid(), *request.fleet_pids))
@@ -120,7 +120,7 @@ class AgentHost:
             with self._changed:
                 self._end(agent, "it was told to stop")
         elif not agent.is_over:
-            if isinstance(request, Start):
+            if isinstance(request, BeginAgent):
                 agent.open()
             else:
                 agent.do(request)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agents.records import Candidate, Portable, Protocol, Record, Workload, WorkloadId
+from agents.records import Candidate, FastPickle, Protocol, Record, Workload, WorkloadId
 
 #: A part takes about this long. A dead agent costs that, and the programs that wait for more visits.
 PART_SECS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch(Portable):
+class Batch(FastPickle):
     """Candidates to measure on one device, and how."""
 
     candidates: tuple[Candidate, ...]

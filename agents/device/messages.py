@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agents.lease import LeaseTag
-from agents.records import Candidate, CandidateId, Descriptor, DeviceId, Portable, Record, Workload
+from agents.records import Candidate, CandidateId, Descriptor, DeviceId, FastPickle, Record, Workload
 
 #: A record and the lease that it was made under; None where an earlier version made it.
 TaggedRecord = tuple[LeaseTag | None, Record]
 
 
-class Busy(StrEnum):
+class Activity(StrEnum):
     """What an agent is doing."""
 
     IDLE = "idle"
@@ -40,7 +40,7 @@ class Asked(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposeRequest(Portable):
+class ProposeRequest(FastPickle):
     """A wish for candidates of one workload."""
 
     #: Chosen by who asks; comes back in `Proposed` or `Failed`.
@@ -58,7 +58,7 @@ class ProposeRequest(Portable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message(Portable):
+class Message(FastPickle):
     """What all messages have."""
 
     device_id: DeviceId
@@ -115,14 +115,14 @@ class AgentGone(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat(Message):
+class Heartbeat(Message):
     """The agent's process is alive, whatever its device is doing."""
 
     #: Leases that it works on or that wait, the running one first.
     held: tuple[LeaseTag, ...] = ()
     #: Candidates of the running lease that are finished.
     done: int = 0
-    busy: Busy = Busy.IDLE
+    busy: Activity = Activity.IDLE
     #: Seconds since a candidate was finished or the device went from one stage to the next.
     quiet_secs: float = 0.0
     #: Whether nobody else uses the agent's host; None where nobody asked for it, or it is not known yet.
@@ -176,13 +176,13 @@ class Failed(Message):
 
 
 __all__ = [
+    "Activity",
     "AgentGone",
     "AgentRefused",
     "AgentUp",
     "Asked",
-    "Beat",
-    "Busy",
     "Failed",
+    "Heartbeat",
     "Message",
     "MorePending",
     "ProposeRequest",

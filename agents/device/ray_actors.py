@@ -1,7 +1,7 @@
 """The Ray skin over `DeviceWorker`, `ReplayWorker` and `AgentHost`: actors without logic of their own.
 
 `fleet.transport.ray_session` and `fleet.transport.ray_hosts` make them; beside these only
-`fleet.models.ray_training` imports Ray.
+`fleet.models.ray_train` imports Ray.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import ray
 from agents.device.agent_host import AgentHost
 from agents.device.messages import Message
 from agents.device.replay import ReplayWorker
-from agents.device.requests import Request
+from agents.device.requests import AgentRequest
 from agents.device.worker import Batch, DeviceWorker
-from agents.device.worker_factory import ReplayShelf, open_device
+from agents.device.worker_factory import ReplayWorkerFactory, open_device
 from agents.host.process_control import ProcessName, end_process, keep_stderr, oom_kills, stderr_tail
 from agents.programs.derivation import Derivation
 from agents.records import (
@@ -124,7 +124,7 @@ class AgentHostActor:
         # An agent that is stopped by a signal would survive its raylet, and keep the spool.
         die_with_parent(os.getppid())
         keep_stderr(Path(stderr_path).expanduser())
-        open_worker = ReplayShelf().open if many else open_device
+        open_worker = ReplayWorkerFactory().open if many else open_device
         self._host = AgentHost(open_worker, host=socket.gethostname(), beat_secs=beat_secs)
         self._thread = threading.Thread(target=self._host.serve, name="agent", daemon=True)
         self._thread.start()
@@ -133,7 +133,7 @@ class AgentHostActor:
         """The process that this runs in."""
         return ProcessName.of(os.getpid())
 
-    def ask(self, requests: list[Request]) -> None:
+    def ask(self, requests: list[AgentRequest]) -> None:
         """See `AgentHost.ask`."""
         self._host.ask(requests)
 
@@ -149,7 +149,7 @@ class AgentHostActor:
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
-class KeeperActor:
+class ProcessControlActor:
     """`agents.host.process_control` on another host of the cluster."""
 
     def end_process(self, name: ProcessName) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from agents.codec import protocol_from_json
 from agents.device.batch import Batch, Part
-from agents.device.messages import Busy, TaggedRecord
+from agents.device.messages import Activity, TaggedRecord
 from agents.device.replay_records import ReplayRecords
 from agents.device.worker import DeviceRefusedError
 from agents.errors import AgentError
@@ -131,9 +131,9 @@ class ReplayWorker:
         return [os.getpid()]
 
     @property
-    def busy(self) -> Busy:
+    def busy(self) -> Activity:
         """Nothing runs on it, ever."""
-        return Busy.IDLE
+        return Activity.IDLE
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """List the recorded workloads of some networks, heaviest first.

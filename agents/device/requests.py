@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from agents.device.batch import Batch
 from agents.device.messages import ProposeRequest
 from agents.lease import Lease
-from agents.records import DeviceId, DeviceSpec, Portable, Protocol
+from agents.records import DeviceId, DeviceSpec, FastPickle, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request(Portable):
+class AgentRequest(FastPickle):
     """What all requests have; one to a life that is over is dropped."""
 
     device_id: DeviceId
@@ -19,7 +19,7 @@ class Request(Portable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start(Request):
+class BeginAgent(AgentRequest):
     """Begin the life of an agent."""
 
     spec: DeviceSpec
@@ -37,14 +37,14 @@ class Start(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop(Request):
+class Stop(AgentRequest):
     """End: when what was asked before is done, or at once."""
 
     kill: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure(Request):
+class Measure(AgentRequest):
     """Measure a batch under a lease."""
 
     lease: Lease
@@ -52,24 +52,24 @@ class Measure(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Propose(Request):
+class Propose(AgentRequest):
     """Draw or evolve candidates."""
 
     wish: ProposeRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListWorkloads(Request):
+class ListWorkloads(AgentRequest):
     """List the workloads of networks."""
 
     networks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledge(Request):
+class Acknowledge(AgentRequest):
     """Forget records that the store holds for good."""
 
     record_ids: tuple[str, ...]
 
 
-__all__ = ["Acknowledge", "ListWorkloads", "Measure", "Propose", "Request", "Start", "Stop"]
+__all__ = ["Acknowledge", "AgentRequest", "BeginAgent", "ListWorkloads", "Measure", "Propose", "Stop"]

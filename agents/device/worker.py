@@ -18,7 +18,7 @@ from typing import Any
 from agents.codec import workload_from_json
 from agents.device.batch import PART_SECS, Batch, Part
 from agents.device.device_cores import quiet_cores, remote_environment, worker_settings
-from agents.device.messages import Busy, TaggedRecord
+from agents.device.messages import Activity, TaggedRecord
 from agents.errors import AgentError
 from agents.host.probe import core_groups, differences, environment, environment_id, probe, remote_descriptor
 from agents.host.process_control import pin_process
@@ -41,15 +41,17 @@ from agents.records import (
     canonical_json,
 )
 from agents.sandbox.canary_watch import Again, CanaryWatch, leaders, unmeasured
-from agents.sandbox.job import Job, Result
+from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
-from agents.sandbox.stages import Stage
+from agents.sandbox.stages import WorkerStage
 from agents.sandbox.windows import Planned, in_windows
 from agents.spool.disk_spool import Spool
 from agents.trust import DERIVED
 
 #: Stages in which a program runs on the device.
-_ON_DEVICE = frozenset({Stage.REFERENCE, Stage.TIMING, Stage.CHECKING, Stage.VISITING})
+_ON_DEVICE = frozenset(
+    {WorkerStage.REFERENCE, WorkerStage.TIMING, WorkerStage.CHECKING, WorkerStage.VISITING}
+)
 
 
 class DeviceRefusedError(AgentError):
@@ -121,12 +123,12 @@ class DeviceWorker:
         return [os.getpid(), *self.pool.pids]
 
     @property
-    def busy(self) -> Busy:
+    def busy(self) -> Activity:
         """What the worker processes do just now."""
-        stages = set(self.pool.stages) - {Stage.IDLE}
+        stages = set(self.pool.stages) - {WorkerStage.IDLE}
         if not stages:
-            return Busy.IDLE
-        return Busy.TIMING if stages & _ON_DEVICE else Busy.BUILDING
+            return Activity.IDLE
+        return Activity.TIMING if stages & _ON_DEVICE else Activity.BUILDING
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """List the distinct workloads of known networks (see `agents.programs.networks`), heaviest first.
@@ -291,17 +293,19 @@ class DeviceWorker:
             raise AgentError(answer["error"])
         return answer
 
-    def _job(self, candidate: Candidate, workload: Workload, protocol: Protocol) -> Job:
+    def _job(self, candidate: Candidate, workload: Workload, protocol: Protocol) -> CandidateJob:
         # By the hash, so that every device checks the same ones and a run can be repeated.
         place = int(candidate.candidate_id[:8], 16) / 2**32
-        return Job(
+        return CandidateJob(
             candidate=candidate,
             workload=workload,
             protocol=protocol,
             check=place < protocol.check_share and is_checkable(workload.flops),
         )
 
-    def _record(self, batch: Batch, planned: Planned, result: Result, drift: Drift, lasting: str) -> Record:
+    def _record(
+        self, batch: Batch, planned: Planned, result: JobResult, drift: Drift, lasting: str
+    ) -> Record:
         candidate = planned.job.candidate
         outcome, error = result.outcome, result.error
         if outcome is Outcome.OK and is_rejected(result.run_secs, batch.protocol):

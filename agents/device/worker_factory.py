@@ -9,7 +9,7 @@ from agents.device.agent import Worker
 from agents.device.device_cores import agent_cores
 from agents.device.replay import ReplayWorker
 from agents.device.replay_records import ReplayRecords
-from agents.device.requests import Start
+from agents.device.requests import BeginAgent
 from agents.device.worker import DeviceRefusedError, DeviceWorker
 from agents.errors import AgentError
 from agents.host.probe import core_groups
@@ -20,7 +20,7 @@ from agents.spool.disk_spool import Spool
 _SPOOL_WAIT_SECS = 10.0
 
 
-def open_device(start: Start) -> Worker:
+def open_device(start: BeginAgent) -> Worker:
     """Make the worker of a device that is measured.
 
     Raises:
@@ -35,7 +35,7 @@ def open_device(start: Start) -> Worker:
     )
 
 
-class ReplayShelf:
+class ReplayWorkerFactory:
     """Makes the workers of replay devices; those that replay the same device share its records.
 
     Args:
@@ -46,7 +46,7 @@ class ReplayShelf:
         self._spooled = spooled
         self._records: dict[tuple[str, DeviceId], ReplayRecords] = {}
 
-    def open(self, start: Start) -> Worker:
+    def open(self, start: BeginAgent) -> Worker:
         """Make the worker of a replay device.
 
         Raises:
@@ -78,4 +78,4 @@ class ReplayShelf:
         self._records.clear()
 
 
-__all__ = ["ReplayShelf", "open_device"]
+__all__ = ["ReplayWorkerFactory", "open_device"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.programs.trace_rules import TraceRefusedError, read_trace
-from agents.records import Candidate, Portable, canonical_json
+from agents.records import Candidate, FastPickle, canonical_json
 
 #: Blocks had another name in TVM before 0.22.
 _RENAMED = {"GetBlock": "GetSBlock"}
@@ -31,7 +31,7 @@ Step = str
 
 
 @dataclass(frozen=True, slots=True)
-class Derivation(Portable):
+class Derivation(FastPickle):
     """What became of imported candidates."""
 
     #: Candidates of our own, without repeats.

@@ -28,7 +28,7 @@ from agents.records import (
     Workload,
     WorkloadId,
 )
-from agents.sandbox.job import Job, Result
+from agents.sandbox.job import CandidateJob, JobResult
 
 _LOG = logging.getLogger(__name__)
 
@@ -147,14 +147,16 @@ class CanaryWatch:
         """Whether nobody knows how the device does right now."""
         return time.monotonic() - self._read_at > _FRESH_SEC
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[CandidateJob]:
         """One set of readings."""
         return [
-            Job(candidate=canary.candidate, workload=canary.workload, protocol=CANARY_PROTOCOL, keep=True)
+            CandidateJob(
+                candidate=canary.candidate, workload=canary.workload, protocol=CANARY_PROTOCOL, keep=True
+            )
             for canary in self._canaries
         ]
 
-    def read(self, results: Sequence[Result]) -> Drift:
+    def read(self, results: Sequence[JobResult]) -> Drift:
         """Take in the results of `jobs`; the window since the last reading is judged by both of them.
 
         A canary that failed says nothing; one that fails always would show as a device without readings.

@@ -26,8 +26,8 @@ from agents.programs.link import Link, LinkLostError, LocalLink, Session
 from agents.records import CandidateId, Family, Outcome, Protocol, Workload
 from agents.sandbox import handlers as questions
 from agents.sandbox.core_slot import CoresHeldError, CoreSlot, MoverClient
-from agents.sandbox.retimed_programs import Kept, Visits
-from agents.sandbox.stages import ChildSettings, Stage
+from agents.sandbox.retimed_programs import RetimedProgram, SpacedRetiming
+from agents.sandbox.stages import ChildSettings, WorkerStage
 from agents.sandbox.wire import Channel
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Job:
     best_secs: float
 
 
-class Worker:
+class ChildWorker:
     """Answers the messages of one pool.
 
     Args:
@@ -79,7 +79,7 @@ class Worker:
         self._programs: Programs = Programs()
         self._mover = mover
         self._slot = _slot(settings, mover)
-        self._visits = Visits()
+        self._visits = SpacedRetiming()
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
         #: What TVM's thread pool really has; behind a wire the link has made sure of it.
@@ -133,7 +133,7 @@ class Worker:
 
         return timing_lock(Path(self._settings.lock_path)) if self._settings.lock_path else nullcontext(0.0)
 
-    def _enter(self, job: _Job, stage: Stage, **facts: Any) -> None:
+    def _enter(self, job: _Job, stage: WorkerStage, **facts: Any) -> None:
         """Tell the parent, which holds the clock."""
         self._channel.send({"event": "stage", "job": job.number, "stage": stage, **facts})
 
@@ -158,9 +158,9 @@ class Worker:
                 with self._slot.building() if self._slot else nullcontext():
                     started = time.perf_counter()
                     if job.check:
-                        self._enter(job, Stage.REFERENCE)
+                        self._enter(job, WorkerStage.REFERENCE)
                         self._programs.prepare_reference(job.workload)
-                    self._enter(job, Stage.BUILDING)
+                    self._enter(job, WorkerStage.BUILDING)
                     started = time.perf_counter()
                     built = self._build(job)
                     if self._settings.device == "cpu" and not self._settings.tracker:
@@ -170,7 +170,7 @@ class Worker:
                 secs = time.perf_counter() - started
                 self._done(job, Outcome.BUILD_FAILED, str(refusal), build_secs=secs, wait_secs=wait_secs)
                 return
-            self._enter(job, Stage.WAITING, build_secs=built.build_secs, wait_secs=wait_secs)
+            self._enter(job, WorkerStage.WAITING, build_secs=built.build_secs, wait_secs=wait_secs)
             began = time.perf_counter()
             if not self._settings.builds_where_it_times:
                 held.enter_context(self._lock())
@@ -194,7 +194,7 @@ class Worker:
             self._channel.send({"event": "visiting"})
             self._visit(self._visits.last())
 
-    def _visit(self, due: list[Kept]) -> None:
+    def _visit(self, due: list[RetimedProgram]) -> None:
         """Time programs of earlier jobs once more; the parent knows that they are coming."""
         for one in due:
             if not one.left:
@@ -224,7 +224,7 @@ class Worker:
                 self._programs.keep(job.candidate_id, built)
         return built
 
-    def _run(self, job: _Job, built: Built, session: Session, wait_secs: float) -> list[Kept]:
+    def _run(self, job: _Job, built: Built, session: Session, wait_secs: float) -> list[RetimedProgram]:
         """Time a compiled candidate, and compare its output where that is asked.
 
         Returns:
@@ -233,7 +233,7 @@ class Worker:
         from agents.programs.loaded_workloads import elsewhere
         from agents.programs.timing import time_again, time_module
 
-        self._enter(job, Stage.TIMING, build_secs=built.build_secs, wait_secs=wait_secs)
+        self._enter(job, WorkerStage.TIMING, build_secs=built.build_secs, wait_secs=wait_secs)
         if not self._settings.tracker:
             self._mover.pin(timing=True)
         began = time.perf_counter()
@@ -243,7 +243,7 @@ class Worker:
             arguments = self._programs.arguments(job.workload, session.device)
             timing = time_module(module, arguments, session.device, job.protocol, job.best_secs)
             if job.check:
-                self._enter(job, Stage.CHECKING)
+                self._enter(job, WorkerStage.CHECKING)
                 function = module.get_function("main", query_imports=True)
                 wrong = self._programs.wrong_output(job.workload, function, arguments, session.device)
         except Exception as raised:
@@ -347,6 +347,6 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
     jobs = Channel(channel)
     mover = MoverClient(moves, settings)
     mover.pin(timing=False)
-    worker = Worker(jobs, settings, mover)
+    worker = ChildWorker(jobs, settings, mover)
     jobs.send({"event": "ready", "pid": os.getpid()})
     worker.serve()

@@ -12,7 +12,7 @@ from agents.records import Candidate, Outcome, Protocol, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class CandidateJob:
     """One candidate to build and time."""
 
     candidate: Candidate
@@ -25,7 +25,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class JobResult:
     """How one job ended: the measured part of a record."""
 
     #: Number of the job in the order in which jobs were handed in.
@@ -44,7 +44,7 @@ class Result:
     #: See `docs/measuring.md`.
     quality: dict[str, Any] = field(default_factory=dict)
 
-    def visited(self, run_secs: Sequence[float], timing_secs: float) -> Result:
+    def visited(self, run_secs: Sequence[float], timing_secs: float) -> JobResult:
         """The same with the repeats of one more visit.
 
         Args:

@@ -15,7 +15,7 @@ from typing import Any
 
 from agents.errors import AgentError, WorkerStartError
 from agents.records import Outcome, Workload, as_json_dict
-from agents.sandbox.job import Job, Result
+from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool_jobs import PoolRun
 from agents.sandbox.process import (
     LOCK_TIMEOUT_SEC,
@@ -26,7 +26,7 @@ from agents.sandbox.process import (
     limit_of,
     refuse_start,
 )
-from agents.sandbox.stages import ChildSettings, Stage
+from agents.sandbox.stages import ChildSettings, WorkerStage
 
 #: Design spaces and workload lists; they never depend on a candidate.
 _PREPARE_TIMEOUT_SEC = 120.0
@@ -37,7 +37,7 @@ _HELD_UP_SECS = 1.0
 #: How often the memory of working processes is looked at.
 _MEMORY_POLL_SEC = 0.2
 #: Stages in which the candidate itself is at work; elsewhere a death is not its doing.
-_AT_WORK = frozenset({Stage.BUILDING, Stage.TIMING, Stage.CHECKING})
+_AT_WORK = frozenset({WorkerStage.BUILDING, WorkerStage.TIMING, WorkerStage.CHECKING})
 
 
 class WorkerPool:
@@ -57,7 +57,7 @@ class WorkerPool:
         self._zygote: Zygote | None = None
         self._processes: list[WorkerProcess] = []
         #: Results that were held by processes that are gone.
-        self._released: list[Result] = []
+        self._released: list[JobResult] = []
         #: The batch that the processes work for.
         self._running: PoolRun | None = None
         #: Processes started since the pool was made.
@@ -81,7 +81,7 @@ class WorkerPool:
         return zygote + [process.pid for process in self._processes if process.pid]
 
     @property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[WorkerStage]:
         """What each process is doing; another thread may ask."""
         return [process.stage for process in list(self._processes)]
 
@@ -116,10 +116,10 @@ class WorkerPool:
 
     def run(
         self,
-        jobs: Iterable[Job],
+        jobs: Iterable[CandidateJob],
         best_secs: Mapping[str, float] | None = None,
         on_timed: Callable[[int], None] = lambda _: None,
-    ) -> Generator[Result, None, None]:
+    ) -> Generator[JobResult, None, None]:
         """Measure candidates; yields one result for each job, in the order in which they end.
 
         A program that is to be timed at several moments (`Protocol.visits`) ends with its last visit, or when
@@ -143,14 +143,14 @@ class WorkerPool:
             if self._running is batch:  # else another one has begun since
                 self._abandon()
 
-    def _results(self, batch: PoolRun) -> Iterator[Result]:
+    def _results(self, batch: PoolRun) -> Iterator[JobResult]:
         while True:
             busy = sum(process.is_busy for process in self._processes)
             batch.look_ahead(len(self._settings) - busy)
             while batch.device_lost and batch.todo:
                 number = batch.todo.popleft()
                 batch.on_timed(number)
-                yield Result(job=number, outcome=Outcome.LOST, error=batch.device_lost)
+                yield JobResult(job=number, outcome=Outcome.LOST, error=batch.device_lost)
                 batch.look_ahead(1)
             if not batch.todo and not busy and not self._visit_all():
                 yield from self._take_released()
@@ -158,7 +158,7 @@ class WorkerPool:
             while batch.todo and len(self._processes) < min(len(self._settings), len(batch.jobs)):
                 self._start()
             for process in list(self._processes):
-                if batch.todo and process.stage is Stage.IDLE:
+                if batch.todo and process.stage is WorkerStage.IDLE:
                     self._give(process, batch)
             yield from self._wait(batch)
             yield from self._take_released()
@@ -186,7 +186,7 @@ class WorkerPool:
                 self._discard(process)
         return any(process.is_busy for process in self._processes)
 
-    def _take_released(self) -> Iterator[Result]:
+    def _take_released(self) -> Iterator[JobResult]:
         released, self._released = self._released, []
         yield from released
 
@@ -222,7 +222,7 @@ class WorkerPool:
             self._discard(process)
             batch.todo.appendleft(number)
 
-    def _wait(self, batch: PoolRun) -> Iterator[Result]:
+    def _wait(self, batch: PoolRun) -> Iterator[JobResult]:
         """Wait for news or for the next deadline, and turn both into results."""
         if not self._processes:
             return
@@ -252,7 +252,9 @@ class WorkerPool:
             elif process.stage in _AT_WORK:
                 yield from self._check_memory(process, batch)
 
-    def _advance(self, process: WorkerProcess, message: dict[str, Any], batch: PoolRun) -> Iterator[Result]:
+    def _advance(
+        self, process: WorkerProcess, message: dict[str, Any], batch: PoolRun
+    ) -> Iterator[JobResult]:
         event = message["event"]
         if event == "ready":
             process.pid = message["pid"]
@@ -266,7 +268,7 @@ class WorkerPool:
         if event == "stage":
             process.build_secs = message.get("build_secs", process.build_secs)
             process.wait_secs = message.get("wait_secs", process.wait_secs)
-            process.enter(Stage(message["stage"]), batch.jobs[number].protocol)
+            process.enter(WorkerStage(message["stage"]), batch.jobs[number].protocol)
             return
         protocol = batch.jobs[number].protocol
         process.rest()
@@ -280,7 +282,7 @@ class WorkerPool:
             # A fresh process looks up its tracker and makes missing locks, which may be what was wrong.
             self._discard(process)
         quality = message.get("quality", {}) | batch.strikes_quality(number)
-        result = Result(
+        result = JobResult(
             job=number,
             outcome=Outcome(message["outcome"]),
             run_secs=tuple(message.get("run_secs", ())),
@@ -301,7 +303,7 @@ class WorkerPool:
         else:
             yield result
 
-    def _visited(self, process: WorkerProcess, message: dict[str, Any]) -> Iterator[Result]:
+    def _visited(self, process: WorkerProcess, message: dict[str, Any]) -> Iterator[JobResult]:
         """A program was timed once more; its result is ready after the last time."""
         if message["event"] == "rested":
             process.rest()
@@ -314,24 +316,24 @@ class WorkerPool:
             if not message["left"]:
                 yield process.held.pop(number)
 
-    def _gone(self, process: WorkerProcess, batch: PoolRun | None) -> Iterator[Result]:
+    def _gone(self, process: WorkerProcess, batch: PoolRun | None) -> Iterator[JobResult]:
         """A process ended by itself.
 
         A strike against its job if that was at work, or an error when it had not even started.
         """
         number, stage = process.job, process.stage
         build_secs, wait_secs = process.build_secs, process.wait_secs
-        words = self._zygote.last_words() if self._zygote and stage is Stage.STARTING else ""
+        words = self._zygote.last_words() if self._zygote and stage is WorkerStage.STARTING else ""
         fate, tail = self._discard(process, _LAST_WORDS_SEC)
-        if stage is Stage.STARTING:
+        if stage is WorkerStage.STARTING:
             raise refuse_start(fate, tail or words)
         if number is None or batch is None:
             return
-        if stage is Stage.REFERENCE:
+        if stage is WorkerStage.REFERENCE:
             batch.leave_unchecked(number)
             return
         if stage in _AT_WORK:
-            outcome = Outcome.BUILD_FAILED if stage is Stage.BUILDING else Outcome.RUN_FAILED
+            outcome = Outcome.BUILD_FAILED if stage is WorkerStage.BUILDING else Outcome.RUN_FAILED
             is_again = batch.strike(number, len(self._settings))
         else:  # the host's doing, such as a timing lock that it may not open
             outcome = Outcome.LOST
@@ -339,7 +341,7 @@ class WorkerPool:
         if is_again:
             return
         batch.on_timed(number)
-        yield Result(
+        yield JobResult(
             job=number,
             outcome=outcome,
             build_secs=build_secs,
@@ -348,7 +350,7 @@ class WorkerPool:
             quality=batch.strikes_quality(number),
         )
 
-    def _check_memory(self, process: WorkerProcess, batch: PoolRun) -> Iterator[Result]:
+    def _check_memory(self, process: WorkerProcess, batch: PoolRun) -> Iterator[JobResult]:
         number = process.job
         assert number is not None
         limit_gib = batch.jobs[number].protocol.memory_limit_gib
@@ -362,44 +364,44 @@ class WorkerPool:
             yield self._end_job(
                 process,
                 batch,
-                Outcome.BUILD_FAILED if process.stage is Stage.BUILDING else Outcome.RUN_FAILED,
+                Outcome.BUILD_FAILED if process.stage is WorkerStage.BUILDING else Outcome.RUN_FAILED,
                 f"{process.stage} took more than {limit_gib:g} GiB of memory; its worker process was ended",
             )
 
-    def _overdue(self, process: WorkerProcess, batch: PoolRun) -> Iterator[Result]:
-        if process.stage is Stage.STARTING:
+    def _overdue(self, process: WorkerProcess, batch: PoolRun) -> Iterator[JobResult]:
+        if process.stage is WorkerStage.STARTING:
             self._discard(process)
             raise WorkerStartError(
                 "a worker process was not ready in time (importing TVM takes about 3 s on an idle core); "
                 "free the host or raise its share of CPU"
             )
-        if process.stage is Stage.VISITING:
+        if process.stage is WorkerStage.VISITING:
             self._discard(process)
         if process.job is None:
             return
         stage, number = process.stage, process.job
         if process.is_starved(batch.jobs[number].protocol):
             return
-        if stage is Stage.REFERENCE:
+        if stage is WorkerStage.REFERENCE:
             self._discard(process)
             batch.leave_unchecked(number)
             return
         outcome = {
-            Stage.BUILDING: Outcome.BUILD_TIMEOUT,
-            Stage.TIMING: Outcome.RUN_TIMEOUT,
-            Stage.CHECKING: Outcome.RUN_TIMEOUT,
+            WorkerStage.BUILDING: Outcome.BUILD_TIMEOUT,
+            WorkerStage.TIMING: Outcome.RUN_TIMEOUT,
+            WorkerStage.CHECKING: Outcome.RUN_TIMEOUT,
         }.get(stage, Outcome.LOST)
         limit = limit_of(stage, batch.jobs[number].protocol)
         yield self._end_job(
             process, batch, outcome, f"{stage} took more than {limit:g} s; its worker process was ended"
         )
 
-    def _end_job(self, process: WorkerProcess, batch: PoolRun, outcome: Outcome, error: str) -> Result:
+    def _end_job(self, process: WorkerProcess, batch: PoolRun, outcome: Outcome, error: str) -> JobResult:
         """Kill a process for what its job does, and give the job its outcome."""
         number = process.job
         assert number is not None
         batch.on_timed(number)
-        result = Result(
+        result = JobResult(
             job=number,
             outcome=outcome,
             build_secs=process.build_secs,
@@ -445,10 +447,10 @@ class WorkerPool:
         """A process that waits for a question; a dead one is replaced first."""
         while True:
             process = self._processes[0] if self._processes else self._start()
-            if process.stage is Stage.VISITING:
+            if process.stage is WorkerStage.VISITING:
                 self._discard(process)  # of a batch that was abandoned
                 continue
-            if process.stage is Stage.IDLE:
+            if process.stage is WorkerStage.IDLE:
                 with selectors.DefaultSelector() as selector:
                     selector.register(process.channel, selectors.EVENT_READ)
                     if not selector.select(0):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.sandbox.job import Job, Result
+from agents.sandbox.job import CandidateJob, JobResult
 
 #: A candidate that killed this many worker processes is not tried again. One death may have had another
 #: cause: the kernel's out-of-memory killer, an operator, a board that was unplugged.
@@ -26,7 +26,7 @@ class PoolRun:
     """Jobs under way."""
 
     #: What is still to come; read when a process is about to be free, so it may depend on what ended.
-    source: Iterator[Job]
+    source: Iterator[CandidateJob]
     #: Best latency known by workload; the caller adds to it while the batch runs.
     best_secs: Mapping[str, float]
     #: Told the number of every job that has its first numbers, or failed.
@@ -34,7 +34,7 @@ class PoolRun:
     #: Best latency by workload among results that are still held for more visits.
     held_secs: dict[str, float] = field(default_factory=dict)
     #: Jobs read so far.
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[CandidateJob] = field(default_factory=list)
     #: Numbers of those that wait for a process.
     todo: deque[int] = field(default_factory=deque)
     #: Worker processes that each job has killed.
@@ -53,7 +53,7 @@ class PoolRun:
         known = [secs[workload_id] for secs in (self.best_secs, self.held_secs) if workload_id in secs]
         return min(known, default=0.0)
 
-    def hold(self, result: Result) -> None:
+    def hold(self, result: JobResult) -> None:
         """Note the latency of a program that will be timed again."""
         workload_id = self.jobs[result.job].workload.workload_id
         self.held_secs[workload_id] = min(*result.run_secs, self.held_secs.get(workload_id, math.inf))

@@ -19,8 +19,8 @@ from agents.errors import WorkerStartError
 from agents.host.cuda import worker_environment
 from agents.host.own_program import command, environment
 from agents.records import Protocol, Workload, as_json_dict
-from agents.sandbox.job import Result
-from agents.sandbox.stages import ChildSettings, Stage
+from agents.sandbox.job import JobResult
+from agents.sandbox.stages import ChildSettings, WorkerStage
 from agents.sandbox.wire import Channel
 
 #: Importing TVM takes about 3 s on an idle core; a loaded host may need many times that.
@@ -172,14 +172,14 @@ class WorkerProcess:
                 self.channel.close()
                 self._stderr.close()
                 raise
-        self.stage = Stage.STARTING
+        self.stage = WorkerStage.STARTING
         self.deadline = time.monotonic() + START_TIMEOUT_SEC
         self.pid = 0
         self.job: int | None = None
         self.jobs_done = 0
         self.known_workloads: set[str] = set()
         #: Results of programs that it keeps and times again.
-        self.held: dict[int, Result] = {}
+        self.held: dict[int, JobResult] = {}
         #: Time that such a visit may take.
         self.visit_limit_sec = 0.0
         self.build_secs = self.wait_secs = 0.0
@@ -189,7 +189,7 @@ class WorkerProcess:
     def begin(self, job: int | None) -> None:
         """A job (None: a question) is about to be handed over."""
         self.job, self.build_secs, self.wait_secs = job, 0.0, 0.0
-        self.stage, self.deadline = Stage.WAITING, time.monotonic() + LOCK_TIMEOUT_SEC
+        self.stage, self.deadline = WorkerStage.WAITING, time.monotonic() + LOCK_TIMEOUT_SEC
         size = os.fstat(self._stderr.fileno()).st_size
         if size > _STDERR_KEPT_BYTES:  # drop old output before it fills the disk
             self._stderr.truncate(0)
@@ -197,7 +197,7 @@ class WorkerProcess:
             size = 0
         self._stderr_start = size
 
-    def enter(self, stage: Stage, protocol: Protocol) -> None:
+    def enter(self, stage: WorkerStage, protocol: Protocol) -> None:
         """Begin a stage of a job, with the time it may take."""
         self.stage = stage
         self._stage_began, self._cpu_secs_before = time.monotonic(), self.cpu_secs()
@@ -211,16 +211,16 @@ class WorkerProcess:
     @property
     def is_busy(self) -> bool:
         """Whether something is still to come of it."""
-        return self.job is not None or self.stage is Stage.VISITING
+        return self.job is not None or self.stage is WorkerStage.VISITING
 
     def visit(self, limit_secs: float) -> None:
         """It is timing programs of earlier jobs, with the time that the next one may take."""
-        self.job, self.stage = None, Stage.VISITING
+        self.job, self.stage = None, WorkerStage.VISITING
         self.deadline = time.monotonic() + limit_secs
 
     def rest(self) -> None:
         """Nothing to do."""
-        self.job, self.stage, self.deadline = None, Stage.IDLE, float("inf")
+        self.job, self.stage, self.deadline = None, WorkerStage.IDLE, float("inf")
 
     def tell_workload(self, workload: Workload) -> None:
         """Send a workload's module once.
@@ -249,7 +249,7 @@ class WorkerProcess:
         """
         limit = protocol.build_timeout_sec
         used = self.cpu_secs() - self._cpu_secs_before
-        if self.stage is not Stage.BUILDING or used >= limit:
+        if self.stage is not WorkerStage.BUILDING or used >= limit:
             return False
         if time.monotonic() - self._stage_began > _MOST_STARVED * limit:
             return False
@@ -284,13 +284,13 @@ class WorkerProcess:
         return fate, tail
 
 
-def limit_of(stage: Stage, protocol: Protocol) -> float:
+def limit_of(stage: WorkerStage, protocol: Protocol) -> float:
     """Seconds that a stage of a job may take."""
     limits = {
-        Stage.REFERENCE: REFERENCE_TIMEOUT_SEC,
-        Stage.BUILDING: protocol.build_timeout_sec,
-        Stage.TIMING: protocol.run_timeout_sec,
-        Stage.CHECKING: protocol.run_timeout_sec,
+        WorkerStage.REFERENCE: REFERENCE_TIMEOUT_SEC,
+        WorkerStage.BUILDING: protocol.build_timeout_sec,
+        WorkerStage.TIMING: protocol.run_timeout_sec,
+        WorkerStage.CHECKING: protocol.run_timeout_sec,
     }
     return limits.get(stage, LOCK_TIMEOUT_SEC)
 

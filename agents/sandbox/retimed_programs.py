@@ -30,7 +30,7 @@ _MOST_KEPT = 128
 
 
 @dataclass(slots=True)
-class Kept:
+class RetimedProgram:
     """A program that has been timed once at least."""
 
     #: The number of its job.
@@ -48,7 +48,7 @@ class Kept:
     last: float
 
 
-class Visits:
+class SpacedRetiming:
     """The programs of one worker process.
 
     Args:
@@ -57,7 +57,7 @@ class Visits:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: list[Kept] = []
+        self._kept: list[RetimedProgram] = []
         #: Fastest run known of each workload that programs are kept of.
         self._best_secs: dict[str, float] = {}
 
@@ -74,7 +74,7 @@ class Visits:
             best_secs: Seconds of its fastest run.
         """
         extra = min((LEADER_VISITS - 1) * (left + 1), int(_LEADER_SECS / best_secs))
-        self._kept.append(Kept(job, run, workload_id, best_secs, left, extra, self._clock()))
+        self._kept.append(RetimedProgram(job, run, workload_id, best_secs, left, extra, self._clock()))
         self.note(workload_id, best_secs)
         for old in self._kept[:-_MOST_KEPT]:
             old.left, old.extra, old.last = 1, 0, -math.inf
@@ -84,20 +84,20 @@ class Visits:
         if best_secs > 0:
             self._best_secs[workload_id] = min(best_secs, self._best_secs.get(workload_id, math.inf))
 
-    def due(self) -> list[Kept]:
+    def due(self) -> list[RetimedProgram]:
         """Programs whose next visit has come."""
         now = self._clock()
         return [
             one for one in self._kept if now - one.last >= (LEADER_GAP_SECS if self._leads(one) else GAP_SECS)
         ]
 
-    def last(self) -> list[Kept]:
+    def last(self) -> list[RetimedProgram]:
         """All of them, for their last visits: one that leads has several, the others between."""
         for one in self._kept:
             one.left, one.extra = LAST_LEADER_VISITS if self._leads(one) else 1, 0
         return [one for turn in range(LAST_LEADER_VISITS) for one in self._kept if one.left > turn]
 
-    def visit(self, one: Kept) -> tuple[float, ...]:
+    def visit(self, one: RetimedProgram) -> tuple[float, ...]:
         """Time a program again, and let go of it (`left` is 0 then) after its last visit."""
         try:
             run_secs = one.run()
@@ -121,9 +121,16 @@ class Visits:
         self._kept.clear()
         self._best_secs.clear()
 
-    def _leads(self, one: Kept) -> bool:
+    def _leads(self, one: RetimedProgram) -> bool:
         """Whether a program is near the fastest of its workload, and has visits left for that."""
         return one.extra > 0 and one.best_secs <= LEAD * self._best_secs[one.workload_id]
 
 
-__all__ = ["GAP_SECS", "LAST_LEADER_VISITS", "LEADER_GAP_SECS", "LEADER_VISITS", "Kept", "Visits"]
+__all__ = [
+    "GAP_SECS",
+    "LAST_LEADER_VISITS",
+    "LEADER_GAP_SECS",
+    "LEADER_VISITS",
+    "RetimedProgram",
+    "SpacedRetiming",
+]

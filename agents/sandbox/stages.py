@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Stage(StrEnum):
+class WorkerStage(StrEnum):
     """What a worker process is doing; the parent's time-outs hang on it."""
 
     STARTING = "starting"
@@ -64,4 +64,4 @@ class ChildSettings:
         return self.index if self.device == "cuda" and not self.tracker else None
 
 
-__all__ = ["ChildSettings", "Stage"]
+__all__ = ["ChildSettings", "WorkerStage"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agents.programs.quality import Drift
 from agents.records import Outcome
 from agents.sandbox.canary_watch import CanaryWatch
-from agents.sandbox.job import Job, Result
+from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 
 #: A window pays for its own readings of the canaries: of tiny ones they would be a large share.
@@ -26,7 +26,7 @@ _LEAST_JOBS = 4
 class Planned:
     """A job, and the attempt that its measurement will be."""
 
-    job: Job
+    job: CandidateJob
     attempt: int
 
 
@@ -34,7 +34,7 @@ class Planned:
 class Window:
     """What ended between two readings, and how the device did meanwhile."""
 
-    results: list[tuple[Planned, Result]]
+    results: list[tuple[Planned, JobResult]]
     drift: Drift
     #: Every job of the stream has ended.
     is_last: bool
@@ -43,16 +43,16 @@ class Window:
 class _Reading:
     """One set of canaries in the stream."""
 
-    def __init__(self, jobs: list[Job]) -> None:
+    def __init__(self, jobs: list[CandidateJob]) -> None:
         self.jobs = jobs
-        self.results: dict[int, Result] = {}
+        self.results: dict[int, JobResult] = {}
 
     @property
     def is_complete(self) -> bool:
         return len(self.results) == len(self.jobs)
 
     @property
-    def ordered(self) -> list[Result]:
+    def ordered(self) -> list[JobResult]:
         return [self.results[place] for place in range(len(self.jobs))]
 
 
@@ -85,12 +85,12 @@ def in_windows(
     #: By number in the stream: a candidate, or a reading and the place in it.
     handed: list[Planned | tuple[_Reading, int]] = []
 
-    def read(reading: _Reading) -> Iterator[Job]:
+    def read(reading: _Reading) -> Iterator[CandidateJob]:
         for place, job in enumerate(reading.jobs):
             handed.append((reading, place))
             yield job
 
-    def stream() -> Iterator[Job]:
+    def stream() -> Iterator[CandidateJob]:
         yield from read(ahead)
         began, count = clock(), 0
         for one in jobs:
@@ -107,7 +107,7 @@ def in_windows(
             on_end()
 
     # One that is timed at several moments falls into the window of the last one.
-    ended: list[tuple[Planned, Result]] = []
+    ended: list[tuple[Planned, JobResult]] = []
     with closing(pool.run(stream(), best_secs, on_timed)) as results:
         for result in results:
             one = handed[result.job]

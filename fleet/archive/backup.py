@@ -17,7 +17,7 @@ from fleet.archive.backup_folder import (
     IMPORTS,
     OBJECTS,
     BackedUp,
-    Kept,
+    BackedUpFile,
     Manifest,
     held,
     is_backup,
@@ -104,7 +104,7 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
         others += sorted((store / name).glob("[!.]*"))
     wanted |= {str(one.relative_to(store)): None for one in others}
 
-    def keep(path: str) -> tuple[Kept, int]:
+    def keep(path: str) -> tuple[BackedUpFile, int]:
         try:
             return keep_file(folder, store / path, wanted[path])
         except FileNotFoundError as error:
@@ -125,13 +125,13 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
     return Manifest(about=about, files=files)
 
 
-def _copy_intake(store: Path, folder: Path) -> tuple[dict[str, Kept], int, int]:
+def _copy_intake(store: Path, folder: Path) -> tuple[dict[str, BackedUpFile], int, int]:
     """Copy the whole frames of what is acknowledged and not in the table yet.
 
     Returns:
         The files, the bytes that were copied, and how many records there are.
     """
-    files: dict[str, Kept] = {}
+    files: dict[str, BackedUpFile] = {}
     copied = waiting = 0
     for path in sorted((store / INTAKE).glob("*")):
         try:

@@ -38,7 +38,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class BackedUpFile:
     """One file of the store in the backup."""
 
     sha256: str
@@ -72,7 +72,7 @@ class Manifest:
     """Which file of the store is which object."""
 
     about: BackedUp
-    files: dict[str, Kept] = field(default_factory=dict)
+    files: dict[str, BackedUpFile] = field(default_factory=dict)
 
 
 def is_backup(folder: Path) -> bool:
@@ -110,7 +110,7 @@ def held(store: Path, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def keep_file(folder: Path, path: Path, known: str | None) -> tuple[Kept, int]:
+def keep_file(folder: Path, path: Path, known: str | None) -> tuple[BackedUpFile, int]:
     """Have a file as an object; return it and how many bytes had to be copied.
 
     Args:
@@ -125,7 +125,7 @@ def keep_file(folder: Path, path: Path, known: str | None) -> tuple[Kept, int]:
         size = path.stat().st_size
         there = object_path(folder, known)
         if there.exists() and there.stat().st_size == size:
-            return Kept(known, size), 0
+            return BackedUpFile(known, size), 0
     if path.suffix == ".jsonl":
         data = path.read_bytes()
         # A line that is being written is not there yet.
@@ -146,12 +146,12 @@ def keep_file(folder: Path, path: Path, known: str | None) -> tuple[Kept, int]:
                 f"{path} is damaged: its SHA-256 is {found[:12]}..., the log says {known[:12]}...; "
                 "`fleet store verify` says what else is. The backup that was there is as it was"
             )
-        return Kept(found, size), _settle(folder, temporary, found, size)
+        return BackedUpFile(found, size), _settle(folder, temporary, found, size)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def keep_bytes(folder: Path, data: bytes) -> tuple[Kept, int]:
+def keep_bytes(folder: Path, data: bytes) -> tuple[BackedUpFile, int]:
     """Have some bytes as an object; return it and how many of them had to be copied."""
     found = hashlib.sha256(data).hexdigest()
     temporary = folder / OBJECTS / f".{uuid.uuid4().hex}.tmp"
@@ -161,7 +161,7 @@ def keep_bytes(folder: Path, data: bytes) -> tuple[Kept, int]:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        return Kept(found, len(data)), _settle(folder, temporary, found, len(data))
+        return BackedUpFile(found, len(data)), _settle(folder, temporary, found, len(data))
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -203,7 +203,9 @@ def read_manifest(folder: Path) -> Manifest:
             )
         if value.pop("sum") != _sum_of(value):
             raise ValueError("its sum is another one")
-        files = {str(name): Kept(str(sha256), int(size)) for name, (sha256, size) in value["files"].items()}
+        files = {
+            str(name): BackedUpFile(str(sha256), int(size)) for name, (sha256, size) in value["files"].items()
+        }
         for name in files:
             parts = PurePosixPath(name).parts
             if len(parts) < 2 or parts[0] not in _PARTS or ".." in parts:
@@ -237,7 +239,7 @@ __all__ = [
     "IMPORTS",
     "OBJECTS",
     "BackedUp",
-    "Kept",
+    "BackedUpFile",
     "Manifest",
     "held",
     "is_backup",

@@ -27,7 +27,14 @@ from fleet.errors import StoreError
 from fleet.store.catalog import read_device, read_workloads, sum_fault
 from fleet.store.delta.changes import DamagedError, StaleError, changes_since, commit_hash
 from fleet.store.delta.index import IDS, INDEX, checked_run
-from fleet.store.delta.log import Snapshot, checkpoints, commit_path, delta_errors, is_whole, load_snapshot
+from fleet.store.delta.log import (
+    TableSnapshot,
+    checkpoints,
+    commit_path,
+    delta_errors,
+    is_whole,
+    load_snapshot,
+)
 from fleet.store.delta.schema import read_batches
 from fleet.store.delta.sums import known_sums
 from fleet.store.intake_log import INTAKE, by_device, is_begun, unpack
@@ -114,7 +121,7 @@ def verify(folder: Path, progress: Callable[[int, int], None] = lambda done, of:
 
 def _check_table(
     folder: Path,
-    snapshot: Snapshot,
+    snapshot: TableSnapshot,
     index: dict[str, Any],
     found: Verified,
     progress: Callable[[int, int], None],
@@ -148,7 +155,7 @@ def _check_table(
     _check_catalog(folder, snapshot, found, seen)
 
 
-def _repeated(table: Path, snapshot: Snapshot, ids: NDArray[np.uint64]) -> Iterator[tuple[str, str]]:
+def _repeated(table: Path, snapshot: TableSnapshot, ids: NDArray[np.uint64]) -> Iterator[tuple[str, str]]:
     """Yield where records stand that the table has twice, but for the first place of each."""
     twice = np.unique(ids[1:][ids[1:] == ids[:-1]])
     if not len(twice):
@@ -203,7 +210,11 @@ def _index(folder: Path) -> dict[str, Any]:
 
 
 def _check_index(
-    folder: Path, snapshot: Snapshot, index: dict[str, Any], ids: NDArray[np.uint64] | None, found: Verified
+    folder: Path,
+    snapshot: TableSnapshot,
+    index: dict[str, Any],
+    ids: NDArray[np.uint64] | None,
+    found: Verified,
 ) -> None:
     """Compare the cache of ids with those of the table, as far as these could be read.
 
@@ -284,7 +295,7 @@ def _check_intake(folder: Path, found: Verified, seen: Seen) -> None:
                     found.add(where, what)
 
 
-def _check_catalog(folder: Path, snapshot: Snapshot, found: Verified, seen: Seen) -> None:
+def _check_catalog(folder: Path, snapshot: TableSnapshot, found: Verified, seen: Seen) -> None:
     """Look at workloads and devices, and whether those that records name are there."""
     there: dict[str, set[str]] = {}
     for name, ending in ((WORKLOADS, ".json"), (DEVICES, ".jsonl")):

@@ -22,9 +22,9 @@ from fleet.cli import daemon as cli_daemon
 from fleet.cli import devices as cli_devices
 from fleet.cli import interchange as cli_interchange
 from fleet.cli import jobs as cli_jobs
-from fleet.cli import learning as cli_learning
 from fleet.cli import models as cli_models
 from fleet.cli import store as cli_store
+from fleet.cli import training as cli_learning
 from fleet.cli import tuning as cli_tuning
 from fleet.errors import FleetError
 from fleet.terminal_text import make_logs_visible, say, say_traceback

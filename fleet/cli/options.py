@@ -1,6 +1,6 @@
 """Options that the verbs of measuring and of learning share, and the settings that they make.
 
-Used by `fleet.cli.jobs` and `fleet.cli.learning`. Loads nothing heavy.
+Used by `fleet.cli.jobs` and `fleet.cli.training`. Loads nothing heavy.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ NOISE_EVERY_SECS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class DeviceBatch:
     """One batch for one device."""
 
     device_id: DeviceId
@@ -53,7 +53,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Progress:
+class DeviceProgress:
     """What one device has of the candidates in one environment; grows with its records."""
 
     environment_id: str
@@ -78,12 +78,12 @@ def plan_jobs(
     protocols: Mapping[DeviceId, Protocol],
     pools: Mapping[WorkloadId, Sequence[Candidate]],
     workloads: Mapping[WorkloadId, Workload],
-    progress: Mapping[DeviceId, Progress],
+    progress: Mapping[DeviceId, DeviceProgress],
     *,
     seed: int,
     batch_size: int = BATCH_SIZE,
     given_up: Mapping[DeviceId, Collection[CandidateId]] | None = None,
-) -> list[Job]:
+) -> list[DeviceBatch]:
     """Plan what is still to be measured: every candidate of every pool once on every device.
 
     A batch holds candidates of up to `WORKLOADS_PER_BATCH` workloads in random order, and batches come in
@@ -108,16 +108,16 @@ def plan_jobs(
         ]
         draws.shuffle(mix)
         mixes.append(mix)
-    jobs: list[Job] = []
+    jobs: list[DeviceBatch] = []
     for device_id, protocol in protocols.items():
-        seen = progress.get(device_id, Progress(""))
+        seen = progress.get(device_id, DeviceProgress(""))
         skipped = (given_up or {}).get(device_id, ())
         todo = [
             [one for one in mix if one.candidate_id not in seen.measured and one.candidate_id not in skipped]
             for mix in mixes
         ]
         planned = [
-            Job(device_id=device_id, batch=batch)
+            DeviceBatch(device_id=device_id, batch=batch)
             for mix in todo
             for batch in _batches(mix, seen.lost, workloads, protocol, batch_size)
         ]
@@ -134,7 +134,7 @@ def plan_remeasure(
     count: int,
     seed: int,
     batch_size: int = BATCH_SIZE,
-) -> list[Job]:
+) -> list[DeviceBatch]:
     """Plan a second measurement of `count` random candidates of one device, as far as it is missing.
 
     They are chosen among those that are `ok` and were measured in full.
@@ -159,7 +159,7 @@ def plan_remeasure(
     todo = [first[candidate_id] for candidate_id in chosen if candidate_id not in again]
     todo = todo[: max(0, count - len(again & first.keys()))]
     return [
-        Job(device_id=todo[0].device_id, batch=batch)
+        DeviceBatch(device_id=todo[0].device_id, batch=batch)
         for batch in _batches(_as_candidates(todo, REMEASURE), attempts, workloads, protocol, batch_size)
     ]
 
@@ -172,7 +172,7 @@ def plan_noise(
     count: int,
     seed: int,
     batch_size: int = BATCH_SIZE,
-) -> list[Job]:
+) -> list[DeviceBatch]:
     """Plan an A/A run of one device: the same candidates twice, in two random orders, nothing changed.
 
     The halves have attempts n+1 and n+2, where n is even; so a pair is always (odd, even), and half a run
@@ -203,13 +203,13 @@ def plan_noise(
         return []
     highest = max(r.attempt for one in chosen for r in sample[one.candidate_id]) + MOST_AHEAD
     highest += highest % 2
-    jobs: list[Job] = []
+    jobs: list[DeviceBatch] = []
     for attempt in (highest + 1, highest + 2):
         order = random.Random(f"{seed}/noise/{attempt}").sample(chosen, len(chosen))
         candidates = _as_candidates(order, NOISE)
         attempts = {one.candidate_id: attempt for one in candidates}
         jobs += [
-            Job(device_id=chosen[0].device_id, batch=batch)
+            DeviceBatch(device_id=chosen[0].device_id, batch=batch)
             for batch in _batches(candidates, attempts, workloads, protocol, batch_size)
         ]
     return jobs

@@ -29,8 +29,8 @@ from agents.trust import is_live
 from fleet.collection.batch_plan import (
     MAX_LOSSES,
     NOISE_EVERY_SECS,
-    Job,
-    Progress,
+    DeviceBatch,
+    DeviceProgress,
     noise_is_due,
     plan_jobs,
     plan_noise,
@@ -80,7 +80,7 @@ class Collection:
         self._protocols = {
             device_id: spec.protocol(settings.protocol) for device_id, spec in self._specs.items()
         }
-        self._progress: dict[DeviceId, Progress] = {}
+        self._progress: dict[DeviceId, DeviceProgress] = {}
         self._families: dict[Family, list[DeviceId]] = {}
         for device_id, spec in specs.items():
             self._families.setdefault(spec.family, []).append(device_id)
@@ -177,7 +177,7 @@ class Collection:
     def remeasure(self, workloads: Sequence[Workload]) -> None:
         """Measure some candidates of every device a second time, to show how far numbers repeat."""
         by_id = {workload.workload_id: workload for workload in workloads}
-        jobs: list[Job] = []
+        jobs: list[DeviceBatch] = []
         for device_id, protocol in self._protocols.items():
             records = [r for r in self._present(device_id) if r.workload_id in by_id]
             jobs += plan_remeasure(
@@ -203,7 +203,7 @@ class Collection:
         # Other candidates every day; the same after an interruption.
         seed = self._settings.seed + int(now // NOISE_EVERY_SECS)
         workloads = self.stored_workloads(self._store.workloads())
-        jobs: list[Job] = []
+        jobs: list[DeviceBatch] = []
         empty: list[DeviceId] = []
         for device_id, protocol in self._protocols.items():
             lasting = self._progress_of(device_id).environment_id
@@ -236,12 +236,12 @@ class Collection:
         pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]],
         workloads: Sequence[Workload],
         model_version: str,
-    ) -> list[Job]:
+    ) -> list[DeviceBatch]:
         by_id = {workload.workload_id: workload for workload in workloads}
         given_up: dict[DeviceId, set[CandidateId]] = {}
         for device_id, candidate_id in self._given_up():
             given_up.setdefault(device_id, set()).add(candidate_id)
-        jobs: list[Job] = []
+        jobs: list[DeviceBatch] = []
         for family, pool in pools.items():
             device_ids = self._families.get(family, [])
             jobs += plan_jobs(
@@ -259,7 +259,7 @@ class Collection:
     def _given_up(self) -> list[tuple[DeviceId, CandidateId]]:
         return [pair for pair, losses in self._losses.items() if losses >= MAX_LOSSES]
 
-    def _spared(self, job: Job) -> Job:
+    def _spared(self, job: DeviceBatch) -> DeviceBatch:
         """A job without the candidates that were put under quarantine since it was planned."""
         family = self._specs[job.device_id].family
         left = tuple(
@@ -269,13 +269,13 @@ class Collection:
         )
         return replace(job, batch=replace(job.batch, candidates=left))
 
-    def _run(self, phase: str, jobs: Sequence[Job]) -> None:
+    def _run(self, phase: str, jobs: Sequence[DeviceBatch]) -> None:
         """Keep every device busy until its jobs are done; store and acknowledge as batches come back."""
         self._watcher.phase(phase, sum(len(job.batch.candidates) for job in jobs))
-        queues: dict[DeviceId, deque[Job]] = {}
+        queues: dict[DeviceId, deque[DeviceBatch]] = {}
         for job in jobs:
             queues.setdefault(job.device_id, deque()).append(job)
-        running: dict[Any, Job] = {}
+        running: dict[Any, DeviceBatch] = {}
         with self._ledger.measuring(queues):
             while any(queues.values()) or running:
                 for device_id, queue in queues.items():
@@ -294,7 +294,7 @@ class Collection:
                     else:
                         self._keep(job.device_id, records)
 
-    def _after_crash(self, job: Job, death: ActorDiedError) -> Job:
+    def _after_crash(self, job: DeviceBatch, death: ActorDiedError) -> DeviceBatch:
         """Take over what the dead agent had finished; what is left of the batch is tried again."""
         crashes = job.crashes + 1
         if crashes >= _MAX_CRASHES:
@@ -332,11 +332,11 @@ class Collection:
                 self._proposer.quarantined.add((self._specs[device_id].family, record.candidate_id))
         self._watcher.stored(device_id, records)
 
-    def _progress_of(self, device_id: DeviceId) -> Progress:
+    def _progress_of(self, device_id: DeviceId) -> DeviceProgress:
         """What the device has measured in the environment that it has now; read once, kept up by `_keep`."""
         if device_id not in self._progress:
             now = self._session.call(device_id, "environment_id", self._protocols[device_id])
-            progress = self._progress[device_id] = Progress(environment_id=now)
+            progress = self._progress[device_id] = DeviceProgress(environment_id=now)
             for record in self._store.records(device_id=device_id):
                 progress.add(record)
         return self._progress[device_id]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from agents.programs.derivation import Derivation
 from agents.records import Candidate, CandidateId, DeviceId, Family, Record, Workload, WorkloadId
-from fleet.collection.selection import Known, best_traces, choose_parents, random_share, survey
+from fleet.collection.selection import KnownCandidates, best_traces, choose_parents, random_share, survey
 from fleet.collection.settings import CollectSettings, Pools, Watcher
 from fleet.collection.time_spent import Ledger
 from fleet.collection.trust import claims, imported_traces, ours, siblings
@@ -59,7 +59,7 @@ class Proposer:
         self._settings = settings
         self._watcher = watcher
         self._ledger = ledger
-        self._known: dict[tuple[Family, WorkloadId], Known] = {}
+        self._known: dict[tuple[Family, WorkloadId], KnownCandidates] = {}
         self.quarantined: set[tuple[Family, CandidateId]] = set()
 
     def begin(self, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]) -> Pools:

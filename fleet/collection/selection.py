@@ -149,7 +149,7 @@ def few_of_each(
 
 
 @dataclass(slots=True)
-class Known:
+class KnownCandidates:
     """What the devices of a family have recorded of one workload."""
 
     #: Candidates that siblings may measure too, in the order of their first record, up to a limit.
@@ -162,14 +162,14 @@ class Known:
     quarantined: set[CandidateId] = field(default_factory=set)
 
 
-def survey(records: Iterable[Record], limits: Mapping[WorkloadId, int]) -> dict[WorkloadId, Known]:
+def survey(records: Iterable[Record], limits: Mapping[WorkloadId, int]) -> dict[WorkloadId, KnownCandidates]:
     """Gather what the records of a family's devices say of some workloads; reads them once.
 
     Args:
         records: Records of all devices of the family, one device after the other.
         limits: The workloads, and most candidates to keep of each: their traces take some 20 KB each.
     """
-    found = {workload_id: Known() for workload_id in limits}
+    found = {workload_id: KnownCandidates() for workload_id in limits}
     for record in records:
         known = found.get(record.workload_id)
         if known is None:

@@ -70,7 +70,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenProfile:
     """What `write_profiles` did with one file."""
 
     device_id: DeviceId
@@ -204,7 +204,7 @@ def render(profile: Profile) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + body
 
 
-def write_profiles(folder: Path, profiles: Iterable[Profile], force: bool = False) -> list[Written]:
+def write_profiles(folder: Path, profiles: Iterable[Profile], force: bool = False) -> list[WrittenProfile]:
     """Write one file a profile; a file that is there and differs is kept unless `force` is given.
 
     Args:
@@ -224,7 +224,7 @@ def write_profiles(folder: Path, profiles: Iterable[Profile], force: bool = Fals
             action = _action(path, text, force)
             if action in (Action.WRITTEN, Action.REPLACED):
                 write_durably(path, text.encode())
-            done.append(Written(device_id=profile.spec.device_id, path=path, action=action))
+            done.append(WrittenProfile(device_id=profile.spec.device_id, path=path, action=action))
     except OSError as error:
         where = error.filename or folder
         raise FleetError(

@@ -26,7 +26,7 @@ WITH_AGENT = frozenset({DeviceState.PROBING, DeviceState.IDLE, DeviceState.LEASE
 
 
 @dataclass(slots=True)
-class Lease:
+class HeldLease:
     """The right of one job to the device."""
 
     job_id: JobId
@@ -58,7 +58,7 @@ class Device:
     incarnation: int = 0
     epoch: int = 0
     #: Oldest first.
-    leases: list[Lease] = field(default_factory=list)
+    leases: list[HeldLease] = field(default_factory=list)
     #: Epoch that the last beat named.
     at_work: int | None = None
     #: Deaths and refusals in a row without a finished candidate.
@@ -91,19 +91,19 @@ class Device:
     champion: str = ""
     drift: str = ""
 
-    def lease(self, epoch: int) -> Lease | None:
+    def lease(self, epoch: int) -> HeldLease | None:
         """The running lease of an epoch."""
         return next((one for one in self.leases if one.epoch == epoch), None)
 
-    def front(self) -> Lease | None:
+    def front(self) -> HeldLease | None:
         """The lease at work: the one that the last beat named, else the oldest."""
         named = self.lease(self.at_work) if self.at_work is not None else None
         return named or (self.leases[0] if self.leases else None)
 
-    def grant(self, job_id: JobId, size: int, expected_secs: float, now: float, limits: Limits) -> Lease:
+    def grant(self, job_id: JobId, size: int, expected_secs: float, now: float, limits: Limits) -> HeldLease:
         """Add a lease with the next epoch."""
         self.epoch += 1
-        lease = Lease(
+        lease = HeldLease(
             job_id=job_id,
             epoch=self.epoch,
             size=size,
@@ -116,7 +116,7 @@ class Device:
         self.state = DeviceState.LEASED
         return lease
 
-    def end_lease(self, lease: Lease, now: float) -> float:
+    def end_lease(self, lease: HeldLease, now: float) -> float:
         """Take a lease away; the one behind it begins now.
 
         Returns:
@@ -272,4 +272,4 @@ class Device:
         }
 
 
-__all__ = ["WITH_AGENT", "Device", "Lease"]
+__all__ = ["WITH_AGENT", "Device", "HeldLease"]

@@ -18,7 +18,7 @@ from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, Worklo
 from fleet.coverage.coverage_rows import COLUMNS, take_rows
 from fleet.coverage.matrix import BEST, MAX_LOSSES, Matrix, Row, Space
 from fleet.coverage.place_bits import PlaceBits
-from fleet.coverage.table_summary import Known, TableSummary
+from fleet.coverage.table_summary import SummaryScope, TableSummary
 from fleet.store.reader import StoreReader
 
 
@@ -82,9 +82,9 @@ class Coverage:
         self.is_loaded = True
 
     @property
-    def known_for(self) -> Known:
+    def known_for(self) -> SummaryScope:
         """The devices and workloads that it is about."""
-        return Known(self._families, frozenset(self._wanted))
+        return SummaryScope(self._families, frozenset(self._wanted))
 
     @property
     def matrix(self) -> Matrix:

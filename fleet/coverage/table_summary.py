@@ -89,7 +89,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class SummaryScope:
     """What a matrix is about."""
 
     #: Family of each device.
@@ -150,7 +150,7 @@ class TableSummary:
         """Devices with records that came with a log."""
         return [device_id for device_id, one in self.counts.items() if one.imported]
 
-    def matrix(self, known: Known) -> tuple[Matrix, Batches | None]:
+    def matrix(self, known: SummaryScope) -> tuple[Matrix, Batches | None]:
         """Give the matrix of the file, and the rows that it lacks.
 
         It may be asked once: the matrix is the caller's then.
@@ -196,7 +196,7 @@ class TableSummary:
         store: StoreReader,
         matrix: Matrix,
         counts: Mapping[DeviceId, Counts],
-        known: Known,
+        known: SummaryScope,
         waiting: Iterable[pa.Table],
     ) -> Packed:
         """Take a copy of what is known now.
@@ -359,4 +359,4 @@ def mapped(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     return header, arrays
 
 
-__all__ = ["SUMMARY", "Counts", "Known", "Packed", "Saving", "TableSummary", "mapped"]
+__all__ = ["SUMMARY", "Counts", "Packed", "Saving", "SummaryScope", "TableSummary", "mapped"]

@@ -26,7 +26,7 @@ from fleet.config.day_windows import window_secs
 from fleet.config.settings import load_devices, select_devices, unknown_device
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.core.limits import Limits
-from fleet.daemon.gc_tuning import seldom_collected
+from fleet.daemon.garbage_collection import seldom_collected
 from fleet.daemon.open_files import raise_open_files
 from fleet.durable import disk_errors
 from fleet.engine.coordinator import Coordinator
@@ -35,11 +35,11 @@ from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.candidate_ranker import Guide
-from fleet.planner.uncertainty import Doubts
+from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_choice import WorkloadChoice
 from fleet.store.store import Store
-from fleet.transport.transport import Links
+from fleet.transport.transport import AgentTransport
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig, PolicySection
@@ -114,8 +114,8 @@ def run_daemon(
                         told,
                         notices,
                         trainer=trainer,
-                        guide=Guide(RegistryReader(options.models)),
-                        doubts=Doubts(RegistryReader(options.models)),
+                        guide=CandidateRanker(RegistryReader(options.models)),
+                        doubts=Uncertainty(RegistryReader(options.models)),
                         clock=clock,
                     )
                     api = serve(coordinator.view, root) if serve is not None else None
@@ -213,14 +213,14 @@ def _policy(section: PolicySection) -> DevicePolicy:
 
 def _links(
     settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec], clock: FleetClock
-) -> Links:
-    from fleet.transport.ray_transport import RayLinks
+) -> AgentTransport:
+    from fleet.transport.ray_transport import RayTransport
 
     # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
     spool = Path(settings.store.path).parent / SPOOL
     daemon = settings.daemon
     idle_only = [one for one in specs if daemon.policies.get(one, daemon.policy).idle_only]
-    return RayLinks(
+    return RayTransport(
         specs.values(),
         spool,
         settings.timing_protocol(),

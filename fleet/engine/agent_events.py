@@ -9,7 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from agents.device.messages import AgentGone, AgentRefused, AgentUp, Asked, Beat, Failed, Message, MorePending
+from agents.device.messages import (
+    AgentGone,
+    AgentRefused,
+    AgentUp,
+    Asked,
+    Failed,
+    Heartbeat,
+    Message,
+    MorePending,
+)
 from fleet.core import events as ev
 from fleet.core.events import Event, JobId
 from fleet.core.state import FleetState
@@ -46,7 +55,7 @@ def events_of(
                 is_outage=message.is_host_gone,
             )
             return [*_blamed(message, state, now, unsent), died]
-        case Beat():
+        case Heartbeat():
             return [
                 ev.AgentBeat(
                     at_secs=now,

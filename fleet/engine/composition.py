@@ -22,28 +22,28 @@ from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import Packed, TableSummary
 from fleet.engine.disk_watch import DiskWatch
-from fleet.engine.event_log import Chronicle
+from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import FleetClock
-from fleet.engine.lease_dispatcher import Granting
+from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.notices import Notices, Steadiness
 from fleet.engine.settings import CoordinatorSettings
 from fleet.engine.trainer import Trainer
-from fleet.planner.candidate_pools import Pools
-from fleet.planner.candidate_ranker import Guide
-from fleet.planner.imported_candidates import Imports
-from fleet.planner.job_planner import Feeder
+from fleet.planner.candidate_pools import CandidatePools
+from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.planner.imported_candidates import ImportedCandidates
+from fleet.planner.job_planner import JobPlanner
 from fleet.planner.noise_runs import NoiseRuns
 from fleet.planner.plan_view import turn_of
 from fleet.planner.request_coalescer import sharing_names, space_of
-from fleet.planner.uncertainty import Doubts
-from fleet.planner.workload_discovery import Listing
+from fleet.planner.uncertainty import Uncertainty
+from fleet.planner.workload_discovery import WorkloadDiscovery
 from fleet.results.kept_files import KeptFiles
-from fleet.results.record_sink import Storing
-from fleet.results.refused_records import Refused
+from fleet.results.record_sink import RecordSink
+from fleet.results.refused_records import RefusedRecords
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.store.trace_lookup import ImportedAsked, StoreThread, find_candidates
-from fleet.transport.transport import Links
+from fleet.transport.transport import AgentTransport
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Agents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Composition:
     """Everything that a coordinator consists of."""
 
     settings: CoordinatorSettings
@@ -66,20 +66,20 @@ class Parts:
     families: Mapping[DeviceId, str]
     #: Names under which devices share candidates (`fleet.planner.request_coalescer.sharing_names`).
     sharing: Mapping[DeviceId, str]
-    links: Links
+    links: AgentTransport
     agents: Agents
-    chronicle: Chronicle
+    chronicle: EventLog
     store: Store
     intake: Intake
-    pools: Pools
+    pools: CandidatePools
     coverage: Coverage
     summary: TableSummary
     thread: StoreThread
-    feeder: Feeder
-    imports: Imports
-    listing: Listing
-    storing: Storing
-    granting: Granting
+    feeder: JobPlanner
+    imports: ImportedCandidates
+    listing: WorkloadDiscovery
+    storing: RecordSink
+    granting: LeaseDispatcher
     noise: NoiseRuns
     disk: DiskWatch
     steadiness: Steadiness
@@ -117,7 +117,7 @@ class Drawn:
     candidates: tuple[Candidate, ...]
 
 
-def _ranked(guide: Guide | None, workload: Workload, drawn: Drawn) -> tuple[list[Candidate], str]:
+def _ranked(guide: CandidateRanker | None, workload: Workload, drawn: Drawn) -> tuple[list[Candidate], str]:
     """The candidates in the order of the device's head, and its version; as drawn where there is no head."""
     found = guide.rank(workload, drawn.device_id, drawn.candidates) if guide is not None else None
     if found is None:
@@ -130,13 +130,13 @@ class _Outlet:
 
     def __init__(
         self,
-        links: Links,
+        links: AgentTransport,
         agents: Agents,
         thread: StoreThread,
-        chronicle: Chronicle,
+        chronicle: EventLog,
         sharing: Mapping[DeviceId, str],
         specs: Mapping[DeviceId, DeviceSpec],
-        guide: Guide | None,
+        guide: CandidateRanker | None,
         notices: Notices,
         clock: Callable[[], float],
     ) -> None:
@@ -190,33 +190,33 @@ def _protocols(specs: Mapping[DeviceId, DeviceSpec], common: Protocol) -> dict[D
 def assemble(
     root: Path,
     store: Store,
-    links: Links,
+    links: AgentTransport,
     specs: Mapping[DeviceId, DeviceSpec],
     settings: CoordinatorSettings,
     notices: Notices,
     *,
     trainer: Trainer | None = None,
-    guide: Guide | None = None,
-    doubts: Doubts | None = None,
+    guide: CandidateRanker | None = None,
+    doubts: Uncertainty | None = None,
     clock: FleetClock,
-) -> Parts:
+) -> Composition:
     """Put a coordinator together; see `fleet.engine.coordinator.Coordinator`."""
-    chronicle = Chronicle(root / "journal", settings.limits)
-    pools = Pools(root / "pools")
+    chronicle = EventLog(root / "journal", settings.limits)
+    pools = CandidatePools(root / "pools")
     for note in (*store.repairs, *chronicle.notes, *pools.notes):
         notices.alarm("", note)
     known = {**{one: entry.spec for one, entry in store.devices().items()}, **specs}
     families = {one: str(spec.family) for one, spec in known.items()}
     live = {spec.family for spec in specs.values() if is_live(spec)}
     sharing = sharing_names(known, live)
-    imports = Imports({str(family): family for family in live})
+    imports = ImportedCandidates({str(family): family for family in live})
     protocols = _protocols(specs, settings.protocol)
     spaces = {one: space_of(spec) for one, spec in specs.items()}
     agents, tallies = Agents(), Tallies()
     thread, intake = StoreThread(store.path), Intake(store)
     coverage, summary = Coverage(sharing, ()), TableSummary.open(store)
     outlet = _Outlet(links, agents, thread, chronicle, sharing, known, guide, notices, clock)
-    feeder = Feeder(
+    feeder = JobPlanner(
         coverage,
         pools,
         sharing,
@@ -230,11 +230,11 @@ def assemble(
         doubt=doubts.of if doubts is not None else None,
         imports=imports,
     )
-    refused = Refused(root / "refused")
+    refused = RefusedRecords(root / "refused")
     late = KeptFiles(root / "late")
-    storing = Storing(intake, summary.counts, coverage, pools, tallies, sharing, late, refused)
+    storing = RecordSink(intake, summary.counts, coverage, pools, tallies, sharing, late, refused)
     kept = root / "workloads.json"
-    return Parts(
+    return Composition(
         settings=settings,
         specs=dict(specs),
         families=families,
@@ -250,11 +250,11 @@ def assemble(
         summary=summary,
         thread=thread,
         feeder=feeder,
-        listing=Listing(
+        listing=WorkloadDiscovery(
             settings.choice, kept, store, coverage, pools, feeder, links, specs, imports, summary
         ),
         storing=storing,
-        granting=Granting(
+        granting=LeaseDispatcher(
             coverage, pools, feeder, storing, intake, tallies, links, thread, sharing, protocols, notices.say
         ),
         noise=NoiseRuns(
@@ -268,4 +268,4 @@ def assemble(
     )
 
 
-__all__ = ["Agents", "Parts", "assemble"]
+__all__ = ["Agents", "Composition", "assemble"]

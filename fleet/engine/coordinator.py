@@ -27,20 +27,20 @@ from fleet.coverage.table_summary import Saving
 from fleet.durable import disk_errors
 from fleet.engine.composition import assemble
 from fleet.engine.disk_watch import RETRY_SECS
-from fleet.engine.effects import Doing
+from fleet.engine.effects import EffectRunner
 from fleet.engine.fleet_clock import LEAST_SET_SECS, FleetClock
 from fleet.engine.fleet_view import Around, Rates, make_view
 from fleet.engine.health import health_of
-from fleet.engine.ingest import Receiving
+from fleet.engine.ingest import Ingest
 from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
 from fleet.engine.trainer import Trainer
 from fleet.errors import StoreError, StoreFull
 from fleet.histogram import Histogram
-from fleet.planner.candidate_ranker import Guide
-from fleet.planner.uncertainty import Doubts
+from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.planner.uncertainty import Uncertainty
 from fleet.store.store import Store
-from fleet.transport.transport import Links
+from fleet.transport.transport import AgentTransport
 
 #: Least seconds between two views, and between looks at what is due seldom.
 _VIEW_SECS = 1.0
@@ -78,14 +78,14 @@ class Coordinator:
         self,
         root: Path,
         store: Store,
-        links: Links,
+        links: AgentTransport,
         specs: Mapping[DeviceId, DeviceSpec],
         settings: CoordinatorSettings,
         notices: Notices,
         *,
         trainer: Trainer | None = None,
-        guide: Guide | None = None,
-        doubts: Doubts | None = None,
+        guide: CandidateRanker | None = None,
+        doubts: Uncertainty | None = None,
         clock: FleetClock | None = None,
     ) -> None:
         self._parts = assemble(
@@ -100,7 +100,7 @@ class Coordinator:
             doubts=doubts,
             clock=clock or FleetClock(),
         )
-        self._receiving, self._doing = Receiving(self._parts), Doing(self._parts)
+        self._receiving, self._doing = Ingest(self._parts), EffectRunner(self._parts)
         self._rates, self._turns = Rates(), Histogram()
         self._started_at = self._parts.clock.wall()
         self._upkeep_at = self._parts.clock() + settings.upkeep_secs

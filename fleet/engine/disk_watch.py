@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleet.core.events import DiskFreed, DiskFull
 from fleet.durable import disk_errors, fsync
-from fleet.engine.event_log import Chronicle
+from fleet.engine.event_log import EventLog
 from fleet.engine.notices import Notices
 
 #: Least seconds between two tries.
@@ -34,7 +34,7 @@ class DiskWatch:
     """
 
     def __init__(
-        self, folder: Path, chronicle: Chronicle, notices: Notices, clock: Callable[[], float]
+        self, folder: Path, chronicle: EventLog, notices: Notices, clock: Callable[[], float]
     ) -> None:
         self._folder, self._chronicle, self._notices, self._clock = folder, chronicle, notices, clock
         self._retry_at = 0.0

@@ -12,14 +12,14 @@ from fleet.core import events as ev
 from fleet.core.events import Event, Instruction
 from fleet.coverage.table_summary import Saving
 from fleet.engine.announcements import announce_event, announce_instruction
-from fleet.engine.composition import Drawn, Parts
+from fleet.engine.composition import Composition, Drawn
 from fleet.engine.lease_searches import LeaseSearch, LeaseSearches
 from fleet.errors import StoreFull
 from fleet.planner.noise_runs import NoisePlan
 from fleet.store.trace_lookup import Answer, Found, ImportedAsked
 
 
-class Doing:
+class EffectRunner:
     """Does what the state says.
 
     Args:
@@ -29,7 +29,7 @@ class Doing:
         fed: Devices that were planned for since the start.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Composition) -> None:
         self._parts = parts
         #: Devices that asked for jobs, perhaps before it was known what they measure.
         self._wants: dict[DeviceId, int] = {}
@@ -177,4 +177,4 @@ class Doing:
             self._grant(grant, searched)
 
 
-__all__ = ["Doing"]
+__all__ = ["EffectRunner"]

@@ -27,7 +27,7 @@ class Committed:
     instructions: tuple[Instruction, ...]
 
 
-class Chronicle:
+class EventLog:
     """A state that survives.
 
     Args:
@@ -124,4 +124,4 @@ def _replayed(journal: Journal, limits: Limits) -> tuple[FleetState, list[Job]]:
     return state, [job for name in names if (job := state.job(name)) is not None]
 
 
-__all__ = ["Chronicle", "Committed"]
+__all__ = ["Committed", "EventLog"]

@@ -9,12 +9,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fleet.engine.composition import Parts
-from fleet.engine.ingest import Receiving
+from fleet.engine.composition import Composition
+from fleet.engine.ingest import Ingest
 from fleet.histogram import Histogram
 
 
-def health_of(parts: Parts, receiving: Receiving, turns: Histogram) -> dict[str, Any]:
+def health_of(parts: Composition, receiving: Ingest, turns: Histogram) -> dict[str, Any]:
     """Look at all of it; some microseconds.
 
     Args:

@@ -25,13 +25,13 @@ from fleet.core import events as ev
 from fleet.core.arrivals import Arrival, arrivals_of
 from fleet.engine.agent_events import events_of, passed
 from fleet.engine.announcements import announce_message
-from fleet.engine.composition import Parts
-from fleet.engine.liveness import Silence
+from fleet.engine.composition import Composition
+from fleet.engine.liveness import LivenessMonitor
 from fleet.errors import StoreFull
 from fleet.results.record_sink import Taken
 
 
-class Receiving:
+class Ingest:
     """Hears the agents.
 
     Args:
@@ -42,11 +42,11 @@ class Receiving:
         acknowledge: What is durable and may be told to the agents, once the state's events are too.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Composition) -> None:
         self._parts = parts
         #: Agents that are up while their spool still comes.
         self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
-        self._silence = Silence(parts.settings.limits.lease_secs, parts.clock)
+        self._silence = LivenessMonitor(parts.settings.limits.lease_secs, parts.clock)
         self.held: list[Arrival] = []
         #: When the oldest of what nobody has acknowledged yet came, on the monotonic clock.
         self._since = time.monotonic()
@@ -199,4 +199,4 @@ class Receiving:
                     parts.notices.say(f"{len(ready)} devices measure {measured} workloads")
 
 
-__all__ = ["Receiving"]
+__all__ = ["Ingest"]

@@ -17,16 +17,16 @@ from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Protocol, 
 from fleet.core.arrivals import Tallies
 from fleet.core.events import Event, GrantLease, Job, JobCancelled, LeaseReturned
 from fleet.coverage.coverage import Coverage
-from fleet.engine.lease_searches import LeaseSearch, Searching
-from fleet.planner.candidate_pools import Pools
-from fleet.planner.job_planner import Feeder
-from fleet.results.record_sink import Storing
+from fleet.engine.lease_searches import LeaseSearch, TraceLookup
+from fleet.planner.candidate_pools import CandidatePools
+from fleet.planner.job_planner import JobPlanner
+from fleet.results.record_sink import RecordSink
 from fleet.store.intake import Intake
 from fleet.store.trace_lookup import StoreThread
-from fleet.transport.transport import Links
+from fleet.transport.transport import AgentTransport
 
 
-class Granting:
+class LeaseDispatcher:
     """Sends jobs to agents.
 
     Args:
@@ -49,12 +49,12 @@ class Granting:
     def __init__(
         self,
         coverage: Coverage,
-        pools: Pools,
-        feeder: Feeder,
-        storing: Storing,
+        pools: CandidatePools,
+        feeder: JobPlanner,
+        storing: RecordSink,
         intake: Intake,
         tallies: Tallies,
-        links: Links,
+        links: AgentTransport,
         thread: StoreThread,
         families: Mapping[DeviceId, str],
         protocols: Mapping[DeviceId, Protocol],
@@ -63,7 +63,7 @@ class Granting:
         self._coverage, self._pools, self._feeder = coverage, pools, feeder
         self._storing, self._intake, self._tallies = storing, intake, tallies
         self._links, self._families, self._protocols, self._say = links, families, protocols, say
-        self.searching = Searching(pools, thread, families, coverage.holders, say)
+        self.searching = TraceLookup(pools, thread, families, coverage.holders, say)
 
     def grant(
         self, grant: GrantLease, job: Job, now: float, searched: LeaseSearch | None = None
@@ -154,4 +154,4 @@ class Granting:
                 self._coverage.block(family, of, [one])
 
 
-__all__ = ["Granting"]
+__all__ = ["LeaseDispatcher"]

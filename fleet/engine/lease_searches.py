@@ -13,7 +13,7 @@ from functools import partial
 
 from agents.records import CandidateId, DeviceId
 from fleet.core.events import GrantLease, Job, JobId
-from fleet.planner.candidate_pools import Pools
+from fleet.planner.candidate_pools import CandidatePools
 from fleet.store.trace_lookup import Answer, Found, StoreThread, find_candidates
 
 #: Candidates that are looked for at once: all of them must stay in memory until their batches are sent.
@@ -41,7 +41,7 @@ class LeaseSearches:
     searches: tuple[LeaseSearch, ...]
 
 
-class Searching:
+class TraceLookup:
     """Knows which leases wait for their traces.
 
     Args:
@@ -54,7 +54,7 @@ class Searching:
 
     def __init__(
         self,
-        pools: Pools,
+        pools: CandidatePools,
         thread: StoreThread,
         families: Mapping[DeviceId, str],
         holders: Callable[[str, Collection[CandidateId]], Collection[DeviceId]],
@@ -154,4 +154,4 @@ class Searching:
         self._thread.ask(LeaseSearches(family=family, searches=tuple(searches[:count])), question)
 
 
-__all__ = ["PAUSE_SECS", "TRIES", "LeaseSearch", "LeaseSearches", "Searching"]
+__all__ = ["PAUSE_SECS", "TRIES", "LeaseSearch", "LeaseSearches", "TraceLookup"]

@@ -15,7 +15,7 @@ from agents.records import DeviceId
 _LEAST_SECS = 30.0
 
 
-class Silence:
+class LivenessMonitor:
     """Notes when each agent was heard last.
 
     Args:
@@ -43,4 +43,4 @@ class Silence:
         return [key for key, at in self._heard.items() if now - at > self._most_secs]
 
 
-__all__ = ["Silence"]
+__all__ = ["LivenessMonitor"]

@@ -45,7 +45,7 @@ class FileState:
         )
 
 
-class Journal:
+class ImportJournal:
     """The files of one device that were read to their end."""
 
     def __init__(self, store: Path, device_id: str) -> None:
@@ -94,4 +94,4 @@ def _as_dict(state: FileState) -> dict[str, Any]:
     return {name: getattr(state, name) for name in FileState.__dataclass_fields__}
 
 
-__all__ = ["FOLDER", "IMPORT_VERSION", "FileState", "Journal"]
+__all__ = ["FOLDER", "IMPORT_VERSION", "FileState", "ImportJournal"]

@@ -17,17 +17,17 @@ from agents.records import DeviceId, Family, Workload
 from fleet.errors import FleetError
 from fleet.interchange.import_device import check_device_id, family_of, keep_device
 from fleet.interchange.import_files import LogFile, find_logs, is_network, workload_file
-from fleet.interchange.import_journal import FileState, Journal
+from fleet.interchange.import_journal import FileState, ImportJournal
 from fleet.interchange.import_report import BLANK, COMMENT, WORKLOAD_LINE, ImportReport, LineCounts
 from fleet.interchange.import_rows import RowBatch
-from fleet.interchange.logs.ansor import AnsorReader
-from fleet.interchange.logs.autotvm import AutoTvmReader
+from fleet.interchange.logs.ansor import AnsorLogReader
+from fleet.interchange.logs.autotvm import AutoTvmLogReader
 from fleet.interchange.logs.catalog import Catalog, Environment, LoggedWorkload, Measurement
 from fleet.interchange.logs.json_values import NOT_JSON, Rejected, careful, is_garbage, parse_line
 from fleet.interchange.logs.lines import LONG_LINE, LogLines, first_lines
 from fleet.interchange.logs.meta_schedule import (
     Database,
-    MetaScheduleReader,
+    MetaScheduleLogReader,
     is_workload_line,
     read_workload_lines,
 )
@@ -73,9 +73,9 @@ class LineReader:
     def __init__(self, dialect: str = "auto") -> None:
         self._dialect = dialect
         catalog = Catalog()
-        self._ansor = AnsorReader(catalog)
-        self._autotvm = AutoTvmReader(catalog)
-        self._meta_schedule = MetaScheduleReader(catalog)
+        self._ansor = AnsorLogReader(catalog)
+        self._autotvm = AutoTvmLogReader(catalog)
+        self._meta_schedule = MetaScheduleLogReader(catalog)
 
     def read(self, line: bytes, database: Database) -> Measurement | None:
         """Read a line; None for a workload line, which `database` takes up.
@@ -170,7 +170,7 @@ class _Import:
         self._device_id: DeviceId = check_device_id(request.device_id)
         self._lines = LineReader(request.dialect)
         self._batch = RowBatch(self._device_id)
-        self._journal = Journal(store.path, self._device_id)
+        self._journal = ImportJournal(store.path, self._device_id)
         self._report = ImportReport(device_id=self._device_id, table_version=store.version)
         #: Files whose last rows are in the batch, not in the store.
         self._ending: dict[FileState, dict[str, Any]] = {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from agents.records import Candidate, CandidateId, DeviceId, Family
 from fleet.errors import FleetError
 from fleet.models.names import latest
-from fleet.models.store_training import Snapshot, read_snapshot, train_config
+from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
 from fleet.store.store import Store, StoreReader
@@ -218,7 +218,7 @@ def evaluate_model(
 
 def _judge(
     reader: StoreReader,
-    snapshot: Snapshot,
+    snapshot: DatasetSnapshot,
     rankers: Sequence[Ranker],
     kind: SplitKind,
     splits_of: Callable[[int], list[Split]],
@@ -255,7 +255,7 @@ def _judge(
 
 
 def _measured_twice(
-    reader: StoreReader, snapshot: Snapshot
+    reader: StoreReader, snapshot: DatasetSnapshot
 ) -> tuple[dict[str, NoiseFloor], dict[str, Metrics]]:
     """Noise floor and ceiling of the devices with enough re-measurements."""
     import numpy as np
@@ -302,7 +302,7 @@ class _Repeats:
         ]
 
 
-def make_baseline(name: str, reader: StoreReader, snapshot: Snapshot) -> Ranker:
+def make_baseline(name: str, reader: StoreReader, snapshot: DatasetSnapshot) -> Ranker:
     """The ranker with a name of `BASELINES`, for the candidates of a snapshot.
 
     Raises:
@@ -333,7 +333,7 @@ def make_baseline(name: str, reader: StoreReader, snapshot: Snapshot) -> Ranker:
     raise FleetError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
 
 
-def published(reader: StoreReader, snapshot: Snapshot) -> NDArray[np.float32]:
+def published(reader: StoreReader, snapshot: DatasetSnapshot) -> NDArray[np.float32]:
     """Published features of the candidates of a snapshot, or of a part of one, in the order of its rows."""
     from transfer.baselines.published_features import CPU_LAYOUT, GPU_LAYOUT
     from transfer.baselines.published_rows import published_rows
@@ -349,7 +349,7 @@ def published(reader: StoreReader, snapshot: Snapshot) -> NDArray[np.float32]:
     )
 
 
-def _candidates(reader: StoreReader, snapshot: Snapshot) -> Iterator[Candidate]:
+def _candidates(reader: StoreReader, snapshot: DatasetSnapshot) -> Iterator[Candidate]:
     """Each candidate of the dataset once, from the first row that holds it."""
     missing = set(snapshot.dataset.candidate_ids)
     names = ("candidate_id", "workload_id", "trace", "dialect")

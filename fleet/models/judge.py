@@ -2,7 +2,7 @@
 
 The bridge between a registry's models and the pure decisions of `fleet.models.promotion`; called by the
 refresh and by `fleet train`. `fleet onboard` asks only what a manifest should say (`told_of`): its few
-samples judge nothing (`fleet.models.store_training.why_kept`). Imports torch when called.
+samples judge nothing (`fleet.models.versions.why_kept`). Imports torch when called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from agents.records import DeviceId, ModelRef, Workload, WorkloadId
 from fleet.errors import FleetError, StoreError
 from fleet.models.holdout import RULE, SHARE, clean, held_out
-from fleet.models.promotion import Kind, Standing, Verdict, judge, standing
+from fleet.models.promotion import DecisionKind, DeviceDecision, Standing, judge, standing
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 
@@ -61,7 +61,7 @@ class Judge:
 
     def verdicts(
         self, model: MultiTaskTLP, heads: Sequence[str], trained: Collection[WorkloadId]
-    ) -> list[Verdict]:
+    ) -> list[DeviceDecision]:
         """Decide about the heads of a challenger.
 
         Args:
@@ -71,7 +71,9 @@ class Judge:
         """
         return [self._verdict(model, DeviceId(head), trained) for head in heads]
 
-    def _verdict(self, model: MultiTaskTLP, device_id: DeviceId, trained: Collection[WorkloadId]) -> Verdict:
+    def _verdict(
+        self, model: MultiTaskTLP, device_id: DeviceId, trained: Collection[WorkloadId]
+    ) -> DeviceDecision:
         ref = self._registry.champion(device_id)
         held = held_out(self._workloads[one] for one in self._dataset.workload_ids)
         floor = self._floors.get(device_id, 0.0)
@@ -101,7 +103,7 @@ class Judge:
         )
         return self._told(verdict, challenger)
 
-    def _told(self, verdict: Verdict, challenger: Standing | None) -> Verdict:
+    def _told(self, verdict: DeviceDecision, challenger: Standing | None) -> DeviceDecision:
         """A verdict with the figures of each workload, from which the fleet plans what to measure."""
         if verdict.judged is None or challenger is None:
             return verdict
@@ -226,7 +228,7 @@ def told_of(
 
 
 def keep_judged(
-    registry: Registry, model: MultiTaskTLP, manifest: Mapping[str, Any], verdicts: Sequence[Verdict]
+    registry: Registry, model: MultiTaskTLP, manifest: Mapping[str, Any], verdicts: Sequence[DeviceDecision]
 ) -> str:
     """Keep a challenger as a version and let it serve the devices that it won.
 
@@ -240,11 +242,11 @@ def keep_judged(
     return version
 
 
-def verdicts_as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
     """Verdicts by device, as plain values."""
     return {
         one.device_id: {
-            "kind": str(Kind(one.kind)),
+            "kind": str(DecisionKind(one.kind)),
             "serves": one.moves_on,
             "reason": one.reason,
             "judged": one.judged,

@@ -35,7 +35,7 @@ MOST_WARM = 8
 _SEED = 0
 
 
-class Kind(StrEnum):
+class DecisionKind(StrEnum):
     """What came of a device in a refresh."""
 
     FIRST = "first"
@@ -69,11 +69,11 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class DeviceDecision:
     """What came of one device, and why."""
 
     device_id: str
-    kind: Kind
+    kind: DecisionKind
     #: One sentence for people.
     reason: str
     #: Figures behind it (`figures`); None where nothing was judged.
@@ -82,7 +82,12 @@ class Verdict:
     @property
     def moves_on(self) -> bool:
         """Whether the challenger takes the place."""
-        return self.kind in {Kind.FIRST, Kind.BETTER, Kind.AS_GOOD, Kind.UNJUDGED}
+        return self.kind in {
+            DecisionKind.FIRST,
+            DecisionKind.BETTER,
+            DecisionKind.AS_GOOD,
+            DecisionKind.UNJUDGED,
+        }
 
 
 def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], floor: float) -> Standing | None:
@@ -132,7 +137,7 @@ def judge(
     served_by: str = "",
     floor: float = 0.0,
     why_not: str = "",
-) -> Verdict:
+) -> DeviceDecision:
     """Decide about one device.
 
     Args:
@@ -148,8 +153,8 @@ def judge(
         reason = why_not or f"{count} held-out workloads can judge, {LEAST_JUDGED} are needed"
         if served_by:
             reason += f"; moved on from {served_by} unjudged: fresh records will tell"
-        kind = Kind.UNJUDGED if served_by else Kind.FIRST
-        return Verdict(device_id=device_id, kind=kind, reason=reason)
+        kind = DecisionKind.UNJUDGED if served_by else DecisionKind.FIRST
+        return DeviceDecision(device_id=device_id, kind=kind, reason=reason)
     mine = challenger.pairs().estimate()
     on = f"on {count} held-out workloads"
     if champion is None:
@@ -158,12 +163,16 @@ def judge(
             reason = (
                 f"{served_by} cannot be asked any more ({why_not}); {_share(mine)} of the pairs right {on}"
             )
-            return Verdict(device_id=device_id, kind=Kind.UNJUDGED, reason=reason, judged=judged)
+            return DeviceDecision(
+                device_id=device_id, kind=DecisionKind.UNJUDGED, reason=reason, judged=judged
+            )
         if mine.low <= 0.5:
             reason = f"no better than chance: {_share(mine)} of the pairs right {on} ({_range(mine)})"
-            return Verdict(device_id=device_id, kind=Kind.REFUSED, reason=reason, judged=judged)
+            return DeviceDecision(
+                device_id=device_id, kind=DecisionKind.REFUSED, reason=reason, judged=judged
+            )
         reason = f"first head: {_share(mine)} of the pairs right {on}"
-        return Verdict(device_id=device_id, kind=Kind.FIRST, reason=reason, judged=judged)
+        return DeviceDecision(device_id=device_id, kind=DecisionKind.FIRST, reason=reason, judged=judged)
     if not np.array_equal(challenger.groups, champion.groups):
         raise ValueError(f"{device_id}: champion and challenger were judged on unlike workloads")
     pairs = challenger.pairs().minus(champion.pairs()).estimate()
@@ -174,16 +183,18 @@ def judge(
         f"({_points(pairs.low)} to {_points(pairs.high)})"
     )
     if pairs.high < 0:
-        return Verdict(device_id=device_id, kind=Kind.WORSE, reason=f"worse: {told}", judged=judged)
+        return DeviceDecision(
+            device_id=device_id, kind=DecisionKind.WORSE, reason=f"worse: {told}", judged=judged
+        )
     if top5.high < 0 and pairs.low <= 0:
         slower = (
             f"its first five choices reach {_points(top5.value)} of the best speed ({_points(top5.low)} to"
         )
         reason = f"worse: {slower} {_points(top5.high)}); {told}"
-        return Verdict(device_id=device_id, kind=Kind.WORSE, reason=reason, judged=judged)
-    kind = Kind.BETTER if pairs.low > 0 else Kind.AS_GOOD
-    word = "better" if kind is Kind.BETTER else "no worse beyond noise"
-    return Verdict(device_id=device_id, kind=kind, reason=f"{word}: {told}", judged=judged)
+        return DeviceDecision(device_id=device_id, kind=DecisionKind.WORSE, reason=reason, judged=judged)
+    kind = DecisionKind.BETTER if pairs.low > 0 else DecisionKind.AS_GOOD
+    word = "better" if kind is DecisionKind.BETTER else "no worse beyond noise"
+    return DeviceDecision(device_id=device_id, kind=kind, reason=f"{word}: {told}", judged=judged)
 
 
 def figures(challenger: Standing, champion: Standing | None, floor: float) -> dict[str, Any]:
@@ -211,7 +222,7 @@ def figures(challenger: Standing, champion: Standing | None, floor: float) -> di
     return found
 
 
-def refusal(device_id: str, candidates: int, workloads: int) -> Verdict | None:
+def refusal(device_id: str, candidates: int, workloads: int) -> DeviceDecision | None:
     """Why a device gets no head for want of data; None where it has enough.
 
     Args:
@@ -225,7 +236,7 @@ def refusal(device_id: str, candidates: int, workloads: int) -> Verdict | None:
         f"{candidates} ok candidates in {workloads} workloads that may be learnt from; a head needs "
         f"{LEAST_CANDIDATES} in {LEAST_WORKLOADS}: measure more"
     )
-    return Verdict(device_id=device_id, kind=Kind.REFUSED, reason=reason)
+    return DeviceDecision(device_id=device_id, kind=DecisionKind.REFUSED, reason=reason)
 
 
 def start_from(
@@ -268,9 +279,9 @@ def listed(estimate: Estimate) -> list[float]:
     return [estimate.value, estimate.low, estimate.high]
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def summary(verdicts: Sequence[DeviceDecision]) -> str:
     """One line for people: how many devices went where."""
-    counts = {kind: sum(one.kind is kind for one in verdicts) for kind in Kind}
+    counts = {kind: sum(one.kind is kind for one in verdicts) for kind in DecisionKind}
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items() if count)
 
 
@@ -292,9 +303,9 @@ __all__ = [
     "LEAST_RANKED",
     "LEAST_WORKLOADS",
     "MOST_WARM",
-    "Kind",
+    "DecisionKind",
+    "DeviceDecision",
     "Standing",
-    "Verdict",
     "decided_pairs",
     "figures",
     "judge",

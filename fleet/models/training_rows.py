@@ -1,6 +1,6 @@
 """What a dataset takes of a store, read as columns: of each candidate the record that counts.
 
-Called by `fleet.models.store_training`. A device is read twice: a few short columns tell which rows count,
+Called by `fleet.models.versions`. A device is read twice: a few short columns tell which rows count,
 then traces and seconds of those are read. Environments and protocols never are.
 """
 
@@ -19,15 +19,15 @@ from fleet.store.noise_columns import SETTLING_COLUMNS, outcome_of, settled_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    from transfer.data.joined_records import Measured
+    from transfer.data.joined_records import MeasuredRow
 
-#: Columns of `transfer.data.joined_records.Measured` that the store has, in its order but for the device.
+#: Columns of `transfer.data.joined_records.MeasuredRow` that the store has, in its order but for the device.
 _COLUMNS = ("record_id", "workload_id", "candidate_id", "dialect", "trace", "outcome", "run_secs")
 
 
 def counting_rows(
     reader: StoreReader, device_id: DeviceId, version: int, workload_ids: Collection[WorkloadId] = ()
-) -> Iterator[Measured]:
+) -> Iterator[MeasuredRow]:
     """Yield what a dataset takes of the records that count (`fleet.store.noise.settled`) of one device.
 
     Args:
@@ -53,7 +53,7 @@ def rows_at(
     version: int,
     chosen: NDArray[np.bool_],
     workload_ids: Collection[WorkloadId] = (),
-) -> Iterator[Measured]:
+) -> Iterator[MeasuredRow]:
     """Yield what a dataset takes of some rows of one device.
 
     Args:
@@ -69,7 +69,7 @@ def rows_at(
     Raises:
         StoreError: The store is damaged, or a newer version wrote it.
     """
-    from transfer.data.joined_records import Measured
+    from transfer.data.joined_records import MeasuredRow
 
     start = 0
     for batch in _batches(reader, device_id, version, _COLUMNS, workload_ids):
@@ -79,7 +79,7 @@ def rows_at(
         columns["outcome"] = [outcome_of(text) for text in columns["outcome"]]
         columns["run_secs"] = [tuple(secs) for secs in columns["run_secs"]]
         for record_id, *rest in zip(*columns.values(), strict=True):
-            yield Measured(record_id, device_id, *rest)
+            yield MeasuredRow(record_id, device_id, *rest)
 
 
 def _batches(

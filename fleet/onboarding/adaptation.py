@@ -20,7 +20,7 @@ from fleet.errors import FleetError
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted, Strategy
     from transfer.auto.expectation import Expectation
-    from transfer.auto.leave_one_out import Standings
+    from transfer.auto.leave_one_out import LeaveOneOutScores
     from transfer.data.dataset import Dataset
     from transfer.data.intervals import Estimate
     from transfer.evaluate.onboarding_cases import Regime
@@ -145,7 +145,12 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasure
 
 
 def told(
-    one: Onboarding, adapted: Adapted, taken: str, unmeasured: Rows, standings: Standings | None, limit: int
+    one: Onboarding,
+    adapted: Adapted,
+    taken: str,
+    unmeasured: Rows,
+    standings: LeaveOneOutScores | None,
+    limit: int,
 ) -> dict[str, Any]:
     """Expectation and what more samples would buy.
 
@@ -173,7 +178,7 @@ def told(
 
 
 def more_samples(
-    standings: Standings | None, strategy: str, now: float, k: int, limit: int
+    standings: LeaveOneOutScores | None, strategy: str, now: float, k: int, limit: int
 ) -> list[dict[str, float]]:
     """What more samples would buy, by what they bought on the known devices."""
     if standings is None or strategy not in standings.top1:

@@ -15,7 +15,7 @@ from agents.records import Candidate, CandidateId, DeviceId, Family, WorkloadId
 from fleet.collection.collect import known_candidates
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
-from fleet.models.store_training import Snapshot
+from fleet.models.versions import DatasetSnapshot
 from fleet.onboarding.adaptation import Onboarding
 from fleet.store.store import Store
 
@@ -88,7 +88,7 @@ def pools_of(
 
 
 def choose(
-    snapshot: Snapshot,
+    snapshot: DatasetSnapshot,
     target: DeviceId,
     pools: Mapping[WorkloadId, list[Candidate]],
     measured: CollectionOf[CandidateId],

@@ -31,7 +31,7 @@ from fleet.collection.replay_files import ready_device
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
 from fleet.models.registry import Registry
-from fleet.models.store_training import Snapshot, adapt_version, load_snapshot, train_config, why_kept
+from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config, why_kept
 from fleet.onboarding.adaptation import STANDINGS, Onboarding, history, remember, strategy_for, told
 from fleet.onboarding.choice import choose, pools_of, siblings_of, unmeasured
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
@@ -198,7 +198,7 @@ class _Kept:
 
 
 def _onboarding(
-    snapshot: Snapshot,
+    snapshot: DatasetSnapshot,
     target: DeviceId,
     support: CollectionOf[CandidateId],
     source: MultiTaskTLP,
@@ -268,7 +268,7 @@ def _serving(registry: Registry, target: DeviceId, version: str) -> dict[str, st
 
 def _with_target(
     store: Store, siblings: list[DeviceId], spec: DeviceSpec, descriptor: Descriptor
-) -> Snapshot:
+) -> DatasetSnapshot:
     """The records of the siblings and the target; an empty column where it has none (k = 0)."""
     import numpy as np
 

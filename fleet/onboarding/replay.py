@@ -15,7 +15,7 @@ import numpy as np
 from agents.records import DeviceId
 from fleet.collection.clock import Clock
 from fleet.errors import FleetError
-from fleet.models.store_training import load_snapshot, train_config
+from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import (
     STANDINGS,
     Onboarding,
@@ -47,7 +47,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     from transfer.adapt.fingerprint import distances, from_anchors
     from transfer.adapt.sample_selection import selector_named
     from transfer.auto.strategy import Auto
-    from transfer.baselines.situation import Support, with_support
+    from transfer.baselines.situation import FewShotSet, with_support
     from transfer.data.splits import few_of_each
     from transfer.evaluate.onboarding_cases import CasePlan, Regime, make_cases, shown
     from transfer.evaluate.onboarding_contenders import choose_support, situation_of
@@ -79,7 +79,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         support = choose_support(
             selector_named(selector), situation, case.pool, samples, truth, lambda: source
         )
-    seen = with_support(view, device, Support(support, truth[support]))
+    seen = with_support(view, device, FewShotSet(support, truth[support]))
     failed = int((~np.isfinite(truth[support])).sum())
     if samples and failed == len(support):
         raise FleetError(

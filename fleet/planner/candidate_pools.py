@@ -31,7 +31,7 @@ _Key = tuple[str, WorkloadId]
 _Cached = tuple[str, CandidateId]
 
 
-class Pools:
+class CandidatePools:
     """Candidates by family, workload and id.
 
     Args:
@@ -208,4 +208,4 @@ class Pools:
             return {}
 
 
-__all__ = ["CACHE_BYTES", "POOL_SCHEMA", "Pools"]
+__all__ = ["CACHE_BYTES", "POOL_SCHEMA", "CandidatePools"]

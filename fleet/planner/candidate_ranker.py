@@ -45,7 +45,7 @@ class Ranking:
         return [candidates[place] for place in self.order[:count] if self.scores[place] > 0]
 
 
-class Guide:
+class CandidateRanker:
     """Ranks candidates by the champions of a registry. May be called from several threads, one at a time.
 
     Args:
@@ -155,4 +155,4 @@ def _reads(extractor: Extractor, workload: Workload, candidate: Candidate) -> bo
     return True
 
 
-__all__ = ["Guide", "Ranking"]
+__all__ = ["CandidateRanker", "Ranking"]

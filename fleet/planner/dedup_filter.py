@@ -40,7 +40,7 @@ class Excluded:
         return all(one.candidate_id in self.ids for one in drawn) if self.is_all else not drawn
 
 
-class Excluding:
+class DedupFilter:
     """What is known of each workload, as far as agents are told.
 
     Args:
@@ -85,4 +85,4 @@ class Excluding:
         return fresh
 
 
-__all__ = ["MOST_EXCLUDED", "Excluded", "Excluding"]
+__all__ = ["MOST_EXCLUDED", "DedupFilter", "Excluded"]

@@ -16,7 +16,7 @@ from fleet.coverage.coverage import Coverage
 from fleet.store.reader import StoreReader
 
 
-class Imports:
+class ImportedCandidates:
     """Imported candidates of one fleet.
 
     Args:
@@ -68,4 +68,4 @@ class Imports:
         self.refused.update(dict(reasons))
 
 
-__all__ = ["Imports"]
+__all__ = ["ImportedCandidates"]

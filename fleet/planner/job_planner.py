@@ -1,6 +1,6 @@
 """From "this device has room" to jobs: gaps are filled at once, new candidates come from the device's agent.
 
-`fleet.engine.coordinator` calls it with what arrives and carries out what it asks for through `Outlet`. How
+`fleet.engine.coordinator` calls it with what arrives and carries out what it asks for through `JobSink`. How
 much of what is worth measuring is for `fleet.core.scheduling`; here it becomes candidates. It waits for
 nothing: a wish that needs an answer of an agent or of the store is a *draft* until the answers are in.
 """
@@ -21,12 +21,12 @@ from fleet.core.events import Job, JobId, Origin
 from fleet.core.queues import Queues
 from fleet.core.scheduling import EXPLORATION, Ask, plan
 from fleet.coverage.coverage import Coverage
-from fleet.planner.candidate_pools import Pools
-from fleet.planner.dedup_filter import Excluding
-from fleet.planner.imported_candidates import Imports
-from fleet.planner.pending_jobs import Draft, Outlet
+from fleet.planner.candidate_pools import CandidatePools
+from fleet.planner.dedup_filter import DedupFilter
+from fleet.planner.imported_candidates import ImportedCandidates
+from fleet.planner.pending_jobs import JobSink, PendingJob
 from fleet.planner.plan_view import Doubt, PlanViews
-from fleet.planner.request_coalescer import Sharing, Wish
+from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer
 
 #: Devices whose best candidates others evolve from: its own, and those of some siblings.
 _PARENT_DEVICES = 4
@@ -35,7 +35,7 @@ _PARENT_DEVICES = 4
 _DRAWN_FOR_HEAD = 4
 
 
-class Feeder:
+class JobPlanner:
     """Makes jobs for devices with room.
 
     Args:
@@ -62,10 +62,10 @@ class Feeder:
     def __init__(
         self,
         coverage: Coverage,
-        pools: Pools,
+        pools: CandidatePools,
         families: Mapping[DeviceId, str],
         spaces: Mapping[DeviceId, str],
-        outlet: Outlet,
+        outlet: JobSink,
         *,
         seed: int,
         token: str,
@@ -73,9 +73,9 @@ class Feeder:
         turns: Mapping[DeviceId, str] | None = None,
         is_open: Callable[[DeviceId], bool] = lambda _: True,
         doubt: Doubt | None = None,
-        imports: Imports | None = None,
+        imports: ImportedCandidates | None = None,
     ) -> None:
-        self._imports = Imports({}) if imports is None else imports
+        self._imports = ImportedCandidates({}) if imports is None else imports
         self._coverage = coverage
         self._pools = pools
         self._families = families
@@ -85,12 +85,12 @@ class Feeder:
         self._exploration = exploration
         self._numbers = itertools.count(1)
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
-        self._drafts: dict[DeviceId, Draft] = {}
+        self._drafts: dict[DeviceId, PendingJob] = {}
         #: Wishes to evolve whose parents are looked for.
         self._asks: dict[str, Ask] = {}
         #: Wishes whose candidates a head is to choose, while they are drawn and ranked.
         self._guided: dict[str, Ask] = {}
-        self._excluding, self._sharing = Excluding(coverage), Sharing(spaces)
+        self._excluding, self._sharing = DedupFilter(coverage), RequestCoalescer(spaces)
         self.queues = Queues()
         self._views = PlanViews(
             coverage, self.queues, turns=turns, is_open=is_open, doubt=doubt, waiting=self._underived
@@ -121,7 +121,7 @@ class Feeder:
                 groups.setdefault(id(workloads), {})[device_id] = count
         for group in groups.values():
             for device_id in group:
-                self._drafts[device_id] = Draft()
+                self._drafts[device_id] = PendingJob()
             view, seed = self._views.view(group, self._workloads), self._seed + next(self._numbers)
             for ask in plan(view, group, seed, self._exploration):
                 self._serve(ask)
@@ -167,7 +167,7 @@ class Feeder:
 
         Args:
             device_id: The device.
-            request_id: As given to `Outlet.rank`.
+            request_id: As given to `JobSink.rank`.
             candidates: All that were drawn; in the order of drawing where no head could be asked.
             version: The model that ranked them; empty where none did.
         """
@@ -263,7 +263,7 @@ class Feeder:
 
     def _ask_agent(self, ask: Ask, parents: Sequence[str], foreign: Sequence[str] = ()) -> None:
         is_guided = ask.origin is Origin.MODEL
-        wish = Wish(
+        wish = CandidateRequest(
             device_id=ask.device_id,
             request_id=self._request_id(),
             workload=self._workloads[ask.device_id][ask.workload_id],
@@ -284,14 +284,14 @@ class Feeder:
         for device_id, request in self._sharing.due(self._seed):
             self._outlet.propose(device_id, request)
 
-    def _is_open(self, wish: Wish) -> bool:
+    def _is_open(self, wish: CandidateRequest) -> bool:
         draft = self._drafts.get(wish.device_id)
         return draft is not None and wish.request_id in draft.waiting
 
     def _request_id(self) -> str:
         return f"{self._token}/r{next(self._numbers)}"
 
-    def _answered(self, device_id: DeviceId, request_id: str) -> Draft | None:
+    def _answered(self, device_id: DeviceId, request_id: str) -> PendingJob | None:
         """The draft that waited for a request; None where nothing does any more."""
         draft = self._drafts.get(device_id)
         if draft is None or request_id not in draft.waiting:
@@ -312,7 +312,7 @@ class Feeder:
 
     def _take(
         self,
-        draft: Draft,
+        draft: PendingJob,
         device_id: DeviceId,
         workload_id: WorkloadId,
         fresh: Mapping[CandidateId, Candidate],
@@ -368,4 +368,4 @@ class Feeder:
         )
 
 
-__all__ = ["Feeder", "Outlet"]
+__all__ = ["JobPlanner", "JobSink"]

@@ -12,11 +12,11 @@ from functools import partial
 
 from agents.records import NOISE, Candidate, CandidateId, DeviceId, Protocol, Workload, WorkloadId
 from fleet.collection.batch_plan import NOISE_EVERY_SECS, plan_noise
-from fleet.collection.batch_plan import Job as NoiseJob
+from fleet.collection.batch_plan import DeviceBatch as NoiseJob
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
-from fleet.planner.candidate_pools import Pools
-from fleet.planner.job_planner import Feeder
+from fleet.planner.candidate_pools import CandidatePools
+from fleet.planner.job_planner import JobPlanner
 from fleet.store.intake import Intake
 from fleet.store.reader import StoreReader
 from fleet.store.trace_lookup import StoreThread, find_records
@@ -56,8 +56,8 @@ class NoiseRuns:
         self,
         coverage: Coverage,
         thread: StoreThread,
-        pools: Pools,
-        feeder: Feeder,
+        pools: CandidatePools,
+        feeder: JobPlanner,
         intake: Intake,
         protocols: Mapping[DeviceId, Protocol],
         *,

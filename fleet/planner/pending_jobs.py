@@ -12,7 +12,7 @@ from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadI
 from fleet.core.events import Job
 
 
-class Outlet(Protocol):
+class JobSink(Protocol):
     """What a feeder may ask for; nothing of it waits."""
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
@@ -39,7 +39,7 @@ class Outlet(Protocol):
 
 
 @dataclass(slots=True)
-class Draft:
+class PendingJob:
     """Jobs of one device in the making."""
 
     #: Candidates that were chosen so far, with their workloads.
@@ -51,4 +51,4 @@ class Draft:
     versions: dict[CandidateId, str] = field(default_factory=dict)
 
 
-__all__ = ["Draft", "Outlet"]
+__all__ = ["JobSink", "PendingJob"]

@@ -13,7 +13,7 @@ from fleet.core.queues import Queues
 from fleet.core.scheduling import NEW_RECORDS, Cell, DeviceView, FleetView, WorkloadView
 from fleet.coverage.coverage import Coverage
 
-#: How unsure the head of a device is of some workloads (`fleet.planner.uncertainty.Doubts.of`).
+#: How unsure the head of a device is of some workloads (`fleet.planner.uncertainty.Uncertainty.of`).
 Doubt = Callable[[DeviceId, Mapping[WorkloadId, Workload]], Mapping[WorkloadId, float]]
 
 

@@ -19,7 +19,7 @@ _Key = tuple[str, WorkloadId, int, tuple[str, ...], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class CandidateRequest:
     """Candidates of one workload for one device."""
 
     device_id: DeviceId
@@ -51,7 +51,7 @@ class Wish:
         )
 
 
-class Sharing:
+class RequestCoalescer:
     """Wishes that have no answer yet.
 
     Args:
@@ -61,13 +61,13 @@ class Sharing:
     def __init__(self, spaces: Mapping[DeviceId, str]) -> None:
         self._spaces = spaces
         #: Wishes that nobody was asked for.
-        self._open: dict[_Key, list[Wish]] = {}
+        self._open: dict[_Key, list[CandidateRequest]] = {}
         #: The wish that an agent was asked for, and for how many candidates.
-        self._asked: dict[_Key, tuple[Wish, int]] = {}
+        self._asked: dict[_Key, tuple[CandidateRequest, int]] = {}
         #: By request: the wishes that wait for its answer, that of the agent itself first.
-        self._waiting: dict[str, list[Wish]] = {}
+        self._waiting: dict[str, list[CandidateRequest]] = {}
 
-    def add(self, wish: Wish) -> None:
+    def add(self, wish: CandidateRequest) -> None:
         """Note a wish; it may be answered with what another device was asked for a moment ago."""
         key = self._key(wish)
         asked, count = self._asked.get(key, (None, 0))
@@ -93,7 +93,7 @@ class Sharing:
         self._open.clear()
         return made
 
-    def answered(self, request_id: str) -> list[Wish]:
+    def answered(self, request_id: str) -> list[CandidateRequest]:
         """The wishes that an answer is for, that of the agent itself first."""
         wishes = self._waiting.pop(request_id, [])
         if wishes:
@@ -102,13 +102,13 @@ class Sharing:
                 del self._asked[key]
         return wishes
 
-    def unanswered(self, request_ids: Iterable[str], is_open: Callable[[Wish], bool]) -> None:
+    def unanswered(self, request_ids: Iterable[str], is_open: Callable[[CandidateRequest], bool]) -> None:
         """Let others be asked in place of an agent that will not answer, for those wishes that are open."""
         for one in [wish for request_id in request_ids for wish in self.answered(request_id)]:
             if is_open(one):
                 self.add(one)
 
-    def _key(self, wish: Wish) -> _Key:
+    def _key(self, wish: CandidateRequest) -> _Key:
         space = self._spaces.get(wish.device_id, f"/{wish.device_id}")
         # Each head chooses among draws of its own: it leaves out what others have chosen meanwhile. Imported
         # candidates are taken once.
@@ -139,4 +139,4 @@ def space_of(spec: DeviceSpec) -> str:
     return canonical_json([spec.kind, spec.family, spec.target_json, *source])
 
 
-__all__ = ["Sharing", "Wish", "sharing_names", "space_of"]
+__all__ = ["CandidateRequest", "RequestCoalescer", "sharing_names", "space_of"]

@@ -15,7 +15,7 @@ from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 
 
-class Doubts:
+class Uncertainty:
     """Knows what the champions of a registry were judged to be.
 
     Args:
@@ -70,4 +70,4 @@ def spread(
     return found
 
 
-__all__ = ["Doubts", "spread"]
+__all__ = ["Uncertainty", "spread"]

@@ -13,15 +13,15 @@ from agents.records import DeviceId, DeviceSpec, Workload
 from fleet.collection.selection import none_fits
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import TableSummary
-from fleet.planner.candidate_pools import Pools
-from fleet.planner.imported_candidates import Imports
-from fleet.planner.job_planner import Feeder
+from fleet.planner.candidate_pools import CandidatePools
+from fleet.planner.imported_candidates import ImportedCandidates
+from fleet.planner.job_planner import JobPlanner
 from fleet.planner.workload_choice import REPLAYED, KeptChoices, WorkloadChoice, group_of
 from fleet.store.store import Store
-from fleet.transport.transport import Links
+from fleet.transport.transport import AgentTransport
 
 
-class Listing:
+class WorkloadDiscovery:
     """Workloads of the devices, by group.
 
     Args:
@@ -43,11 +43,11 @@ class Listing:
         path: Path,
         store: Store,
         coverage: Coverage,
-        pools: Pools,
-        feeder: Feeder,
-        links: Links,
+        pools: CandidatePools,
+        feeder: JobPlanner,
+        links: AgentTransport,
         specs: Mapping[DeviceId, DeviceSpec],
-        imports: Imports,
+        imports: ImportedCandidates,
         summary: TableSummary,
     ) -> None:
         self._imports = imports
@@ -126,4 +126,4 @@ class Listing:
         self._open.discard(group)
 
 
-__all__ = ["Listing"]
+__all__ = ["WorkloadDiscovery"]

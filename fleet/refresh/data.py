@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from agents.records import DeviceId, Family, Outcome, WorkloadId
 from fleet.models.freshness import UNGUIDED
-from fleet.models.store_training import Snapshot
 from fleet.models.training_rows import rows_at
+from fleet.models.versions import DatasetSnapshot
 from fleet.store.noise import noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings, settled_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    from transfer.data.joined_records import Measured
+    from transfer.data.joined_records import MeasuredRow
 
 #: Candidates of a workload on a device that a refresh reads; an epoch looks at 64 of them.
 MOST_OF_WORKLOAD = 1024
@@ -41,7 +41,7 @@ _SAYS_NOTHING = (str(Outcome.LOST), str(Outcome.REJECTED))
 class RefreshData:
     """A snapshot to learn from and to judge on, with what a dataset does not keep of its records."""
 
-    snapshot: Snapshot
+    snapshot: DatasetSnapshot
     #: (N, D) Unix seconds of the measurement that counts; NaN where there is none.
     measured_at: NDArray[np.float64]
     #: (N, D) whether no model chose it and it is a first measurement.
@@ -112,7 +112,7 @@ def read_refresh_data(
         for one in sorted(devices)
     }
 
-    def records() -> Iterator[Measured]:
+    def records() -> Iterator[MeasuredRow]:
         for device_id, rows in chosen.items():
             yield from rows_at(reader, device_id, table, rows.mask)
 
@@ -131,7 +131,7 @@ def read_refresh_data(
         measured_at[at[there], column] = rows.measured_at[there]
         unguided[at[there], column] = rows.unguided[there]
     return RefreshData(
-        snapshot=Snapshot(dataset=dataset, workloads=workloads, devices=devices, table_version=table),
+        snapshot=DatasetSnapshot(dataset=dataset, workloads=workloads, devices=devices, table_version=table),
         measured_at=measured_at,
         unguided=unguided,
         floors={one: rows.floor for one, rows in chosen.items() if rows.floor is not None},

@@ -20,7 +20,7 @@ from fleet.models.judge import head_standing
 from fleet.models.promotion import LEAST_RANKED, Standing
 from fleet.models.registry import Champion, Registry
 from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
-from fleet.refresh.request import Request
+from fleet.refresh.request import RefreshRequest
 from fleet.store.store import Store, StoreReader
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transfer.model.mtl_tlp import MultiTaskTLP
 
 
-def run_watch(request: Request) -> dict[str, Any]:
+def run_watch(request: RefreshRequest) -> dict[str, Any]:
     """Look at every device with a champion, and take back what has gone bad.
 
     Returns:

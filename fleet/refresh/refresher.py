@@ -28,7 +28,7 @@ from fleet.core.events import (
 )
 from fleet.models.freshness import Freshness
 from fleet.models.registry import KEEP, Registry
-from fleet.refresh.request import Request
+from fleet.refresh.request import RefreshRequest
 from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
 
 
@@ -181,9 +181,9 @@ class Refresher:
 
     # ---- the process ----
 
-    def _request(self, kind: str, family: str, folder: Path) -> Request:
+    def _request(self, kind: str, family: str, folder: Path) -> RefreshRequest:
         settings = self._settings
-        return Request(
+        return RefreshRequest(
             kind=kind,
             family=family,
             store=str(self._store),
@@ -198,7 +198,7 @@ class Refresher:
             keep=settings.keep,
         )
 
-    def _launch(self, request: Request) -> None:
+    def _launch(self, request: RefreshRequest) -> None:
         self._child = RefreshChild(request)
         self._since, self._since_wall = self._clock(), self._wall()
 

@@ -19,7 +19,7 @@ REQUEST, TRIED = "request.json", "tried"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RefreshRequest:
     """What a refresh process is asked for."""
 
     #: `refresh`, or `watch`: one look at fresh records.
@@ -46,7 +46,7 @@ class Request:
     keep: int = KEEP
 
 
-def request_from_json(text: str) -> Request:
+def request_from_json(text: str) -> RefreshRequest:
     """Read a request.
 
     Raises:
@@ -56,7 +56,7 @@ def request_from_json(text: str) -> Request:
         value = json.loads(text)
         for name in ("reasons", "device_ids", "cores"):
             value[name] = tuple(value[name])
-        found = Request(**value)
+        found = RefreshRequest(**value)
         Family(found.family)
         if found.kind not in ("refresh", "watch"):
             raise ValueError(f"kind {found.kind!r}")
@@ -67,7 +67,7 @@ def request_from_json(text: str) -> Request:
         ) from error
 
 
-def request_text(request: Request) -> str:
+def request_text(request: RefreshRequest) -> str:
     """Inverse of `request_from_json`."""
     return json.dumps(asdict(request), indent=1, sort_keys=True) + "\n"
 
@@ -85,4 +85,4 @@ def count_tried(folder: Path, more: int) -> None:
     write_durably(folder / TRIED, str(max(0, tried(folder) + more)).encode())
 
 
-__all__ = ["REQUEST", "TRIED", "Request", "count_tried", "request_from_json", "request_text", "tried"]
+__all__ = ["REQUEST", "TRIED", "RefreshRequest", "count_tried", "request_from_json", "request_text", "tried"]

@@ -21,10 +21,10 @@ from agents.records import DeviceId, Family, WorkloadId, canonical_json, content
 from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError
 from fleet.models.judge import Judge, keep_judged, told_of, verdicts_as_json
-from fleet.models.promotion import Verdict, refusal, start_from, summary
+from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
 from fleet.refresh.data import RefreshData, family_devices, held_workloads, read_refresh_data
-from fleet.refresh.request import Request
+from fleet.refresh.request import RefreshRequest
 from fleet.store.store import Store, StoreReader
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _Plan:
     run: str
 
 
-def run_refresh(request: Request) -> dict[str, Any]:
+def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     """Train a challenger of one family, judge it, publish what won.
 
     Returns:
@@ -126,7 +126,7 @@ def run_refresh(request: Request) -> dict[str, Any]:
     }
 
 
-def _devices(reader: StoreReader, request: Request) -> list[DeviceId]:
+def _devices(reader: StoreReader, request: RefreshRequest) -> list[DeviceId]:
     there = family_devices(reader, Family(request.family))
     wanted = [one for one in there if not request.device_ids or one in request.device_ids]
     if not wanted:
@@ -135,7 +135,7 @@ def _devices(reader: StoreReader, request: Request) -> list[DeviceId]:
 
 
 def _planned(
-    request: Request, registry: Registry, reader: StoreReader, devices: Sequence[DeviceId]
+    request: RefreshRequest, registry: Registry, reader: StoreReader, devices: Sequence[DeviceId]
 ) -> tuple[_Plan, MultiTaskTLP | None]:
     """The plan of this request as it was made first, and the model to start from."""
     from transfer.errors import TransferError
@@ -175,10 +175,10 @@ def _planned(
 
 def _heads(
     dataset: Dataset, rows: np.ndarray, devices: Sequence[DeviceId]
-) -> tuple[list[str], list[Verdict]]:
+) -> tuple[list[str], list[DeviceDecision]]:
     """Devices with enough to learn from, and why the others have not."""
     heads: list[str] = []
-    refused: list[Verdict] = []
+    refused: list[DeviceDecision] = []
     for device_id in devices:
         counts = np.zeros(1, dtype=np.int64)
         if device_id in dataset.device_ids:
@@ -193,7 +193,7 @@ def _heads(
 
 
 def _challenger(
-    request: Request,
+    request: RefreshRequest,
     plan: _Plan,
     base: MultiTaskTLP | None,
     dataset: Dataset,
@@ -202,7 +202,7 @@ def _challenger(
     data: RefreshData,
 ) -> tuple[MultiTaskTLP, dict[str, Any]]:
     """The trained challenger and what its manifest says of the training; read where it is there already."""
-    from fleet.models.train_verb import divide
+    from fleet.models.training import divide
     from transfer.model import checkpoint
     from transfer.train.training import TrainConfig, train
 

@@ -24,7 +24,7 @@ from fleet.errors import FleetError
 from fleet.refresh.process import DONE, PARENT, STOPPED
 from fleet.refresh.request import (
     REQUEST,
-    Request,
+    RefreshRequest,
     count_tried,
     request_from_json,
     request_text,
@@ -47,7 +47,7 @@ class RefreshChild:
         OSError: There is no room, or no process to be had.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: RefreshRequest) -> None:
         self.request = request
         #: Why it was ended by force; empty if it was not.
         self._ended_for = ""
@@ -139,12 +139,12 @@ class RefreshChild:
             self.forget()
 
 
-def unfinished(folder: Path) -> Request | None:
+def unfinished(folder: Path) -> RefreshRequest | None:
     """The request that an earlier process left in a folder, to go on with."""
     return _read(folder) if tried(folder) < ATTEMPTS else None
 
 
-def _read(folder: Path) -> Request | None:
+def _read(folder: Path) -> RefreshRequest | None:
     try:
         return request_from_json((folder / REQUEST).read_text())
     except (OSError, FleetError):

@@ -33,8 +33,8 @@ from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.progress import Display
 from fleet.collection.selection import choose_workloads, few_of_each
 from fleet.errors import FleetError
-from fleet.models.store_training import (
-    Snapshot,
+from fleet.models.versions import (
+    DatasetSnapshot,
     adapt_version,
     hold_out_target,
     load_snapshot,
@@ -45,7 +45,7 @@ from fleet.store.store import Store
 from fleet.transport.ray_session import RaySession
 
 if TYPE_CHECKING:
-    from transfer.evaluate.evaluation import CrossValidation, Progress
+    from transfer.evaluate.evaluation import CrossValidation, FoldProgress
     from transfer.model.mtl_tlp import MultiTaskTLP
     from transfer.train.training import TrainConfig
 
@@ -90,7 +90,7 @@ class DemoRun:
     #: Some of the new device's samples were measured by an earlier, interrupted run: this one did not see
     #: their time.
     resumed: bool
-    snapshot: Snapshot
+    snapshot: DatasetSnapshot
     held_out: CrossValidation
     model: MultiTaskTLP
     model_version: str
@@ -251,12 +251,14 @@ def _train_sources(
     return train(dataset, rows, config=config, seed=seed).model
 
 
-def _judge(snapshot: Snapshot, target: DeviceId, settings: DemoSettings, display: Display) -> CrossValidation:
+def _judge(
+    snapshot: DatasetSnapshot, target: DeviceId, settings: DemoSettings, display: Display
+) -> CrossValidation:
     """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
     parts = 4 * settings.folds * settings.repeats
     display.phase("learn", parts)
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: FoldProgress) -> None:
         display.step(1, f"{progress.fold}: {progress.part}")
 
     return hold_out_target(

@@ -15,7 +15,6 @@ from fleet.collection.batch_plan import is_full
 from fleet.report.demo import DemoRun
 from fleet.report.values import (
     DeviceSummary,
-    Estimate,
     Facts,
     FailureGroup,
     HeadScore,
@@ -24,9 +23,10 @@ from fleet.report.values import (
     PairedWorkload,
     Parts,
     Report,
+    ReportedNumber,
     ScoredCandidate,
     Similarity,
-    Timing,
+    WallTime,
     WorkloadLatencies,
 )
 from fleet.store.noise import settled
@@ -58,7 +58,7 @@ def build_report(run: DemoRun) -> Report:
         held_out=tuple(sorted(names.values())),
         model=_model(run),
         onboarding=_onboarding(run, names),
-        timing=Timing(parts=_seconds(run, records), wall_secs=run.wall_secs),
+        timing=WallTime(parts=_seconds(run, records), wall_secs=run.wall_secs),
         similarity=similarity(run.snapshot.dataset, [spec.device_id for spec in devices]),
         points=_points(run.held_out.target["warm"], run.target.device_id, run.snapshot.dataset, names),
         protocol=run.settings.protocol,
@@ -160,8 +160,8 @@ def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> Similarity:
     )
 
 
-def _estimate(value: float, interval: tuple[float, float]) -> Estimate:
-    return Estimate(value=value, low=interval[0], high=interval[1])
+def _estimate(value: float, interval: tuple[float, float]) -> ReportedNumber:
+    return ReportedNumber(value=value, low=interval[0], high=interval[1])
 
 
 def head_score(device_id: str, approach: Approach) -> HeadScore:
@@ -224,7 +224,7 @@ def _onboarding(run: DemoRun, names: dict[WorkloadId, str]) -> OnboardingSummary
                 strict=True,
             )
         ),
-        difference=Estimate(value=difference, low=low, high=high),
+        difference=ReportedNumber(value=difference, low=low, high=high),
     )
 
 

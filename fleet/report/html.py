@@ -21,14 +21,14 @@ from fleet.report.plots import panels
 from fleet.report.values import (
     INTERVAL_LEVEL,
     DeviceSummary,
-    Estimate,
     ModelSummary,
     OnboardingSummary,
     Report,
+    ReportedNumber,
 )
 from fleet.report.words import (
     NOT_MEASURED,
-    Verdict,
+    WarmStartVerdict,
     duration,
     headline,
     known,
@@ -80,7 +80,7 @@ def render(report: Report) -> str:
         title=_title(report),
         made=_made(report),
         sentences=headline(report),
-        verdict=Verdict.NOT_MEASURED if report.onboarding is None else verdict_of(report.onboarding),
+        verdict=WarmStartVerdict.NOT_MEASURED if report.onboarding is None else verdict_of(report.onboarding),
         tiles=_tiles(report),
         caveats=report.caveats,
         panels=[(panel, Markup(panel.svg)) for panel in panels(report)],
@@ -195,7 +195,7 @@ def _best(devices: tuple[DeviceSummary, ...]) -> Table:
     )
 
 
-def _scored(estimate: Estimate) -> str:
+def _scored(estimate: ReportedNumber) -> str:
     if estimate.interval is None:
         return score_text(estimate.value)
     low, high = estimate.interval

@@ -40,7 +40,7 @@ from fleet.report.values import (
     Report,
     ScoredCandidate,
     Similarity,
-    Timing,
+    WallTime,
 )
 from fleet.report.words import duration, known, label, labels, percent, score_text, signed, three_digits
 
@@ -312,7 +312,7 @@ def _similarity(similarity: Similarity) -> Panel | None:
     )
 
 
-def _timing(timing: Timing) -> Panel | None:
+def _timing(timing: WallTime) -> Panel | None:
     parts = [(name, secs) for name, secs in timing.parts if known(secs)]
     if not parts:
         return None

@@ -20,16 +20,16 @@ from fleet.report import words as report_words
 from fleet.report.values import (
     INTERVAL_LEVEL,
     DeviceSummary,
-    Estimate,
     FailureGroup,
     HeadScore,
     ModelSummary,
     OnboardingSummary,
     PairedWorkload,
     Report,
+    ReportedNumber,
     ScoredCandidate,
     Similarity,
-    Timing,
+    WallTime,
     WorkloadLatencies,
 )
 
@@ -187,7 +187,7 @@ def _similarity_json(similarity: Similarity) -> dict[str, Any]:
     }
 
 
-def _interval(estimate: Estimate) -> list[float] | None:
+def _interval(estimate: ReportedNumber) -> list[float] | None:
     return None if estimate.interval is None else list(estimate.interval)
 
 
@@ -195,16 +195,16 @@ __all__ = [
     "INTERVAL_LEVEL",
     "REPORT_VERSION",
     "DeviceSummary",
-    "Estimate",
     "FailureGroup",
     "HeadScore",
     "ModelSummary",
     "OnboardingSummary",
     "PairedWorkload",
     "Report",
+    "ReportedNumber",
     "ScoredCandidate",
     "Similarity",
-    "Timing",
+    "WallTime",
     "WorkloadLatencies",
     "to_json",
     "write",

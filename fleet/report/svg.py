@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fleet.report.values import Estimate
+from fleet.report.values import ReportedNumber
 from fleet.report.words import known
 
 # Stand-ins: colours that no colour map gives, replaced by the page's variables after drawing.
@@ -76,7 +76,7 @@ def row_plot(count: int, *, row: float, extra: float) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def dot(axes: Axes, estimate: Estimate, y: float, *, series: int, marker: str) -> None:
+def dot(axes: Axes, estimate: ReportedNumber, y: float, *, series: int, marker: str) -> None:
     """Draw an estimate with its interval."""
     if estimate.interval is not None:
         axes.plot(estimate.interval, [y, y], color=SERIES[series], linewidth=2.4, alpha=0.5)

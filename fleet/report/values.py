@@ -23,7 +23,7 @@ Facts = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class ReportedNumber:
     """A number and its interval at `INTERVAL_LEVEL`; `None` where it was not measured."""
 
     value: float | None = None
@@ -115,8 +115,8 @@ class HeadScore:
     """
 
     device_id: str
-    top1: Estimate = Estimate()
-    top5: Estimate = Estimate()
+    top1: ReportedNumber = ReportedNumber()
+    top5: ReportedNumber = ReportedNumber()
     #: Expected score of k candidates picked at random from the same ones.
     random_top1: float | None = None
     random_top5: float | None = None
@@ -161,23 +161,23 @@ class OnboardingSummary:
     strategy: str
     #: Where the onboarding time went: probe, measure, adapt...
     seconds_by_part: Parts = ()
-    top1: Estimate = Estimate()
-    top5: Estimate = Estimate()
-    scratch_top1: Estimate = Estimate()
-    scratch_top5: Estimate = Estimate()
+    top1: ReportedNumber = ReportedNumber()
+    top5: ReportedNumber = ReportedNumber()
+    scratch_top1: ReportedNumber = ReportedNumber()
+    scratch_top5: ReportedNumber = ReportedNumber()
     #: The best fitting head of a known device, unchanged: what no adaptation at all gives.
-    nearest_top1: Estimate = Estimate()
-    nearest_top5: Estimate = Estimate()
+    nearest_top1: ReportedNumber = ReportedNumber()
+    nearest_top5: ReportedNumber = ReportedNumber()
     #: The head trained on every record of the device: the reference to reach.
-    full_top1: Estimate = Estimate()
-    full_top5: Estimate = Estimate()
+    full_top1: ReportedNumber = ReportedNumber()
+    full_top5: ReportedNumber = ReportedNumber()
     #: Records of the device that `full_top1` was trained on, mean over the folds.
     full_samples: int | None = None
     random_top1: float | None = None
     random_top5: float | None = None
     pairs: tuple[PairedWorkload, ...] = ()
     #: Mean of warm minus scratch top-1 over workloads, interval by paired bootstrap.
-    difference: Estimate = Estimate()
+    difference: ReportedNumber = ReportedNumber()
 
     @property
     def seconds(self) -> float | None:
@@ -186,7 +186,7 @@ class OnboardingSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class WallTime:
     """Where the wall time of the run went."""
 
     #: Seconds by part: propose, build, wait, time, store, train... Parts that run side by side may overlap.
@@ -232,7 +232,7 @@ class Report:
     held_out: tuple[str, ...] = ()
     model: ModelSummary | None = None
     onboarding: OnboardingSummary | None = None
-    timing: Timing | None = None
+    timing: WallTime | None = None
     similarity: Similarity | None = None
     points: tuple[ScoredCandidate, ...] = ()
     protocol: Protocol | None = None

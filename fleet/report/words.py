@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TypeGuard
 
-from fleet.report.values import INTERVAL_LEVEL, Estimate, OnboardingSummary, Report
+from fleet.report.values import INTERVAL_LEVEL, OnboardingSummary, Report, ReportedNumber
 
 #: Shown where there is no number.
 NOT_MEASURED = "not measured"
@@ -21,7 +21,7 @@ NOT_MEASURED = "not measured"
 MIN_PAIRS = 5
 
 
-class Verdict(StrEnum):
+class WarmStartVerdict(StrEnum):
     """How the warm start compares with training from scratch on the same samples."""
 
     BETTER = "better"
@@ -35,7 +35,7 @@ def known(number: float | None) -> TypeGuard[float]:
     return number is not None and math.isfinite(number)
 
 
-def verdict(difference: Estimate, pairs: int) -> Verdict:
+def verdict(difference: ReportedNumber, pairs: int) -> WarmStartVerdict:
     """Judge warm minus scratch by its interval.
 
     Args:
@@ -47,16 +47,16 @@ def verdict(difference: Estimate, pairs: int) -> Verdict:
         `MIN_PAIRS` workloads; `NOT_MEASURED` where there is no difference at all.
     """
     if not known(difference.value):
-        return Verdict.NOT_MEASURED
+        return WarmStartVerdict.NOT_MEASURED
     if pairs < MIN_PAIRS or difference.interval is None:
-        return Verdict.UNCLEAR
+        return WarmStartVerdict.UNCLEAR
     low, high = difference.interval
     if low > 0:
-        return Verdict.BETTER
-    return Verdict.WORSE if high < 0 else Verdict.UNCLEAR
+        return WarmStartVerdict.BETTER
+    return WarmStartVerdict.WORSE if high < 0 else WarmStartVerdict.UNCLEAR
 
 
-def verdict_of(onboarding: OnboardingSummary) -> Verdict:
+def verdict_of(onboarding: OnboardingSummary) -> WarmStartVerdict:
     """Judge the onboarding of one device."""
     return verdict(onboarding.difference, len(_differences(onboarding)))
 
@@ -68,10 +68,10 @@ def _differences(onboarding: OnboardingSummary) -> list[float]:
 def verdict_title(onboarding: OnboardingSummary) -> str:
     """Give the verdict in a few words."""
     return {
-        Verdict.BETTER: "The warm start is better than training from scratch",
-        Verdict.UNCLEAR: "No clear difference between the warm start and training from scratch",
-        Verdict.WORSE: "The warm start is worse than training from scratch",
-        Verdict.NOT_MEASURED: "The warm start was not compared with training from scratch",
+        WarmStartVerdict.BETTER: "The warm start is better than training from scratch",
+        WarmStartVerdict.UNCLEAR: "No clear difference between the warm start and training from scratch",
+        WarmStartVerdict.WORSE: "The warm start is worse than training from scratch",
+        WarmStartVerdict.NOT_MEASURED: "The warm start was not compared with training from scratch",
     }[verdict_of(onboarding)]
 
 
@@ -79,7 +79,7 @@ def verdict_text(onboarding: OnboardingSummary) -> str:
     """Say in plain words whether the warm start pays, by how much, and how sure that is."""
     found = verdict_of(onboarding)
     title = verdict_title(onboarding)
-    if found is Verdict.NOT_MEASURED:
+    if found is WarmStartVerdict.NOT_MEASURED:
         return f"{title}."
     differences = _differences(onboarding)
     count = len(differences)
@@ -96,12 +96,12 @@ def verdict_text(onboarding: OnboardingSummary) -> str:
         text += f" Fewer than {MIN_PAIRS} workloads are too few to call a winner."
     elif onboarding.difference.interval is None:
         text += " Without an interval no winner is called."
-    elif found is Verdict.UNCLEAR:
+    elif found is WarmStartVerdict.UNCLEAR:
         text += " The interval includes 0, so this run cannot tell which is better."
     return text
 
 
-def beats_random(top1: Estimate, random_top1: float | None) -> bool | None:
+def beats_random(top1: ReportedNumber, random_top1: float | None) -> bool | None:
     """Say whether the whole top-1 interval lies above random choice; `None` where that was not measured."""
     if top1.interval is None or not known(random_top1):
         return None
@@ -195,7 +195,7 @@ def score_text(number: float | None) -> str:
     return NOT_MEASURED if not known(number) else f"{number:.3f}"
 
 
-def interval_words(estimate: Estimate, *, sign: bool = False) -> str:
+def interval_words(estimate: ReportedNumber, *, sign: bool = False) -> str:
     """Give the interval in brackets with a space before it; empty where there is none."""
     if estimate.interval is None:
         return ""

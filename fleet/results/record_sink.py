@@ -16,10 +16,10 @@ from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import Counts
 from fleet.errors import StoreFull
-from fleet.planner.candidate_pools import Pools
+from fleet.planner.candidate_pools import CandidatePools
 from fleet.results.kept_files import KeptFiles
 from fleet.results.late_results import keep_late
-from fleet.results.refused_records import FAULTS, Refusal, Refused, check_flags, record_ids
+from fleet.results.refused_records import FAULTS, Refusal, RefusedRecords, check_flags, record_ids
 from fleet.store.intake import Intake
 
 
@@ -36,7 +36,7 @@ class Taken:
     refusals: list[Refusal] = field(default_factory=list)
 
 
-class Storing:
+class RecordSink:
     """The way of records into the store.
 
     Args:
@@ -58,11 +58,11 @@ class Storing:
         intake: Intake,
         counts: dict[DeviceId, Counts],
         coverage: Coverage,
-        pools: Pools,
+        pools: CandidatePools,
         tallies: Tallies,
         families: Mapping[DeviceId, str],
         late: KeptFiles,
-        refused: Refused,
+        refused: RefusedRecords,
     ) -> None:
         self._intake, self._late = intake, late
         self.refused = refused
@@ -211,4 +211,4 @@ class Storing:
         )
 
 
-__all__ = ["Storing", "Taken"]
+__all__ = ["RecordSink", "Taken"]

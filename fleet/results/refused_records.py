@@ -37,7 +37,7 @@ class Refusal:
     reasons: tuple[str, ...]
 
 
-class Refused:
+class RefusedRecords:
     """The folder of refused records.
 
     Args:
@@ -163,4 +163,4 @@ def _shown(record: Record) -> object:
     return value
 
 
-__all__ = ["FAULTS", "Refusal", "Refused", "check_flags", "find_faults", "record_ids"]
+__all__ = ["FAULTS", "Refusal", "RefusedRecords", "check_flags", "find_faults", "record_ids"]

@@ -57,7 +57,7 @@ class IntakeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(AppendResult):
+class IntakeResult(AppendResult):
     """What became of records."""
 
     #: Those that were not known before, each once.
@@ -140,7 +140,7 @@ class Intake:
             for packed, _ in group.packed:
                 yield unpack(packed)
 
-    def append(self, records: Sequence[Record]) -> Kept:
+    def append(self, records: Sequence[Record]) -> IntakeResult:
         """Keep records; when this returns, all of them are on the disk.
 
         The batch is kept whole or not at all. Known records, by `record_id`, are left as they are. An empty
@@ -169,7 +169,7 @@ class Intake:
             check_columns(table)
             self._take(table.add_column(0, TABLE_SCHEMA.field("device_id"), devices), grouped)
         done = self._end(len(records), len(fresh))
-        return Kept(
+        return IntakeResult(
             appended=done.appended,
             duplicates=done.duplicates,
             table_version=done.table_version,
@@ -345,4 +345,4 @@ class Intake:
         group.candidates.clear()
 
 
-__all__ = ["Intake", "IntakeSettings", "Kept"]
+__all__ = ["Intake", "IntakeResult", "IntakeSettings"]

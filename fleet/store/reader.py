@@ -26,7 +26,7 @@ from fleet.store.catalog import (
     read_devices,
     read_workloads,
 )
-from fleet.store.delta.log import Snapshot, delta_errors, load_snapshot
+from fleet.store.delta.log import TableSnapshot, delta_errors, load_snapshot
 from fleet.store.delta.schema import (
     BATCH_ROWS,
     FILE_SCHEMA,
@@ -70,7 +70,7 @@ class StoreReader:
     `fleet.store.delta.log.RETENTION_HOURS`. A reader may be shared by threads.
     """
 
-    def __init__(self, path: Path, snapshot: Snapshot) -> None:
+    def __init__(self, path: Path, snapshot: TableSnapshot) -> None:
         self._path = path
         self._snapshot = snapshot
 
@@ -85,7 +85,7 @@ class StoreReader:
         return self._snapshot.version
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TableSnapshot:
         """The files of that version."""
         return self._snapshot
 

@@ -24,7 +24,7 @@ from fleet.store.delta.files import delete_unused, forget_old_commits, worth_mer
 from fleet.store.delta.index import IdIndex
 from fleet.store.delta.log import (
     RETENTION_HOURS,
-    Snapshot,
+    TableSnapshot,
     create_table,
     delta_errors,
     is_table,
@@ -69,7 +69,7 @@ class Store(TableWriter):
         repairs: What had to be mended when the store was opened, one line each; mostly empty.
     """
 
-    def __init__(self, path: Path, snapshot: Snapshot, lock: filelock.BaseFileLock) -> None:
+    def __init__(self, path: Path, snapshot: TableSnapshot, lock: filelock.BaseFileLock) -> None:
         super().__init__(path, snapshot)
         self._lock = lock
         self._index = IdIndex(path, path / RECORDS)

@@ -17,7 +17,7 @@ from fleet.errors import StoreError
 from fleet.store.delta.files import (
     ROW_GROUP_ROWS,
     NewFile,
-    Written,
+    WrittenFile,
     chunks,
     discard,
     merge_data_files,
@@ -26,7 +26,7 @@ from fleet.store.delta.files import (
 )
 from fleet.store.delta.log import (
     DataFile,
-    Snapshot,
+    TableSnapshot,
     commit,
     commit_path,
     delta_errors,
@@ -45,7 +45,7 @@ SMALL_ROWS = 8192
 class TableWriter(StoreReader):
     """A reader that can also commit; it shows its own commits."""
 
-    def __init__(self, path: Path, snapshot: Snapshot) -> None:
+    def __init__(self, path: Path, snapshot: TableSnapshot) -> None:
         super().__init__(path, snapshot)
         self._closed = False
         #: Whether nobody knows if the last commit is on the disk, and whether that is for want of room only.
@@ -63,7 +63,7 @@ class TableWriter(StoreReader):
             NewFile(device_id=device, version=version, batches=table.to_batches(ROW_GROUP_ROWS))
             for device, table in tables.items()
         ]
-        written: list[Written] = []
+        written: list[WrittenFile] = []
         with disk_errors("appending records", folder):
             try:
                 written = write_data_files(folder, files)
@@ -73,7 +73,7 @@ class TableWriter(StoreReader):
                 raise
         self._advance(version, added=[one.file for one in written], removed=())
 
-    def _undo(self, written: Iterable[Written], version: int, error: BaseException) -> None:
+    def _undo(self, written: Iterable[WrittenFile], version: int, error: BaseException) -> None:
         """After a failure: leave nothing behind, unless the commit is there and so may be durable or not."""
         if commit_path(self._path / RECORDS, version).exists():
             self._failed = True

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from agents.device.batch import Batch
 from agents.device.messages import ProposeRequest
-from agents.device.requests import Acknowledge, ListWorkloads, Measure, Propose, Request
+from agents.device.requests import Acknowledge, AgentRequest, ListWorkloads, Measure, Propose
 from agents.lease import Lease
 from agents.records import DeviceId
 
 
-class Asking(ABC):
-    """The part of `fleet.transport.transport.Links` that only asks."""
+class AgentClient(ABC):
+    """The part of `fleet.transport.transport.AgentTransport` that only asks."""
 
     def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
         """See `Links`."""
@@ -32,8 +32,8 @@ class Asking(ABC):
         self._ask(Acknowledge(device_id=device_id, incarnation=incarnation, record_ids=tuple(record_ids)))
 
     @abstractmethod
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: AgentRequest) -> None:
         """Let an agent have a request; dropped without a word where it is not up (any more)."""
 
 
-__all__ = ["Asking"]
+__all__ = ["AgentClient"]

@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.device.agent_host import AgentHost
-from agents.device.messages import AgentGone, Beat, Message
-from agents.device.requests import Request, Start, Stop
-from agents.device.worker_factory import ReplayShelf
+from agents.device.messages import AgentGone, Heartbeat, Message
+from agents.device.requests import AgentRequest, BeginAgent, Stop
+from agents.device.worker_factory import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
 from fleet.errors import FleetError
-from fleet.transport.client import Asking
+from fleet.transport.client import AgentClient
 from fleet.transport.transport import BEAT_SECS
 
 _Key = tuple[DeviceId, int]
 
 
-class LocalLinks(Asking):
-    """Implements `fleet.transport.transport.Links` for devices of kind `replay`.
+class LocalTransport(AgentClient):
+    """Implements `fleet.transport.transport.AgentTransport` for devices of kind `replay`.
 
     Args:
         protocol: How the fleet measures.
@@ -41,12 +41,12 @@ class LocalLinks(Asking):
     ) -> None:
         self._protocol, self._spool_root = protocol, spool_root
         self._requests_per_poll = requests_per_poll
-        self._shelf = ReplayShelf(spooled=spool_root is not None)
+        self._shelf = ReplayWorkerFactory(spooled=spool_root is not None)
         self._host = AgentHost(self._shelf.open, host="here", beat_secs=beat_secs, most_waiting=float("inf"))
         self._taken = 0
         self._fetched: list[Message] = []
         #: What frozen agents were asked, and what they had done but not said.
-        self._frozen: dict[_Key, tuple[list[Request], list[Message]]] = {}
+        self._frozen: dict[_Key, tuple[list[AgentRequest], list[Message]]] = {}
 
     def start(self, spec: DeviceSpec, incarnation: int) -> None:
         """See `Links`.
@@ -60,7 +60,7 @@ class LocalLinks(Asking):
             )
         folder = "" if self._spool_root is None else str(self._spool_root / spec.device_id)
         self._ask(
-            Start(
+            BeginAgent(
                 device_id=spec.device_id,
                 incarnation=incarnation,
                 spec=spec,
@@ -136,7 +136,7 @@ class LocalLinks(Asking):
         self._fetched += messages
         self._host.ask(requests)
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: AgentRequest) -> None:
         name = (request.device_id, request.incarnation)
         if name in self._frozen:
             self._frozen[name][0].append(request)
@@ -149,8 +149,8 @@ class LocalLinks(Asking):
             frozen = self._frozen.get((message.device_id, message.incarnation))
             if frozen is None:
                 self._fetched.append(message)
-            elif not isinstance(message, Beat):
+            elif not isinstance(message, Heartbeat):
                 frozen[1].append(message)
 
 
-__all__ = ["LocalLinks"]
+__all__ = ["LocalTransport"]

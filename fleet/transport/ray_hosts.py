@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.device.messages import Message
-from agents.device.requests import Request
+from agents.device.requests import AgentRequest
 from agents.host.process_control import (
     ProcessName,
     end_process,
@@ -105,13 +105,13 @@ class Cluster:
         """What ends processes on another host; None for this one."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-        from agents.device.ray_actors import KeeperActor
+        from agents.device.ray_actors import ProcessControlActor
 
         if node_id == self._here_id:
             return None
         if node_id not in self._keepers:
             where = On(node_id, soft=False)
-            self._keepers[node_id] = KeeperActor.options(scheduling_strategy=where).remote()  # type: ignore[attr-defined]
+            self._keepers[node_id] = ProcessControlActor.options(scheduling_strategy=where).remote()  # type: ignore[attr-defined]
         return self._keepers[node_id]
 
     def _look(self) -> list[Node]:
@@ -174,7 +174,7 @@ class HostProcess:
         from agents.device.ray_actors import AgentHostActor
 
         self.keys: set[tuple[DeviceId, int]] = set()
-        self.requests: list[Request] = []
+        self.requests: list[AgentRequest] = []
         self.is_shared = is_shared
         self.name: ProcessName | None = None
         self._clock = clock

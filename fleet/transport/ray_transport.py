@@ -15,12 +15,12 @@ from pathlib import Path
 
 from agents.device.device_cores import ELSEWHERE, quiet_cores
 from agents.device.messages import AgentGone, AgentRefused, Message
-from agents.device.requests import Request, Start, Stop
+from agents.device.requests import AgentRequest, BeginAgent, Stop
 from agents.host.probe import core_groups
 from agents.host.process_control import pin_process
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
 from fleet.errors import FleetError
-from fleet.transport.client import Asking
+from fleet.transport.client import AgentClient
 from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_hosts import Cluster, HostProcess
 from fleet.transport.ray_session import join_ray, resource_of, start_ray
@@ -47,8 +47,8 @@ _LOOK_SECS = 1.0
 _Key = tuple[DeviceId, int]
 
 
-class RayLinks(Asking):
-    """Implements `fleet.transport.transport.Links`.
+class RayTransport(AgentClient):
+    """Implements `fleet.transport.transport.AgentTransport`.
 
     Args:
         specs: The devices known now; others may be started later. They tell which cores time something.
@@ -145,7 +145,7 @@ class RayLinks(Asking):
         process.keys.add(key)
         self._places[key] = process
         process.requests.append(
-            Start(
+            BeginAgent(
                 device_id=spec.device_id,
                 incarnation=incarnation,
                 spec=spec,
@@ -216,7 +216,7 @@ class RayLinks(Asking):
             return None
         return (os.getpid(),) if is_here else ()
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: AgentRequest) -> None:
         process = self._places.get((request.device_id, request.incarnation))
         if process is not None:
             process.requests.append(request)
@@ -346,4 +346,4 @@ class RayLinks(Asking):
             pin_process(quiet)
 
 
-__all__ = ["REPLAY_BEAT_SECS", "REPLAY_PER_PROCESS", "RayLinks"]
+__all__ = ["REPLAY_BEAT_SECS", "REPLAY_PER_PROCESS", "RayTransport"]

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from agents.device.messages import (
+    Activity,
     AgentGone,
     AgentRefused,
     AgentUp,
     Asked,
-    Beat,
-    Busy,
     Failed,
+    Heartbeat,
     Message,
     MorePending,
     Proposed,
@@ -32,11 +32,11 @@ from agents.records import DeviceId, DeviceSpec
 
 #: Leases that an agent may hold: one runs, one waits, so the device never idles.
 MAX_OUTSTANDING = 2
-#: An agent that lives says so this often (`Beat`), whatever its device is doing.
+#: An agent that lives says so this often (`Heartbeat`), whatever its device is doing.
 BEAT_SECS = 2.0
 
 
-class Links(Protocol):
+class AgentTransport(Protocol):
     """One agent a device, each with an incarnation number that the coordinator gives.
 
     Promises of every implementation, for each (device, incarnation) that was started:
@@ -93,17 +93,17 @@ class Links(Protocol):
 __all__ = [
     "BEAT_SECS",
     "MAX_OUTSTANDING",
+    "Activity",
     "AgentGone",
     "AgentRefused",
+    "AgentTransport",
     "AgentUp",
     "Asked",
     "Batch",
-    "Beat",
-    "Busy",
     "Failed",
+    "Heartbeat",
     "Lease",
     "LeaseTag",
-    "Links",
     "Message",
     "MorePending",
     "ProposeRequest",

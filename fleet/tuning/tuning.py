@@ -26,7 +26,7 @@ from fleet.collection.trust import imported_candidates, ours, siblings
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.candidate_ranker import Guide
+from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.store.store import Store
 from fleet.transport.ray_session import RaySession
 from fleet.tuning.search import PARENTS, Search, choose, next_search, unmeasured
@@ -109,7 +109,9 @@ def tune_device(settings: FleetConfig, options: TuneOptions, display: Display) -
             listed = collection.network_workloads(settings.workloads.networks)
             workloads = _chosen(listed, options.workloads, settings)
             store.put_workloads(workloads, own=is_live(spec))
-        rounds = _Rounds(session, store, target, workloads, Guide(RegistryReader(options.models)), clock)
+        rounds = _Rounds(
+            session, store, target, workloads, CandidateRanker(RegistryReader(options.models)), clock
+        )
         with clock.part("read"):
             rounds.read(session.call(target, "environment_id", spec.protocol(settings.timing_protocol())))
         display.phase("tune", options.trials)
@@ -156,7 +158,7 @@ class _Rounds:
         store: Store,
         device_id: DeviceId,
         workloads: Sequence[Workload],
-        guide: Guide,
+        guide: CandidateRanker,
         clock: Clock,
     ) -> None:
         self._session = session

@@ -20,7 +20,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from transfer.adapt.base import Adapted, Correction
-from transfer.adapt.source_devices import SiblingCorrection
+from transfer.adapt.source_devices import SourceCorrection
 from transfer.errors import TransferError
 from transfer.features.extractor import FeatureSpec
 from transfer.model import checkpoint
@@ -31,7 +31,7 @@ MOST_BYTES = 2_000_000
 
 _Restored = Callable[[Mapping[str, NDArray[np.float32]], Mapping[str, Any]], Correction]
 #: Who reads a correction of a kind.
-_KINDS: dict[str, _Restored] = {"siblings": SiblingCorrection.restored}
+_KINDS: dict[str, _Restored] = {"siblings": SourceCorrection.restored}
 
 
 def file_of(device_id: str) -> str:

@@ -42,7 +42,7 @@ _FIRST_RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
+class MetaStart:
     """What meta-training gives: where to start, and how far to step."""
 
     model: MultiTaskTLP
@@ -98,7 +98,7 @@ class Maml:
     rate_share: float = 0.1
     steps: tuple[int, ...] = (3, 10, 30)
     least_samples: int = 2
-    _known: dict[str, Start] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[str, MetaStart] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -133,7 +133,7 @@ class Maml:
 
     def start(
         self, source: MultiTaskTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
-    ) -> Start:
+    ) -> MetaStart:
         """The meta-trained start for these sources.
 
         Args:
@@ -158,7 +158,7 @@ class Maml:
 
     def _meta_train(
         self, source: MultiTaskTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
-    ) -> Start:
+    ) -> MetaStart:
         model = with_target_head(source, known, target_device, seed=seed)
         devices = [d for d in trainable_devices(known, np.arange(len(known))) if d != target_device]
         data = [gather_rows(known, np.arange(len(known)), (device_id,)) for device_id in devices]
@@ -187,7 +187,7 @@ class Maml:
                     optimizer.step()
         for parameter in model.parameters():
             parameter.grad = None
-        return Start(model, {name: rate.detach().exp() for name, rate in log_rates.items()})
+        return MetaStart(model, {name: rate.detach().exp() for name, rate in log_rates.items()})
 
     def _meta_loss(
         self,
@@ -208,7 +208,7 @@ class Maml:
         return judged.loss(functional_call(scorer, parameters, judged.inputs), config.loss)
 
     def _stepped(
-        self, start: Start, shown: Dataset, target_device: str, config: TrainConfig, steps: int
+        self, start: MetaStart, shown: Dataset, target_device: str, config: TrainConfig, steps: int
     ) -> MultiTaskTLP:
         """A copy of the start after some steps on all labels shown of the target."""
         model = start.model.copy()

@@ -13,14 +13,14 @@ from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
-from transfer.adapt.source_devices import Siblings
+from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
 
 
 def strategies() -> dict[str, Strategy]:
     """All strategies, fresh ones: some keep what they made for given sources."""
     several: tuple[Strategy, ...] = (
-        Siblings(),
+        SourceDevices(),
         MultiTask(),
         FineTune("whole"),
         FineTune("head"),

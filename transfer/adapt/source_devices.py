@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.source_model import SiblingModel, fit_siblings
+from transfer.adapt.source_model import SourceModel, fit_siblings
 from transfer.adapt.summary_nets import SummaryNets, fit_nets, tune_nets
 from transfer.adapt.tuning_loop import tune
 from transfer.data.dataset import Dataset
@@ -42,7 +42,7 @@ _FAILED_FACTOR = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Siblings:
+class SourceDevices:
     """Carry siblings' latencies over, and train the head on what comes of it, beside the sources' heads.
 
     Args:
@@ -62,7 +62,7 @@ class Siblings:
     trains_head: bool = True
     least_samples: int = 0
 
-    def only_known(self) -> Siblings:
+    def only_known(self) -> SourceDevices:
         """The estimates alone: nearly the same scores of candidates that siblings measured."""
         return replace(self, trains_head=False)
 
@@ -133,17 +133,17 @@ class Siblings:
         return Adapted(
             device_id=target_device,
             model=model,
-            correction=SiblingCorrection(target_device, fitted.model, nets, head_share, nets_share),
+            correction=SourceCorrection(target_device, fitted.model, nets, head_share, nets_share),
             notes=notes,
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SiblingCorrection:
+class SourceCorrection:
     """Scores candidates by what siblings measured and by the head, by the head alone where they did not."""
 
     device_id: str
-    siblings: SiblingModel
+    siblings: SourceModel
     nets: SummaryNets | None = None
     #: Of the head's vote on what siblings measured; 0 for a head that was not trained.
     head_share: float = 0.0
@@ -153,7 +153,7 @@ class SiblingCorrection:
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         """See `Correction.arrays`."""
-        values = {one.name: getattr(self.siblings, one.name) for one in fields(SiblingModel)}
+        values = {one.name: getattr(self.siblings, one.name) for one in fields(SourceModel)}
         if self.nets is not None:
             values |= {one.name: getattr(self.nets, one.name) for one in fields(SummaryNets)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
@@ -171,7 +171,7 @@ class SiblingCorrection:
     @classmethod
     def restored(
         cls, arrays: Mapping[str, NDArray[np.float32]], settings: Mapping[str, Any]
-    ) -> SiblingCorrection:
+    ) -> SourceCorrection:
         """Inverse of `arrays` and `settings`.
 
         Raises:
@@ -182,7 +182,7 @@ class SiblingCorrection:
             names = {one.name for one in fields(SummaryNets)} & set(arrays)
             nets = SummaryNets(**{name: arrays[name] for name in names}) if names else None
             rest = {name: array for name, array in arrays.items() if name not in names}
-            model = SiblingModel(siblings=siblings, strength=int(settings["strength"]), **rest)
+            model = SourceModel(siblings=siblings, strength=int(settings["strength"]), **rest)
             # Versions before had no such shares.
             head_share, nets_share = (float(settings.get(f"{of}_share", 0.0)) for of in ("head", "nets"))
             return cls(str(settings["device_id"]), model, nets, head_share, nets_share)

@@ -103,7 +103,7 @@ def part_latencies(latency_secs: Floats, group: Groups) -> Agreed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SiblingModel:
+class SourceModel:
     """A new device's log latency from its siblings'. Arrays are float32, ready to be stored."""
 
     #: Devices whose latencies are looked at, in the order of the weights.
@@ -154,7 +154,7 @@ class SiblingModel:
 class Fitted:
     """A model, and its log seconds of every row that it was fitted on; NaN where no sibling measured it."""
 
-    model: SiblingModel
+    model: SourceModel
     log_secs: Floats
 
 
@@ -192,7 +192,7 @@ def fit_siblings(part: Dataset, target_device: str, siblings: Sequence[str], see
         extra = _fit_extra(
             x, agreed.own, np.log(latency[usable]) - value[usable], usable, fast_weights(value, group), group
         )
-    model = SiblingModel(
+    model = SourceModel(
         siblings=tuple(siblings),
         mean=mean,
         std=std,

@@ -42,7 +42,7 @@ _MOST_POOL, _MOST_JUDGED = 32, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standings:
+class LeaveOneOutScores:
     """What each strategy reached on average over the known devices.
 
     Attributes:
@@ -142,7 +142,7 @@ def leave_one_out(
     regime: Regime,
     config: TrainConfig,
     cache: Path | None,
-) -> Standings | None:
+) -> LeaveOneOutScores | None:
     """Onboard each device from the others by every strategy, or look up what that gave.
 
     Args:
@@ -185,7 +185,7 @@ def _make(
     config: TrainConfig,
     devices: Sequence[str],
     key: str,
-) -> Standings:
+) -> LeaveOneOutScores:
     selector = FewOfEach()
     plan = CurvePlan(
         cases=CasePlan(
@@ -219,7 +219,7 @@ def _make(
             tuple(_spread([p.top5 for p in found]) for found in mine),
         )
         by_judged[one.name] = tuple(_by_place(found, places) for found in mine)
-    return Standings(
+    return LeaveOneOutScores(
         key=key,
         samples=_SAMPLES,
         top1=top1,
@@ -261,13 +261,13 @@ def _between(samples: Sequence[int], values: Sequence[float | None], k: int) -> 
     return float(np.interp(math.log2(1 + k), places, heights))
 
 
-def _read(path: Path, key: str) -> Standings | None:
+def _read(path: Path, key: str) -> LeaveOneOutScores | None:
     """What was kept; None where it is missing or damaged: it is then made again."""
     try:
         value: dict[str, Any] = json.loads(path.read_text())
         if value["version"] != VERSION or value["key"] != key:
             return None
-        return Standings(
+        return LeaveOneOutScores(
             key=key,
             samples=tuple(value["samples"]),
             top1={name: tuple(several) for name, several in value["top1"].items()},
@@ -284,7 +284,7 @@ def _read(path: Path, key: str) -> Standings | None:
         return None
 
 
-def _write(path: Path, standings: Standings) -> None:
+def _write(path: Path, standings: LeaveOneOutScores) -> None:
     """Keep standings; they appear whole or not at all, and a folder that cannot be written keeps none."""
     beside = path.with_suffix(f".{os.getpid()}.part")
     try:
@@ -295,4 +295,4 @@ def _write(path: Path, standings: Standings) -> None:
         beside.unlink(missing_ok=True)
 
 
-__all__ = ["VERSION", "Standings", "leave_one_out"]
+__all__ = ["VERSION", "LeaveOneOutScores", "leave_one_out"]

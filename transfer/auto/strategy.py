@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from transfer.adapt.base import Adapted, Strategy, visible_part
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
-from transfer.adapt.source_devices import Siblings
+from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
-from transfer.auto.leave_one_out import Standings, leave_one_out
+from transfer.auto.leave_one_out import LeaveOneOutScores, leave_one_out
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import is_beyond_luck
 from transfer.data.ranking import order_agreement
@@ -61,7 +61,7 @@ class Auto:
 
     def prepare(
         self, dataset: Dataset, target_device: str, *, source_rows: Rows, config: TrainConfig
-    ) -> Standings | None:
+    ) -> LeaveOneOutScores | None:
         """Find, or look up, how the strategies stand among the other devices; minutes when done anew.
 
         Args:
@@ -205,7 +205,7 @@ def for_check(strategy: Strategy, regime: Regime) -> Strategy:
 
     Where siblings have measured whatever is asked, half of the vote is theirs, and needs no head.
     """
-    if regime is Regime.DEVICE_NEW and isinstance(strategy, Siblings):
+    if regime is Regime.DEVICE_NEW and isinstance(strategy, SourceDevices):
         return strategy.only_known()
     return strategy
 
@@ -237,7 +237,7 @@ def check_agreement(
 
 
 def judge(
-    found: Mapping[str, NDArray[np.float64]], chosen: str, standings: Standings | None, k: int
+    found: Mapping[str, NDArray[np.float64]], chosen: str, standings: LeaveOneOutScores | None, k: int
 ) -> dict[str, Any]:
     """Whether the chosen strategy stays: its check against the rivals', leaning on the standings where few.
 

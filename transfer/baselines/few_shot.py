@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from transfer.baselines.base import Rows, Scores, need
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
-from transfer.baselines.situation import Situation, Support, with_support
+from transfer.baselines.situation import FewShotSet, Situation, with_support
 from transfer.data.labels import relative_speed
 from transfer.data.ranking import rank_agreement
 from transfer.train.training import trainable_devices
@@ -52,11 +52,11 @@ class FewShot:
 
     is_strategy = False
 
-    def __init__(self, name: str, score: Callable[[Situation, Support], Scores | None]) -> None:
+    def __init__(self, name: str, score: Callable[[Situation, FewShotSet], Scores | None]) -> None:
         self.name = name
         self._score = score
 
-    def score(self, situation: Situation, support: Support) -> Scores | None:
+    def score(self, situation: Situation, support: FewShotSet) -> Scores | None:
         """(test rows,) scores, higher is faster; None where it does not apply."""
         return self._score(situation, support)
 
@@ -74,7 +74,7 @@ def baselines() -> list[FewShot]:
     ]
 
 
-def _mean_rank(situation: Situation, support: Support) -> Scores | None:
+def _mean_rank(situation: Situation, support: FewShotSet) -> Scores | None:
     if not situation.siblings_measured_test:
         return None
     places = situation.places[situation.test]
@@ -83,7 +83,7 @@ def _mean_rank(situation: Situation, support: Support) -> Scores | None:
     return found
 
 
-def _nearest(situation: Situation, support: Support) -> Scores | None:
+def _nearest(situation: Situation, support: FewShotSet) -> Scores | None:
     if not situation.siblings_measured_test:
         return None
     result = np.zeros(len(situation.test))
@@ -95,7 +95,7 @@ def _nearest(situation: Situation, support: Support) -> Scores | None:
     return result
 
 
-def nearest_sources(situation: Situation, support: Support) -> list[int]:
+def nearest_sources(situation: Situation, support: FewShotSet) -> list[int]:
     """Places of the sources, most similar first: by order on the support, then by hardware vector."""
     dataset = situation.dataset
     known = np.isfinite(support.latency_secs)
@@ -113,14 +113,14 @@ def nearest_sources(situation: Situation, support: Support) -> list[int]:
     return [place for *_, place in sorted(found)]
 
 
-def _trees_alone(situation: Situation, support: Support) -> Scores | None:
+def _trees_alone(situation: Situation, support: FewShotSet) -> Scores | None:
     lists = _target_list(situation, support)
     if lists is None:
         return None
     return _boost(situation, [lists], lambda rows, _: situation.flat[rows])(situation.test, situation.target)
 
 
-def _trees_pooled(situation: Situation, support: Support) -> Scores | None:
+def _trees_pooled(situation: Situation, support: FewShotSet) -> Scores | None:
     def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
         beside = np.broadcast_to(
             situation.hardware_of(device_id), (len(rows), situation.dataset.hardware.shape[1])
@@ -132,7 +132,7 @@ def _trees_pooled(situation: Situation, support: Support) -> Scores | None:
     return _boost(situation, lists, inputs)(situation.test, situation.target)
 
 
-def _trees_residual(situation: Situation, support: Support) -> Scores | None:
+def _trees_residual(situation: Situation, support: FewShotSet) -> Scores | None:
     def inputs(rows: Rows, _: str) -> NDArray[np.float32]:
         return situation.flat[rows]
 
@@ -144,7 +144,7 @@ def _trees_residual(situation: Situation, support: Support) -> Scores | None:
     return own(situation.test, situation.target)
 
 
-def _trees_with_siblings(situation: Situation, support: Support) -> Scores | None:
+def _trees_with_siblings(situation: Situation, support: FewShotSet) -> Scores | None:
     if not situation.siblings_measured_test or len(situation.sources) < 2:
         return None
     order = [situation.sources[place] for place in nearest_sources(situation, support)]
@@ -152,7 +152,7 @@ def _trees_with_siblings(situation: Situation, support: Support) -> Scores | Non
     for source in situation.sources:
         # Which other source is nearest to a source is told by all that both measured.
         rows = situation.source_rows
-        own = Support(rows, situation.dataset.latency_secs[rows, situation.dataset.column(source)])
+        own = FewShotSet(rows, situation.dataset.latency_secs[rows, situation.dataset.column(source)])
         nearest[source] = situation.once(
             f"nearest of {source}",
             lambda own=own: [situation.sources[p] for p in nearest_sources(situation, own)],  # type: ignore[misc]
@@ -180,7 +180,7 @@ def _trees_with_siblings(situation: Situation, support: Support) -> Scores | Non
     return _boost(situation, lists, inputs)(situation.test, situation.target)
 
 
-def _mlp_fine_tuned(situation: Situation, support: Support) -> Scores | None:
+def _mlp_fine_tuned(situation: Situation, support: FewShotSet) -> Scores | None:
     dataset = situation.dataset
     sources = list(trainable_devices(dataset, situation.source_rows))
 
@@ -208,7 +208,7 @@ class _List:
     labels: Floats
 
 
-def _target_list(situation: Situation, support: Support) -> _List | None:
+def _target_list(situation: Situation, support: FewShotSet) -> _List | None:
     """The support as a list to learn; None where it has no pair of one workload to compare."""
     known = np.isfinite(support.latency_secs)
     rows, secs = support.rows[known], support.latency_secs[known]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transfer.baselines.base import Rows, Scores, training_labels, unknown_device
-from transfer.data.batches import Batch, draw_batches
+from transfer.data.batches import PaddedBatch, draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.encoder import Standardise
 from transfer.model.mtl_tlp import scoped_seed
@@ -128,7 +128,7 @@ class SummaryMlp:
                     self._output.bias[place] = before._output.bias[like].mean()
         self._heads = devices
 
-    def _loss(self, x: Tensor, labels: Tensor, batch: Batch) -> Tensor | None:
+    def _loss(self, x: Tensor, labels: Tensor, batch: PaddedBatch) -> Tensor | None:
         """Mean over the heads that have labels in the batch, or None where no head has any."""
         rows = torch.from_numpy(batch.rows)
         logits, targets = self._output(self._trunk(x[rows])), labels[rows]

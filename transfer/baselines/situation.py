@@ -97,7 +97,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Support:
+class FewShotSet:
     """What was measured on the new device."""
 
     rows: Rows
@@ -105,7 +105,7 @@ class Support:
     latency_secs: Floats
 
 
-def with_support(dataset: Dataset, target: str, support: Support) -> Dataset:
+def with_support(dataset: Dataset, target: str, support: FewShotSet) -> Dataset:
     """The dataset with what was measured on the target put in."""
     column = dataset.column(target)
     latency, failed = dataset.latency_secs.copy(), dataset.failed.copy()
@@ -129,4 +129,4 @@ def places_on(dataset: Dataset, device_id: str) -> Floats:
     return found
 
 
-__all__ = ["Situation", "Support", "places_on", "with_support"]
+__all__ = ["FewShotSet", "Situation", "places_on", "with_support"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PaddedBatch:
     """Rows of a few workloads and where each stands in the padded layout."""
 
     #: (B,) row numbers of the dataset.
@@ -29,7 +29,7 @@ class Batch:
 
 def draw_batches(
     groups: Sequence[np.ndarray], *, workloads: int, most: int, random: np.random.Generator
-) -> Iterator[Batch]:
+) -> Iterator[PaddedBatch]:
     """Give every workload once, in a random order.
 
     Args:
@@ -44,7 +44,7 @@ def draw_batches(
         yield lay_out([g if len(g) <= most else random.choice(g, most, replace=False) for g in chosen])
 
 
-def lay_out(groups: Sequence[np.ndarray]) -> Batch:
+def lay_out(groups: Sequence[np.ndarray]) -> PaddedBatch:
     """Lay the rows of some workloads out as (G, n)."""
     widest = max(len(group) for group in groups)
     place = torch.zeros(len(groups), widest, dtype=torch.int64)
@@ -54,4 +54,4 @@ def lay_out(groups: Sequence[np.ndarray]) -> Batch:
         place[i, : len(group)] = torch.arange(start, start + len(group))
         filled[i, : len(group)] = True
         start += len(group)
-    return Batch(np.concatenate(groups), place, filled)
+    return PaddedBatch(np.concatenate(groups), place, filled)

@@ -25,7 +25,7 @@ from agents.records import (
     WorkloadId,
 )
 from transfer.array_folder import read_folder, write_folder
-from transfer.data.joined_records import Joiner, Measured
+from transfer.data.joined_records import Joiner, MeasuredRow
 from transfer.data.labels import relative_speed
 from transfer.errors import DatasetError
 from transfer.features.blocks import FeatureBlock
@@ -164,7 +164,7 @@ class Dataset:
 
 
 def build_dataset(
-    records: Iterable[Record | Measured],
+    records: Iterable[Record | MeasuredRow],
     workloads: Mapping[WorkloadId, Workload],
     devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]],
     extractor: Extractor | None = None,

@@ -47,7 +47,7 @@ _FAILURES = frozenset(
 _Name = TypeVar("_Name", WorkloadId, DeviceId)
 
 
-class Measured(NamedTuple):
+class MeasuredRow(NamedTuple):
     """What a dataset takes of a record, for who reads columns; the names are those of `Record`."""
 
     record_id: str
@@ -108,7 +108,7 @@ class Joiner:
         self._unreadable: dict[CandidateId, str] = {}
         self._total = 0
 
-    def add(self, record: Record | Measured) -> None:
+    def add(self, record: Record | MeasuredRow) -> None:
         """Take one record.
 
         Raises:
@@ -130,7 +130,7 @@ class Joiner:
             self._failed[0].append(row)
             self._failed[1].append(column)
 
-    def _row(self, record: Record | Measured) -> int | None:
+    def _row(self, record: Record | MeasuredRow) -> int | None:
         """Row of the record's candidate; None where its trace cannot be read."""
         row = self._rows.get(record.candidate_id)
         if row is not None:
@@ -154,7 +154,7 @@ class Joiner:
         self._group.append(self._workload_numbers.setdefault(record.workload_id, len(self._workload_numbers)))
         return row
 
-    def _column(self, record: Record | Measured) -> int:
+    def _column(self, record: Record | MeasuredRow) -> int:
         column = self._columns.get(record.device_id)
         if column is None:
             if record.device_id not in self._devices:
@@ -228,7 +228,7 @@ def _medians(
     return rows[first], columns[first], np.where(counts % 2, high, (low + high) / 2)
 
 
-def _latency(record: Record | Measured) -> float:
+def _latency(record: Record | MeasuredRow) -> float:
     """Seconds of an ok record.
 
     Raises:

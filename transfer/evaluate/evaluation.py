@@ -36,7 +36,7 @@ from transfer.train.training import TrainConfig, torch_threads, train, trainable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CrossValidationPlan:
     """What `cross_validate` trains, and how."""
 
     target_device: str
@@ -56,11 +56,11 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class FoldProgress:
     """One finished part of a cross-validation."""
 
     fold: str
-    #: One of `Plan.parts`.
+    #: One of `CrossValidationPlan.parts`.
     part: str
     seconds: float
     #: Parts finished so far, and in all.
@@ -136,11 +136,11 @@ def evaluate(model: MultiTaskTLP, dataset: Dataset, device_id: str, rows: NDArra
 def cross_validate(
     dataset: Dataset,
     splits: Sequence[Split],
-    plan: Plan,
+    plan: CrossValidationPlan,
     *,
     seed: int,
     workers: int = 1,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[FoldProgress], None] | None = None,
 ) -> CrossValidation:
     """Tell how well a new device is onboarded, on workloads that nobody trained on.
 
@@ -218,7 +218,7 @@ def _run_folds(
     seed: int,
     workers: int,
     parts: Sequence[str],
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: Callable[[FoldProgress], None] | None,
 ) -> list[_Fold]:
     """Run every fold, here or in processes, and tell of each part.
 
@@ -230,7 +230,7 @@ def _run_folds(
         nonlocal done
         done += 1
         if on_progress is not None:
-            on_progress(Progress(fold=split.name, part=part, seconds=seconds, done=done, total=total))
+            on_progress(FoldProgress(fold=split.name, part=part, seconds=seconds, done=done, total=total))
 
     folds: list[_Fold] = []
     if workers <= 1 or len(splits) == 1:
@@ -254,7 +254,9 @@ def _untold(run: _FoldRunner, job: tuple[Split, int]) -> _Fold:
     return run(*job, None)
 
 
-def _onboard(dataset: Dataset, plan: Plan, split: Split, seed: int, tell: _Tell | None) -> _Fold:
+def _onboard(
+    dataset: Dataset, plan: CrossValidationPlan, split: Split, seed: int, tell: _Tell | None
+) -> _Fold:
     """Onboard the target in one fold and score its test rows, on one thread."""
     target = plan.target_device
     seconds: dict[str, float] = {}
@@ -328,8 +330,8 @@ __all__ = [
     "Approach",
     "Comparison",
     "CrossValidation",
-    "Plan",
-    "Progress",
+    "CrossValidationPlan",
+    "FoldProgress",
     "Scored",
     "average_repeats",
     "compare",

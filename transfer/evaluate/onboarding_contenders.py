@@ -20,7 +20,7 @@ from transfer.adapt.sample_choice import Choice
 from transfer.adapt.sample_selection import Selector
 from transfer.baselines.base import Rows, Scores
 from transfer.baselines.few_shot import FewShot
-from transfer.baselines.situation import Situation, Support, with_support
+from transfer.baselines.situation import FewShotSet, Situation, with_support
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import kendall_tau, random_top_k, top_k
 from transfer.evaluate.onboarding_cases import Case, shown
@@ -111,7 +111,7 @@ def _points(
                 selector, situation, case.pool, len(case.pool) if k is None else k, truth, source_model
             ),
         )
-        support = Support(rows, truth[rows])
+        support = FewShotSet(rows, truth[rows])
         scores: Scores | None = None
         notes: dict[str, Any] = {}
         started = time.perf_counter()
@@ -166,7 +166,7 @@ def choose_support(
     return np.sort(selector.choose(choice, count))
 
 
-def _is_enough(strategy: Strategy, dataset: Dataset, support: Support) -> bool:
+def _is_enough(strategy: Strategy, dataset: Dataset, support: FewShotSet) -> bool:
     """Whether a strategy can work with a support: enough samples, and a pair to compare if it needs any."""
     if not strategy.least_samples:
         return True

@@ -13,7 +13,7 @@ import numpy as np
 
 from transfer.features.box_access import BlockAccess, BufferAccess, element_bytes
 from transfer.features.template_access import template_access
-from transfer.language.budget import Budget
+from transfer.language.budget import WalkBudget
 from transfer.language.module_graph import GRAPH_ERRORS, ModuleGraph, parse_module
 
 #: Deepest index expression that is followed; those of TVM's operator suite stay under ten.
@@ -45,7 +45,7 @@ def block_accesses(module_json: str) -> dict[str, BlockAccess]:
         if module.get("dialect") == "autotvm":
             access = template_access(str(module["name"]), list(module["args"]))
             return {} if access is None else {"": access}
-        return _Blocks(ModuleGraph(module["nodes"], Budget(len(module_json), "the module"))).blocks()
+        return _Blocks(ModuleGraph(module["nodes"], WalkBudget(len(module_json), "the module"))).blocks()
     except GRAPH_ERRORS:
         return {}
 

@@ -20,7 +20,7 @@ from transfer.errors import TraceError
 from transfer.language.compile_trace import POSTPROCESSED_KEYS, POSTPROCESSED_PATTERN, compile_plan
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Primitive
-from transfer.language.trace_values import Plan
+from transfer.language.trace_values import CompiledSpace
 
 #: Design spaces kept before starting over. Without a mark where post-processing begins, each candidate
 #: may look like a space of its own.
@@ -41,7 +41,7 @@ _DECISION = re.compile(r", decision=(\[[-\d, ]*\]|-?\d+)")
 class _Space(NamedTuple):
     """A design space: its compiled instructions, and which instruction made each decision."""
 
-    plan: Plan
+    plan: CompiledSpace
     sampled: tuple[int, ...]
 
 

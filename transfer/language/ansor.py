@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from agents.records import Workload
-from transfer.language.ansor_stages import Loop, StageLoops, StageOrder, TooManyLoopsError, split_factors
+from transfer.language.ansor_stages import AnsorLoop, StageLoops, StageOrder, TooManyLoopsError, split_factors
 from transfer.language.ansor_steps import (
     ANNOTATIONS,
     TAGS,
@@ -180,7 +180,7 @@ class _Walk:
             raise _BadFieldsError("loops are not consecutive")
         if not positions:
             # A scalar has no loops; fusing none of them makes one.
-            self._loops.upto(stage, 0).insert(0, Loop(-1, 1, fixed=True))
+            self._loops.upto(stage, 0).insert(0, AnsorLoop(-1, 1, fixed=True))
             return _Raw(Kind.FU, (0, 1), "", stage)
         extent = self._loops.fuse(stage, first, len(positions))
         return _Raw(Kind.FU, (len(positions), extent), "", stage, tuple(positions))

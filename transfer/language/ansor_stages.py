@@ -26,7 +26,7 @@ class TooManyLoopsError(Exception):
         super().__init__("too many loops")
 
 
-class Loop(NamedTuple):
+class AnsorLoop(NamedTuple):
     """One loop of a stage."""
 
     #: Original axis of the stage, -1 for fused ones.
@@ -90,12 +90,12 @@ class StageLoops:
     __slots__ = ("_axes", "_loops", "_moved")
 
     def __init__(self) -> None:
-        self._loops: dict[int, list[Loop]] = {}
+        self._loops: dict[int, list[AnsorLoop]] = {}
         #: Original axes met so far, by stage.
         self._axes: dict[int, int] = {}
         self._moved: set[int] = set()
 
-    def upto(self, stage: int, count: int) -> list[Loop]:
+    def upto(self, stage: int, count: int) -> list[AnsorLoop]:
         """The loops met of a stage, at least `count` of them: the list itself.
 
         Raises:
@@ -110,7 +110,7 @@ class StageLoops:
         if count > len(loops):
             axis = self._axes[stage]
             self._axes[stage] = axis + count - len(loops)
-            loops.extend(Loop(axis + place, 0, False) for place in range(count - len(loops)))
+            loops.extend(AnsorLoop(axis + place, 0, False) for place in range(count - len(loops)))
         return loops
 
     def split(self, stage: int, position: int, factors: Sequence[int]) -> int:
@@ -125,9 +125,9 @@ class StageLoops:
         if len(loops) + len(factors) > MOST_LOOPS:
             raise TooManyLoopsError
         axis, _, fixed = loops[position]
-        pieces = [Loop(axis, factor, True) for factor in factors]
+        pieces = [AnsorLoop(axis, factor, True) for factor in factors]
         if not fixed:
-            pieces[0] = Loop(axis, 0 if stage in self._moved else factors[0], False)
+            pieces[0] = AnsorLoop(axis, 0 if stage in self._moved else factors[0], False)
         loops[position : position + 1] = pieces
         return axis
 
@@ -137,7 +137,7 @@ class StageLoops:
         fused = loops[first : first + count]
         extent = extent_product([loop.extent for loop in fused])
         axis = fused[0].axis if count == 1 else -1
-        loops[first : first + count] = [Loop(axis, extent, all(loop.fixed for loop in fused))]
+        loops[first : first + count] = [AnsorLoop(axis, extent, all(loop.fixed for loop in fused))]
         return extent
 
     def reorder(self, stage: int, order: Sequence[int]) -> bool:
@@ -177,14 +177,14 @@ class StageLoops:
                     left = needed[axis]
                     taken = min(extent, left) if fixed else left
                     needed[axis] = -(-left // max(1, taken))
-                    loops[place] = Loop(axis, taken, fixed)
+                    loops[place] = AnsorLoop(axis, taken, fixed)
         else:
             self._forget(stage)
         self._moved.add(stage)
 
     def _forget(self, stage: int) -> None:
         loops = self.upto(stage, 0)
-        loops[:] = [loop if loop.fixed else Loop(loop.axis, 0, False) for loop in loops]
+        loops[:] = [loop if loop.fixed else AnsorLoop(loop.axis, 0, False) for loop in loops]
 
     def is_moved(self, stage: int) -> bool:
         """Whether a stage is computed in the loops of another one."""
@@ -203,11 +203,11 @@ class StageLoops:
         factored = loops[position]
         kept = [loop for place, loop in enumerate(loops) if place != position]
         self._loops[partial] = [
-            Loop(axis, loop.extent, False)
+            AnsorLoop(axis, loop.extent, False)
             for axis, loop in enumerate([*kept[:spatial], factored, *kept[spatial:]])
         ]
         self._loops[stage] = [
-            Loop(axis, loop.extent, False) for axis, loop in enumerate([*kept[:spatial], factored])
+            AnsorLoop(axis, loop.extent, False) for axis, loop in enumerate([*kept[:spatial], factored])
         ]
         self._axes[partial], self._axes[stage] = len(self._loops[partial]), len(self._loops[stage])
         return factored.extent

@@ -17,7 +17,7 @@ _LEAST_VISITS = 10_000
 _VISITS_A_CHARACTER = 1
 
 
-class Budget:
+class WalkBudget:
     """Visits that one walk may still make.
 
     Args:
@@ -71,4 +71,4 @@ def parse_list(text: str, *, what: str, items: str, most: int) -> list[Any]:
     return value
 
 
-__all__ = ["MAX_TEXT", "Budget", "parse_list"]
+__all__ = ["MAX_TEXT", "WalkBudget", "parse_list"]

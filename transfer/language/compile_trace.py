@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from transfer.language.budget import Budget
+from transfer.language.budget import WalkBudget
 from transfer.language.program import ProgramStage
 from transfer.language.trace_block_steps import BLOCK_HANDLERS, PLAIN, other_step
 from transfer.language.trace_loop_steps import LOOP_HANDLERS, PREFIX
 from transfer.language.trace_stages import StageTable
-from transfer.language.trace_values import Plan, Sampled, Tail
+from transfer.language.trace_values import CompiledSpace, Sampled, Tail
 from transfer.language.trace_walk import Instruction, Walker
 
 #: Keys of the notes on the root block (or a cache block, on a GPU) for the post-processors, which begin by
@@ -35,7 +35,7 @@ _LOCATION = "SampleComputeLocation"
 
 def compile_plan(
     instructions: Sequence[Sequence[Any]], program: Sequence[ProgramStage], text_chars: int
-) -> Plan:
+) -> CompiledSpace:
     """Compile well-formed instructions `[kind, inputs, attributes, outputs]`, up to post-processing.
 
     Args:
@@ -53,20 +53,20 @@ def compile_plan(
         taken.append(Instruction(index, kind, inputs, attributes, outputs))
     locations = tuple(one.place for one in taken if one.kind == _LOCATION)
     cut = next((number for number, one in enumerate(taken) if one.kind == _LOCATION), len(taken))
-    head = Walker(StageTable(program, Budget(text_chars, "the MetaSchedule trace")))
+    head = Walker(StageTable(program, WalkBudget(text_chars, "the MetaSchedule trace")))
     for instruction in taken[:cut]:
         _take(head, instruction)
     rest = taken[cut:]
 
     def follow(found: tuple[int, ...]) -> Tail:
-        budget = Budget(text_chars, "the MetaSchedule trace")
+        budget = WalkBudget(text_chars, "the MetaSchedule trace")
         walker = head.fork(dict(zip(locations, found, strict=True)), budget)
         for instruction in rest:
             _take(walker, instruction)
         return walker.result()
 
     unknown = Counter(one.kind for one in taken if one.kind not in _HANDLERS and one.kind not in PLAIN)
-    return Plan(head.result(), unknown, locations, follow)
+    return CompiledSpace(head.result(), unknown, locations, follow)
 
 
 def begins_postprocessing(kind: str, attributes: list[Any]) -> bool:

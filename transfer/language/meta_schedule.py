@@ -23,7 +23,7 @@ from transfer.errors import BudgetError, TraceError
 from transfer.language.compile_trace import POSTPROCESSED_PATTERN, compile_plan
 from transfer.language.primitives import MAX_NUMBER, Primitive
 from transfer.language.program import ProgramStage, program_stages
-from transfer.language.trace_values import Plan
+from transfer.language.trace_values import CompiledSpace
 
 #: Plans kept before starting over; a design space is one plan, a network has a few hundred at most. Texts of
 #: strangers may be long: so many characters of them, which take up to twenty times as many bytes.
@@ -52,7 +52,7 @@ class MetaScheduleReader:
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
         # By workload ("" where its program is not known) and the text of the instructions.
-        self._plans: dict[tuple[str, str], Plan] = {}
+        self._plans: dict[tuple[str, str], CompiledSpace] = {}
         #: Characters that the plans count as.
         self._plan_chars = 0
         self._programs: dict[str, tuple[ProgramStage, ...] | BudgetError] = {}
@@ -92,7 +92,7 @@ class MetaScheduleReader:
         plan.check(decisions)
         self._plan_chars += _STEP_CHARS * (plan.size - before)
 
-    def _plan(self, trace: str, workload: Workload | None) -> tuple[Plan, dict[int, Any]]:
+    def _plan(self, trace: str, workload: Workload | None) -> tuple[CompiledSpace, dict[int, Any]]:
         """The compiled design space of a trace, and its decisions."""
         split = _split_text(trace)
         program = self.program(workload) if workload is not None else ()

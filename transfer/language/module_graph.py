@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from transfer.language.budget import Budget
+from transfer.language.budget import WalkBudget
 from transfer.language.primitives import MAX_NUMBER
 
 #: Largest module text that is parsed, and most values in it; the largest operator of TVM's suite has 0.1 MB.
@@ -42,7 +42,7 @@ class ModuleGraph:
         budget: Pays for every look at a node.
     """
 
-    def __init__(self, nodes: list[Any], budget: Budget) -> None:
+    def __init__(self, nodes: list[Any], budget: WalkBudget) -> None:
         self.is_old = any("type_key" in node for node in nodes[:2])
         self.nodes = [_renewed(node) for node in nodes] if self.is_old else nodes
         self.budget = budget

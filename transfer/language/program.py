@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from transfer.errors import BudgetError
-from transfer.language.budget import Budget
+from transfer.language.budget import WalkBudget
 from transfer.language.module_graph import GRAPH_ERRORS, ModuleGraph, parse_module
 
 #: Deepest nest of statements that is followed.
@@ -57,7 +57,7 @@ def program_stages(module_json: str) -> tuple[ProgramStage, ...]:
         value = parse_module(module_json)
         if value is None:
             return ()
-        return _Program(ModuleGraph(value["nodes"], Budget(len(module_json), "the module"))).stages()
+        return _Program(ModuleGraph(value["nodes"], WalkBudget(len(module_json), "the module"))).stages()
     except GRAPH_ERRORS:
         return ()
 

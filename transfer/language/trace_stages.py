@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from transfer.language.budget import Budget
+from transfer.language.budget import WalkBudget
 from transfer.language.primitives import CREATED, Role
 from transfer.language.program import ProgramStage
 from transfer.language.trace_values import Amount
@@ -73,7 +73,7 @@ class StageTable:
         loops: Loop that each loop variable stands for.
     """
 
-    def __init__(self, program: Sequence[ProgramStage], budget: Budget) -> None:
+    def __init__(self, program: Sequence[ProgramStage], budget: WalkBudget) -> None:
         self.budget = budget
         self.infos: list[LoopInfo] = []
         self.blocks: dict[str, int] = {}
@@ -102,7 +102,7 @@ class StageTable:
             ]
             self._by_name.setdefault(one.name, key)
 
-    def copy(self, budget: Budget) -> StageTable:
+    def copy(self, budget: WalkBudget) -> StageTable:
         """A table that goes its own way from here, on another budget."""
         other = StageTable((), budget)
         other.infos = self.infos.copy()

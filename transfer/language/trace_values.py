@@ -47,7 +47,7 @@ class Tail(NamedTuple):
         return steps
 
 
-class Plan:
+class CompiledSpace:
     """A compiled design space.
 
     Args:

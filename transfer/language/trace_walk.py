@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from transfer.language.budget import Budget
+from transfer.language.budget import WalkBudget
 from transfer.language.primitives import Kind, Primitive
 from transfer.language.trace_stages import NO_LOOP, UNKNOWN_STAGE, LoopInfo, StageTable, TraceStage
 from transfer.language.trace_values import Amount, Fill, Names, Product, Sampled, Tail, as_int, resolve
@@ -61,7 +61,7 @@ class Walker:
         self.tiled = UNKNOWN_STAGE
         self.structure = ""
 
-    def fork(self, locations: dict[int, int], budget: Budget) -> Walker:
+    def fork(self, locations: dict[int, int], budget: WalkBudget) -> Walker:
         """A walk that continues from here, with an empty template, under some sampled locations."""
         other = Walker(self.table.copy(budget), locations)
         other.values = self.values.copy()

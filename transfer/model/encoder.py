@@ -119,7 +119,7 @@ class Standardise(nn.Module):
         return ((values - self.mean) / self.std).clamp(-_INPUT_LIMIT, _INPUT_LIMIT)
 
 
-class Ramps(nn.Module):
+class PiecewiseLinear(nn.Module):
     """Each slot as a few ramps between quantiles of the training rows, kept as buffers.
 
     A straight layer on a number can only say "more is better"; on ramps it can say "up to here", as trees do.

@@ -27,7 +27,14 @@ from torch.nn import functional as F
 from transfer.errors import TransferError
 from transfer.features.extractor import FeatureBlock, FeatureSpec
 from transfer.features.flat import flat_inputs
-from transfer.model.encoder import ModelConfig, ModelSizes, Ramps, Residual, Standardise, StepEncoder
+from transfer.model.encoder import (
+    ModelConfig,
+    ModelSizes,
+    PiecewiseLinear,
+    Residual,
+    Standardise,
+    StepEncoder,
+)
 from transfer.model.inputs import block_tensors, used_lengths
 from transfer.model.trees import HardwareOf, Trees, joint_scores
 
@@ -54,7 +61,7 @@ class MultiTaskTLP(nn.Module):
         self.encoder = StepEncoder(config)
         self.workload = Standardise(config.workload_size)
         self.summary = Standardise(config.summary_size)
-        self.ramps = Ramps(config.summary_size, sizes.summary_ramps)
+        self.ramps = PiecewiseLinear(config.summary_size, sizes.summary_ramps)
         joined = 2 * sizes.step_width + config.summary_size * (1 + sizes.summary_ramps)
         joined += config.workload_size * sizes.use_workload
         self.join = nn.Linear(joined, sizes.trunk_width)

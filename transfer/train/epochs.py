@@ -2,7 +2,7 @@
 
 Called by `transfer.train.training`. All that an epoch draws at random follows from the seed and its number,
 so a run that goes on after an interruption draws what it would have drawn. Knows no files: what must be kept
-of a run is its `Progress`, which the caller stores and gives back.
+of a run is its `TrainingProgress`, which the caller stores and gives back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transfer.train.step import Stepper, learning_rate_curve
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """How far a run has come, beside the weights and the optimiser's averages."""
 
     #: One report for each epoch that is over.
@@ -46,7 +46,7 @@ def run_epochs(
     config: TrainConfig,
     seed: int,
     peers: Peers,
-    progress: Progress,
+    progress: TrainingProgress,
     after_epoch: Callable[[EpochReport], None],
 ) -> None:
     """Run the epochs that are left; with validation, leave the weights of the best one in the model.

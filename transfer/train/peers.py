@@ -2,7 +2,7 @@
 
 Called by the training loop. Each batch is dealt to the workers by workload; their gradients are summed, so
 that all hold the same weights after every step. It must not know who started the workers: that is
-`fleet.models.ray_training`, or nobody where there is one worker.
+`fleet.models.ray_train`, or nobody where there is one worker.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from transfer.checked_folder import (
     sha256,
 )
 from transfer.train.config import EpochReport
-from transfer.train.epochs import Progress
+from transfer.train.epochs import TrainingProgress
 from transfer.train.step import Stepper
 
 #: Version of the layout of a state.
@@ -41,7 +41,7 @@ _TENSORS_NAME = "state.safetensors"
 _FOLDER = re.compile(r"epoch-(\d{6})")
 
 
-def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress: Progress) -> None:
+def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress: TrainingProgress) -> None:
     """Keep a run as it is after its last epoch.
 
     Args:
@@ -75,7 +75,7 @@ def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress:
         shutil.rmtree(older, ignore_errors=True)
 
 
-def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Progress:
+def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> TrainingProgress:
     """Bring a fresh model and optimiser to where a run was; nothing is done where nothing was kept.
 
     Args:
@@ -91,7 +91,7 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Progre
     """
     found = _states(folder)
     if not found:
-        return Progress()
+        return TrainingProgress()
     path = found[-1][1]
     cure = f"delete {folder} to start over, or give another run folder"
     try:
@@ -120,7 +120,9 @@ def remove_states(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _restore(stepper: Stepper, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
+def _restore(
+    stepper: Stepper, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> TrainingProgress:
     stepper.model.load_state_dict(_under("model.", tensors))
     averages: dict[int, dict[str, Tensor]] = {}
     for name, value in _under("optimizer.", tensors).items():
@@ -134,7 +136,7 @@ def _restore(stepper: Stepper, manifest: Mapping[str, Any], tensors: Mapping[str
     if manifest["best"] is not None:
         weights = {name: value.to(device) for name, value in _under("best.", tensors).items()}
         best = float(manifest["best"][0]), int(manifest["best"][1]), weights
-    return Progress(
+    return TrainingProgress(
         history=[EpochReport(**report) for report in manifest["history"]],
         steps=int(manifest["steps"]),
         best=best,

@@ -27,7 +27,7 @@ from transfer.errors import TransferError
 from transfer.model.mtl_tlp import MultiTaskTLP, model_config, scoped_seed
 from transfer.train.config import DEVICE_CHOICES, EpochReport, TrainConfig, torch_device
 from transfer.train.curves import Curves
-from transfer.train.epochs import Progress, run_epochs
+from transfer.train.epochs import TrainingProgress, run_epochs
 from transfer.train.peers import ALONE, Peers
 from transfer.train.rows import TrainingRows, gather_rows, trainable_devices
 from transfer.train.state import digest, load_state, remove_states, save_state
@@ -112,7 +112,7 @@ def train(
         scope.enter_context(torch_threads(config.threads))
         model = _start(dataset, rows, device_ids, config, init).to(target)
         stepper = Stepper(model, config, target, peers)
-        progress = Progress()
+        progress = TrainingProgress()
         keep: Callable[[EpochReport], None] | None = None
         if run_folder is not None:
             run = _identity(training, validation, config, seed, init)
@@ -221,7 +221,7 @@ def _identity(
 
 @contextmanager
 def _kept(
-    folder: Path, run: dict[str, Any], stepper: Stepper, progress: Progress
+    folder: Path, run: dict[str, Any], stepper: Stepper, progress: TrainingProgress
 ) -> Iterator[Callable[[EpochReport], None]]:
     """Keep state and curves of a run: gives what is to be called after each epoch."""
     with Curves(folder, progress.history) as curves:

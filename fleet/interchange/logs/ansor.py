@@ -39,7 +39,7 @@ _DTYPE = "float32"
 _ESTIMATES = 32
 
 
-class AnsorReader:
+class AnsorLogReader:
     """Reads lines of one import; knows the workloads and targets that came before."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -132,4 +132,4 @@ def _environment(fields: list[Any], version: str) -> tuple[dict[str, Any], Machi
     return value, Machine(parse_target(value["target"]), hardware=tuple(hardware))
 
 
-__all__ = ["DIALECT", "AnsorReader"]
+__all__ = ["DIALECT", "AnsorLogReader"]

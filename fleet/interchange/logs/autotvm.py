@@ -27,7 +27,7 @@ _MAX_NAME = 512
 _MAX_VERSION = 64
 
 
-class AutoTvmReader:
+class AutoTvmLogReader:
     """Reads lines of one import; knows the workloads and targets that came before."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -95,4 +95,4 @@ def _environment(target: str, version: str, function: str) -> tuple[dict[str, An
     return value, Machine(parsed, tvm_version=version, function=function)
 
 
-__all__ = ["DIALECT", "AutoTvmReader"]
+__all__ = ["DIALECT", "AutoTvmLogReader"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from agents.records import Family, Workload, WorkloadId, canonical_json, content_hash
 from fleet.interchange.logs.json_values import Rejected, canonical_text
-from fleet.interchange.logs.results import Result
+from fleet.interchange.logs.results import LoggedResult
 from fleet.interchange.logs.targets import Machine
 from transfer.language.budget import MAX_TEXT
 
@@ -95,7 +95,7 @@ class Measurement(NamedTuple):
     environment: Environment
     #: Canonical text of the schedule.
     trace: str
-    result: Result
+    result: LoggedResult
 
 
 class Catalog:

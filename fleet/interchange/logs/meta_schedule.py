@@ -150,7 +150,7 @@ def _module(value: Any) -> tuple[WorkloadId, bytes]:
     return imported_id(int(digits), text.decode()), zlib.compress(text, 1)
 
 
-class MetaScheduleReader:
+class MetaScheduleLogReader:
     """Reads lines of one import; knows the workloads and targets that came before."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -268,4 +268,4 @@ def _environment(target: Any) -> tuple[dict[str, Any], Machine]:
     return {"imported": DIALECT, "target": target}, Machine(parse_target(target))
 
 
-__all__ = ["DIALECT", "Database", "MetaScheduleReader", "is_workload_line", "read_workload_lines"]
+__all__ = ["DIALECT", "Database", "MetaScheduleLogReader", "is_workload_line", "read_workload_lines"]

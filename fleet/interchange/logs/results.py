@@ -56,7 +56,7 @@ ERROR_TEXTS = {number: f"error_no {number}: {text}" for number, text in _MEANING
 MARK_TEXT = "the database marks it as failed and does not say why"
 
 
-class Result(NamedTuple):
+class LoggedResult(NamedTuple):
     """One measurement, checked."""
 
     outcome: Outcome
@@ -69,7 +69,7 @@ class Result(NamedTuple):
     measured_at: float
 
 
-def attempt_of(result: Result) -> int:
+def attempt_of(result: LoggedResult) -> int:
     """A number that two lines share only if they tell of the same measurement; it grows with time.
 
     Seconds since 1970, then 20 bits of a checksum of outcome, seconds and time. So it does not depend on the
@@ -81,7 +81,7 @@ def attempt_of(result: Result) -> int:
     return int(measured_at) << ATTEMPT_HASH_BITS | checksum >> (32 - ATTEMPT_HASH_BITS)
 
 
-def tuner_result(value: Any) -> Result:
+def tuner_result(value: Any) -> LoggedResult:
     """Read `[costs, error_no, all_cost, timestamp]` of Ansor and AutoTVM.
 
     Raises:
@@ -103,14 +103,14 @@ def tuner_result(value: Any) -> Result:
             raise Rejected("error_no is not known", shown(error_no))
         if type(costs) is not list:
             raise Rejected("costs are not a list", shown(costs))
-        return Result(_OUTCOMES[error_no], (), ERROR_TEXTS[error_no], all_secs, at)
+        return LoggedResult(_OUTCOMES[error_no], (), ERROR_TEXTS[error_no], all_secs, at)
     run_secs = _costs(costs)
     if max(run_secs) >= FAILURE_MARK_SECS:
         raise Rejected("the mark of a failure, but no error_no", shown(max(run_secs)))
-    return Result(Outcome.OK, run_secs, "", all_secs, at)
+    return LoggedResult(Outcome.OK, run_secs, "", all_secs, at)
 
 
-def database_result(run_secs: Any) -> Result:
+def database_result(run_secs: Any) -> LoggedResult:
     """Read the seconds of a MetaSchedule record: a list, null where it was not measured.
 
     Raises:
@@ -120,8 +120,8 @@ def database_result(run_secs: Any) -> Result:
         raise Rejected("not measured", "no run_secs")
     found = _costs(run_secs)
     if max(found) >= FAILURE_MARK_SECS:
-        return Result(Outcome.RUN_FAILED, (), MARK_TEXT, 0.0, 0.0)
-    return Result(Outcome.OK, found, "", 0.0, 0.0)
+        return LoggedResult(Outcome.RUN_FAILED, (), MARK_TEXT, 0.0, 0.0)
+    return LoggedResult(Outcome.OK, found, "", 0.0, 0.0)
 
 
 def _costs(value: Any) -> tuple[float, ...]:
@@ -162,7 +162,7 @@ __all__ = [
     "ERROR_TEXTS",
     "FAILURE_MARK_SECS",
     "MARK_TEXT",
-    "Result",
+    "LoggedResult",
     "attempt_of",
     "database_result",
     "tuner_result",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet.store.delta.log import Snapshot, commit_path
+from fleet.store.delta.log import TableSnapshot, commit_path
 
 
 class StaleError(Exception):
@@ -40,7 +40,7 @@ class Changes:
         return [path for path, found in self.sources.items() if not self.new_rows.keys().isdisjoint(found)]
 
     def new_parts(
-        self, before: Mapping[str, int], snapshot: Snapshot
+        self, before: Mapping[str, int], snapshot: TableSnapshot
     ) -> Iterator[tuple[str, list[tuple[int, int]]]]:
         """Say where the new rows stand in files that hold older ones too.
 

@@ -35,7 +35,7 @@ _SYNC_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenFile:
     """A file on the disk, and the action that makes it part of the table."""
 
     file: DataFile
@@ -53,7 +53,9 @@ class NewFile:
     batches: Iterable[pa.RecordBatch]
 
 
-def write_data_files(folder: Path, files: Collection[NewFile], *, data_change: bool = True) -> list[Written]:
+def write_data_files(
+    folder: Path, files: Collection[NewFile], *, data_change: bool = True
+) -> list[WrittenFile]:
     """Write Parquet files, and wait until all of them are on the disk.
 
     Args:
@@ -64,7 +66,7 @@ def write_data_files(folder: Path, files: Collection[NewFile], *, data_change: b
     Raises:
         OSError: The disk is full or failed; nothing is left behind.
     """
-    written: list[Written] = []
+    written: list[WrittenFile] = []
     try:
         _make_partitions(folder, {file.device_id for file in files})
         for file in files:
@@ -77,7 +79,7 @@ def write_data_files(folder: Path, files: Collection[NewFile], *, data_change: b
     return written
 
 
-def discard(folder: Path, written: Iterable[Written]) -> None:
+def discard(folder: Path, written: Iterable[WrittenFile]) -> None:
     """Take files back that no commit names."""
     for one in written:
         (folder / one.file.path).unlink(missing_ok=True)
@@ -108,7 +110,7 @@ def _fsync_all(paths: Sequence[Path]) -> None:
             list(threads.map(fsync, paths))
 
 
-def _write(folder: Path, new: NewFile, *, data_change: bool) -> Written:
+def _write(folder: Path, new: NewFile, *, data_change: bool) -> WrittenFile:
     path = f"{_PARTITION}{new.device_id}/part-{new.version:020d}-{uuid.uuid4().hex}.parquet"
     absolute = folder / path
     rows, first, last = 0, math.inf, -math.inf
@@ -132,7 +134,7 @@ def _write(folder: Path, new: NewFile, *, data_change: bool) -> Written:
     file = DataFile(path=path, device_id=new.device_id, rows=rows, bytes=absolute.stat().st_size)
     measured = (first, last) if math.isfinite(first) and math.isfinite(last) else None
     action = add_action(file, data_change=data_change, measured=measured, tags=tags)
-    return Written(file=file, action=action)
+    return WrittenFile(file=file, action=action)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -149,7 +151,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting, schema=FILE_SCHEMA)
 
 
-def merge_data_files(folder: Path, groups: Sequence[Sequence[DataFile]]) -> list[Written]:
+def merge_data_files(folder: Path, groups: Sequence[Sequence[DataFile]]) -> list[WrittenFile]:
     """Write the rows of several files of one device into one, for one or several groups, in bounded memory.
 
     Args:
@@ -316,7 +318,7 @@ def lost_tables(folder: Path, named: Iterable[DataFile]) -> Iterator[tuple[str, 
 __all__ = [
     "ROW_GROUP_ROWS",
     "NewFile",
-    "Written",
+    "WrittenFile",
     "chunks",
     "delete_unused",
     "discard",

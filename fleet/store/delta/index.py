@@ -25,7 +25,7 @@ import pyarrow as pa
 from fleet.durable import fsync, write_durably
 from fleet.store.delta.changes import DamagedError, StaleError, changes_since, commit_hash
 from fleet.store.delta.ids import ID_BYTES, IdRun, RecordIds
-from fleet.store.delta.log import Snapshot, commit_path
+from fleet.store.delta.log import TableSnapshot, commit_path
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class IdIndex:
     _files: dict[int, tuple[IdRun, str, int]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, root: Path, table: Path, snapshot: Snapshot, read: ReadIds) -> IdIndex:
+    def open(cls, root: Path, table: Path, snapshot: TableSnapshot, read: ReadIds) -> IdIndex:
         """Know the ids of the newest version of a table.
 
         Args:
@@ -103,7 +103,7 @@ class IdIndex:
         is_large = len(self.ids) >= LEAST_IDS
         return is_large and (missing >= LEAST_IDS or version - self.saved_version >= SAVE_COMMITS // 8)
 
-    def save(self, snapshot: Snapshot) -> None:
+    def save(self, snapshot: TableSnapshot) -> None:
         """Write what is missing; the files hold exactly the ids of this version then.
 
         Args:
@@ -153,7 +153,7 @@ class IdIndex:
             raise
         return _mapped(path, len(run)), name, crc
 
-    def _load(self, snapshot: Snapshot) -> list[str]:
+    def _load(self, snapshot: TableSnapshot) -> list[str]:
         """Take the runs; return the data files with ids that they lack."""
         try:
             value = json.loads((self.folder / INDEX).read_text())

@@ -62,7 +62,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class TableSnapshot:
     """The table at one version: it never changes, whatever a writer does meanwhile."""
 
     version: int
@@ -202,7 +202,7 @@ def commit(folder: Path, version: int, operation: str, actions: Sequence[dict[st
     fsync(final.parent)
 
 
-def load_snapshot(folder: Path, version: int | None = None) -> Snapshot:
+def load_snapshot(folder: Path, version: int | None = None) -> TableSnapshot:
     """Read which files the table consists of.
 
     Args:
@@ -236,7 +236,7 @@ def load_snapshot(folder: Path, version: int | None = None) -> Snapshot:
     ]
     # File names grow with the version that wrote them, so this is the order of appending.
     files.sort(key=lambda file: file.path)
-    return Snapshot(version=table.version(), files=tuple(files), layout=layout)
+    return TableSnapshot(version=table.version(), files=tuple(files), layout=layout)
 
 
 def _layout(folder: Path, found: str | None) -> int:
@@ -350,7 +350,7 @@ __all__ = [
     "TABLE_OPTIONS",
     "TORN",
     "DataFile",
-    "Snapshot",
+    "TableSnapshot",
     "add_action",
     "checkpoints",
     "commit",

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from deltalake import DeltaTable, Schema
 
-from fleet.store.delta.log import TABLE_OPTIONS, Snapshot, commit, delta_errors
+from fleet.store.delta.log import TABLE_OPTIONS, TableSnapshot, commit, delta_errors
 from fleet.store.delta.schema import SCHEMA_KEY, STORE_SCHEMA, TABLE_SCHEMA
 
 _LOG = logging.getLogger(__name__)
 
 
-def migrated(folder: Path, snapshot: Snapshot) -> Snapshot:
+def migrated(folder: Path, snapshot: TableSnapshot) -> TableSnapshot:
     """Give the table this version's columns: one commit of new metadata, durable like any other.
 
     No data file changes: all that layout 1 lacks are nullable columns, and rows of files without one have
@@ -39,10 +39,10 @@ def migrated(folder: Path, snapshot: Snapshot) -> Snapshot:
         return snapshot
     _commit_metadata(folder, snapshot.version, "ADD COLUMNS")
     _LOG.info("%s: brought from store layout %d to %d", folder, snapshot.layout, STORE_SCHEMA)
-    return Snapshot(version=snapshot.version + 1, files=snapshot.files, layout=STORE_SCHEMA)
+    return TableSnapshot(version=snapshot.version + 1, files=snapshot.files, layout=STORE_SCHEMA)
 
 
-def with_options(folder: Path, snapshot: Snapshot) -> Snapshot:
+def with_options(folder: Path, snapshot: TableSnapshot) -> TableSnapshot:
     """Give a table that lacks some of this version's options all of them, in one commit of metadata.
 
     Tables are the same to readers and to older versions; what the options do is upkeep's.
@@ -56,7 +56,7 @@ def with_options(folder: Path, snapshot: Snapshot) -> Snapshot:
     if found.items() >= TABLE_OPTIONS.items():
         return snapshot
     _commit_metadata(folder, snapshot.version, "SET TBLPROPERTIES")
-    return Snapshot(version=snapshot.version + 1, files=snapshot.files, layout=snapshot.layout)
+    return TableSnapshot(version=snapshot.version + 1, files=snapshot.files, layout=snapshot.layout)
 
 
 def _commit_metadata(folder: Path, version: int, operation: str) -> None:

@@ -29,13 +29,13 @@ from fleet.store.store import Store, StoreReader
 if TYPE_CHECKING:
     from transfer.adapt.base import Strategy
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.evaluation import CrossValidation, Progress
+    from transfer.evaluate.evaluation import CrossValidation, FoldProgress
     from transfer.model.mtl_tlp import MultiTaskTLP
     from transfer.train.training import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Snapshot:
+class DatasetSnapshot:
     """What a store held at one version of its table, ready to learn from."""
 
     dataset: Dataset
@@ -49,7 +49,7 @@ def load_snapshot(
     *,
     device_ids: Collection[DeviceId] = (),
     workload_ids: Collection[WorkloadId] = (),
-) -> Snapshot:
+) -> DatasetSnapshot:
     """Read records into a dataset; empty collections mean all.
 
     Of each candidate and environment one record counts (`fleet.store.noise.settled`). A suspect latency
@@ -77,7 +77,7 @@ def load_snapshot(
         row for device_id in sorted(wanted) for row in counting_rows(reader, device_id, version, workload_ids)
     )
     workloads = reader.workloads()
-    return Snapshot(
+    return DatasetSnapshot(
         dataset=build_dataset(records, workloads, devices),
         workloads=workloads,
         devices=devices,
@@ -85,7 +85,7 @@ def load_snapshot(
     )
 
 
-def read_snapshot(store: Path, device_ids: Sequence[str]) -> Snapshot:
+def read_snapshot(store: Path, device_ids: Sequence[str]) -> DatasetSnapshot:
     """Read the records of some devices, or of all, which must be of one family.
 
     Raises:
@@ -112,7 +112,7 @@ def train_config(epochs: int) -> TrainConfig:
 
 
 def hold_out_target(
-    snapshot: Snapshot,
+    snapshot: DatasetSnapshot,
     target: DeviceId,
     *,
     samples: int,
@@ -123,17 +123,17 @@ def hold_out_target(
     strategy: Strategy,
     with_full: bool = True,
     repeats: int = 1,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[FoldProgress], None] | None = None,
 ) -> CrossValidation:
     """Onboard `target` once a fold, each time judged on workloads that neither it nor its sources saw.
 
     With `repeats` above 1 all of it is done again with other samples and initial weights, and averaged.
     """
     from transfer.data.splits import workload_folds
-    from transfer.evaluate.evaluation import Plan, average_repeats, cross_validate
+    from transfer.evaluate.evaluation import CrossValidationPlan, average_repeats, cross_validate
 
     config = train_config(epochs)
-    plan = Plan(
+    plan = CrossValidationPlan(
         target_device=target,
         samples=samples,
         source=config,
@@ -174,7 +174,7 @@ def strategy_named(name: str) -> Strategy:
 
 
 def adapt_version(
-    snapshot: Snapshot,
+    snapshot: DatasetSnapshot,
     models: Path,
     source: MultiTaskTLP,
     target: DeviceId,
@@ -283,7 +283,7 @@ def why_kept(registry: RegistryReader, target: DeviceId, manifest: Mapping[str, 
 
 
 def manifest_of(
-    snapshot: Snapshot, *, seed: int, config: TrainConfig, seconds: float, sources: Sequence[str]
+    snapshot: DatasetSnapshot, *, seed: int, config: TrainConfig, seconds: float, sources: Sequence[str]
 ) -> dict[str, Any]:
     """What a model's manifest says of how it came about."""
     from dataclasses import asdict

@@ -1,6 +1,6 @@
 """Train with several workers: Ray Train starts them, `transfer.train.training` does the work in each.
 
-Called by `fleet.models.train_verb`. One of the modules that import Ray (the others are
+Called by `fleet.models.training`. One of the modules that import Ray (the others are
 `agents.device.ray_actors` and `fleet.transport.ray_session`). Ray Train gives each worker its rank and a
 process group, and starts all of them again where one dies; training then goes on from the run folder. No word
 of Ray gets into the loop itself.

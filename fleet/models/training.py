@@ -1,7 +1,7 @@
 """`fleet train`: from a store to the next model version, with early stopping, going on after a kill.
 
 Reads the store, chooses what to learn from and what to judge on, and leaves the training to
-`transfer.train.training`, or to several workers of `fleet.models.ray_training`. Imports torch when called.
+`transfer.train.training`, or to several workers of `fleet.models.ray_train`. Imports torch when called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fleet.errors import FleetError
 from fleet.models.holdout import held_out
 from fleet.models.judge import Judge, keep_judged, told_of, verdicts_as_json
 from fleet.models.registry import Registry
-from fleet.models.store_training import Snapshot, manifest_of, read_snapshot, train_config
+from fleet.models.versions import DatasetSnapshot, manifest_of, read_snapshot, train_config
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def train_version(
 
 
 def check_heads(
-    snapshot: Snapshot,
+    snapshot: DatasetSnapshot,
     settings: FleetConfig,
     config: TrainConfig,
     heads: Sequence[str],
@@ -142,7 +142,7 @@ def check_heads(
     ).to_json()
 
 
-def divide(snapshot: Snapshot, seed: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def divide(snapshot: DatasetSnapshot, seed: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Part rows into some to learn from, and some of other workloads to stop by.
 
     Args:
@@ -162,7 +162,7 @@ def divide(snapshot: Snapshot, seed: int, rows: np.ndarray) -> tuple[np.ndarray,
     return rows[first.train], rows[first.test]
 
 
-def _heads(snapshot: Snapshot, rows: np.ndarray, asked: Sequence[str]) -> tuple[str, ...]:
+def _heads(snapshot: DatasetSnapshot, rows: np.ndarray, asked: Sequence[str]) -> tuple[str, ...]:
     """Devices to train a head for: those asked for, or all that something can be learnt of.
 
     Raises:
@@ -180,7 +180,7 @@ def _heads(snapshot: Snapshot, rows: np.ndarray, asked: Sequence[str]) -> tuple[
     return able
 
 
-def _run_name(snapshot: Snapshot, config: TrainConfig, seed: int, heads: Sequence[str]) -> str:
+def _run_name(snapshot: DatasetSnapshot, config: TrainConfig, seed: int, heads: Sequence[str]) -> str:
     """The same for the same data, settings and seed, so that the same command goes on after a kill."""
     told = {"table": snapshot.table_version, "seed": seed, "heads": list(heads), "config": asdict(config)}
     candidates = content_hash(*snapshot.dataset.candidate_ids)
@@ -188,7 +188,7 @@ def _run_name(snapshot: Snapshot, config: TrainConfig, seed: int, heads: Sequenc
 
 
 def _train(
-    snapshot: Snapshot,
+    snapshot: DatasetSnapshot,
     rows: np.ndarray,
     held: np.ndarray,
     heads: Sequence[str],
@@ -198,7 +198,7 @@ def _train(
     run_folder: Path,
 ) -> TrainResult:
     if workers > 1:
-        from fleet.models.ray_training import train_with_workers
+        from fleet.models.ray_train import train_with_workers
 
         return train_with_workers(
             snapshot.dataset,

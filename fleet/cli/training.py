@@ -81,7 +81,7 @@ def train(
 
     Example: fleet train --store runs/store --check-transfer
     """
-    from fleet.models.train_verb import train_version
+    from fleet.models.training import train_version
 
     settings = learning_settings(config, store, epochs, seed)
     with _check_progress() as told:
