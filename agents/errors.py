@@ -14,6 +14,10 @@ class WorkerStartError(AgentError):
     """A worker process did not get as far as its first job: the host's doing, no candidate's."""
 
 
+class MessageError(AgentError):
+    """A worker process sent no message that a sound one sends: a candidate may have damaged its memory."""
+
+
 class SpoolError(AgentError):
     """The spool is damaged or in use; the message names file and offset."""
 

@@ -13,13 +13,14 @@ import psutil
 import pytest
 from conftest import child_settings
 
-from agents.errors import AgentError
+from agents.errors import AgentError, MessageError
 from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, Outcome, Protocol, Workload
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES
 from agents.sandbox.stages import WorkerStage
+from agents.sandbox.wire import Channel
 from benchmarks.bad_programs import EMPTY_TRACE, calling
 
 pytestmark = pytest.mark.tvm
@@ -476,3 +477,40 @@ def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
         if number:
             time.sleep(secs)
         yield job
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        *({"event": "done", "job": 0}, {"event": "nonsense"}, {"event": "visit", "job": 9, "left": 0}),
+        {"event": "done", "job": 5, "outcome": "ok", "error": ""},
+        b"{]",
+    ],
+    ids=["done without all", "nonsense", "visit without all", "another job", "no JSON"],
+)
+def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
+    matmul: Workload,
+    matmul_candidates: list[Candidate],
+    monkeypatch: pytest.MonkeyPatch,
+    garbage: dict[str, Any] | bytes,
+) -> None:
+    damaged: list[Channel] = []
+    receive_ready = Channel.receive_ready
+
+    def receive(channel: Channel) -> tuple[list[dict[str, Any]], bool]:
+        if damaged == [channel] and isinstance(garbage, bytes):
+            damaged.append(channel)
+            raise MessageError("a worker process sent no JSON")
+        messages, alive = receive_ready(channel)
+        if not damaged and any(message.get("stage") == "timing" for message in messages):
+            damaged.append(channel)
+            return [*messages, *([] if isinstance(garbage, bytes) else [garbage])], alive
+        return messages, alive
+
+    monkeypatch.setattr(Channel, "receive_ready", receive)
+    with WorkerPool([child_settings()]) as pool:
+        results = by_job(list(pool.run(of(matmul, matmul_candidates[:2]))))
+        assert damaged
+        assert pool.started == 2
+    assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK]
+    assert sorted(result.quality.get("strikes", 0) for result in results) == [0, 1]

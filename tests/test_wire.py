@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.errors import AgentError
+from agents.errors import MessageError
+from agents.sandbox.news import checked
 from agents.sandbox.wire import MAX_MESSAGE_BYTES, Channel
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=50)
@@ -49,10 +51,76 @@ def test_a_torn_message_is_never_delivered(ends: tuple[Channel, Channel, socket.
 
 
 @pytest.mark.parametrize(
-    "body", [struct.pack("<I", MAX_MESSAGE_BYTES + 1), struct.pack("<I", 2) + b"[]"], ids=["huge", "list"]
+    "body",
+    [
+        struct.pack("<I", MAX_MESSAGE_BYTES + 1),
+        *(struct.pack("<I", len(one)) + one for one in (b"[]", b"{", b"\xff{}", b"[" * 100_000)),
+    ],
+    ids=["huge", "list", "torn", "no text", "deep"],
 )
 def test_damaged_messages_are_refused(ends: tuple[Channel, Channel, socket.socket], body: bytes) -> None:
     _, receiver, raw = ends
     raw.sendall(body)
-    with pytest.raises(AgentError):
+    with pytest.raises(MessageError):
         receiver.receive()
+
+
+STAGE = {"event": "stage", "job": 3, "stage": "timing", "build_secs": 0.1, "wait_secs": 0}
+DONE = {
+    **{"event": "done", "job": 3, "outcome": "ok", "error": "", "run_secs": [1e-3, 2e-3], "number": 4},
+    **{"environment": {"threads": 1}, "quality": {}, "is_kept": True},
+}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *({"event": "ready", "pid": 7}, STAGE, DONE, {"event": "visiting"}, {"event": "rested"}),
+        {"event": "visit", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2, "left": 2},
+    ],
+    ids=lambda message: message["event"],
+)
+def test_what_a_sound_process_says_is_believed(message: dict[str, Any]) -> None:
+    assert checked(message) is message
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({}, "None"),
+        ({"event": "proposed", "traces": []}, "proposed"),
+        ({"event": ["done"]}, "done"),
+        ({"event": "ready", "pid": -1}, "pid"),
+        ({"event": "stage", "job": 3}, "stage"),
+        ({**STAGE, "stage": "dreaming"}, "dreaming"),
+        ({**STAGE, "stage": []}, "stage"),
+        ({**STAGE, "wait_secs": -1.0}, "wait_secs"),
+        ({**DONE, "outcome": "fine"}, "fine"),
+        ({**DONE, "job": True}, "job"),
+        ({**DONE, "run_secs": [1e-3, float("nan")]}, "run_secs"),
+        ({**DONE, "run_secs": "1"}, "run_secs"),
+        ({**DONE, "error": None}, "error"),
+        ({**DONE, "error": "x" * (2 << 20)}, "error"),
+        ({**DONE, "environment": []}, "environment"),
+        ({**DONE, "environment": {"load": float("inf")}}, "environment"),
+        ({**DONE, "quality": {"x": "y" * (2 << 20)}}, "quality"),
+        ({**DONE, "is_kept": 1}, "is_kept"),
+        ({"event": "visit", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2}, "left"),
+    ],
+)
+def test_what_no_sound_process_says_is_refused(message: dict[str, Any], named: str) -> None:
+    with pytest.raises(MessageError, match=named):
+        checked(message)
+
+
+@given(
+    st.sampled_from([STAGE, DONE, {"event": "ready", "pid": 7}, {}]),
+    st.dictionaries(
+        st.sampled_from([*DONE, *STAGE, "pid", "left", "timing_secs"]),
+        values | st.floats() | st.dictionaries(st.text(max_size=3), values, max_size=2),
+        max_size=4,
+    ),
+)
+def test_any_message_is_believed_or_refused(sound: dict[str, Any], changes: dict[str, Any]) -> None:
+    with contextlib.suppress(MessageError):
+        checked({**sound, **changes})

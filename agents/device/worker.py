@@ -10,10 +10,10 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.codec import workload_from_json
 from agents.device.batch import PART_SECS, Batch, Part
@@ -47,6 +47,8 @@ from agents.sandbox.stages import WorkerStage
 from agents.sandbox.windows import Planned, in_windows
 from agents.spool.disk_spool import Spool
 from agents.trust import DERIVED
+
+T = TypeVar("T")
 
 #: Stages in which a program runs on the device.
 _ON_DEVICE = frozenset(
@@ -136,10 +138,10 @@ class DeviceWorker:
         Raises:
             AgentError: A network is unknown.
         """
-        answer = self.pool.ask({"op": "networks", "networks": list(networks)})
-        if answer["event"] == "refused":
-            raise AgentError(answer["error"])
-        return [workload_from_json(value) for value in answer["workloads"]]
+        question = {"op": "networks", "networks": list(networks)}
+        return self._ask(
+            question, lambda answer: [workload_from_json(value) for value in answer["workloads"]]
+        )
 
     def propose(
         self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
@@ -179,8 +181,12 @@ class DeviceWorker:
             traces: Imported traces of a workload that claims to be this one.
         """
         question = {"op": "derive", "traces": list(traces)}
-        answer = self._ask_design(question, workload)
-        return Derivation(_candidates(workload, answer["traces"], DERIVED), answer["refused"])
+        question |= {"workload_id": workload.workload_id, "family": self.spec.family}
+        return self._ask(
+            question,
+            lambda answer: Derivation(_candidates(workload, answer["traces"], DERIVED), answer["refused"]),
+            workload,
+        )
 
     def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Measure a batch in one window; the records are on disk in the spool before they are returned.
@@ -268,8 +274,10 @@ class DeviceWorker:
 
     def _watch(self, lasting: str) -> CanaryWatch:
         if not self._canaries:
-            answer = self.pool.ask({"op": "canaries", "family": self.spec.family})
-            self._canaries = tuple(_canary(value) for value in answer["canaries"])
+            question = {"op": "canaries", "family": self.spec.family}
+            self._canaries = self._ask(
+                question, lambda answer: tuple(_canary(value) for value in answer["canaries"])
+            )
         if lasting not in self._watches:
             self._watches[lasting] = CanaryWatch(self._spool_folder, self._canaries, lasting)
         return self._watches[lasting]
@@ -283,15 +291,33 @@ class DeviceWorker:
         seed: int,
         exclude: Collection[CandidateId],
     ) -> list[Candidate]:
-        question = {**question, "count": count, "seed": seed, "exclude": sorted(exclude)}
-        return list(_candidates(workload, self._ask_design(question, workload)["traces"], origin))
+        question = {
+            **question,
+            **{"count": count, "seed": seed, "exclude": sorted(exclude)},
+            **{"workload_id": workload.workload_id, "family": self.spec.family},
+        }
+        return self._ask(
+            question, lambda answer: list(_candidates(workload, answer["traces"], origin)), workload
+        )
 
-    def _ask_design(self, question: dict[str, Any], workload: Workload) -> dict[str, Any]:
-        question = {**question, "workload_id": workload.workload_id, "family": self.spec.family}
+    def _ask(
+        self, question: dict[str, Any], read: Callable[[dict[str, Any]], T], workload: Workload | None = None
+    ) -> T:
+        """Ask a worker process, and read its answer.
+
+        Raises:
+            AgentError: It refuses, or its answer cannot be read.
+        """
         answer = self.pool.ask(question, workload)
-        if answer["event"] == "refused":
-            raise AgentError(answer["error"])
-        return answer
+        try:
+            if answer["event"] == "refused":
+                raise AgentError(answer["error"])
+            return read(answer)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise AgentError(
+                f"a worker process answered {question['op']!r} with what cannot be read ({error!r}): "
+                "its memory is damaged; ask again"
+            ) from error
 
     def _job(self, candidate: Candidate, workload: Workload, protocol: Protocol) -> CandidateJob:
         # By the hash, so that every device checks the same ones and a run can be repeated.

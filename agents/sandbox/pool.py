@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agents.errors import AgentError, WorkerStartError
+from agents.errors import AgentError, MessageError, WorkerStartError
 from agents.records import Outcome, Workload, as_json_dict
 from agents.sandbox.job import CandidateJob, JobResult
+from agents.sandbox.news import checked
 from agents.sandbox.pool_jobs import PoolRun
 from agents.sandbox.process import (
     LOCK_TIMEOUT_SEC,
@@ -240,11 +241,15 @@ class WorkerPool:
                 process.extend(held_up_secs)
         for key, _ in events:
             process = key.data
-            messages, alive = process.channel.receive_ready()
-            for message in messages:
-                yield from self._advance(process, message, batch)
+            try:
+                messages, alive = process.channel.receive_ready()
+                for message in messages:
+                    yield from self._advance(process, checked(message), batch)
+                words = ""
+            except MessageError as error:
+                alive, words = False, str(error)
             if not alive and process in self._processes:
-                yield from self._gone(process, batch)
+                yield from self._gone(process, batch, words)
         now = time.monotonic()
         for process in list(self._processes):
             if now > process.deadline:
@@ -263,8 +268,9 @@ class WorkerPool:
         if event in ("visiting", "visit", "rested"):
             yield from self._visited(process, message)
             return
-        assert process.job is not None
         number = process.job
+        if number is None or number != message["job"]:
+            raise MessageError(f"a worker process spoke of job {message['job']}, and has job {number}")
         if event == "stage":
             process.build_secs = message.get("build_secs", process.build_secs)
             process.wait_secs = message.get("wait_secs", process.wait_secs)
@@ -311,20 +317,23 @@ class WorkerPool:
         process.visit(process.visit_limit_sec)
         if message["event"] == "visit":
             number = message["job"]
+            if number not in process.held:
+                raise MessageError(f"a worker process timed job {number} again, which it does not keep")
             result = process.held[number].visited(message["run_secs"], message["timing_secs"])
             process.held[number] = result
             if not message["left"]:
                 yield process.held.pop(number)
 
-    def _gone(self, process: WorkerProcess, batch: PoolRun | None) -> Iterator[JobResult]:
-        """A process ended by itself.
+    def _gone(self, process: WorkerProcess, batch: PoolRun | None, damage: str = "") -> Iterator[JobResult]:
+        """A process ended by itself, or must be ended because of the `damage` that its messages show.
 
         A strike against its job if that was at work, or an error when it had not even started.
         """
         number, stage = process.job, process.stage
         build_secs, wait_secs = process.build_secs, process.wait_secs
         words = self._zygote.last_words() if self._zygote and stage is WorkerStage.STARTING else ""
-        fate, tail = self._discard(process, _LAST_WORDS_SEC)
+        fate, tail = self._discard(process, 0.0 if damage else _LAST_WORDS_SEC)
+        tail = damage or tail
         if stage is WorkerStage.STARTING:
             raise refuse_start(fate, tail or words)
         if number is None or batch is None:
@@ -467,13 +476,16 @@ class WorkerPool:
                 process.rest()
 
     def _receive(self, process: WorkerProcess, timeout_sec: float) -> dict[str, Any] | None:
-        """One message of one process; None when it died or is overdue."""
+        """One message of one process; None when it died, is overdue, or sends no message."""
         end = time.monotonic() + timeout_sec
         with selectors.DefaultSelector() as selector:
             selector.register(process.channel, selectors.EVENT_READ)
             while (left := end - time.monotonic()) > 0:
                 if selector.select(left):
-                    messages, alive = process.channel.receive_ready()
+                    try:
+                        messages, alive = process.channel.receive_ready()
+                    except MessageError:
+                        return None
                     if messages:
                         return messages[0]
                     if not alive:

@@ -10,7 +10,7 @@ import socket
 import struct
 from typing import Any
 
-from agents.errors import AgentError
+from agents.errors import MessageError
 
 #: Largest message accepted, in bytes: a module of a large workload is well below 1 MB.
 MAX_MESSAGE_BYTES = 64 << 20
@@ -38,7 +38,11 @@ class Channel:
         self._socket.sendall(_LENGTH.pack(len(body)) + body)
 
     def receive(self) -> dict[str, Any] | None:
-        """Block until one message is complete; None when the other end is gone."""
+        """Block until one message is complete; None when the other end is gone.
+
+        Raises:
+            MessageError: As `receive_ready`.
+        """
         while True:
             message = self._take()
             if message is not None:
@@ -47,7 +51,11 @@ class Channel:
                 return None
 
     def receive_ready(self) -> tuple[list[dict[str, Any]], bool]:
-        """Read what has arrived, once; returns the complete messages and whether the other end lives."""
+        """Read what has arrived, once; returns the complete messages and whether the other end lives.
+
+        Raises:
+            MessageError: What arrived is no message. Nothing more can be read from this end.
+        """
         alive = self._read()
         messages = []
         while (message := self._take()) is not None:
@@ -71,15 +79,18 @@ class Channel:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
         if length > MAX_MESSAGE_BYTES:
-            raise AgentError(
+            raise MessageError(
                 f"a worker process announced a message of {length} bytes, at most {MAX_MESSAGE_BYTES} are "
-                "accepted: its memory is damaged; restart the device"
+                "accepted: its memory is damaged"
             )
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
-        message = json.loads(bytes(self._buffer[_LENGTH.size : end]))
+        try:
+            message = json.loads(bytes(self._buffer[_LENGTH.size : end]))
+        except (ValueError, RecursionError) as error:
+            raise MessageError(f"a worker process sent no JSON ({str(error)[:100]})") from error
         del self._buffer[:end]
         if not isinstance(message, dict):
-            raise AgentError(f"a worker process sent {type(message).__name__} where a message was expected")
+            raise MessageError(f"a worker process sent {type(message).__name__} where a message was expected")
         return message
