@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.host.own_program import command, environment
+from agents.sandbox.confinement import MOST_FILE_BYTES
 from agents.sandbox.core_slot import MoverClient
 from agents.sandbox.stages import ChildSettings
 from agents.sandbox.wire import Channel
@@ -90,6 +91,7 @@ def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], o
         "io_uring": lambda: call(IO_URING_SETUP, 1, ctypes.create_string_buffer(120)),
         "bpf": lambda: call(own["bpf"], 0, ctypes.create_string_buffer(128), 128),
         "leave_group": lambda: call(own["setsid"]),
+        "grow": lambda: os.pwrite(2, b"x", MOST_FILE_BYTES),
         "fork": fork,
         "start_program": lambda: os.posix_spawn("/bin/true", ["true"], {}),
     }

@@ -106,6 +106,10 @@ def test_a_worker_process_cannot_change_files_outside_its_scratch_folder(
     assert (folder / "kept").read_text() == "kept"
 
 
+def test_a_worker_process_prints_no_disk_full(worker: Worker) -> None:
+    assert worker.ask(op="try", what="grow") == "EFBIG"
+
+
 @needs_filter
 def test_modes_of_files_stay_as_they_are(worker: Worker, folder: Path) -> None:
     before = (folder / "kept").stat().st_mode

@@ -2,7 +2,8 @@
 
 Called by `zygote.py` in each process that it forks, and by `confinement_trial.py`, which tries it out. Four
 means, each by itself: no new privileges, no capabilities, Landlock for files, and a filter of system calls.
-Reading files, and using up memory, disk or time, are not kept from a worker process.
+No file that it writes grows beyond `MOST_FILE_BYTES`. Reading files, and using up memory, time, or disk by
+many files, are not kept from a worker process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import errno
 import functools
 import os
+import resource
 import struct
 import sys
 from dataclasses import dataclass
@@ -19,6 +21,9 @@ from typing import Any
 
 from agents.sandbox.stages import ChildSettings
 from agents.sandbox.syscall_filter import Needs, filter_program, is_known
+
+#: A program that prints without end would fill the disk before its time is over.
+MOST_FILE_BYTES = 256 << 20
 
 # Numbers of `prctl`.
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 24, 38, 39, 47
@@ -81,6 +86,10 @@ def confine(scratch: Path | None, needs: Needs) -> Confinement:
     """
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _drop_capabilities()
+    for limit, most in ((resource.RLIMIT_FSIZE, MOST_FILE_BYTES), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(limit)
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (least, least))
     landlock = 0
     try:
         landlock = _restrict_files(scratch, needs)
