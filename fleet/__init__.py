@@ -1,1 +1,33 @@
-"""Decides and keeps: command line, coordinator, store, models, reports."""
+"""Measure tensor programs on a fleet of devices, and learn cost models from them.
+
+The names below are for programs; `fleet --help` is for people. They are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fleet.errors import FleetError, StoreError
+    from fleet.public import StoreView, open_store
+
+_PLACES = {
+    "FleetError": "fleet.errors",
+    "StoreError": "fleet.errors",
+    "StoreView": "fleet.public",
+    "open_store": "fleet.public",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fleet' has no attribute {name!r}; it offers {', '.join(_PLACES)}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})
+
+
+__all__ = ["FleetError", "StoreError", "StoreView", "open_store"]

@@ -6,7 +6,7 @@ row (compressed to almost nothing), and which record of a candidate counts. `doc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,9 @@ def write_parquet(path: Path, sources: Sequence[Source]) -> int:
         write_statistics=["device_id", *STATISTICS_COLUMNS],
     ) as writer:
         for source in sources:
-            workloads = _workload_columns(source.workloads)
             group: list[pa.RecordBatch] = []
-            start = 0
-            for batch in source.batches(FILE_SCHEMA.names):
-                counts = pa.array(source.counts[start : start + batch.num_rows])
-                group.append(_row_batch(source, batch, workloads, counts))
-                start += batch.num_rows
+            for batch in flat_batches(source):
+                group.append(batch)
                 for one in pc.unique(batch.column("workload_id")).to_pylist():
                     if one in source.workloads:
                         used[one] = source.workloads[one]
@@ -91,6 +87,16 @@ def write_parquet(path: Path, sources: Sequence[Source]) -> int:
         head = Head(devices=devices, table_version=sources[0].reader.version)
         writer.add_key_value_metadata(footer(head, used.values()))
     return count
+
+
+def flat_batches(source: Source) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a device, each with all that there is to say of it: columns of `SCHEMA`."""
+    workloads = _workload_columns(source.workloads)
+    start = 0
+    for batch in source.batches(FILE_SCHEMA.names):
+        counts = pa.array(source.counts[start : start + batch.num_rows])
+        start += batch.num_rows
+        yield _row_batch(source, batch, workloads, counts)
 
 
 def _workload_columns(workloads: Mapping[WorkloadId, Workload]) -> dict[str, pa.Array]:
@@ -126,4 +132,4 @@ def _row_batch(
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-__all__ = ["SCHEMA", "write_parquet"]
+__all__ = ["SCHEMA", "flat_batches", "write_parquet"]

@@ -1,0 +1,133 @@
+"""What `import fleet` offers to programs: stores of measurements, opened for reading.
+
+`fleet/__init__.py` loads it at the first use, so that `import fleet` itself stays light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Workload, WorkloadId
+from fleet.errors import StoreError
+from fleet.interchange.export_parquet import SCHEMA, flat_batches
+from fleet.interchange.export_source import Source
+from fleet.store.store import Store, StoreReader
+
+
+class StoreView:
+    """The measurements of a store at one version of its table: frozen, whatever is measured meanwhile.
+
+    No lock is held, so it may be open beside a running daemon, and threads may share it. Open the store again
+    to see newer records.
+    """
+
+    def __init__(self, reader: StoreReader) -> None:
+        self._reader = reader
+
+    def __repr__(self) -> str:
+        return f"StoreView({str(self._reader.path)!r}, version={self.version}, records={len(self)})"
+
+    def __len__(self) -> int:
+        return self._reader.rows
+
+    @property
+    def version(self) -> int:
+        """Version of the records table."""
+        return self._reader.version
+
+    @property
+    def devices(self) -> dict[DeviceId, tuple[DeviceSpec, Descriptor | None]]:
+        """What each device claims to be, and what was found last; None for one that was never probed."""
+        return {one: (entry.spec, entry.descriptor) for one, entry in self._reader.devices().items()}
+
+    @property
+    def workloads(self) -> dict[WorkloadId, Workload]:
+        """The tensor programs that records name."""
+        return self._reader.workloads()
+
+    def batches(
+        self,
+        *,
+        devices: Collection[str] | None = None,
+        workloads: Collection[str] | None = None,
+        outcomes: Collection[Outcome | str] | None = None,
+        counting: bool = True,
+        columns: Collection[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield records in bounded memory, device by device; see `records`."""
+        names = SCHEMA.names if columns is None else list(columns)
+        unknown = sorted(set(names) - set(SCHEMA.names))
+        if unknown:
+            raise StoreError(f"records have no column {unknown[0]!r}; known: {', '.join(SCHEMA.names)}")
+        wanted = None if outcomes is None else [str(Outcome(one)) for one in outcomes]
+        for device_id in self._chosen(devices):
+            for batch in flat_batches(Source(self._reader, device_id)):
+                chosen = batch.filter(batch.column("counts")) if counting else batch
+                for name, values in (("workload_id", workloads), ("outcome", wanted)):
+                    if values is not None:
+                        of = pa.array([str(one) for one in values], pa.string())
+                        chosen = chosen.filter(pc.is_in(chosen.column(name), of))
+                if chosen.num_rows:
+                    yield chosen.select(names)
+
+    def records(
+        self,
+        *,
+        devices: Collection[str] | None = None,
+        workloads: Collection[str] | None = None,
+        outcomes: Collection[Outcome | str] | None = None,
+        counting: bool = True,
+        columns: Collection[str] | None = None,
+    ) -> pa.Table:
+        """Read records as one Arrow table: pandas, Polars and DuckDB take it as it is.
+
+        Args:
+            devices: Ids of devices; all if None.
+            workloads: Ids of workloads; all if None.
+            outcomes: Outcomes, such as `ok`; all if None.
+            counting: Only the record of each candidate that counts; else every attempt and repeat.
+            columns: Names of columns; all if None.
+
+        Returns:
+            One row a record, with what its device and its workload are. `docs/export.md` lists the columns:
+            `latency_secs` is in seconds, `run_secs` has the raw repeats.
+
+        Raises:
+            StoreError: There is no such device or column, or a file is damaged.
+            ValueError: There is no such outcome.
+        """
+        found = self.batches(
+            devices=devices, workloads=workloads, outcomes=outcomes, counting=counting, columns=columns
+        )
+        batches = list(found)
+        names = SCHEMA.names if columns is None else list(columns)
+        return pa.Table.from_batches(batches, pa.schema([SCHEMA.field(one) for one in names]))
+
+    def _chosen(self, devices: Collection[str] | None) -> list[DeviceId]:
+        known = sorted({file.device_id for file in self._reader.snapshot.files})
+        unknown = sorted(set(devices or ()) - set(known))
+        if unknown:
+            raise StoreError(
+                f"device {unknown[0]!r} has no records in {self._reader.path}; it holds: "
+                f"{', '.join(known) or 'none'}"
+            )
+        return [DeviceId(one) for one in known if devices is None or one in devices]
+
+
+def open_store(path: str | Path) -> StoreView:
+    """Open a store for reading, as it is now.
+
+    Args:
+        path: Its folder, such as `runs/store`.
+
+    Raises:
+        StoreError: There is no store, or a newer version wrote it.
+    """
+    return StoreView(Store.read(Path(path)))
+
+
+__all__ = ["StoreView", "open_store"]
