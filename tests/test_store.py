@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -642,6 +643,30 @@ def test_a_failure_of_tidying_up_does_not_refuse_the_records(
             assert store.append(make_batch(start, 1)).appended == 1
     assert "tidying up failed: no room while merging files" in caplog.text
     assert list(Store.read(tmp_path).records()) == make_batch(0, 5)
+
+
+@pytest.mark.parametrize("lost", ["*.checkpoint.parquet", "_last_checkpoint"])
+def test_a_checkpoint_that_the_library_lost_on_a_full_disk_is_no_failed_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    create = writer_module.DeltaTable.create_checkpoint
+
+    def lose(table: Any) -> None:
+        create(table)
+        for path in (tmp_path / "store/records/_delta_log").glob(lost):
+            path.unlink()
+
+    with Store.open(tmp_path / "store") as store:
+        store.append(make_batch(0, 4))
+        with monkeypatch.context() as patched:
+            patched.setattr(writer_module.DeltaTable, "create_checkpoint", lose)
+            # The other file only says where the newest checkpoint is, which a listing tells as well.
+            is_needed = lost != "_last_checkpoint"
+            with pytest.raises(StoreFull, match="writing a checkpoint") if is_needed else nullcontext():
+                store.upkeep()
+        store.upkeep()
+        store.append(make_batch(4, 4))
+    assert Store.read(tmp_path / "store").rows == 8
 
 
 def test_a_full_file_system_refuses_the_batch_and_goes_on_once_there_is_room(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ class IntakeLog:
         if self._writable == number:
             self._writable = None
         self._sizes.pop(number, None)
-        self._path(number).unlink(missing_ok=True)
+        with disk_errors("forgetting records that the table has", self._folder):
+            self._path(number).unlink(missing_ok=True)
 
     def segments(self) -> list[int]:
         """Numbers of all segments that are on the disk, oldest first."""

@@ -5,6 +5,8 @@ Only `fleet.store.store` builds on it; what may be appended, and when to tidy up
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -153,11 +155,16 @@ class TableWriter(StoreReader):
     def _checkpoint(self) -> None:
         folder = self._path / RECORDS
         log = folder / "_delta_log"
+        path, hint = log / f"{self.version:020d}.checkpoint.parquet", log / "_last_checkpoint"
         with delta_errors("writing a checkpoint", folder), disk_errors("writing a checkpoint", folder):
             DeltaTable(folder).create_checkpoint()
-            fsync(log / f"{self.version:020d}.checkpoint.parquet")
-            fsync(log / "_last_checkpoint")
-            fsync(log)
+            if not path.exists():
+                # On a full disk the library loses a file and says nothing of it. Nothing may point there.
+                hint.unlink(missing_ok=True)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            for one in (path, hint, log):
+                if one.exists():
+                    fsync(one)
         self._checkpointed = self.version
 
 
