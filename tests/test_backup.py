@@ -303,7 +303,7 @@ def test_a_killed_backup_is_none_or_the_earlier_one(store: Path, tmp_path: Path,
 def test_a_killed_restore_leaves_no_store(store: Path, tmp_path: Path) -> None:
     back_up(store, tmp_path / "backup")
     program = (
-        "import os, sys; from pathlib import Path; from fleet.store import restore as module\n"
+        "import os, sys; from pathlib import Path; from fleet.archive import restore as module\n"
         "fsync = module.fsync\n"
         "def killed(path):\n    os.kill(os.getpid(), 9)\n"
         "module.fsync = killed\n"

@@ -12,7 +12,6 @@ from transfer.baselines.base import (
     flat_features,
     hold_out_workloads,
     need,
-    rank_agreement,
     training_labels,
 )
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
@@ -20,6 +19,7 @@ from transfer.baselines.nearest import NearestDevice
 from transfer.baselines.tlp import PublishedTlp, TlpConfig
 from transfer.baselines.trees import BoostedTrees
 from transfer.data.dataset import Dataset
+from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
 
 QUICK_TLP = TlpConfig(epochs=1, batch=64)

@@ -62,7 +62,7 @@ class Composition:
 
     settings: CoordinatorSettings
     specs: Mapping[DeviceId, DeviceSpec]
-    #: Siblings that only the store knows included.
+    #: Source devices that only the store knows included.
     families: Mapping[DeviceId, str]
     #: Names under which devices share candidates (`fleet.planner.request_coalescer.sharing_names`).
     sharing: Mapping[DeviceId, str]
@@ -125,7 +125,7 @@ def _ranked(guide: CandidateRanker | None, workload: Workload, drawn: Drawn) -> 
     return found.first(drawn.candidates, len(drawn.candidates)), found.model.version
 
 
-class _Outlet:
+class _JobSink:
     """What the feeder asks for goes to the agents, to the thread that reads the store, and to the state."""
 
     def __init__(
@@ -145,11 +145,11 @@ class _Outlet:
         self._guide, self._notices, self._clock = guide, notices, clock
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
-        """See `fleet.planner.job_planner.Outlet`."""
+        """See `fleet.planner.pending_jobs.JobSink`."""
         self._links.propose(device_id, self._agents.up[device_id], request)
 
     def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
-        """See `fleet.planner.job_planner.Outlet`."""
+        """See `fleet.planner.pending_jobs.JobSink`."""
         name = self._sharing[device_id]
         siblings = [one for one, other in self._sharing.items() if other == name]
         question = partial(find_candidates, device_ids=siblings, wanted=list(candidate_ids))
@@ -158,12 +158,12 @@ class _Outlet:
     def search_imported(
         self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
     ) -> None:
-        """See `fleet.planner.job_planner.Outlet`."""
+        """See `fleet.planner.pending_jobs.JobSink`."""
         question = partial(imported_traces, family=self._specs[device_id].family, wanted=list(candidate_ids))
         self._thread.ask(ImportedAsked(device_id=device_id, request_id=request_id), question)
 
     def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
-        """See `fleet.planner.job_planner.Outlet`."""
+        """See `fleet.planner.pending_jobs.JobSink`."""
         told = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
         text = f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {told}"
         self._notices.say(text, kind="imported")
@@ -171,12 +171,12 @@ class _Outlet:
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
     ) -> None:
-        """See `fleet.planner.job_planner.Outlet`."""
+        """See `fleet.planner.pending_jobs.JobSink`."""
         question = Drawn(device_id=device_id, request_id=request_id, candidates=tuple(candidates))
         self._thread.do(question, partial(_ranked, self._guide, workload, question))
 
     def submit(self, job: Job) -> None:
-        """See `fleet.planner.job_planner.Outlet`."""
+        """See `fleet.planner.pending_jobs.JobSink`."""
         self._chronicle.tell(ev.JobSubmitted(at_secs=self._clock(), job=job))
 
 
@@ -215,7 +215,7 @@ def assemble(
     agents, tallies = Agents(), Tallies()
     thread, intake = StoreThread(store.path), Intake(store)
     coverage, summary = Coverage(sharing, ()), TableSummary.open(store)
-    outlet = _Outlet(links, agents, thread, chronicle, sharing, known, guide, notices, clock)
+    outlet = _JobSink(links, agents, thread, chronicle, sharing, known, guide, notices, clock)
     feeder = JobPlanner(
         coverage,
         pools,

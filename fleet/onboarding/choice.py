@@ -65,7 +65,7 @@ def pools_of(
         live: For a live device, which measures candidates of our own only (`fleet.collection.trust`).
 
     Raises:
-        FleetError: Siblings have measured fewer candidates than samples asked for.
+        FleetError: Source devices have measured fewer candidates than samples asked for.
     """
     known = store.workloads()
     limit = max(_LEAST_POOL, math.ceil(_POOL_SHARE * samples / max(1, len(known))))

@@ -131,7 +131,7 @@ class CandidatePools:
         gone = [one for one in candidate_ids if one in held]
         if not gone:
             return
-        # Siblings measure them next: after a restart they are in the file only.
+        # Source devices measure them next: after a restart they are in the file only.
         self.remember(family, self.get(family, workload_id, gone).values())
         waiting = self._waiting[family, workload_id]
         for one in gone:

@@ -16,15 +16,15 @@ class JobSink(Protocol):
     """What a feeder may ask for; nothing of it waits."""
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
-        """Ask the agent of a device for candidates; `Feeder.proposed` or `Feeder.failed` follows."""
+        """Ask the agent of a device for candidates; `JobPlanner.proposed` or `JobPlanner.failed` follows."""
 
     def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
-        """Look for traces in the store, put what is found into the pools, then call `Feeder.searched`."""
+        """Look for traces in the store, put what is found into the pools, then call `JobPlanner.searched`."""
 
     def search_imported(
         self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
     ) -> None:
-        """Look for traces of imported candidates in the store; `Feeder.found_imported` follows."""
+        """Look for traces of imported candidates in the store; `JobPlanner.found_imported` follows."""
 
     def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
         """Tell people that imported candidates are not measured: how many, by reason."""
@@ -32,7 +32,7 @@ class JobSink(Protocol):
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
     ) -> None:
-        """Put candidates in the order of the device's head; `Feeder.ranked` follows."""
+        """Put candidates in the order of the device's head; `JobPlanner.ranked` follows."""
 
     def submit(self, job: Job) -> None:
         """Hand in a job."""

@@ -205,7 +205,7 @@ def _make(
     try:
         points = run_curve(dataset, None, plan)
     except DatasetError:
-        # Siblings that share no candidates: nothing can be told, and nothing is.
+        # Source devices that share no candidates: nothing can be told, and nothing is.
         points = []
     top1, top5, agreement, spread, by_judged = {}, {}, {}, {}, {}
     places = sorted({(p.target, int(group)) for p in points for group in p.groups})
