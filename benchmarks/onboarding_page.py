@@ -17,8 +17,8 @@ from transfer.evaluate.onboarding_table import MEASURES, RANDOM, SCRATCH, CurveT
 
 _WORDS = {
     Regime.DEVICE_NEW: (
-        "Source devices have measured the candidates that are ranked; the device measured k of the other half of "
-        "each workload's candidates."
+        "Source devices have measured the candidates that are ranked; the device measured k of the other "
+        "half of each workload's candidates."
     ),
     Regime.BOTH_NEW: "Nobody has measured a candidate of the workloads ranked: whole networks are held out.",
 }

@@ -23,10 +23,10 @@ FOLDERS = {
     "fleet": (
         *("", "core", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
         *("interchange", "transport", "models", "collection", "planner", "results", "engine", "refresh"),
-        *("api", "daemon", "onboarding", "tuning", "report", "doctor", "cli"),
+        *("api", "daemon", "onboarding", "tuning", "report", "doctor", "public", "cli"),
     ),
 }
-TOP = {"transfer.tvm_cost_model"}
+TOP = {"transfer.tvm_cost_model", "fleet.public"}
 MOST_MODULES = 20
 #: Words that end in -ing and are nouns of the field.
 NOUNS = {
