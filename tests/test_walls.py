@@ -100,6 +100,22 @@ def test_a_module_knows_its_own_folder_and_lower_ones(path: Path) -> None:
             assert height(name) <= here, name
 
 
+def test_the_architecture_page_shows_the_folders_as_they_are() -> None:
+    lines = [
+        line for line in (ROOT / "docs/architecture.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    expected = []
+    for package, folders in FOLDERS.items():
+        for folder in folders:
+            if f"{package}.{folder}" in TOP:
+                continue
+            path = ROOT.joinpath(package, *filter(None, folder.split(".")))
+            module = ast.parse((path / "__init__.py").read_text())
+            says = (ast.get_docstring(module) or "").split("\n")[0]
+            expected.append(f"| `{relative(path)}` | {says} |")
+    assert lines == expected
+
+
 def test_folders_are_of_a_size_one_can_hold_in_the_head() -> None:
     for folder in {path.parent for path in MODULES}:
         modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
