@@ -9,7 +9,7 @@ import pytest
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
-from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, why_kept
+from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, retention_reason
 from fleet.onboarding.onboarding import _serving
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
@@ -88,7 +88,7 @@ def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: MultiTaskTLP, t
     assert "was trained" in _serving(registry, TARGET, version)["why_not_served"]
     # One that cannot be asked any more protects nobody.
     (registry.path("v000001") / "manifest.json").write_text("{")
-    assert why_kept(registry, TARGET, {"onboarded": NEW, "samples": 1}) == ""
+    assert retention_reason(registry, TARGET, {"onboarded": NEW, "samples": 1}) == ""
 
 
 def test_a_head_that_the_store_has_no_records_of_is_no_error(

@@ -284,8 +284,8 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
     def killed(*_: object) -> None:
         raise Killed
 
-    keep = refresh_run.keep_judged
-    monkeypatch.setattr(refresh_run, "keep_judged", killed)
+    keep = refresh_run.publish_if_better
+    monkeypatch.setattr(refresh_run, "publish_if_better", killed)
     with pytest.raises(Killed):
         run_refresh(request_)
 
@@ -293,12 +293,12 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
         registry.add(model, manifest)
         raise Killed
 
-    monkeypatch.setattr(refresh_run, "keep_judged", killed_later)
+    monkeypatch.setattr(refresh_run, "publish_if_better", killed_later)
     monkeypatch.setattr("transfer.train.training.train", killed)
     with pytest.raises(Killed):
         run_refresh(request_)
     assert Registry(Path(request_.models)).champions() == {}
-    monkeypatch.setattr(refresh_run, "keep_judged", keep)
+    monkeypatch.setattr(refresh_run, "publish_if_better", keep)
     assert run_refresh(request_)["version"] == "v000001"
     assert Registry(Path(request_.models)).versions() == ["v000001"]
 

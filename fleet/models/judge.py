@@ -1,8 +1,8 @@
 """Ask champion and challenger about the same held-out candidates, device by device.
 
 The bridge between a registry's models and the pure decisions of `fleet.models.promotion`; called by the
-refresh and by `fleet train`. `fleet onboard` asks only what a manifest should say (`told_of`): its few
-samples judge nothing (`fleet.models.versions.why_kept`). Imports torch when called.
+refresh and by `fleet train`. `fleet onboard` asks only what a manifest should say (`training_provenance`): its few
+samples judge nothing (`fleet.models.versions.retention_reason`). Imports torch when called.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floo
     return standing(scores, latency, dataset.group[rows], floor)
 
 
-def told_of(
+def training_provenance(
     dataset: Dataset,
     rows: NDArray[np.int64],
     heads: Sequence[str],
@@ -227,7 +227,7 @@ def told_of(
     }
 
 
-def keep_judged(
+def publish_if_better(
     registry: Registry, model: MultiTaskTLP, manifest: Mapping[str, Any], verdicts: Sequence[DeviceDecision]
 ) -> str:
     """Keep a challenger as a version and let it serve the devices that it won.
@@ -255,4 +255,11 @@ def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
     }
 
 
-__all__ = ["Judge", "by_workload", "head_standing", "keep_judged", "told_of", "verdicts_as_json"]
+__all__ = [
+    "Judge",
+    "by_workload",
+    "head_standing",
+    "publish_if_better",
+    "training_provenance",
+    "verdicts_as_json",
+]

@@ -17,7 +17,7 @@ import numpy as np
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
-from fleet.models.judge import Judge, keep_judged, told_of, verdicts_as_json
+from fleet.models.judge import Judge, publish_if_better, training_provenance, verdicts_as_json
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, manifest_of, read_snapshot, train_config
 from fleet.store.store import Store
@@ -86,11 +86,11 @@ def train_version(
     reader = Store.read(Path(settings.store.path))
     registry = Registry(models)
     until = {one: counts.last_at for one, counts in reader.counts().items()}
-    told = told_of(dataset, open_rows, heads, until, holds_out=bool(kept_out))
+    told = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
     verdicts = Judge(registry, reader, dataset, snapshot.workloads).verdicts(
         result.model, heads, told["trained_workloads"]
     )
-    version = keep_judged(
+    version = publish_if_better(
         registry,
         result.model,
         {**manifest, **about, **told, "verdicts": verdicts_as_json(verdicts)},

@@ -190,12 +190,12 @@ def adapt_version(
     Of the target only the support is seen, whatever else the snapshot holds of it. With `hold_out` nothing is
     learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be compared with
     it. What the strategy needs beside the head to score as it was judged is kept with it
-    (`transfer.adapt.kept`). Where the target is served already, `why_kept` says whether it still is by that.
+    (`transfer.adapt.kept`). Where the target is served already, `retention_reason` says whether it still is by that.
     """
     import numpy as np
 
     from fleet.models.holdout import held_out
-    from fleet.models.judge import told_of
+    from fleet.models.judge import training_provenance
     from transfer.adapt.kept import files_of
 
     started = time.perf_counter()
@@ -217,7 +217,7 @@ def adapt_version(
     onboarded = {"onboarded": target, "samples": len(support_rows), "strategy": strategy.name}
     # A model may have heads of devices that this store never saw.
     heads = [one for one in model.device_ids if one in dataset.device_ids]
-    told = told_of(dataset, rows, heads, {}, holds_out=bool(kept_out))
+    told = training_provenance(dataset, rows, heads, {}, holds_out=bool(kept_out))
     version = save_version(models, model, {**manifest, **onboarded, **told}, files_of(adapted))
     return model, version
 
@@ -249,7 +249,7 @@ def save_version(
     version = registry.add(model, manifest, beside)
     told: dict[str, dict[str, str]] = {head: {} for head in model.device_ids if head not in served}
     target = manifest.get("onboarded")
-    if target in served and not why_kept(registry, target, manifest):
+    if target in served and not retention_reason(registry, target, manifest):
         before = served[target].version
         told[target] = {
             "reason": f"onboarded from {manifest['samples']} samples, more than {before}; not judged"
@@ -258,7 +258,7 @@ def save_version(
     return version
 
 
-def why_kept(registry: RegistryReader, target: DeviceId, manifest: Mapping[str, Any]) -> str:
+def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mapping[str, Any]) -> str:
     """Why the champion of a device stays when the device is onboarded again; empty where it does not.
 
     A few samples, all of them learnt from, judge nothing: of two heads from samples that with more serves,

@@ -20,7 +20,7 @@ import numpy as np
 from agents.records import DeviceId, Family, WorkloadId, canonical_json, content_hash
 from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError
-from fleet.models.judge import Judge, keep_judged, told_of, verdicts_as_json
+from fleet.models.judge import Judge, publish_if_better, training_provenance, verdicts_as_json
 from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
 from fleet.refresh.data import RefreshData, family_devices, held_workloads, read_refresh_data
@@ -95,7 +95,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     if any(one.moves_on for one in verdicts):
         manifest = {
             **about,
-            **told_of(dataset, rows, heads, _last(data), holds_out=bool(held)),
+            **training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held)),
             "run": plan.run,
             "table_version": plan.table_version,
             "family": request.family,
@@ -104,7 +104,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
             "warm_starts": int(manifest_of_base.get("warm_starts", 0)) + 1 if plan.base else 0,
             "verdicts": verdicts_as_json([*verdicts, *refused]),
         }
-        version = keep_judged(registry, model, manifest, verdicts)
+        version = publish_if_better(registry, model, manifest, verdicts)
         registry.prune(request.keep)
     shutil.rmtree(folder / CHALLENGER, ignore_errors=True)
     return {
