@@ -44,6 +44,7 @@ def train_version(
     workers: int = 1,
     compute: str = "auto",
     check: bool = False,
+    publish: bool = True,
     on_check: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train on everything that the store holds of some devices, and keep the model.
@@ -55,6 +56,7 @@ def train_version(
         workers: Processes that share each batch.
         compute: Where: "auto", "cpu" or "cuda".
         check: Tell for each head whether the other devices help or hurt it; trains many more models.
+        publish: Let it serve the devices where it wins; else it is kept, and serves nobody.
         on_check: Told how many models of the check are trained, and of how many.
 
     Returns:
@@ -90,19 +92,23 @@ def train_version(
     verdicts = Judge(registry, reader, dataset, snapshot.workloads).verdicts(
         result.model, heads, told["trained_workloads"]
     )
-    version = publish_if_better(
-        registry,
-        result.model,
-        {**manifest, **about, **told, "verdicts": verdicts_as_json(verdicts)},
-        verdicts,
-    )
+    manifest = {**manifest, **about, **told, "verdicts": verdicts_as_json(verdicts)}
+    if publish:
+        version, serves = publish_if_better(registry, result.model, manifest, verdicts)
+    else:
+        version, serves = registry.add(result.model, manifest), []
     last = result.history[result.best_epoch - 1]
     found: dict[str, Any] = {
         "version": version,
         "path": str(models / version),
         "heads": list(result.model.device_ids),
-        "serves": {one.device_id: one.reason for one in verdicts if one.moves_on},
-        "kept_champions": {one.device_id: one.reason for one in verdicts if not one.moves_on},
+        "published": publish,
+        "serves": {one.device_id: one.reason for one in verdicts if one.device_id in serves},
+        "kept_champions": {
+            one.device_id: one.reason if publish else f"not published; {one.reason}"
+            for one in verdicts
+            if one.device_id not in serves
+        },
         "devices_left_out": sorted(set(map(str, dataset.device_ids)) - set(heads)),
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
         "candidates": len(dataset.candidate_ids),

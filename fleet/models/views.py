@@ -34,7 +34,9 @@ _COMPARED = (
 def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
     """Every version, oldest first: when and from what it was made, and the devices that it serves.
 
-    `damaged` says why nothing is known of a version; None where its manifest can be read.
+    `champions` says of each such device why and since when, whether it is pinned (`pinned_at`), and why the
+    last challenger did not take its place (`retained`). `damaged` says why nothing is known of a version;
+    None where its manifest can be read.
     """
     champions = registry.champions()
     found = []
@@ -47,6 +49,7 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
                 "created_at": manifest.get("created_at"),
                 "heads": manifest.get("heads", []),
                 "serves": [str(one) for one, champion in champions.items() if champion.version == version],
+                "champions": [as_json(one) for one in champions.values() if one.version == version],
                 "table_version": manifest.get("table_version"),
                 "candidates": manifest.get("candidates"),
                 "warm_start": manifest.get("warm_start"),
