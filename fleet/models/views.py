@@ -59,6 +59,28 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
     return found
 
 
+def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
+    """What a status says of the champion of each device: `version`, `pinned` (whether it is), `retained`.
+
+    Nothing where the registry is damaged, for that must not hide the devices; `fleet models` says how to
+    mend it.
+
+    `retained` says why the last version that could have taken its place did not; empty where there was none.
+    """
+    try:
+        champions = registry.champions()
+    except RegistryError:
+        return {}
+    return {
+        str(device_id): {
+            "version": one.version,
+            "pinned": one.pinned_at is not None,
+            "retained": one.retained,
+        }
+        for device_id, one in champions.items()
+    }
+
+
 def _manifest_of(registry: RegistryReader, version: str) -> tuple[Mapping[str, Any], str | None]:
     """A version's manifest, or an empty one and what is wrong with it."""
     try:
@@ -182,4 +204,4 @@ def _head_name(tensor: str) -> str:
     return key.replace("%2E", ".").replace("%25", "%")
 
 
-__all__ = ["diff_versions", "list_versions", "show_version"]
+__all__ = ["champion_notes", "diff_versions", "list_versions", "show_version"]
