@@ -182,12 +182,28 @@ def test_a_body_that_is_no_object_is_refused(body: bytes, line: str, server: Api
     assert line in answer.json()["detail"]
 
 
+def process_of(server: ApiServer) -> int:
+    assert server._scores is not None
+    assert server._scores._process is not None
+    return server._scores._process.pid
+
+
 def test_numbers_that_no_score_comes_from_are_said(server: ApiServer, made: Path) -> None:
-    hostile = json.loads(asked(workload=asdict(replace(ONE, flops=-1e300))))
-    answer = post(server, made, json.dumps(hostile).encode())
-    assert answer.status_code in (200, 422)
-    if answer.status_code == 200:
-        assert all(one is None or 0 <= one <= 1 for one in answer.json()["scores"])
+    assert post(server, made, asked()).status_code == 200
+    before = process_of(server)
+    for hostile in (
+        replace(ONE, arg_dtypes=()),
+        replace(ONE, flops=-1e300),
+        replace(ONE, arg_shapes=((-5, 0), *ONE.arg_shapes[1:])),
+    ):
+        answer = post(server, made, asked(workload=asdict(hostile)))
+        assert answer.status_code in (200, 422), answer.text
+        if answer.status_code == 422:
+            assert "the workload says what cannot be" in answer.json()["detail"]
+        else:
+            assert all(one is None or 0 <= one <= 1 for one in answer.json()["scores"])
+    assert post(server, made, asked(workload=asdict(replace(ONE, arg_dtypes=())))).status_code == 422
+    assert process_of(server) == before, "a stranger's workload ends no process"
 
 
 def raw(server: ApiServer, head: str, body: bytes = b"") -> str:

@@ -15,6 +15,7 @@ import os
 import resource
 import struct
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,14 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
         scores, refused = score_candidates(heads.head(ref), Extractor(), workload, candidates)
     except TraceError as error:
         raise ScoreRefusalError(422, f"the traces cannot be read together: {error}") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        # A workload from a stranger may say of itself whatever its types allow.
+        traceback.print_exc()
+        first = (str(error).splitlines() or [""])[0][:200]
+        told = (
+            f"the workload says what cannot be ({type(error).__name__}: {first}); send it as the store has it"
+        )
+        raise ScoreRefusalError(422, told) from error
     told = [None if place in refused else float(one) for place, one in enumerate(scores)]
     for place, one in enumerate(told):
         if one is not None and not 0 <= one <= 1:
