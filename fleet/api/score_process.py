@@ -127,10 +127,10 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
         # A workload from a stranger may say of itself whatever its types allow.
         traceback.print_exc()
         first = (str(error).splitlines() or [""])[0][:200]
-        told = (
-            f"the workload says what cannot be ({type(error).__name__}: {first}); send it as the store has it"
-        )
-        raise ScoreRefusalError(422, told) from error
+        why = f"{type(error).__name__}: {first}"
+        raise ScoreRefusalError(
+            422, f"the workload says what cannot be ({why}); send it as the store has it"
+        ) from error
     told = [None if place in refused else float(one) for place, one in enumerate(scores)]
     for place, one in enumerate(told):
         if one is not None and not 0 <= one <= 1:
