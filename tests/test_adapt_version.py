@@ -9,7 +9,7 @@ import pytest
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
-from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, why_kept
+from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, retention_reason
 from fleet.onboarding.onboarding import _serving
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
@@ -43,40 +43,55 @@ def onboard(snapshot: DatasetSnapshot, models: Path, source: MultiTaskTLP, sampl
     return adapt_version(snapshot, models, source, TARGET, support, Nearest(), CONFIG, 0)[1]
 
 
-def test_a_head_from_more_samples_serves(
-    snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path
+@pytest.mark.parametrize("samples", [16, 64])
+def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
+    samples: int, snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path
 ) -> None:
     registry = Registry(tmp_path)
     first = onboard(snapshot, tmp_path, source, 16)
     assert {one.version for one in registry.champions().values()} == {first}
     assert _serving(registry, TARGET, first) == {"served_by": first}
-    second = onboard(snapshot, tmp_path, source, 64)
-    champions = registry.champions()
-    assert {device: one.version for device, one in champions.items()} == {
-        **dict.fromkeys(SIBLINGS, first),
-        NEW: second,
-    }
-    assert champions[TARGET].reason == f"onboarded from 64 samples, more than {first}; not judged"
-    assert champions[TARGET].before == (first,)
-    assert _serving(registry, TARGET, second) == {"served_by": second}
+    second = onboard(snapshot, tmp_path, source, samples)
+    assert {one.version for one in registry.champions().values()} == {first}
+    found = _serving(registry, TARGET, second)
+    why = (
+        f"it was onboarded from 16 samples, this one onboarded from {samples}, and nobody judged which is "
+        "better"
+    )
+    assert found == {"served_by": first, "why_not_served": why}
+    assert registry.champions()[TARGET].retained == f"{second}: {why}"
+    told = {"device": NEW, "samples": 16, "strategy": "nearest", "taken": "nearest", "siblings": [], **found}
+    text = "\n".join(lines_of({**told, "version": second, "path": "p", "seconds": {}}))
+    assert f"{NEW} is still served by {first}, not by {second}: it was onboarded from 16" in text
+    registry.rollback(TARGET, second, reason="as the report says", by_hand=True)
+    assert registry.champions()[TARGET].version == second
 
 
-def test_a_head_from_no_more_samples_does_not_and_it_is_said(
+def test_a_pinned_device_is_onboarded_to_no_effect(
     snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path
 ) -> None:
     registry = Registry(tmp_path)
     first = onboard(snapshot, tmp_path, source, 16)
-    second = onboard(snapshot, tmp_path, source, 16)
-    found = _serving(registry, TARGET, second)
-    assert found == {
+    registry.pin(TARGET, reason="for the release")
+    # Even one that cannot be asked any more: a person decided.
+    (registry.path(first) / "model.safetensors").write_bytes(b"torn")
+    second = onboard(snapshot, tmp_path, source, 64)
+    assert _serving(registry, TARGET, second) == {
         "served_by": first,
-        "why_not_served": "it was onboarded from 16 samples, this one from 16",
+        "why_not_served": f"{TARGET} is pinned to {first}",
     }
-    told = {"device": NEW, "samples": 16, "strategy": "nearest", "taken": "nearest", "siblings": [], **found}
-    text = "\n".join(lines_of({**told, "version": second, "path": "p", "seconds": {}}))
-    assert f"{NEW} is still served by {first}, not by {second}: it was onboarded from 16" in text
-    registry.rollback(TARGET, second, reason="as the report says")
-    assert registry.champions()[TARGET].version == second
+
+
+def test_a_champion_that_cannot_serve_is_followed(
+    snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path
+) -> None:
+    registry = Registry(tmp_path)
+    first = onboard(snapshot, tmp_path, source, 16)
+    (registry.path(first) / "model.safetensors").write_bytes(b"torn")
+    second = onboard(snapshot, tmp_path, source, 16)
+    champion = registry.champions()[TARGET]
+    assert (champion.version, champion.reason) == (second, f"{first} cannot serve any more; not judged")
+    assert {one.version for device, one in registry.champions().items() if device != TARGET} == {first}
 
 
 def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path) -> None:
@@ -88,7 +103,7 @@ def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: MultiTaskTLP, t
     assert "was trained" in _serving(registry, TARGET, version)["why_not_served"]
     # One that cannot be asked any more protects nobody.
     (registry.path("v000001") / "manifest.json").write_text("{")
-    assert why_kept(registry, TARGET, {"onboarded": NEW, "samples": 1}) == ""
+    assert retention_reason(registry, TARGET, {"onboarded": NEW, "samples": 1}) == ""
 
 
 def test_a_head_that_the_store_has_no_records_of_is_no_error(

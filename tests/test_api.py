@@ -25,6 +25,7 @@ from fleet.core.state import FleetState
 from fleet.engine.fleet_view import Around, make_view
 from fleet.errors import FleetError
 from fleet.histogram import Histogram
+from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import write_private
 from fleet.results.record_sink import Counts
@@ -109,7 +110,7 @@ def get(server: ApiServer, path: str, root: Path, **headers: str) -> httpx.Respo
 def test_everything_but_health_needs_the_token(server: ApiServer, tmp_path: Path) -> None:
     paths = ("/v1/status", "/v1/devices", f"/v1/devices/{BOARD}", "/v1/models", f"/v1/models/{BOARD}")
     with httpx.Client(trust_env=False) as client:
-        for path in (*paths, f"/v1/models/{BOARD}/model.safetensors", "/metrics"):
+        for path in (*paths, f"/v1/models/{BOARD}/model.safetensors", "/metrics", "/openapi.json"):
             for header in (
                 {},
                 {"Authorization": "Bearer wrong"},
@@ -122,7 +123,6 @@ def test_everything_but_health_needs_the_token(server: ApiServer, tmp_path: Path
         for path in (
             "/docs",
             "/redoc",
-            "/openapi.json",
             "/v1/nothing",
             "/healthz/",
             "/healthz?",
@@ -153,7 +153,9 @@ def test_the_token_is_for_its_owner_only_and_stays(server: ApiServer, tmp_path: 
 
 
 def test_status_and_devices_are_the_view(server: ApiServer, tmp_path: Path) -> None:
-    assert get(server, "/v1/status", tmp_path).json() == json.loads(json.dumps(a_view()))
+    expected = json.loads(json.dumps(a_view()))
+    expected["devices"][BOARD] |= {"pinned": False, "retained": ""}
+    assert get(server, "/v1/status", tmp_path).json() == expected
     assert get(server, "/v1/devices", tmp_path).json()[BOARD]["records"] == 7
     assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["records_per_s"] == 1.5
     missing = get(server, "/v1/devices/other", tmp_path)
@@ -196,6 +198,36 @@ def test_a_champion_shows_at_once(tmp_path: Path) -> None:
             folder / "v000001", MultiTaskTLP(model_config(SPEC, SIZES), (BOARD,)), {"version": "v000001"}
         )
         assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
+    finally:
+        server.close()
+
+
+def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(tmp_path / "models")
+    model = MultiTaskTLP(model_config(SPEC, SIZES), (BOARD,))
+    registry.publish(registry.add(model, {}), {BOARD: {}})
+    server = ApiServer(a_view, RegistryReader(registry.folder), tmp_path, "127.0.0.1", 0)
+    try:
+        registry.pin(BOARD, reason="for the release")
+        registry.publish(registry.add(model, {}), {BOARD: {}})
+        for found in (
+            get(server, "/v1/status", tmp_path).json()["devices"][BOARD],
+            get(server, "/v1/devices", tmp_path).json()[BOARD],
+            get(server, f"/v1/devices/{BOARD}", tmp_path).json(),
+        ):
+            assert found["pinned"] is True
+            assert found["retained"].startswith(f"v000002: {BOARD} is pinned to v000001")
+        listed = get(server, "/v1/models", tmp_path).json()["champions"][BOARD]
+        assert (listed["version"], listed["pinned_at"] > 0) == ("v000001", True)
+        monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
+        assert run(["status"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "(pinned)" in shown
+        assert f"stays; v000002: {BOARD} is pinned to v000001" in shown
+        (registry.folder / "champions.json").write_text("{")
+        assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["pinned"] is False
     finally:
         server.close()
 

@@ -45,7 +45,7 @@ def shown(arguments: list[str], models: Path, capsys: pytest.CaptureFixture[str]
     return " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("verb", ["list", "show", "diff", "rollback"])
+@pytest.mark.parametrize("verb", ["list", "show", "diff", "rollback", "pin", "unpin"])
 def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["models", verb, "--help"]) == 0
     assert f"Example: fleet models {verb}" in " ".join(capsys.readouterr().out.split())
@@ -157,6 +157,25 @@ def test_rollback_changes_one_device_and_keeps_the_reason(
     assert (back["version"], back["reason"]) == ("v000002", "by hand")
 
 
+def test_a_pin_is_shown_and_holds_until_it_is_let_go(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown(["pin", "box.a", "v000001"], models, capsys) == (
+        "box.a is pinned to v000001; to let it go: fleet models unpin box.a"
+    )
+    assert run(["models", "rollback", "box.a", "--to", "v000002", "--models", str(models)]) == 1
+    assert "box.a is pinned to v000001; let it go first: fleet models unpin" in capsys.readouterr().err
+    Registry(models).publish("v000002", {"box.b": {}})
+    first, _ = told(["list"], models, capsys)
+    assert (first["champions"][0]["device_id"], first["champions"][0]["pinned_at"] > 0) == ("box.a", True)
+    Registry(models).retain({"box.b": "v000007: worse"})
+    text = shown(["list"], models, capsys)
+    assert "v000007: worse" in text
+    assert "pinned" in text
+    assert told(["unpin", "box.a"], models, capsys)["pinned_at"] is None
+    assert told(["rollback", "box.a", "--to", "v000002"], models, capsys)["rolled_back_from"] == "v000002"
+
+
 def test_rollback_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["models", "rollback", "box.a", "--models", str(tmp_path / "none")]) == 1
     assert f"no model under {tmp_path / 'none'}" in capsys.readouterr().err
@@ -170,6 +189,8 @@ def test_rollback_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["diff", "v000001", "../x"], "no model version '../x'"),
         (["rollback", "box.z"], "device 'box.z' has no champion"),
         (["rollback", "box.b"], "box.b has no champion before v000001"),
+        (["pin", "box.z"], "device 'box.z' has no champion"),
+        (["unpin", "box.b"], "box.b is not pinned; v000001 serves it"),
     ],
 )
 def test_a_failure_is_one_clear_line_and_exit_1(

@@ -40,7 +40,7 @@ def links(settings, options, specs, clock):
     folder = Path(settings.store.path).parent / "spool"
     return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 
-def serve(view, folder):
+def serve(view, folder, quiet_cores):
     made = ApiServer(view, RegistryReader(folder / "models"), folder, "127.0.0.1", 0)
     print("listening", flush=True)
     sys.stdin.readline()

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.records import Outcome
+from agents.records import DeviceId, Outcome
+from fleet.cli.app import run
 from fleet.config.settings import FleetConfig, load_fleet
 from fleet.errors import FleetError
 from fleet.models import training
+from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
@@ -52,6 +54,28 @@ def test_a_version_says_what_it_was_made_of(settings: FleetConfig, tmp_path: Pat
     curves = Path(found["curves"]) / "curves.jsonl"
     assert len(curves.read_text().splitlines()) == 2
     json.dumps(found)
+
+
+def test_without_publishing_a_version_is_kept_and_serves_nobody(
+    settings: FleetConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train_version(settings, tmp_path / "models", ("box.a",), publish=False)
+    registry = Registry(tmp_path / "models")
+    assert (first["published"], first["serves"], registry.champions()) == (False, {}, {})
+    assert first["kept_champions"]["box.a"].startswith("not published; ")
+    store, models = settings.store.path, str(tmp_path / "models")
+    arguments = ["train", "--store", str(store), "--models", models, "--epochs", "1", "--json"]
+    assert run(arguments) == 0
+    served = registry.champions()
+    assert {one.version for one in served.values()} == {"v000002"}
+    capsys.readouterr()
+    assert run([*arguments, "--no-publish", "--seed", "5"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == "v000003"
+    assert (registry.champions(), registry.versions()[-1]) == (served, "v000003")
+    # Nobody can judge in so small a store, so the champions stay; why is kept.
+    assert run([*arguments, "--seed", "6"]) == 0
+    assert {one.version for one in registry.champions().values()} == {"v000002"}
+    assert "nobody has judged the new head" in registry.champions()[DeviceId("box.a")].retained
 
 
 def test_with_enough_workloads_some_tell_when_to_stop(

@@ -17,6 +17,7 @@ from fleet.models.promotion import (
     DecisionKind,
     Standing,
     decided_pairs,
+    held_back,
     judge,
     pair_width,
     refusal,
@@ -81,12 +82,34 @@ def test_a_first_head_must_beat_chance() -> None:
 def test_too_few_held_out_workloads_judge_nobody() -> None:
     few = heads(0.9, workloads=refresh.LEAST_JUDGED - 1)
     verdict = judge("a", few, few, served_by="v000004")
-    assert (verdict.kind, verdict.moves_on) == (DecisionKind.UNJUDGED, True)
+    assert (verdict.kind, verdict.moves_on) == (DecisionKind.UNJUDGED, False)
     assert verdict.reason == (
-        "2 held-out workloads can judge, 3 are needed; "
-        "moved on from v000004 unjudged: fresh records will tell"
+        "2 held-out workloads can judge, 3 are needed; v000004 stays, for nobody has judged the new head"
     )
     assert judge("a", None, None).kind is DecisionKind.FIRST
+
+
+@pytest.mark.parametrize("share", [0.8, None])
+def test_a_champion_that_cannot_serve_any_more_keeps_nobody_out(share: float | None) -> None:
+    challenger = None if share is None else heads(share)
+    verdict = judge("a", challenger, None, gone="v000004 cannot serve any more (torn)")
+    assert (verdict.kind, verdict.moves_on) == (DecisionKind.FIRST, True)
+    assert verdict.reason.startswith("v000004 cannot serve any more (torn); ")
+    assert judge("a", heads(0.0), None, gone="torn").kind is DecisionKind.REFUSED
+
+
+def test_what_a_person_decided_holds_whatever_the_figures_say() -> None:
+    better = judge("a", heads(0.9, seed=1), heads(0.6, seed=2), served_by="v000001")
+    as_good = judge("a", heads(0.7, seed=1), heads(0.7, seed=2), served_by="v000001")
+    assert (better.kind, as_good.kind) == (DecisionKind.BETTER, DecisionKind.AS_GOOD)
+    pinned = held_back(better, pinned_to="v000001")
+    assert (pinned.kind, pinned.moves_on, pinned.judged) == (DecisionKind.HELD, False, better.judged)
+    assert pinned.reason == f"the device is pinned to v000001; {better.reason}"
+    back = held_back(as_good, rolled_back_from="v000002")
+    assert (back.kind, back.moves_on) == (DecisionKind.HELD, False)
+    assert "since v000002 was rolled back by hand" in back.reason
+    assert held_back(better, rolled_back_from="v000002") is better
+    assert held_back(as_good) is as_good
 
 
 def test_heads_are_compared_on_the_same_workloads_only() -> None:

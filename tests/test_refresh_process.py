@@ -40,7 +40,14 @@ from fleet.refresh.run import EPOCHS, PLAN, run_refresh
 from fleet.refresh.trainer_process import refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
-from tests.refresh_fixtures import DEVICES, append, make_store, records_for, some_workloads
+from tests.refresh_fixtures import (
+    DEVICES,
+    append,
+    make_store,
+    records_for,
+    small_model,
+    some_workloads,
+)
 from transfer.model import checkpoint
 
 #: Workloads that are learnt from, then those that judge.
@@ -124,6 +131,53 @@ def test_a_challenger_that_loses_everywhere_is_not_kept(request_: RefreshRequest
     assert Registry(Path(request_.models)).versions() == ["v000001"]
 
 
+def test_a_pinned_device_is_judged_and_keeps_its_champion(request_: RefreshRequest) -> None:
+    run_refresh(request_)
+    registry = Registry(Path(request_.models))
+    worse = registry.add(small_model(*DEVICES), {"trained_workloads": []})
+    registry.pin("box.a", worse, reason="for the release")
+    registry.publish(worse, {"box.b": {}})
+    found = run_refresh(again(request_, "two"))
+    assert found["verdicts"]["box.a"]["kind"] == "held"
+    assert found["verdicts"]["box.a"]["reason"].startswith(f"the device is pinned to {worse}; better: ")
+    assert found["published"] == ["box.b"]
+    champions = Registry(Path(request_.models)).champions()
+    assert {str(one): champion.version for one, champion in champions.items()} == {
+        "box.a": worse,
+        "box.b": found["version"],
+    }
+    assert champions[DeviceId("box.a")].retained.startswith(f"{found['version']}: the device is pinned")
+
+
+def test_a_refresh_that_goes_on_does_not_undo_a_rollback_by_hand(
+    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(Path(request_.models))
+    bad = registry.add(small_model(*DEVICES), {"trained_workloads": []})
+    registry.publish(bad, {one: {} for one in DEVICES})
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    # It dies between its publication and the end of its work.
+    monkeypatch.setattr(Registry, "prune", killed)
+    with pytest.raises(Killed):
+        run_refresh(request_)
+    monkeypatch.undo()
+    assert registry.champions()[DeviceId("box.a")].version == "v000002"
+    registry.rollback("box.a", reason="slower", by_hand=True)
+    found = run_refresh(request_)
+    assert found["version"] == "v000002"
+    assert found["verdicts"]["box.a"]["kind"] == "better"
+    assert found["published"] == ["box.b"]
+    champion = registry.champions()[DeviceId("box.a")]
+    assert (champion.version, champion.rolled_back_from) == (bad, "v000002")
+    assert "v000002 was rolled back by hand" in champion.retained
+
+
 def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: RefreshRequest) -> None:
     run_refresh(request_)
     registry = Registry(Path(request_.models))
@@ -146,6 +200,10 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: RefreshRe
 
     fresh = records_for(LEARNT[:8], 10, seed=6, measured_at=time.time() + 6)
     append(Path(request_.store), fresh)
+    registry.pin("box.a", reason="by hand")
+    found = run_watch(watch)
+    assert (found["rolled_back"], found["looks"]["box.a"]["freshness"]) == ([], "roll_back")
+    registry.unpin("box.a", reason="by hand")
     found = run_watch(watch)
     assert found["rolled_back"] == ["box.a"]
     assert found["looks"]["box.b"]["freshness"] == "good"
@@ -164,6 +222,10 @@ def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(request_: 
     registry.publish(registry.add(model, {"trained_workloads": everything}), {"box.a": {}})
     found = run_refresh(again(request_, "two"))
     assert found["verdicts"]["box.a"]["kind"] == "unjudged"
+    champion = registry.champions()[DeviceId("box.a")]
+    assert champion.version == "v000002"
+    assert "v000002 stays, for nobody has judged the new head" in champion.retained
+    assert "box.a" not in found["published"]
     assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
     assert found["verdicts"]["box.b"]["kind"] != "unjudged"
 
@@ -284,8 +346,8 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
     def killed(*_: object) -> None:
         raise Killed
 
-    keep = refresh_run.keep_judged
-    monkeypatch.setattr(refresh_run, "keep_judged", killed)
+    keep = refresh_run.publish_if_better
+    monkeypatch.setattr(refresh_run, "publish_if_better", killed)
     with pytest.raises(Killed):
         run_refresh(request_)
 
@@ -293,12 +355,12 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
         registry.add(model, manifest)
         raise Killed
 
-    monkeypatch.setattr(refresh_run, "keep_judged", killed_later)
+    monkeypatch.setattr(refresh_run, "publish_if_better", killed_later)
     monkeypatch.setattr("transfer.train.training.train", killed)
     with pytest.raises(Killed):
         run_refresh(request_)
     assert Registry(Path(request_.models)).champions() == {}
-    monkeypatch.setattr(refresh_run, "keep_judged", keep)
+    monkeypatch.setattr(refresh_run, "publish_if_better", keep)
     assert run_refresh(request_)["version"] == "v000001"
     assert Registry(Path(request_.models)).versions() == ["v000001"]
 
@@ -400,6 +462,10 @@ def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(reques
         (ModelPublished, ""),
         (ModelRolledBack, "by hand"),
     ]
+    # A pin changes nobody who serves.
+    registry.pin("box.b", reason="")
+    registry.unpin("box.b", reason="")
+    assert refresher.poll() == []
     # A coordinator that starts learns who serves.
     assert [type(one) for one in make_refresher(request_).poll()] == [ModelPublished]
 

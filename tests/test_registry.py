@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agents.records import DeviceId
 from fleet.models import registry_reader
-from fleet.models.registry import Registry, RegistryError
+from fleet.models.registry import PinnedError, Registry, RegistryError
 from fleet.models.registry_file import Change, appended_history, read_history
 from tests.refresh_fixtures import small_model
 from transfer.errors import TransferError
@@ -164,6 +164,105 @@ def test_damage_is_told_with_the_file_and_a_cure(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(RegistryError, match=r"champions\.json: .*restore it"):
             Registry(tmp_path / "models").champion("box.a")
+
+
+def test_a_pinned_champion_is_changed_by_nobody_until_it_is_let_go(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models", clock=lambda: 7.0)
+    for number in range(2):
+        registry.publish(added(registry, seed=number), {"box.a": {}, "box.b": {}})
+    pinned = registry.pin("box.a", reason="for the release")
+    assert (pinned.version, pinned.pinned_at) == ("v000002", 7.0)
+    assert registry.publish(added(registry, seed=2), {"box.a": {}, "box.b": {}}) == ["box.b"]
+    why = r"pinned to v000002; .* fleet models unpin box.a"
+    with pytest.raises(PinnedError, match=why):
+        registry.rollback("box.a", reason="")
+    with pytest.raises(PinnedError, match=why):
+        registry.pin("box.a", "v000001", reason="")
+    # Another process, after any restart.
+    again = Registry(tmp_path / "models")
+    champion = again.champions()[DeviceId("box.a")]
+    assert (champion.version, champion.pinned_at) == ("v000002", 7.0)
+    assert champion.retained == "v000003: box.a is pinned to v000002 (fleet models unpin lets it go)"
+    assert again.pin("box.a", reason="twice") == champion
+    assert again.unpin("box.a", reason="released").pinned_at is None
+    with pytest.raises(RegistryError, match=r"box.a is not pinned; v000002 serves it"):
+        again.unpin("box.a", reason="")
+    assert again.publish(added(again, seed=3), {"box.a": {}}) == ["box.a"]
+    told = [(one.kind, one.version, one.reason) for one in again.history() if one.device_id == "box.a"]
+    assert told[2:4] == [
+        ("pinned", "v000002", "for the release"),
+        ("unpinned", "v000002", "released"),
+    ]
+
+
+def test_a_device_is_pinned_to_another_version_in_one_step(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    for number in range(2):
+        registry.publish(added(registry, seed=number), {"box.a": {}})
+    with pytest.raises(RegistryError, match="no model version 'v000009'"):
+        registry.pin("box.a", "v000009", reason="")
+    added(registry, "box.b")
+    with pytest.raises(RegistryError, match=r"v000003 has no head for box.a"):
+        registry.pin("box.a", "v000003", reason="")
+    with pytest.raises(RegistryError, match=r"device 'box.z' has no champion"):
+        registry.pin("box.z", reason="")
+    before = registry.state().serial
+    pinned = registry.pin("box.a", "v000001", reason="steady")
+    assert (pinned.version, pinned.pinned_at is None) == ("v000001", False)
+    assert [(one.kind, one.version, one.previous) for one in registry.history(before)] == [
+        ("rolled_back", "v000001", "v000002"),
+        ("pinned", "v000001", "v000001"),
+    ]
+    registry.unpin("box.a", reason="")
+    # It was left by hand, so it does not come back by itself.
+    assert registry.publish("v000002", {"box.a": {}}) == []
+
+
+def test_a_version_rolled_back_by_hand_does_not_come_back_by_itself(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    for number in range(4):
+        registry.publish(added(registry, seed=number), {"box.a": {}})
+    registry.rollback("box.a", reason="slower", by_hand=True)
+    registry.rollback("box.a", reason="fresh records")
+    registry.rollback("box.a", reason="slower still", by_hand=True)
+    champion = registry.champions()[DeviceId("box.a")]
+    assert (champion.version, champion.rolled_back_from) == ("v000001", "v000004")
+    for version in ("v000002", "v000003", "v000004"):
+        assert registry.publish(version, {"box.a": {}}) == []
+    why = "v000004: v000004 was rolled back by hand, and v000004 is no newer"
+    assert Registry(registry.folder).champions()[DeviceId("box.a")].retained == why
+    assert registry.publish(added(registry, seed=5), {"box.a": {}}) == ["box.a"]
+    champion = registry.champions()[DeviceId("box.a")]
+    assert (champion.rolled_back_from, champion.retained) == ("", "")
+
+
+def test_why_a_champion_stays_is_kept_without_a_change_of_it(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    registry.publish(added(registry), {"box.a": {}})
+    serial = registry.state().serial
+    registry.retain({"box.a": "v000002: worse", "box.z": "nobody serves it"})
+    again = Registry(registry.folder)
+    assert again.champions()[DeviceId("box.a")].retained == "v000002: worse"
+    assert (again.state().serial, len(again.history())) == (serial, 1)
+
+
+def test_files_from_before_pins_open_and_newer_ones_are_refused(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    registry.publish(added(registry), {"box.a": {}})
+    path = registry.folder / "champions.json"
+    value = json.loads(path.read_text())
+    value["format"] = 1
+    for key in ("pinned_at", "rolled_back_from", "retained"):
+        del value["champions"]["box.a"][key]
+    path.write_text(json.dumps(value))
+    again = Registry(registry.folder)
+    assert served(again) == {"box.a": "v000001"}
+    assert again.champions()[DeviceId("box.a")].pinned_at is None
+    again.pin("box.a", reason="")
+    assert json.loads(path.read_text())["format"] == 2
+    path.write_text(json.dumps({**value, "format": 3}))
+    with pytest.raises(RegistryError, match="layout 3, this version knows 2; upgrade"):
+        Registry(registry.folder).champions()
 
 
 def test_a_torn_line_of_the_history_is_cut_off(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ import pytest
 from agents.records import DeviceId, Outcome, Record
 from fleet.cli.app import run
 from fleet.cli.output import short_moment
+from fleet.models.registry import Registry
 from fleet.report.status import read_status, trust
 from fleet.store.delta.schema import records_to_table
 from fleet.store.store import Store
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
+from tests.refresh_fixtures import small_model
 
 DAY = 86_400.0
 
@@ -114,6 +116,22 @@ def test_the_status_of_the_command_line(
         **read_status(store, Path("runs/models")),
         "daemon": None,
     }
+
+
+def test_the_status_tells_pins_and_why_champions_stay(
+    store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    registry = Registry(tmp_path / "models")
+    registry.publish(registry.add(small_model("dev-a", "dev-b"), {}), {"dev-a": {}, "dev-b": {}})
+    registry.pin("dev-a", reason="")
+    registry.retain({"dev-b": "v000002: worse"})
+    arguments = ["status", "--store", str(store), "--models", str(registry.folder)]
+    assert run(arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "dev-a is served by v000001 (pinned)" in shown
+    assert "dev-b is served by v000001; v000002: worse" in shown
+    (registry.folder / "champions.json").write_text("{")
+    assert read_status(store, registry.folder)["champions"] == {}
 
 
 def test_a_device_with_a_long_name_keeps_its_line(

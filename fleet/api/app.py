@@ -1,39 +1,81 @@
-"""The daemon's small HTTP API: status, devices, models, metrics.
+"""The daemon's small HTTP API: status, devices, models, scores, metrics.
 
-`fleet.api.server` serves it. It shows the coordinator's last view and what the registry's files say; it
-changes nothing, and no request waits for the coordinator. Everything but `/healthz` needs the token, which
-`fleet.api.connections.Gate` asks for.
+`fleet.api.server` serves it. It shows the coordinator's last view, what the registry's files say and what the
+champions make of candidates; it changes nothing, and no request waits for the coordinator. Everything but
+`/healthz` needs the token, which `fleet.api.connections.Gate` asks for.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from starlette.requests import ClientDisconnect
 
-from fleet.api.connections import OPEN_PATH, Connections
+from fleet.api.connections import OPEN_PATH, Connections, body_too_large
 from fleet.api.metrics import CONTENT_TYPE, metrics_text
+from fleet.api.score_service import ScoreBusyError, ScoreService
+from fleet.api.scores import MOST_TRACES
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+from fleet.models.views import champion_notes
 from transfer.checked_folder import TENSORS_NAME
 
 #: Gives the coordinator's last view (`fleet.engine.fleet_view`).
 View = Callable[[], Mapping[str, Any]]
 
+OPENAPI_PATH = "/openapi.json"
+#: Nobody hears it.
+_GONE = 499
 _TENSORS_TYPE = "application/octet-stream"
 
 
-def make_app(view: View, registry: RegistryReader, connections: Connections) -> FastAPI:
+SCORE_PATH = "/v1/score"
+_RETRY_SECS = "5"
+_CLOSE = {"Connection": "close"}
+#: The body is read as bytes, for it is parsed elsewhere; this tells clients what belongs into it.
+_SCORE_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["device", "workload", "traces"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "device": {"type": "string"},
+                        "workload": {
+                            "description": "an id of the store, or all of `agents.records.Workload`",
+                            "oneOf": [{"type": "string"}, {"type": "object"}],
+                        },
+                        "traces": {"type": "array", "maxItems": MOST_TRACES, "items": {"type": "string"}},
+                        "dialect": {"type": "string", "default": "meta_schedule"},
+                        "version": {"type": "string"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+def make_app(
+    view: View, registry: RegistryReader, connections: Connections, scores: ScoreService | None = None
+) -> FastAPI:
     """Make the application.
 
     Args:
         view: Called by each request, from any thread.
         registry: Where the models are; read anew by each request, so a new champion shows at once.
         connections: Those of the server, for the metrics.
+        scores: Answers `/v1/score`; that path is not there where None.
     """
     # The pages that FastAPI offers load scripts from elsewhere.
-    app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None, openapi_url=OPENAPI_PATH)
 
     @app.exception_handler(RegistryError)
     def refused(_: Request, error: RegistryError) -> JSONResponse:
@@ -47,12 +89,13 @@ def make_app(view: View, registry: RegistryReader, connections: Connections) -> 
     @app.get("/v1/status")
     def status() -> Mapping[str, Any]:
         """The whole view."""
-        return view()
+        shown = view()
+        return {**shown, "devices": _with_notes(shown["devices"], registry)}
 
     @app.get("/v1/devices")
     def devices() -> Any:
         """All devices by id."""
-        return view()["devices"]
+        return _with_notes(view()["devices"], registry)
 
     @app.get("/v1/devices/{device_id}")
     def device(device_id: str) -> Any:
@@ -60,7 +103,7 @@ def make_app(view: View, registry: RegistryReader, connections: Connections) -> 
         found = view()["devices"]
         if device_id not in found:
             raise HTTPException(404, f"no device {device_id!r} in this fleet; it has: {_listed(found)}")
-        return found[device_id]
+        return _with_notes({device_id: found[device_id]}, registry)[device_id]
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
@@ -92,9 +135,68 @@ def make_app(view: View, registry: RegistryReader, connections: Connections) -> 
     @app.get("/metrics")
     def metrics() -> PlainTextResponse:
         """The view in the text format of Prometheus."""
-        return PlainTextResponse(metrics_text(view(), connections), media_type=CONTENT_TYPE)
+        told = metrics_text(view(), connections, None if scores is None else scores.view)
+        return PlainTextResponse(told, media_type=CONTENT_TYPE)
 
+    if scores is not None:
+        _add_score(app, scores)
     return app
+
+
+def _add_score(app: FastAPI, scores: ScoreService) -> None:
+    limits = scores.settings
+
+    @app.post(SCORE_PATH, openapi_extra=_SCORE_BODY)
+    async def score(request: Request) -> Response:
+        """Scores of schedules of one workload by a device's champion, or by another version with its head."""
+
+        async def body() -> bytes:
+            return await _body(request, limits.body_bytes, limits.body_secs)
+
+        try:
+            status, found = await scores.answer(body, request.is_disconnected)
+        except ScoreBusyError:
+            raise HTTPException(
+                503,
+                f"{limits.most} requests for scores are here already; try again in {_RETRY_SECS} s",
+                headers={"Retry-After": _RETRY_SECS, **_CLOSE},
+            ) from None
+        except ClientDisconnect:
+            return Response(status_code=_GONE)
+        retry = {"Retry-After": _RETRY_SECS} if status == 503 else {}
+        return Response(found, status, media_type="application/json", headers=retry)
+
+
+async def _body(request: Request, most: int, secs: float) -> bytes:
+    """The body of a request.
+
+    Raises:
+        HTTPException: It is longer than `most` bytes, or not there after so many seconds.
+        ClientDisconnect: Whoever sends it is gone.
+    """
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(secs):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    told = json.loads(body_too_large(most, size))["detail"]
+                    raise HTTPException(413, told, headers=_CLOSE)
+                parts.append(part)
+    except TimeoutError:
+        told = f"the body was not there after {secs:.0f} s: got {size} bytes; send it at once"
+        raise HTTPException(408, told, headers=_CLOSE) from None
+    return b"".join(parts)
+
+
+def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[str, Any]:
+    """Devices of a view, each with whether its champion is pinned, and why the last challenger stayed out."""
+    notes = champion_notes(registry)
+    none = {"pinned": False, "retained": ""}
+    return {
+        device_id: {**found, **{key: notes.get(device_id, none)[key] for key in none}}
+        for device_id, found in devices.items()
+    }
 
 
 def _version_of(registry: RegistryReader, device_id: str, version: str) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Ask a running daemon: what `fleet status` does before it reads the store. Imports no server."""
+"""Ask a running daemon: what `fleet status` does before it reads the store. Imports httpx, and no server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,60 @@ def ask(root: Path, path: str) -> Any:
     Raises:
         FleetError: A daemon is there but does not answer, or refuses.
     """
+    return request(root, "GET", path)
+
+
+def request(
+    root: Path, method: str, path: str, body: bytes | None = None, *, timeout_secs: float = _TIMEOUT_SECS
+) -> Any:
+    """Ask for anything that may be asked twice, and get JSON, or None as of `ask`.
+
+    Args:
+        root: The daemon's folder.
+        method: Of HTTP.
+        path: Of the API.
+        body: JSON to send.
+        timeout_secs: Longest wait for the answer.
+
+    Raises:
+        FleetError: A daemon is there but does not answer, or refuses.
+    """
     import httpx
 
+    found = _address(root)
+    if found is None:
+        return None
+    url, token = found
+    headers = {"Authorization": f"Bearer {token}"}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    try:
+        # Not through a proxy of the environment: the token belongs to nobody else.
+        with httpx.Client(timeout=timeout_secs, trust_env=False) as client:
+            for left in reversed(range(_TRIES)):
+                try:
+                    answer = client.request(method, url + path, headers=headers, content=body)
+                    break
+                except (httpx.RemoteProtocolError, httpx.ReadError):
+                    if not left:
+                        raise
+        told = answer.json()
+        if answer.is_success:
+            return told
+        raise FleetError(f"the daemon at {url} gives no answer to {path}: {told['detail']}")
+    except httpx.ConnectError:
+        # It ends just now.
+        return None
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise FleetError(f"the daemon at {url} gives no answer to {path}: {error}") from error
+
+
+def _address(root: Path) -> tuple[str, str] | None:
+    """Address and token of the daemon of a folder; None where none of this host runs on it.
+
+    Raises:
+        FleetError: The files cannot be read, or it cannot be told.
+    """
     try:
         address = json.loads((root / ADDRESS).read_text())
         url, token = str(address["url"]), read_private(root / TOKEN).strip()
@@ -38,26 +90,8 @@ def ask(root: Path, path: str) -> Any:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(f"{root / ADDRESS}: cannot be read ({error}); start `fleet up` again") from error
-    if not _is_here(daemon, root):
-        # It was killed and left its address behind. Whoever listens there now must not get the token.
-        return None
-    try:
-        # Not through a proxy of the environment: the token belongs to nobody else.
-        with httpx.Client(timeout=_TIMEOUT_SECS, trust_env=False) as client:
-            for left in reversed(range(_TRIES)):
-                try:
-                    answer = client.get(url + path, headers={"Authorization": f"Bearer {token}"})
-                    break
-                except (httpx.RemoteProtocolError, httpx.ReadError):
-                    if not left:
-                        raise
-        answer.raise_for_status()
-        return answer.json()
-    except httpx.ConnectError:
-        # It ends just now.
-        return None
-    except (httpx.HTTPError, ValueError) as error:
-        raise FleetError(f"the daemon at {url} gives no answer to {path}: {error}") from error
+    # One that was killed left its address behind. Whoever listens there now must not get the token.
+    return (url, token) if _is_here(daemon, root) else None
 
 
 def _is_here(daemon: ProcessName, root: Path) -> bool:

@@ -8,10 +8,11 @@ token, which `Gate` looks at before anything else of a request.
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ _REFUSED = (
     b'{"detail":"this API needs the token of the daemon\'s folder (api.token), '
     b'sent as `Authorization: Bearer TOKEN`"}'
 )
-_NO_BODY = b'{"detail":"this API takes requests without a body only"}'
+_NO_BODY = b'{"detail":"this path takes requests without a body only"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,17 +183,21 @@ class GuardedConnection(asyncio.Protocol):
 class Gate:
     """Lets requests with the token through to an application, before anything of their body is read.
 
-    Without the token there is one answer a connection, and no more time for it. Nobody may send a body, for
-    no path takes one.
+    Without the token there is one answer a connection, and no more time for it. Nobody may send a body but
+    with the token, to a path that takes one; what does not say its length is counted by who reads it.
 
     Args:
         app: The application.
         token: What a client must send as `Authorization: Bearer TOKEN`.
         connections: Told whom to trust.
+        bodies: Paths that take a body with POST, and how many bytes of it.
     """
 
-    def __init__(self, app: App, token: str, connections: Connections) -> None:
+    def __init__(
+        self, app: App, token: str, connections: Connections, bodies: Mapping[str, int] | None = None
+    ) -> None:
         self._app, self._token, self._connections = app, token.encode(), connections
+        self._bodies = bodies or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI has it."""
@@ -200,8 +205,8 @@ class Gate:
         is_trusted = self._knows_token(headers.get(b"authorization", b""))
         if not is_trusted and scope["path"] != OPEN_PATH:
             await _answer(send, 401, _REFUSED, (b"www-authenticate", b"Bearer"))
-        elif headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
-            await _answer(send, 413, _NO_BODY)
+        elif refusal := self._body_refusal(scope, headers, is_trusted):
+            await _answer(send, 413, refusal)
         elif not is_trusted:
             await self._app(scope, receive, _closing(send))
         else:
@@ -211,9 +216,28 @@ class Gate:
             finally:
                 self._connections.trust(scope["client"], False)
 
+    def _body_refusal(self, scope: Scope, headers: Mapping[bytes, bytes], is_trusted: bool) -> bytes:
+        """Why a body may not come; empty where it may, or where there is none."""
+        length = headers.get(b"content-length", b"0")
+        if length == b"0" and b"transfer-encoding" not in headers:
+            return b""
+        most = self._bodies.get(scope["path"]) if is_trusted and scope["method"] == "POST" else None
+        if most is None:
+            return _NO_BODY
+        # The parser of requests lets digits through only.
+        if int(length) > most:
+            return body_too_large(most, int(length))
+        return b""
+
     def _knows_token(self, authorization: bytes) -> bool:
         scheme, _, given = authorization.partition(b" ")
         return scheme.lower() == b"bearer" and secrets.compare_digest(given.strip(), self._token)
+
+
+def body_too_large(most: int, got: int) -> bytes:
+    """What whoever sends too long a body is told."""
+    told = f"the body is too large: got {got} bytes at least, at most {most}; send fewer traces at a time"
+    return json.dumps({"detail": told}).encode()
 
 
 async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
@@ -245,5 +269,6 @@ __all__ = [
     "Connections",
     "Gate",
     "GuardedConnection",
+    "body_too_large",
     "fitting_limits",
 ]

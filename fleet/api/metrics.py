@@ -71,8 +71,10 @@ _CLOCK_COUNTERS = (
 class _Collector:
     """Gives the metrics of one view and of the API."""
 
-    def __init__(self, view: Mapping[str, Any], connections: Connections) -> None:
-        self._view, self._connections = view, connections
+    def __init__(
+        self, view: Mapping[str, Any], connections: Connections, scores: Mapping[str, Any] | None
+    ) -> None:
+        self._view, self._connections, self._scores = view, connections, scores
 
     def collect(self) -> Iterator[Metric]:
         """What `generate_latest` asks for."""
@@ -129,6 +131,8 @@ class _Collector:
         for name, key, text in _CLOCK_COUNTERS:
             yield CounterMetricFamily(name, text, value=view["clock"].get(key, 0))
         yield from _connections(self._connections)
+        if self._scores is not None:
+            yield from _scores(self._scores)
 
 
 def _training(training: Mapping[str, Any]) -> Iterator[Metric]:
@@ -185,15 +189,35 @@ def _connections(connections: Connections) -> Iterator[Metric]:
     yield refused
 
 
-def metrics_text(view: Mapping[str, Any], connections: Connections) -> str:
+def _scores(scores: Mapping[str, Any]) -> Iterator[Metric]:
+    """Who asks for scores, and how long that takes."""
+    secs = HistogramMetricFamily("fleet_score_seconds", "Time of a request for scores that had its turn.")
+    _add(secs, [], scores["secs"])
+    yield secs
+    yield CounterMetricFamily(
+        "fleet_scored_candidates", "Candidates that were given a score.", value=scores["candidates"]
+    )
+    yield GaugeMetricFamily(
+        "fleet_score_requests", "Requests that are read, wait or are scored.", value=scores["inside"]
+    )
+    refused = CounterMetricFamily("fleet_score_refused", "Requests for scores that got none.", labels=["why"])
+    for why, count in scores["refused"].items():
+        refused.add_metric([why], count)
+    yield refused
+
+
+def metrics_text(
+    view: Mapping[str, Any], connections: Connections, scores: Mapping[str, Any] | None = None
+) -> str:
     """All metrics of a view, of the API and of this process, a line each.
 
     Args:
         view: See `fleet.engine.fleet_view.make_view`.
         connections: Those of the API.
+        scores: `ScoreService.view`; None where it gives no scores.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(view, connections))
+    registry.register(_Collector(view, connections, scores))
     # Under the names that every program gives them: process_open_fds, process_max_fds, memory, processor.
     ProcessCollector(registry=registry)
     return generate_latest(registry).decode()

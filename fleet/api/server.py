@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agents.host.process_control import ProcessName
-from fleet.api.app import View, make_app
+from fleet.api.app import SCORE_PATH, View, make_app
 from fleet.api.client import ADDRESS, TOKEN
 from fleet.api.connections import (
     ConnectionLimits,
@@ -30,6 +30,7 @@ from fleet.api.connections import (
     GuardedConnection,
     fitting_limits,
 )
+from fleet.api.score_service import ScoreService, ScoreSettings
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
@@ -54,6 +55,7 @@ class ApiServer:
         host: Address to listen on; a loopback one unless the user chose another.
         port: Port; 0 takes a free one.
         limits: What connections may take; fitted to this process where None.
+        scoring: What scores come from; nobody is given any where None.
 
     Raises:
         FleetError: Nobody can listen there, or the folder cannot be written.
@@ -67,8 +69,11 @@ class ApiServer:
         host: str,
         port: int,
         limits: ConnectionLimits | None = None,
+        scoring: ScoreSettings | None = None,
     ) -> None:
         self._root = root
+        self._scores = None if scoring is None else ScoreService(scoring, root)
+        bodies = {} if scoring is None else {SCORE_PATH: scoring.body_bytes}
         with disk_errors("writing the API's token", root):
             token = read_or_make_token(root / TOKEN)
         connections = Connections(limits or fitting_limits())
@@ -79,7 +84,7 @@ class ApiServer:
         self.is_loopback = ipaddress.ip_address(shown).is_loopback
         self._server = uvicorn.Server(
             uvicorn.Config(
-                Gate(make_app(view, registry, connections), token, connections),
+                Gate(make_app(view, registry, connections, self._scores), token, connections, bodies),
                 # Names of modules that may be installed or not decide nothing here.
                 http=_guarded(connections),
                 loop="asyncio",
@@ -116,6 +121,8 @@ class ApiServer:
         (self._root / ADDRESS).unlink(missing_ok=True)
         self._server.should_exit = True
         self._thread.join(_STOP_SECS)
+        if self._scores is not None:
+            self._scores.close()
 
 
 def read_or_make_token(path: Path) -> str:

@@ -66,10 +66,13 @@ def up(
     options = UpOptions(models=models, address=address, for_secs=for_secs, once=once)
     daemon = settings.daemon
 
-    def serve(view: Callable[[], dict[str, Any]], folder: Path) -> Api:
+    def serve(view: Callable[[], dict[str, Any]], folder: Path, quiet_cores: tuple[int, ...]) -> Api:
+        from fleet.api.score_service import ScoreSettings
         from fleet.api.server import ApiServer
         from fleet.models.registry_reader import RegistryReader
 
-        return ApiServer(view, RegistryReader(models), folder, daemon.api_host, daemon.api_port)
+        scoring = ScoreSettings(models=models, store=Path(settings.store.path), cores=quiet_cores)
+        reader = RegistryReader(models)
+        return ApiServer(view, reader, folder, daemon.api_host, daemon.api_port, scoring=scoring)
 
     run_daemon(settings, options, TerminalConsole(), serve=serve if daemon.api_host else None)

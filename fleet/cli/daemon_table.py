@@ -28,6 +28,8 @@ def print_daemon(view: Mapping[str, Any]) -> None:
     for name, found in devices.items():
         if why := found["reason"] or found["closed"]:
             say(f"{name}: {why}")
+        if kept := found.get("retained"):
+            say(f"{name}: {found['champion']} stays; {kept}")
     coordinator, store, jobs = view["coordinator"], view["store"], view["jobs"]
     since = short_moment(view["started_at"])
     say(
@@ -57,5 +59,5 @@ def _cells(found: Mapping[str, Any]) -> tuple[str, ...]:
         f"{found['records_per_s']:.1f}",
         f"{done}/{size}" if leases else "-",
         short_moment(found["last_record_at"]),
-        found["champion"] or "-",
+        (found["champion"] or "-") + (" (pinned)" if found.get("pinned") else ""),
     )

@@ -176,6 +176,11 @@ def _print_status(store: Path, models: Path) -> None:
     say("same program measured twice (A/A run), unless the device drifted meanwhile.")
     known = ", ".join(found["models"]) or "none yet"
     say(f"store {found['store']}, table version {found['table_version']}; models: {known}")
+    for name, note in found["champions"].items():
+        if note["pinned"] or note["retained"]:
+            pinned = " (pinned)" if note["pinned"] else ""
+            kept = f"; {note['retained']}" if note["retained"] else ""
+            say(f"{name} is served by {note['version']}{pinned}{kept}")
 
 
 def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Verbs about model versions: `fleet models list`, `show`, `diff` and `rollback`.
+"""Verbs about model versions: `fleet models list`, `show`, `diff`, `rollback`, `pin` and `unpin`.
 
 Registered by `fleet.cli.app`. Prints tables for people, or one JSON value with `--json`. They read and change
 files only, so they work whether or not a coordinator runs; one that runs follows by itself.
@@ -28,11 +28,13 @@ def register(app: typer.Typer) -> None:
     models.command("show")(show)
     models.command("diff")(diff)
     models.command("rollback")(rollback)
+    models.command("pin")(pin)
+    models.command("unpin")(unpin)
     app.add_typer(models, name="models")
 
 
 def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = False) -> None:
-    """List the versions, and the devices that each of them serves.
+    """List the versions, the devices that each of them serves, and why each device has its champion.
 
     Example: fleet models list
     """
@@ -58,6 +60,14 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
         say(f"no model under {models}; `fleet train` makes one")
         return
     print_rows(("version", "made", "candidates", "from", "serves", "other heads"), rows)
+    print_rows(
+        ("device", "served by", "since", "pinned", "why", "who did not take the place, and why"),
+        [
+            (one["device_id"], one["version"], _date(one["since"]), *_held(one))
+            for each in found
+            for one in each["champions"]
+        ],
+    )
     for each in found:
         if each["damaged"]:
             say(each["damaged"])
@@ -172,11 +182,60 @@ def rollback(
     from fleet.models.registry import Registry
     from fleet.models.registry import as_json as champion_json
 
-    champion = Registry(models).rollback(device, to, reason=reason)
+    champion = Registry(models).rollback(device, to, reason=reason, by_hand=True)
     if as_json:
         print_json(champion_json(champion))
         return
     say(f"{device} is served by {champion.version} from now on ({champion.reason})")
+
+
+def pin(
+    device: Annotated[str, typer.Argument(help="Id of the device.")],
+    version: Annotated[
+        str | None, typer.Argument(help="Version that is to serve it (the one that does).")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the history.")] = "by hand",
+    models: ModelsOption = DEFAULT_MODELS,
+    as_json: JsonOption = False,
+) -> None:
+    """Let nothing change who serves a device: no training, no onboarding, no rollback, until it is unpinned.
+
+    Example: fleet models pin x86-64-v4 v000003
+    """
+    from fleet.models.registry import Registry
+    from fleet.models.registry import as_json as champion_json
+
+    champion = Registry(models).pin(device, version, reason=reason)
+    if as_json:
+        print_json(champion_json(champion))
+        return
+    say(f"{device} is pinned to {champion.version}; to let it go: fleet models unpin {device}")
+
+
+def unpin(
+    device: Annotated[str, typer.Argument(help="Id of the device.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the history.")] = "by hand",
+    models: ModelsOption = DEFAULT_MODELS,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a pinned device have other champions again.
+
+    Example: fleet models unpin x86-64-v4
+    """
+    from fleet.models.registry import Registry
+    from fleet.models.registry import as_json as champion_json
+
+    champion = Registry(models).unpin(device, reason=reason)
+    if as_json:
+        print_json(champion_json(champion))
+        return
+    say(f"{device} is served by {champion.version}, until a version is judged better")
+
+
+def _held(champion: dict[str, Any]) -> tuple[str, str, str]:
+    """Whether a champion is pinned, why it serves, and why the last challenger does not."""
+    pinned = "no" if champion["pinned_at"] is None else _date(champion["pinned_at"])
+    return pinned, champion["reason"] or "not said", champion["retained"] or "nobody"
 
 
 def _date(secs: Any) -> str:

@@ -70,6 +70,9 @@ def train(
     check: Annotated[
         bool, typer.Option("--check-transfer", help="Tell which devices help or hurt each head (slow).")
     ] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish/--no-publish", help="Let it serve the devices where it wins, or none.")
+    ] = True,
     seed: SeedOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -92,6 +95,7 @@ def train(
             workers=workers,
             compute=compute.value,
             check=check,
+            publish=publish,
             on_check=told,
         )
     if as_json:

@@ -38,6 +38,7 @@ from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_choice import WorkloadChoice
+from fleet.refresh.trainer_process import refresh_cores
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
 
@@ -81,7 +82,7 @@ def run_daemon(
     options: UpOptions,
     console: Console,
     *,
-    serve: Callable[[Callable[[], dict[str, Any]], Path], Api] | None = None,
+    serve: Callable[[Callable[[], dict[str, Any]], Path, tuple[int, ...]], Api] | None = None,
 ) -> None:
     """Collect and refresh until SIGTERM, SIGINT, or the end that the options set.
 
@@ -89,7 +90,8 @@ def run_daemon(
         settings: Devices, workloads, protocol, store, daemon.
         options: What the command line says.
         console: Where lines go.
-        serve: Starts the API: gets the coordinator's view and the daemon's folder.
+        serve: Starts the API: gets the coordinator's view, the daemon's folder, and the cores on which work
+            disturbs no timing.
 
     Raises:
         FleetError: Another daemon runs on the same folder, a device cannot be had, or the disk failed.
@@ -118,7 +120,8 @@ def run_daemon(
                         doubts=Uncertainty(RegistryReader(options.models)),
                         clock=clock,
                     )
-                    api = serve(coordinator.view, root) if serve is not None else None
+                    cores = refresh_cores(specs.values())
+                    api = serve(coordinator.view, root, cores) if serve is not None else None
                     try:
                         where = f", API {api.url}" if api is not None else ""
                         notices.say(f"fleet is up: {len(specs)} devices{where}, store {store.path}")
@@ -237,7 +240,7 @@ def _trainer(
     clock: FleetClock,
 ) -> Any:
     from fleet.models.registry import Registry
-    from fleet.refresh.refresher import Refresher, RefreshSettings, refresh_cores
+    from fleet.refresh.refresher import Refresher, RefreshSettings
 
     return Refresher(
         Registry(options.models),

@@ -1,8 +1,9 @@
 """Ask champion and challenger about the same held-out candidates, device by device.
 
 The bridge between a registry's models and the pure decisions of `fleet.models.promotion`; called by the
-refresh and by `fleet train`. `fleet onboard` asks only what a manifest should say (`told_of`): its few
-samples judge nothing (`fleet.models.versions.why_kept`). Imports torch when called.
+refresh and by `fleet train`. `fleet onboard` asks only for what a manifest should say
+(`training_provenance`): its few samples judge nothing (`fleet.models.versions.retention_reason`). Imports
+torch when called.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from numpy.typing import NDArray
 from agents.records import DeviceId, ModelRef, Workload, WorkloadId
 from fleet.errors import FleetError, StoreError
 from fleet.models.holdout import RULE, SHARE, clean, held_out
-from fleet.models.promotion import DecisionKind, DeviceDecision, Standing, judge, standing
+from fleet.models.promotion import (
+    DecisionKind,
+    DeviceDecision,
+    Standing,
+    held_back,
+    judge,
+    standing,
+)
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
+from transfer.errors import TransferError
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
@@ -57,7 +66,7 @@ class Judge:
         self._workloads = workloads
         self._unguided = unguided
         self._floors = dict(floors or {})
-        self._loaded: dict[str, tuple[MultiTaskTLP, dict[str, Any]] | str] = {}
+        self._loaded: dict[str, tuple[MultiTaskTLP, dict[str, Any]]] = {}
 
     def verdicts(
         self, model: MultiTaskTLP, heads: Sequence[str], trained: Collection[WorkloadId]
@@ -74,33 +83,40 @@ class Judge:
     def _verdict(
         self, model: MultiTaskTLP, device_id: DeviceId, trained: Collection[WorkloadId]
     ) -> DeviceDecision:
-        ref = self._registry.champion(device_id)
         held = held_out(self._workloads[one] for one in self._dataset.workload_ids)
         floor = self._floors.get(device_id, 0.0)
-        if ref is None:
+        serving = self._registry.champions().get(device_id)
+        gone = ""
+        if serving is not None:
+            try:
+                head, manifest = self._load(serving.ref)
+            except (FleetError, TransferError) as error:
+                gone = f"{serving.version} cannot serve any more ({str(error)[:_WORDS]})"
+            except OSError as error:
+                # The disk may give it again the next time.
+                why = f"{serving.version} cannot be read now ({str(error)[:_WORDS]})"
+                return judge(device_id, None, None, served_by=serving.version, why_not=why)
+        if serving is None or gone:
             rows = self._rows(device_id, clean(held, trained) or frozenset())
             challenger = self._standing(model, device_id, rows, floor)
-            return self._told(judge(device_id, challenger, None, floor=floor), challenger)
-        loaded = self._load(ref)
-        if isinstance(loaded, str):
-            rows = self._rows(device_id, clean(held, trained) or frozenset())
+            verdict = judge(device_id, challenger, None, floor=floor, gone=gone)
+        else:
+            fair = clean(held, trained, self._learnt(manifest))
+            if fair is None:
+                why = f"nobody knows any more what {serving.version} learnt from"
+                return judge(device_id, None, None, served_by=serving.version, why_not=why)
+            rows = self._rows(device_id, fair)
             challenger = self._standing(model, device_id, rows, floor)
-            verdict = judge(device_id, challenger, None, served_by=ref.version, floor=floor, why_not=loaded)
-            return self._told(verdict, challenger)
-        champion, manifest = loaded
-        fair = clean(held, trained, self._learnt(manifest))
-        if fair is None:
-            why = f"nobody knows any more what {ref.version} learnt from"
-            return judge(device_id, None, None, served_by=ref.version, why_not=why)
-        rows = self._rows(device_id, fair)
-        challenger = self._standing(model, device_id, rows, floor)
-        verdict = judge(
-            device_id,
-            challenger,
-            head_standing(champion, self._dataset, rows, floor),
-            served_by=ref.version,
-            floor=floor,
-        )
+            verdict = judge(
+                device_id,
+                challenger,
+                head_standing(head, self._dataset, rows, floor),
+                served_by=serving.version,
+                floor=floor,
+            )
+        if serving is not None:
+            pinned_to = serving.version if serving.pinned_at is not None else ""
+            verdict = held_back(verdict, pinned_to=pinned_to, rolled_back_from=serving.rolled_back_from)
         return self._told(verdict, challenger)
 
     def _told(self, verdict: DeviceDecision, challenger: Standing | None) -> DeviceDecision:
@@ -110,27 +126,20 @@ class Judge:
         found = by_workload(challenger, self._dataset.workload_ids, self._workloads)
         return replace(verdict, judged={**verdict.judged, "by_workload": found})
 
-    def _load(self, ref: ModelRef) -> tuple[Adapted, dict[str, Any]] | str:
-        """A champion's head as it serves, and manifest, or why it cannot be asked."""
+    def _load(self, ref: ModelRef) -> tuple[Adapted, dict[str, Any]]:
+        """A champion's head as it serves, and manifest.
+
+        Raises:
+            FleetError: The version is damaged, or not the one that was published.
+            TransferError: The same, or it has no such head.
+            OSError: The disk does not give it.
+        """
         from transfer.adapt.kept import head_of
-        from transfer.errors import TransferError
 
         if ref.version not in self._loaded:
-            try:
-                self._loaded[ref.version] = self._registry.load(ref)
-            except (FleetError, TransferError, OSError) as error:
-                self._loaded[ref.version] = str(error)[:_WORDS]
-        found = self._loaded[ref.version]
-        if isinstance(found, str):
-            return found
-        model, manifest = found
-        if ref.device_id not in model.device_ids:
-            return f"{ref.version} has no head for it"
-        try:
-            head = head_of(model, self._registry.path(ref.version), manifest, ref.device_id)
-        except (FleetError, TransferError, OSError) as error:
-            return str(error)[:_WORDS]
-        return head, manifest
+            self._loaded[ref.version] = self._registry.load(ref)
+        model, manifest = self._loaded[ref.version]
+        return head_of(model, self._registry.path(ref.version), manifest, ref.device_id), manifest
 
     def _learnt(self, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
         if "trained_workloads" in manifest:
@@ -198,7 +207,7 @@ def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floo
     return standing(scores, latency, dataset.group[rows], floor)
 
 
-def told_of(
+def training_provenance(
     dataset: Dataset,
     rows: NDArray[np.int64],
     heads: Sequence[str],
@@ -227,19 +236,27 @@ def told_of(
     }
 
 
-def keep_judged(
+def publish_if_better(
     registry: Registry, model: MultiTaskTLP, manifest: Mapping[str, Any], verdicts: Sequence[DeviceDecision]
-) -> str:
-    """Keep a challenger as a version and let it serve the devices that it won.
+) -> tuple[str, list[str]]:
+    """Keep a challenger as a version and let it serve the devices that it won; the others keep why not.
 
     Returns:
-        Its name.
+        Its name, and the devices that it serves from now on.
     """
     version = registry.add(model, manifest)
     won = {one.device_id: {"reason": one.reason, "judged": one.judged} for one in verdicts if one.moves_on}
-    if won:
-        registry.publish(version, won)
-    return version
+    return version, registry.publish(version, won, retained=retention_reasons(verdicts, version))
+
+
+def retention_reasons(verdicts: Sequence[DeviceDecision], challenger: str) -> dict[str, str]:
+    """Why champions stay, by device, as a registry keeps it.
+
+    Args:
+        verdicts: On the heads of a challenger.
+        challenger: What it is called.
+    """
+    return {one.device_id: f"{challenger}: {one.reason}" for one in verdicts if not one.moves_on}
 
 
 def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
@@ -255,4 +272,12 @@ def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
     }
 
 
-__all__ = ["Judge", "by_workload", "head_standing", "keep_judged", "told_of", "verdicts_as_json"]
+__all__ = [
+    "Judge",
+    "by_workload",
+    "head_standing",
+    "publish_if_better",
+    "retention_reasons",
+    "training_provenance",
+    "verdicts_as_json",
+]

@@ -10,7 +10,7 @@ Legend: n candidates, G workloads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -44,6 +44,8 @@ class DecisionKind(StrEnum):
     WORSE = "worse"
     UNJUDGED = "unjudged"
     REFUSED = "refused"
+    #: A person does not want it: the device is pinned, or was taken back from a newer version.
+    HELD = "held"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,7 +88,6 @@ class DeviceDecision:
             DecisionKind.FIRST,
             DecisionKind.BETTER,
             DecisionKind.AS_GOOD,
-            DecisionKind.UNJUDGED,
         }
 
 
@@ -137,41 +138,37 @@ def judge(
     served_by: str = "",
     floor: float = 0.0,
     why_not: str = "",
+    gone: str = "",
 ) -> DeviceDecision:
-    """Decide about one device.
+    """Decide about one device. A champion that can serve stays where nothing can be judged.
 
     Args:
         device_id: The device.
         challenger: The new head on clean held-out workloads; None where there are none.
         champion: The present head on the same candidates; None where there is none, or it cannot be asked.
-        served_by: Version of the present champion; empty where there is none.
+        served_by: Version of the present champion; empty where there is none that can serve.
         floor: The noise floor that both were judged with.
         why_not: Why nothing could be judged, where that is known.
+        gone: Why a champion that was there cannot serve any more; empty where none was.
     """
+    gone = gone and f"{gone}; "
     count = 0 if challenger is None else len(challenger.groups)
     if challenger is None or count < LEAST_JUDGED:
         reason = why_not or f"{count} held-out workloads can judge, {LEAST_JUDGED} are needed"
         if served_by:
-            reason += f"; moved on from {served_by} unjudged: fresh records will tell"
+            reason += f"; {served_by} stays, for nobody has judged the new head"
         kind = DecisionKind.UNJUDGED if served_by else DecisionKind.FIRST
-        return DeviceDecision(device_id=device_id, kind=kind, reason=reason)
+        return DeviceDecision(device_id=device_id, kind=kind, reason=gone + reason)
     mine = challenger.pairs().estimate()
     on = f"on {count} held-out workloads"
     if champion is None:
         judged = figures(challenger, None, floor)
-        if served_by:
-            reason = (
-                f"{served_by} cannot be asked any more ({why_not}); {_share(mine)} of the pairs right {on}"
-            )
-            return DeviceDecision(
-                device_id=device_id, kind=DecisionKind.UNJUDGED, reason=reason, judged=judged
-            )
         if mine.low <= 0.5:
             reason = f"no better than chance: {_share(mine)} of the pairs right {on} ({_range(mine)})"
             return DeviceDecision(
-                device_id=device_id, kind=DecisionKind.REFUSED, reason=reason, judged=judged
+                device_id=device_id, kind=DecisionKind.REFUSED, reason=gone + reason, judged=judged
             )
-        reason = f"first head: {_share(mine)} of the pairs right {on}"
+        reason = f"{gone or 'first head: '}{_share(mine)} of the pairs right {on}"
         return DeviceDecision(device_id=device_id, kind=DecisionKind.FIRST, reason=reason, judged=judged)
     if not np.array_equal(challenger.groups, champion.groups):
         raise ValueError(f"{device_id}: champion and challenger were judged on unlike workloads")
@@ -195,6 +192,23 @@ def judge(
     kind = DecisionKind.BETTER if pairs.low > 0 else DecisionKind.AS_GOOD
     word = "better" if kind is DecisionKind.BETTER else "no worse beyond noise"
     return DeviceDecision(device_id=device_id, kind=kind, reason=f"{word}: {told}", judged=judged)
+
+
+def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from: str = "") -> DeviceDecision:
+    """The verdict, or that a person does not want it.
+
+    Args:
+        verdict: Of `judge`.
+        pinned_to: Version that the device is pinned to; empty where it is not.
+        rolled_back_from: Version that was rolled back by hand; only a better head follows it.
+    """
+    if verdict.moves_on and pinned_to:
+        why = f"the device is pinned to {pinned_to}"
+    elif verdict.kind is DecisionKind.AS_GOOD and rolled_back_from:
+        why = f"only a better head takes the place since {rolled_back_from} was rolled back by hand"
+    else:
+        return verdict
+    return replace(verdict, kind=DecisionKind.HELD, reason=f"{why}; {verdict.reason}")
 
 
 def figures(challenger: Standing, champion: Standing | None, floor: float) -> dict[str, Any]:
@@ -308,6 +322,7 @@ __all__ = [
     "Standing",
     "decided_pairs",
     "figures",
+    "held_back",
     "judge",
     "listed",
     "mean_of",

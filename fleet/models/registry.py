@@ -26,11 +26,12 @@ import filelock
 from agents.records import DeviceId
 from agents.spool.frames import make_folder
 from fleet.durable import fsync, write_durably
+from fleet.models.champion_changes import pinned, published, rolled_back, unpinned
+from fleet.models.champion_changes import retained as retained_by
 from fleet.models.names import version_number
 from fleet.models.registry_file import (
     CHAMPIONS,
     HISTORY,
-    MOST_BEFORE,
     Champion,
     Change,
     State,
@@ -46,6 +47,20 @@ if TYPE_CHECKING:
 KEEP = 8
 _LOCK = "registry.lock"
 _LOCK_SECS = 60.0
+
+
+class PinnedError(RegistryError):
+    """A device is pinned to its champion.
+
+    Args:
+        champion: The pinned one.
+    """
+
+    def __init__(self, champion: Champion) -> None:
+        device = champion.device_id
+        super().__init__(
+            f"{device} is pinned to {champion.version}; let it go first: fleet models unpin {device}"
+        )
 
 
 class Registry(RegistryReader):
@@ -100,13 +115,27 @@ class Registry(RegistryReader):
             checkpoint.save(self.folder / version, model, told, beside=beside)
             return version
 
-    def publish(self, version: str, devices: Mapping[str, Mapping[str, Any]], *, reason: str = "") -> None:
+    def publish(
+        self,
+        version: str,
+        devices: Mapping[str, Mapping[str, Any]],
+        *,
+        reason: str = "",
+        retained: Mapping[str, str] | None = None,
+    ) -> list[str]:
         """Let a version serve some devices from now on: all of them in one step.
+
+        A pinned device keeps its champion, and so does one that the version, or a newer one, was taken from
+        by hand.
 
         Args:
             version: A version that is there.
             devices: What is known of each device's head: `reason` (one sentence) and `judged` (figures).
             reason: Of those that say none.
+            retained: Why the champions of further devices stay.
+
+        Returns:
+            Those of the devices that the version serves from now on.
 
         Raises:
             RegistryError: The version is missing or has no head of a device.
@@ -117,98 +146,127 @@ class Registry(RegistryReader):
             if missing:
                 raise RegistryError(f"{version} has no head for {', '.join(missing)}; nothing was published")
             state = self.state()
-            champions, changes = dict(state.champions), []
-            for device_id in sorted(map(DeviceId, devices)):
-                before = champions.get(device_id)
-                if before is not None and before.version == version:
-                    continue
-                told = devices[device_id]
-                champion = Champion(
-                    device_id=device_id,
-                    version=version,
-                    sha256=sha256,
-                    since=self._clock(),
-                    reason=str(told.get("reason", reason)),
-                    judged=dict(told["judged"]) if told.get("judged") else None,
-                    before=() if before is None else (*before.before, before.version)[-MOST_BEFORE:],
-                    earlier=None if before is None else before.judged,
-                )
-                champions[device_id] = champion
-                changes.append(
-                    Change(
-                        serial=0,
-                        at_secs=champion.since,
-                        kind="published",
-                        device_id=device_id,
-                        version=version,
-                        previous="" if before is None else before.version,
-                        reason=champion.reason,
-                        judged=champion.judged,
-                    )
-                )
-            self._commit(state, champions, changes)
+            done = published(state, version, sha256, devices, self._clock(), reason)
+            self._commit(state, retained_by(done.champions, retained or {}), done.changes)
+            return [one for one in sorted(devices) if done.champions[DeviceId(one)].version == version]
 
-    def rollback(self, device_id: str, to: str | None = None, *, reason: str) -> Champion:
+    def retain(self, reasons: Mapping[str, str]) -> None:
+        """Keep why the champions of some devices stay, for people."""
+        with self._changing():
+            state = self.state()
+            self._commit(state, retained_by(state.champions, reasons), ())
+
+    def rollback(
+        self, device_id: str, to: str | None = None, *, reason: str, by_hand: bool = False
+    ) -> Champion:
         """Give a device an earlier champion back.
 
         Args:
             device_id: A device with a champion.
             to: A version with its head; the champion before this one where None.
             reason: Why, for people.
+            by_hand: A person wants it: the version that served comes back by no publication, and only a
+                newer one that is judged better takes the place.
 
         Returns:
             The champion from now on.
 
         Raises:
+            PinnedError: The device is pinned.
             RegistryError: The device has no champion, there is none before it, or `to` has no such head.
         """
-        device = DeviceId(device_id)
-        if not self.folder.is_dir():
-            raise RegistryError(f"no model under {self.folder}; nothing to roll back")
-        with self._changing():
-            state = self.state()
-            present = state.champions.get(device)
-            if present is None:
-                known = ", ".join(sorted(state.champions)) or "none"
-                raise RegistryError(f"device {device_id!r} has no champion; devices with one: {known}")
-            there = set(self.versions())
-            before = [version for version in present.before if version in there]
-            target = to if to is not None else next(reversed(before), None)
+        with self._changing_champion(device_id, "roll back") as (state, present):
+            if present.pinned_at is not None:
+                raise PinnedError(present)
+            there = self.versions()
+            before = (version for version in reversed(present.before) if version in there)
+            target = to if to is not None else next(before, None)
             if target is None:
                 raise RegistryError(
                     f"{device_id} has no champion before {present.version} to go back to; name a version "
                     "with --to, or train another with `fleet train`"
                 )
-            manifest, sha256 = self._manifest(target)
-            if device not in manifest["heads"]:
-                raise RegistryError(
-                    f"{target} has no head for {device_id}; it has: {', '.join(manifest['heads'])}"
-                )
+            sha256 = self._sha256_with_head(target, present.device_id)
             if target == present.version:
                 raise RegistryError(f"{device_id} is served by {target} already")
-            kept = before[: before.index(target)] if target in before else before
-            champion = Champion(
-                device_id=device,
-                version=target,
-                sha256=sha256,
-                since=self._clock(),
-                reason=reason,
-                # Figures of before hold for the version that they were taken of only.
-                judged=present.earlier if target == next(reversed(before), None) else None,
-                before=tuple(kept),
+            now = self._clock()
+            done = rolled_back(state, present, target, sha256, there, now, reason=reason, by_hand=by_hand)
+            self._commit(state, done.champions, done.changes)
+            return done.champions[present.device_id]
+
+    def pin(self, device_id: str, version: str | None = None, *, reason: str) -> Champion:
+        """Let nobody change the champion of a device until it is unpinned.
+
+        Args:
+            device_id: A device with a champion.
+            version: A version with its head that is to serve it; the champion where None.
+            reason: Why, for people.
+
+        Returns:
+            The champion, pinned.
+
+        Raises:
+            PinnedError: The device is pinned to another version.
+            RegistryError: The device has no champion, or the version has no head for it.
+        """
+        with self._changing_champion(device_id, "pin") as (state, present):
+            target = version or present.version
+            sha256 = self._sha256_with_head(target, present.device_id)
+            if present.pinned_at is not None and target != present.version:
+                raise PinnedError(present)
+            now = self._clock()
+            changes: tuple[Change, ...] = ()
+            if target != present.version:
+                moved = rolled_back(
+                    state, present, target, sha256, self.versions(), now, reason=reason, by_hand=True
+                )
+                state, changes = replace(state, champions=moved.champions), moved.changes
+            done = pinned(state, present.device_id, now, reason)
+            self._commit(state, done.champions, (*changes, *done.changes))
+            return done.champions[present.device_id]
+
+    def unpin(self, device_id: str, *, reason: str) -> Champion:
+        """Let the champion of a pinned device be changed again.
+
+        Raises:
+            RegistryError: The device has no champion, or is not pinned.
+        """
+        with self._changing_champion(device_id, "unpin") as (state, present):
+            if present.pinned_at is None:
+                raise RegistryError(f"{device_id} is not pinned; {present.version} serves it")
+            done = unpinned(state, present.device_id, self._clock(), reason)
+            self._commit(state, done.champions, done.changes)
+            return done.champions[present.device_id]
+
+    @contextmanager
+    def _changing_champion(self, device_id: str, what: str) -> Iterator[tuple[State, Champion]]:
+        """Be the only one to change anything; gives what is, and the champion of a device.
+
+        Raises:
+            RegistryError: It has none.
+        """
+        if not self.folder.is_dir():
+            raise RegistryError(f"no model under {self.folder}; nothing to {what}")
+        with self._changing():
+            state = self.state()
+            present = state.champions.get(DeviceId(device_id))
+            if present is None:
+                known = ", ".join(sorted(state.champions)) or "none"
+                raise RegistryError(f"device {device_id!r} has no champion; devices with one: {known}")
+            yield state, present
+
+    def _sha256_with_head(self, version: str, device_id: DeviceId) -> str:
+        """Hash of a version's manifest.
+
+        Raises:
+            RegistryError: There is no such version, or it has no head for the device.
+        """
+        manifest, sha256 = self._manifest(version)
+        if device_id not in manifest["heads"]:
+            raise RegistryError(
+                f"{version} has no head for {device_id}; it has: {', '.join(manifest['heads'])}"
             )
-            change = Change(
-                serial=0,
-                at_secs=champion.since,
-                kind="rolled_back",
-                device_id=device,
-                version=target,
-                previous=present.version,
-                reason=reason,
-                judged=champion.judged,
-            )
-            self._commit(state, {**state.champions, device: champion}, [change])
-            return champion
+        return sha256
 
     def prune(self, keep: int = KEEP) -> list[str]:
         """Remove old versions, never one that serves a device, one to go back to, or one of the last `keep`.
@@ -263,9 +321,13 @@ class Registry(RegistryReader):
         ]
         # What a writer killed between file and history did not tell is told now.
         appended_history(self.folder / HISTORY, state.changes)
-        if not numbered:
+        if champions == state.champions and not numbered:
             return
-        new = State(serial=numbered[-1].serial, champions=dict(champions), changes=tuple(numbered))
+        new = State(
+            serial=state.serial + len(numbered),
+            champions=dict(champions),
+            changes=tuple(numbered) or state.changes,
+        )
         write_durably(self.folder / CHAMPIONS, state_text(new).encode())
         self._seen = None
         # It is done; what cannot be told for want of room is told before the next change.
@@ -273,4 +335,4 @@ class Registry(RegistryReader):
             appended_history(self.folder / HISTORY, numbered)
 
 
-__all__ = ["KEEP", "Champion", "Change", "Registry", "RegistryError", "as_json"]
+__all__ = ["KEEP", "Champion", "Change", "PinnedError", "Registry", "RegistryError", "as_json"]

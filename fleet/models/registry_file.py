@@ -16,8 +16,8 @@ from agents.records import DeviceId, ModelRef, canonical_json
 from fleet.durable import fsync
 
 CHAMPIONS, HISTORY = "champions.json", "history.jsonl"
-#: Layout of both files. 1: first published layout.
-FORMAT = 1
+#: Layout of both files. 1: first published layout. 2: `pinned_at`, `rolled_back_from` and `retained`.
+FORMAT = 2
 #: Earlier champions that a device remembers.
 MOST_BEFORE = 8
 
@@ -41,6 +41,13 @@ class Champion:
     before: tuple[str, ...] = ()
     #: `judged` of the last of these.
     earlier: Mapping[str, Any] | None = None
+    #: Unix seconds since when nobody may change it; None where it is not pinned.
+    pinned_at: float | None = None
+    #: Newest version that was rolled back by hand: it does not come back by itself, and only a better head
+    #: takes the place. Empty where none was.
+    rolled_back_from: str = ""
+    #: Why the last version that could have taken the place did not; empty where there was none.
+    retained: str = ""
 
     @property
     def ref(self) -> ModelRef:
@@ -50,16 +57,16 @@ class Champion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One device got another champion."""
+    """One device got another champion, or its champion was pinned or let go."""
 
     #: Counted from 1 over all changes.
     serial: int
     at_secs: float
-    #: `published` or `rolled_back`.
+    #: `published`, `rolled_back`, `pinned` or `unpinned`.
     kind: str
     device_id: DeviceId
     version: str
-    #: Version that served before; empty for a first one.
+    #: Version that served before, the same where only a pin changed; empty for a first one.
     previous: str
     reason: str
     judged: Mapping[str, Any] | None = None

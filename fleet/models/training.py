@@ -17,7 +17,7 @@ import numpy as np
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
-from fleet.models.judge import Judge, keep_judged, told_of, verdicts_as_json
+from fleet.models.judge import Judge, publish_if_better, training_provenance, verdicts_as_json
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, manifest_of, read_snapshot, train_config
 from fleet.store.store import Store
@@ -44,6 +44,7 @@ def train_version(
     workers: int = 1,
     compute: str = "auto",
     check: bool = False,
+    publish: bool = True,
     on_check: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train on everything that the store holds of some devices, and keep the model.
@@ -55,6 +56,7 @@ def train_version(
         workers: Processes that share each batch.
         compute: Where: "auto", "cpu" or "cuda".
         check: Tell for each head whether the other devices help or hurt it; trains many more models.
+        publish: Let it serve the devices where it wins; else it is kept, and serves nobody.
         on_check: Told how many models of the check are trained, and of how many.
 
     Returns:
@@ -86,23 +88,27 @@ def train_version(
     reader = Store.read(Path(settings.store.path))
     registry = Registry(models)
     until = {one: counts.last_at for one, counts in reader.counts().items()}
-    told = told_of(dataset, open_rows, heads, until, holds_out=bool(kept_out))
+    told = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
     verdicts = Judge(registry, reader, dataset, snapshot.workloads).verdicts(
         result.model, heads, told["trained_workloads"]
     )
-    version = keep_judged(
-        registry,
-        result.model,
-        {**manifest, **about, **told, "verdicts": verdicts_as_json(verdicts)},
-        verdicts,
-    )
+    manifest = {**manifest, **about, **told, "verdicts": verdicts_as_json(verdicts)}
+    if publish:
+        version, serves = publish_if_better(registry, result.model, manifest, verdicts)
+    else:
+        version, serves = registry.add(result.model, manifest), []
     last = result.history[result.best_epoch - 1]
     found: dict[str, Any] = {
         "version": version,
         "path": str(models / version),
         "heads": list(result.model.device_ids),
-        "serves": {one.device_id: one.reason for one in verdicts if one.moves_on},
-        "kept_champions": {one.device_id: one.reason for one in verdicts if not one.moves_on},
+        "published": publish,
+        "serves": {one.device_id: one.reason for one in verdicts if one.device_id in serves},
+        "kept_champions": {
+            one.device_id: one.reason if publish else f"not published; {one.reason}"
+            for one in verdicts
+            if one.device_id not in serves
+        },
         "devices_left_out": sorted(set(map(str, dataset.device_ids)) - set(heads)),
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
         "candidates": len(dataset.candidate_ids),

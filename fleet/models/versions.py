@@ -190,12 +190,13 @@ def adapt_version(
     Of the target only the support is seen, whatever else the snapshot holds of it. With `hold_out` nothing is
     learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be compared with
     it. What the strategy needs beside the head to score as it was judged is kept with it
-    (`transfer.adapt.kept`). Where the target is served already, `why_kept` says whether it still is by that.
+    (`transfer.adapt.kept`). Where the target is served already, `retention_reason` says why it still is by
+    that.
     """
     import numpy as np
 
     from fleet.models.holdout import held_out
-    from fleet.models.judge import told_of
+    from fleet.models.judge import training_provenance
     from transfer.adapt.kept import files_of
 
     started = time.perf_counter()
@@ -217,7 +218,7 @@ def adapt_version(
     onboarded = {"onboarded": target, "samples": len(support_rows), "strategy": strategy.name}
     # A model may have heads of devices that this store never saw.
     heads = [one for one in model.device_ids if one in dataset.device_ids]
-    told = told_of(dataset, rows, heads, {}, holds_out=bool(kept_out))
+    told = training_provenance(dataset, rows, heads, {}, holds_out=bool(kept_out))
     version = save_version(models, model, {**manifest, **onboarded, **told}, files_of(adapted))
     return model, version
 
@@ -230,8 +231,7 @@ def save_version(
 ) -> str:
     """Keep a model as the next version of a folder; it serves the devices that nothing serves yet.
 
-    A device that was onboarded with it is served by it, too, where its head before was onboarded from fewer
-    samples.
+    Nobody has judged it: a device that was onboarded with it keeps a champion that can serve.
 
     Args:
         folder: Of the versions.
@@ -248,38 +248,44 @@ def save_version(
     served = registry.champions()
     version = registry.add(model, manifest, beside)
     told: dict[str, dict[str, str]] = {head: {} for head in model.device_ids if head not in served}
+    retained = {}
     target = manifest.get("onboarded")
-    if target in served and not why_kept(registry, target, manifest):
-        before = served[target].version
-        told[target] = {
-            "reason": f"onboarded from {manifest['samples']} samples, more than {before}; not judged"
-        }
-    registry.publish(version, told, reason="first head, not judged")
+    if target in served:
+        if why := retention_reason(registry, target, manifest):
+            retained[target] = f"{version}: {why}"
+        else:
+            told[target] = {"reason": f"{served[target].version} cannot serve any more; not judged"}
+    registry.publish(version, told, reason="first head, not judged", retained=retained)
     return version
 
 
-def why_kept(registry: RegistryReader, target: DeviceId, manifest: Mapping[str, Any]) -> str:
-    """Why the champion of a device stays when the device is onboarded again; empty where it does not.
+def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mapping[str, Any]) -> str:
+    """Why the champion of a device stays when the device is onboarded again; empty where it cannot serve.
 
-    A few samples, all of them learnt from, judge nothing: of two heads from samples that with more serves,
-    and one that was trained stays until a training, which judges, replaces it.
+    A few samples, all of them learnt from, judge nothing.
 
     Args:
         registry: Who serves now.
         target: The device.
         manifest: Of the new version.
     """
-    champion = registry.champion(target)
+    from transfer.adapt.kept import head_of
+    from transfer.errors import TransferError
+
+    champion = registry.champions().get(target)
     if champion is None:
         return ""
+    if champion.pinned_at is not None:
+        return f"{target} is pinned to {champion.version}"
     try:
-        theirs = registry.manifest(champion.version)
-    except FleetError:
+        model, theirs = registry.load(champion.ref)
+        head_of(model, registry.path(champion.version), theirs, target)
+    except (FleetError, TransferError):
         return ""
-    if theirs.get("onboarded") != target:
-        return "its head was trained, not onboarded from a few samples"
-    before, now = int(theirs.get("samples", 0)), int(manifest["samples"])
-    return "" if before < now else f"it was onboarded from {before} samples, this one from {now}"
+    made = "its head was trained"
+    if theirs.get("onboarded") == target:
+        made = f"it was onboarded from {theirs.get('samples', 0)} samples"
+    return f"{made}, this one onboarded from {manifest['samples']}, and nobody judged which is better"
 
 
 def manifest_of(

@@ -34,7 +34,9 @@ _COMPARED = (
 def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
     """Every version, oldest first: when and from what it was made, and the devices that it serves.
 
-    `damaged` says why nothing is known of a version; None where its manifest can be read.
+    `champions` says of each such device why and since when, whether it is pinned (`pinned_at`), and why the
+    last challenger did not take its place (`retained`). `damaged` says why nothing is known of a version;
+    None where its manifest can be read.
     """
     champions = registry.champions()
     found = []
@@ -47,6 +49,7 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
                 "created_at": manifest.get("created_at"),
                 "heads": manifest.get("heads", []),
                 "serves": [str(one) for one, champion in champions.items() if champion.version == version],
+                "champions": [as_json(one) for one in champions.values() if one.version == version],
                 "table_version": manifest.get("table_version"),
                 "candidates": manifest.get("candidates"),
                 "warm_start": manifest.get("warm_start"),
@@ -54,6 +57,28 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
+    """What a status says of the champion of each device: `version`, `pinned` (whether it is), `retained`.
+
+    Nothing where the registry is damaged, for that must not hide the devices; `fleet models` says how to
+    mend it.
+
+    `retained` says why the last version that could have taken its place did not; empty where there was none.
+    """
+    try:
+        champions = registry.champions()
+    except RegistryError:
+        return {}
+    return {
+        str(device_id): {
+            "version": one.version,
+            "pinned": one.pinned_at is not None,
+            "retained": one.retained,
+        }
+        for device_id, one in champions.items()
+    }
 
 
 def _manifest_of(registry: RegistryReader, version: str) -> tuple[Mapping[str, Any], str | None]:
@@ -179,4 +204,4 @@ def _head_name(tensor: str) -> str:
     return key.replace("%2E", ".").replace("%25", "%")
 
 
-__all__ = ["diff_versions", "list_versions", "show_version"]
+__all__ = ["champion_notes", "diff_versions", "list_versions", "show_version"]

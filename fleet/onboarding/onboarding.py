@@ -31,7 +31,7 @@ from fleet.collection.replay_files import ready_device
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
 from fleet.models.registry import Registry
-from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config, why_kept
+from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config
 from fleet.onboarding.adaptation import STANDINGS, Onboarding, history, remember, strategy_for, told
 from fleet.onboarding.choice import choose, pools_of, siblings_of, unmeasured
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
@@ -259,11 +259,12 @@ def _outcomes(store: Store, target: DeviceId, support: CollectionOf[CandidateId]
 
 def _serving(registry: Registry, target: DeviceId, version: str) -> dict[str, str]:
     """Which version serves the device from now on, and why not the new one."""
-    champion = registry.champion(target)
+    champion = registry.champions().get(target)
     if champion is None or champion.version == version:
         return {"served_by": version}
-    why = why_kept(registry, target, registry.manifest(version))
-    return {"served_by": champion.version, "why_not_served": why or "it was published meanwhile"}
+    named, _, why = champion.retained.partition(": ")
+    why = why if named == version else "another was published meanwhile"
+    return {"served_by": champion.version, "why_not_served": why}
 
 
 def _with_target(

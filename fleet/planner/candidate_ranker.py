@@ -17,17 +17,12 @@ import numpy as np
 
 from agents.records import Candidate, ModelRef, Workload
 from fleet.errors import FleetError
+from fleet.models.head_scores import HeadCache, score_candidates
 from fleet.models.registry_reader import RegistryReader
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.features.extractor import Extractor
-    from transfer.model.mtl_tlp import MultiTaskTLP
-
-#: Models held in memory: one version serves many devices.
-_MOST_MODELS = 4
-#: Heads with what belongs to them, which is up to 2 MB each.
-_MOST_HEADS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +50,7 @@ class CandidateRanker:
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry
         self._lock = threading.Lock()
-        self._models: dict[tuple[str, str], MultiTaskTLP] = {}
-        self._heads: dict[ModelRef, Adapted] = {}
+        self._heads = HeadCache(registry)
         self._refused: dict[ModelRef, str] = {}
         self._extractor: Extractor | None = None
 
@@ -79,7 +73,11 @@ class CandidateRanker:
             head = self._head(ref)
             if head is None:
                 return None
-            scores = self._scores(head, workload, candidates)
+            if self._extractor is None:
+                from transfer.features.extractor import Extractor
+
+                self._extractor = Extractor()
+            scores, _ = score_candidates(head, self._extractor, workload, candidates)
         # Equal scores stay in the order in which they were proposed.
         order = np.argsort(-scores, kind="stable")
         return Ranking(order=tuple(order.tolist()), scores=tuple(scores.tolist()), model=ref)
@@ -91,68 +89,14 @@ class CandidateRanker:
 
     def _head(self, ref: ModelRef) -> Adapted | None:
         """A champion with what belongs to its head; None, and why, where it cannot be read."""
-        from transfer.adapt.kept import head_of
         from transfer.errors import TransferError
 
-        if ref not in self._heads:
-            try:
-                model = self._model(ref)
-                manifest = self._registry.manifest(ref.version)
-                head = head_of(model, self._registry.path(ref.version), manifest, ref.device_id)
-            except (FleetError, TransferError, OSError) as error:
-                # Published versions never change: what cannot be read now will not be later.
-                self._refused[ref] = str(error)
-                return None
-            while len(self._heads) >= _MOST_HEADS:
-                self._heads.pop(next(iter(self._heads)))
-            self._heads[ref] = head
-        return self._heads[ref]
-
-    def _model(self, ref: ModelRef) -> MultiTaskTLP:
-        """The model of a version; one for all devices that it serves."""
-        key = ref.version, ref.sha256
-        if key not in self._models:
-            model, _ = self._registry.load(ref)
-            while len(self._models) >= _MOST_MODELS:
-                gone = next(iter(self._models))
-                self._models.pop(gone)
-                self._heads = {one: head for one, head in self._heads.items() if one.version != gone[0]}
-            self._models[key] = model
-        self._models[key].head(ref.device_id)
-        return self._models[key]
-
-    def _scores(self, head: Adapted, workload: Workload, candidates: Sequence[Candidate]) -> np.ndarray:
-        from transfer.errors import TraceError, TransferError
-        from transfer.features.extractor import Extractor
-
-        if self._extractor is None:
-            self._extractor = Extractor()
-        extractor = self._extractor
-        workloads = {workload.workload_id: workload}
-        scores = np.zeros(len(candidates))
-        readable = np.arange(len(candidates))
         try:
-            block = extractor.extract(workloads, candidates)
-        except (TraceError, TransferError):
-            readable = np.flatnonzero([_reads(extractor, workload, one) for one in candidates])
-            if not len(readable):
-                return scores
-            block = extractor.extract(workloads, [candidates[place] for place in readable.tolist()])
-        scores[readable] = head.score_unseen(block)
-        return scores
-
-
-def _reads(extractor: Extractor, workload: Workload, candidate: Candidate) -> bool:
-    """Whether a candidate of the workload can be read."""
-    from transfer.errors import TransferError
-
-    if candidate.workload_id != workload.workload_id:
-        return False
-    try:
-        extractor.read(candidate, workload)
-    except TransferError:
-        return False
-    return True
+            return self._heads.head(ref)
+        except (FleetError, TransferError, OSError) as error:
+            # Published versions never change: what cannot be read now will not be later.
+            self._refused[ref] = str(error)
+            return None
 
 
 __all__ = ["CandidateRanker", "Ranking"]

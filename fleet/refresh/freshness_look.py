@@ -7,6 +7,7 @@ torch when called.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
 from fleet.models.judge import head_standing
 from fleet.models.promotion import LEAST_RANKED, Standing
-from fleet.models.registry import Champion, Registry
+from fleet.models.registry import Champion, PinnedError, Registry
 from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
 from fleet.refresh.request import RefreshRequest
 from fleet.store.store import Store, StoreReader
@@ -51,8 +52,9 @@ def run_watch(request: RefreshRequest) -> dict[str, Any]:
             now = registry.champion(device_id)
             # Whoever was published meanwhile is not what was looked at.
             if now is not None and now.version == one.version:
-                registry.rollback(device_id, reason=f"fresh records: {one.text}")
-                rolled_back.append(str(device_id))
+                with suppress(PinnedError):
+                    registry.rollback(device_id, reason=f"fresh records: {one.text}")
+                    rolled_back.append(str(device_id))
     return {
         "kind": "watch",
         "family": request.family,

@@ -267,6 +267,7 @@ class Refresher:
             for change in self._registry.history(self._told):
                 if change.kind == "published":
                     self._publish([(change.version, change.device_id)])
+                if change.kind != "rolled_back":
                     continue
                 self._events.append(
                     ModelRolledBack(

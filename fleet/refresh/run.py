@@ -20,7 +20,13 @@ import numpy as np
 from agents.records import DeviceId, Family, WorkloadId, canonical_json, content_hash
 from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError
-from fleet.models.judge import Judge, keep_judged, told_of, verdicts_as_json
+from fleet.models.judge import (
+    Judge,
+    publish_if_better,
+    retention_reasons,
+    training_provenance,
+    verdicts_as_json,
+)
 from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
 from fleet.refresh.data import RefreshData, family_devices, held_workloads, read_refresh_data
@@ -91,11 +97,11 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         floors=data.floors,
     )
     verdicts = judge.verdicts(model, heads, trained)
-    version = ""
+    version, published = "", list[str]()
     if any(one.moves_on for one in verdicts):
         manifest = {
             **about,
-            **told_of(dataset, rows, heads, _last(data), holds_out=bool(held)),
+            **training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held)),
             "run": plan.run,
             "table_version": plan.table_version,
             "family": request.family,
@@ -104,14 +110,16 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
             "warm_starts": int(manifest_of_base.get("warm_starts", 0)) + 1 if plan.base else 0,
             "verdicts": verdicts_as_json([*verdicts, *refused]),
         }
-        version = keep_judged(registry, model, manifest, verdicts)
+        version, published = publish_if_better(registry, model, manifest, verdicts)
         registry.prune(request.keep)
+    elif registry.champions():
+        registry.retain(retention_reasons(verdicts, f"a refresh from {plan.base or 'nothing'}"))
     shutil.rmtree(folder / CHALLENGER, ignore_errors=True)
     return {
         "kind": "refresh",
         "family": request.family,
         "version": version,
-        "published": [one.device_id for one in verdicts if one.moves_on],
+        "published": published,
         "verdicts": verdicts_as_json([*verdicts, *refused]),
         "text": summary([*verdicts, *refused]),
         "start": plan.base or "nothing",

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
 from fleet.models.names import versions
+from fleet.models.registry_reader import RegistryReader
+from fleet.models.views import champion_notes
 from fleet.store.noise import Reading, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings, says
 from fleet.store.store import Store
@@ -29,11 +31,12 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
     Returns:
         `{"store", "table_version", "devices": {id: {"records", "ok", "failed", "failed_by_outcome",
         "rejected", "suspect", "suspect_share", "quarantined", "noise", "noise_suspect", "candidates",
-        "first_at", "last_at"}}, "workloads", "models"}`; times in Unix seconds, None for a device without
-        records. `suspect` counts records of windows in which the device drifted, `suspect_share` is over all
-        records (None without any). `noise` is the last A/A run as `{"pairs", "median_change", "p90_change",
-        "false_win_share", "measured_at"}` (see `fleet.store.noise.NoiseFloor`), or None; `noise_suspect`
-        counts its records that tell nothing because the device drifted.
+        "first_at", "last_at"}}, "workloads", "models", "champions": {id: {"version", "pinned",
+        "retained"}}}`; times in Unix seconds, None for a device without records. `suspect` counts records of
+        windows in which the device drifted, `suspect_share` is over all records (None without any). `noise`
+        is the last A/A run as `{"pairs", "median_change", "p90_change", "false_win_share", "measured_at"}`
+        (see `fleet.store.noise.NoiseFloor`), or None; `noise_suspect` counts its records that tell nothing
+        because the device drifted. `champions`: see `fleet.models.views.champion_notes`.
 
     Raises:
         StoreError: There is no store.
@@ -63,6 +66,7 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
         "devices": devices,
         "workloads": len(reader.workloads()),
         "models": versions(models),
+        "champions": champion_notes(RegistryReader(models)),
     }
 
 

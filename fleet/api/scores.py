@@ -1,0 +1,85 @@
+"""Ask a running daemon for the scores of schedules. Needs neither torch nor TVM: httpx is all it imports.
+
+from fleet.api.scores import score
+found = score(Path("runs/fleet"), "x86-64-v4", workload_id, traces)
+best = found.order[0]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agents.records import Workload
+from fleet.api.client import request
+from fleet.errors import FleetError
+
+#: Traces of one request.
+MOST_TRACES = 4096
+#: Longer than a daemon lets a request wait and be scored.
+_TIMEOUT_SECS = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreAnswer:
+    """What a champion makes of some schedules."""
+
+    device_id: str
+    #: Whose scores they are.
+    version: str
+    #: Score of each schedule in (0, 1], higher is faster, as the model itself gives it to the last bit; None
+    #: where a trace cannot be read.
+    scores: tuple[float | None, ...]
+    #: Why, by place.
+    refused: Mapping[int, str]
+
+    @property
+    def order(self) -> list[int]:
+        """Places of the schedules with a score, the most promising first."""
+        known = [(-value, place) for place, value in enumerate(self.scores) if value is not None]
+        return [place for _, place in sorted(known)]
+
+
+def score(
+    root: Path,
+    device_id: str,
+    workload: str | Workload,
+    traces: Sequence[str],
+    *,
+    dialect: str = "meta_schedule",
+    version: str = "",
+) -> ScoreAnswer:
+    """Scores of schedules of one workload, by the champion of a device.
+
+    Args:
+        root: The daemon's folder (`daemon.root`).
+        device_id: The device.
+        workload: Its id in the daemon's store, or all of it.
+        traces: At most `MOST_TRACES` schedule traces as JSON text.
+        dialect: What they are written in.
+        version: A version with the device's head; the champion where empty.
+
+    Raises:
+        FleetError: No daemon runs on this host with that folder, or it refuses; the text says why.
+    """
+    asked = {
+        "device": device_id,
+        "workload": asdict(workload) if isinstance(workload, Workload) else workload,
+        "traces": list(traces),
+        "dialect": dialect,
+        "version": version,
+    }
+    found = request(root, "POST", "/v1/score", json.dumps(asked).encode(), timeout_secs=_TIMEOUT_SECS)
+    if found is None:
+        raise FleetError(f"no daemon runs on {root}; start `fleet up`, or name its folder (daemon.root)")
+    return ScoreAnswer(
+        device_id=found["device_id"],
+        version=found["version"],
+        scores=tuple(found["scores"]),
+        refused={int(place): why for place, why in found["refused"].items()},
+    )
+
+
+__all__ = ["MOST_TRACES", "ScoreAnswer", "score"]

@@ -1,0 +1,166 @@
+"""Who serves after a publication, a rollback, a pin: pure changes of a registry's champions.
+
+`fleet.models.registry` reads the files, asks here, and writes. Here stands who may take a champion's place at
+all; whether a head deserves it is for `fleet.models.promotion` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agents.records import DeviceId
+from fleet.models.names import version_number
+from fleet.models.registry_file import MOST_BEFORE, Champion, Change, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChampionChanges:
+    """What a registry holds from now on, and what to tell of it."""
+
+    champions: Mapping[DeviceId, Champion]
+    #: In the order in which they are told; each gets its serial when it is written.
+    changes: tuple[Change, ...] = field(default=())
+
+
+def hold_reason(champion: Champion, version: str) -> str:
+    """Why a version may not take a champion's place by itself; empty where it may.
+
+    Args:
+        champion: Who serves.
+        version: The version that would.
+    """
+    if champion.pinned_at is not None:
+        return f"{champion.device_id} is pinned to {champion.version} (fleet models unpin lets it go)"
+    left = champion.rolled_back_from
+    if left and version_number(version) <= version_number(left):
+        return f"{left} was rolled back by hand, and {version} is no newer"
+    return ""
+
+
+def published(
+    state: State,
+    version: str,
+    sha256: str,
+    devices: Mapping[str, Mapping[str, Any]],
+    at_secs: float,
+    reason: str = "",
+) -> ChampionChanges:
+    """Let a version serve devices; where it may not (`hold_reason`), the champion stays and says why.
+
+    Args:
+        state: What was before.
+        version: The version.
+        sha256: Of its manifest.
+        devices: What is known of each device's head: `reason` (one sentence) and `judged` (figures).
+        at_secs: Unix seconds.
+        reason: Of those that say none.
+    """
+    champions, changes = dict(state.champions), []
+    for device_id in sorted(map(DeviceId, devices)):
+        before = champions.get(device_id)
+        if before is not None and before.version == version:
+            continue
+        if before is not None and (held := hold_reason(before, version)):
+            champions[device_id] = replace(before, retained=f"{version}: {held}")
+            continue
+        told = devices[device_id]
+        champions[device_id] = champion = Champion(
+            device_id=device_id,
+            version=version,
+            sha256=sha256,
+            since=at_secs,
+            reason=str(told.get("reason", reason)),
+            judged=dict(told["judged"]) if told.get("judged") else None,
+            before=() if before is None else (*before.before, before.version)[-MOST_BEFORE:],
+            earlier=None if before is None else before.judged,
+        )
+        changes.append(_change("published", champion, "" if before is None else before.version))
+    return ChampionChanges(champions=champions, changes=tuple(changes))
+
+
+def rolled_back(
+    state: State,
+    present: Champion,
+    target: str,
+    sha256: str,
+    there: Iterable[str],
+    at_secs: float,
+    *,
+    reason: str,
+    by_hand: bool,
+) -> ChampionChanges:
+    """Give a device an earlier champion back.
+
+    Args:
+        state: What was before.
+        present: Who serves now.
+        target: Version that serves from now on.
+        sha256: Of its manifest.
+        there: Names of the versions that can be gone back to.
+        at_secs: Unix seconds.
+        reason: Why, for people.
+        by_hand: The version that served must not come back by itself.
+    """
+    known = set(there)
+    before = [version for version in present.before if version in known]
+    left = [one for one in (present.rolled_back_from, present.version if by_hand else "") if one]
+    champion = Champion(
+        device_id=present.device_id,
+        version=target,
+        sha256=sha256,
+        since=at_secs,
+        reason=reason,
+        # Figures of before hold for the version that they were taken of only.
+        judged=present.earlier if target == next(reversed(before), None) else None,
+        before=tuple(before[: before.index(target)] if target in before else before),
+        rolled_back_from=max(left, key=version_number, default=""),
+    )
+    return ChampionChanges(
+        champions={**state.champions, present.device_id: champion},
+        changes=(_change("rolled_back", champion, present.version),),
+    )
+
+
+def pinned(state: State, device_id: DeviceId, at_secs: float, reason: str) -> ChampionChanges:
+    """Let nobody change the champion of a device; a device that is pinned already stays as it is."""
+    champion = state.champions[device_id]
+    if champion.pinned_at is not None:
+        return ChampionChanges(champions=state.champions)
+    told = replace(_change("pinned", champion, champion.version), at_secs=at_secs, reason=reason)
+    held = replace(champion, pinned_at=at_secs)
+    return ChampionChanges(champions={**state.champions, device_id: held}, changes=(told,))
+
+
+def unpinned(state: State, device_id: DeviceId, at_secs: float, reason: str) -> ChampionChanges:
+    """Let the champion of a pinned device be changed again."""
+    champion = replace(state.champions[device_id], pinned_at=None)
+    told = replace(_change("unpinned", champion, champion.version), at_secs=at_secs, reason=reason)
+    return ChampionChanges(champions={**state.champions, device_id: champion}, changes=(told,))
+
+
+def retained(champions: Mapping[DeviceId, Champion], reasons: Mapping[str, str]) -> dict[DeviceId, Champion]:
+    """Keep why champions stayed, in one sentence each; devices without a champion are passed over."""
+    told = {
+        one: replace(champions[one], retained=why)
+        for one, why in ((DeviceId(name), why) for name, why in reasons.items())
+        if one in champions
+    }
+    return {**champions, **told}
+
+
+def _change(kind: str, champion: Champion, previous: str) -> Change:
+    return Change(
+        serial=0,
+        at_secs=champion.since,
+        kind=kind,
+        device_id=champion.device_id,
+        version=champion.version,
+        previous=previous,
+        reason=champion.reason,
+        judged=champion.judged,
+    )
+
+
+__all__ = ["ChampionChanges", "hold_reason", "pinned", "published", "retained", "rolled_back", "unpinned"]
