@@ -163,8 +163,8 @@ class Api:
         self.views: list[dict[str, Any]] = []
         self.is_closed = False
 
-    def serve(self, view: Any, folder: Path) -> Api:
-        self.views.append(view())
+    def serve(self, coordinator: Any, folder: Path) -> Api:
+        self.views.append(coordinator.view())
         assert folder.is_dir()
         return self
 
@@ -195,7 +195,7 @@ def test_a_signal_ends_it_in_order_and_handlers_come_back(
 ) -> None:
     config, before = load_fleet(settings).config, signal.getsignal(number)
 
-    def serve(view: Any, folder: Path) -> Any:
+    def serve(coordinator: Any, folder: Path) -> Any:
         os.kill(os.getpid(), number)
         return Api()
 

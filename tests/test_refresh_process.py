@@ -35,8 +35,8 @@ from fleet.planner.uncertainty import Uncertainty
 from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
-from fleet.refresh.request import RefreshRequest, request_from_json, request_text
-from fleet.refresh.run import EPOCHS, PLAN, run_refresh
+from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text
+from fleet.refresh.run import run_refresh
 from fleet.refresh.trainer_process import refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device

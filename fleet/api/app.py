@@ -1,7 +1,7 @@
 """The daemon's small HTTP API: status, devices, models, metrics.
 
-`fleet.api.server` serves it. It shows the coordinator's last view and what the registry's files say; it
-changes nothing, and no request waits for the coordinator. Everything but `/healthz` needs the token, which
+`fleet.api.server` serves it. It shows the coordinator's last view and what the registry's files say. Only
+`fleet.api.requests` changes anything. Everything but `/healthz` needs the token, which
 `fleet.api.connections.Gate` asks for.
 """
 

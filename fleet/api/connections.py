@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.requests.checks import MOST_BYTES
+
 #: As ASGI calls them.
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -31,7 +33,8 @@ _REFUSED = (
     b'{"detail":"this API needs the token of the daemon\'s folder (api.token), '
     b'sent as `Authorization: Bearer TOKEN`"}'
 )
-_NO_BODY = b'{"detail":"this API takes requests without a body only"}'
+#: Longest bodies, in bytes, by method and path; all others take none.
+BODY_BYTES = {("POST", "/v1/requests"): MOST_BYTES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +185,8 @@ class GuardedConnection(asyncio.Protocol):
 class Gate:
     """Lets requests with the token through to an application, before anything of their body is read.
 
-    Without the token there is one answer a connection, and no more time for it. Nobody may send a body, for
-    no path takes one.
+    Without the token there is one answer a connection, and no more time for it. A body may be as long as
+    `BODY_BYTES` says for its path, must say how long it is, and needs the token.
 
     Args:
         app: The application.
@@ -200,8 +203,8 @@ class Gate:
         is_trusted = self._knows_token(headers.get(b"authorization", b""))
         if not is_trusted and scope["path"] != OPEN_PATH:
             await _answer(send, 401, _REFUSED, (b"www-authenticate", b"Bearer"))
-        elif headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
-            await _answer(send, 413, _NO_BODY)
+        elif (refusal := self._body_refusal(scope, headers, is_trusted)) is not None:
+            await _answer(send, 413, refusal)
         elif not is_trusted:
             await self._app(scope, receive, _closing(send))
         else:
@@ -210,6 +213,16 @@ class Gate:
                 await self._app(scope, receive, send)
             finally:
                 self._connections.trust(scope["client"], False)
+
+    @staticmethod
+    def _body_refusal(scope: Scope, headers: dict[bytes, bytes], is_trusted: bool) -> bytes | None:
+        """Why the body of a request is not read; None where it is, or where there is none."""
+        most = BODY_BYTES.get((scope["method"], scope["path"]), 0) if is_trusted else 0
+        if b"transfer-encoding" not in headers and int(headers.get(b"content-length", b"0")) <= most:
+            return None
+        if not most:
+            return b'{"detail":"this path takes requests without a body only"}'
+        return b'{"detail":"a body of %d bytes at most, with its content-length, is expected here"}' % most
 
     def _knows_token(self, authorization: bytes) -> bool:
         scheme, _, given = authorization.partition(b" ")
@@ -239,6 +252,7 @@ def _closing(send: Send) -> Send:
 
 
 __all__ = [
+    "BODY_BYTES",
     "OPEN_PATH",
     "App",
     "ConnectionLimits",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +19,7 @@ from fleet.cli.output import ConfigOption, SetOption
 
 if TYPE_CHECKING:
     from fleet.daemon.daemon import Api
+    from fleet.engine.coordinator import Coordinator
 
 
 def register(app: typer.Typer) -> None:
@@ -66,10 +66,12 @@ def up(
     options = UpOptions(models=models, address=address, for_secs=for_secs, once=once)
     daemon = settings.daemon
 
-    def serve(view: Callable[[], dict[str, Any]], folder: Path) -> Api:
+    def serve(coordinator: Coordinator, folder: Path) -> Api:
         from fleet.api.server import ApiServer
         from fleet.models.registry_reader import RegistryReader
 
-        return ApiServer(view, RegistryReader(models), folder, daemon.api_host, daemon.api_port)
+        registry = RegistryReader(models)
+        view, desk = coordinator.view, coordinator.desk
+        return ApiServer(view, registry, folder, daemon.api_host, daemon.api_port, desk=desk)
 
     run_daemon(settings, options, TerminalConsole(), serve=serve if daemon.api_host else None)

@@ -81,7 +81,7 @@ def run_daemon(
     options: UpOptions,
     console: Console,
     *,
-    serve: Callable[[Callable[[], dict[str, Any]], Path], Api] | None = None,
+    serve: Callable[[Coordinator, Path], Api] | None = None,
 ) -> None:
     """Collect and refresh until SIGTERM, SIGINT, or the end that the options set.
 
@@ -89,7 +89,8 @@ def run_daemon(
         settings: Devices, workloads, protocol, store, daemon.
         options: What the command line says.
         console: Where lines go.
-        serve: Starts the API: gets the coordinator's view and the daemon's folder.
+        serve: Starts the API: gets the coordinator, of which other threads may use `view` and `desk`, and the
+            daemon's folder.
 
     Raises:
         FleetError: Another daemon runs on the same folder, a device cannot be had, or the disk failed.
@@ -118,7 +119,7 @@ def run_daemon(
                         doubts=Uncertainty(RegistryReader(options.models)),
                         clock=clock,
                     )
-                    api = serve(coordinator.view, root) if serve is not None else None
+                    api = serve(coordinator, root) if serve is not None else None
                     try:
                         where = f", API {api.url}" if api is not None else ""
                         notices.say(f"fleet is up: {len(specs)} devices{where}, store {store.path}")
