@@ -156,7 +156,7 @@ def test_a_training_that_others_want_as_well_goes_on() -> None:
 
 
 def test_its_minutes_count_from_its_start() -> None:
-    state = begun()
+    state = FleetState(LIMITS)
     submit(state, training(minutes=2.0))
     assert not state.is_news(ev.Tick(at_secs=3000.0)), "it has not begun"
     state.apply(ev.TrainingStarted(at_secs=3000.0, family="cpu"))

@@ -39,7 +39,7 @@ from fleet.requests.desk import RequestDesk
 
 _START_SECS, _STOP_SECS = 10.0, 5.0
 #: Part of the time that an answer may take after which whoever follows a request is sent away in order.
-_FOLLOWED_SHARE = 0.9
+_FOLLOWED_SHARE = 0.5
 #: Longest head of a request.
 _HEAD_BYTES = 16 << 10
 #: Connections that are accepted before those that are there are looked at: each takes a file descriptor.

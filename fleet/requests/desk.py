@@ -100,7 +100,7 @@ class RequestDesk:
         shown = state.request(request_id)
         assert shown is not None
         known = {**self._shown, request_id: shown}
-        self._shown = {one: known[one] for one in state.request_ids()}
+        self._shown = {one: known[one] for one in state.request_ids() if one in known}
         for answer in self._waiting.pop(request_id, ()):
             _give(answer, shown)
 
@@ -140,9 +140,7 @@ class RequestDesk:
         shown, same = state.request(order.request_id), told.get(order.request_id)
         if order.request is None:
             if shown is None and same is None:
-                text = (
-                    f"no request {order.request_id!r:.80}; `fleet requests list` shows those that there are"
-                )
+                text = f"no request {order.request_id!r:.80}; `fleet requests list` shows those there are"
                 raise RequestUnknown(text)
             if shown is not None and shown["ended_at"] is not None:
                 return None
