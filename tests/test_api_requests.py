@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +22,10 @@ from fleet.api.connections import ConnectionLimits
 from fleet.api.requests import MOST_FOLLOWERS
 from fleet.api.server import ApiServer
 from fleet.cli.app import run
+from fleet.cli.interruption import Interrupted
+from fleet.cli.options import load_settings
+from fleet.cli.requests import follow_request
+from fleet.cli.training_request import request_trainings, training_daemon
 from fleet.core import events as ev
 from fleet.core.request_words import RequestId
 from fleet.core.state import FleetState
@@ -26,6 +33,7 @@ from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.requests.checks import MOST_BYTES, KnownFleet
 from fleet.requests.desk import RequestDesk
+from fleet.store.lock import HOLDER
 from tests.test_api import a_view
 
 FLEET = KnownFleet(families={"one": "cpu", "two": "gpu"}, trains=True)
@@ -38,9 +46,10 @@ class Daemon:
     def __init__(self, folder: Path, **limits: Any) -> None:
         answer_secs = limits.pop("answer_secs", 15.0)
         self.desk, self.state = RequestDesk(), FleetState()
+        self.view: dict[str, Any] = a_view()
         self.lock, self.is_over = threading.Lock(), threading.Event()
         self.server = ApiServer(
-            a_view,
+            lambda: self.view,
             RegistryReader(folder / "models"),
             folder,
             "127.0.0.1",
@@ -269,3 +278,81 @@ def test_the_verbs_show_follow_and_cancel(
     assert "request t1 cancelled: somebody cancelled it" in told.err
     assert run(["requests", "list", "--json"]) == 0
     assert [one["id"] for one in json.loads(capsys.readouterr().out)] == ["t1"]
+
+
+def test_fleet_train_asks_the_daemon_of_its_store_and_models_only(
+    start: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, models = tmp_path / "store", tmp_path / "models"
+    monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
+    config = load_settings(None, {"store.path": str(store)})
+    assert training_daemon(config, models) is None, "none runs"
+    daemon = start()
+    assert training_daemon(config, models) is None, "it writes no store that is there"
+    store.mkdir()
+    (store / HOLDER).write_text(f"{os.getpid()}\n")
+    assert training_daemon(config, models) is None, "it trains nothing"
+    daemon.view["training"]["models"] = str(models)
+    assert training_daemon(config, tmp_path / "others") is None
+    monkeypatch.chdir(tmp_path)
+    assert training_daemon(config, Path("models")) is not None
+    (store / HOLDER).write_text(f"{os.getppid()}\n")
+    assert training_daemon(config, models) is None, "another process writes the store"
+
+
+def test_fleet_train_sends_a_request_for_each_family(
+    start: Callable[..., Daemon],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    daemon = start()
+    daemon.view["devices"] = {"one": {"family": "cpu"}, "two": {"family": "gpu"}}
+    found = find_daemon(tmp_path)
+    assert found is not None
+    monkeypatch.setattr("fleet.cli.requests.version", lambda _: "7.0")
+    with pytest.raises(FleetError, match=r"is version 0\.1, this command is 7\.0; stop it"):
+        request_trainings(found, [], is_detached=True, as_json=True)
+    assert daemon.state.request_ids() == []
+    monkeypatch.setattr("fleet.cli.requests.version", lambda _: "0.1")
+    with pytest.raises(FleetError, match="knows no device 'three'; it has: one, two"):
+        request_trainings(found, ["one", "three"], is_detached=True, as_json=True)
+    request_trainings(found, [], is_detached=True, as_json=True)
+    accepted = json.loads(capsys.readouterr().out)
+    assert [one["arguments"] for one in accepted] == [{"family": "cpu"}, {"family": "gpu"}]
+    with pytest.raises(DaemonRefused, match=f"request {accepted[0]['id']} asks for family cpu already"):
+        request_trainings(found, ["one"], is_detached=True, as_json=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "told"),
+    [("c\n", "cancelled", "request t1 is cancelled"), ("\n", "queued", "request t1 goes on")],
+)
+def test_whoever_presses_ctrl_c_says_what_becomes_of_the_request(
+    start: Callable[..., Daemon],
+    tmp_path: Path,
+    answer: str,
+    state: str,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    daemon = start()
+    submit(daemon)
+    found = find_daemon(tmp_path)
+    assert found is not None
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def interrupted(*_: Any) -> Iterator[dict[str, Any]]:
+        yield dict(daemon.desk.listed()[0])
+        raise Interrupted
+
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(DaemonClient, "follow", interrupted)
+    with pytest.raises(Interrupted):
+        follow_request(found, "t1")
+    assert told in capsys.readouterr().err
+    assert daemon.desk.listed()[0]["state"] == state

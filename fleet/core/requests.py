@@ -89,6 +89,8 @@ class Requests:
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, RequestEntry] = {}
+        #: Those that have not ended: looked at in every turn, when many others may be kept.
+        self._open: dict[RequestId, RequestEntry] = {}
 
     def get(self, request_id: RequestId) -> RequestEntry | None:
         """A request; None for one that never was, or ended too long ago."""
@@ -100,11 +102,12 @@ class Requests:
 
     def open(self) -> list[RequestEntry]:
         """Those that have not ended, in that order."""
-        return [one for one in self._entries.values() if not one.state.is_end]
+        return list(self._open.values())
 
     def submit(self, request: Request, now: float) -> None:
         """Take a request in, and drop what ended too long ago or is too much."""
-        self._entries[request.request_id] = RequestEntry(request, now)
+        entry = RequestEntry(request, now)
+        self._entries[request.request_id] = self._open[request.request_id] = entry
         ended = [one for one in self._entries.values() if one.state.is_end]
         old = [one for one in ended if (one.ended_at or 0.0) < now - KEPT_SECS]
         too_many = heapq.nsmallest(len(ended) - KEPT_REQUESTS, ended, key=lambda one: one.ended_at or 0.0)
@@ -113,12 +116,13 @@ class Requests:
 
     def end(self, entry: RequestEntry, state: RequestState, now: float) -> None:
         """Note the end of a request."""
+        del self._open[entry.request.request_id]
         entry.state, entry.ended_at, entry.left_secs = state, now, None
         entry.changes += 1
 
     def next_secs(self) -> float:
         """When the minutes of the next request are over; infinite where none has any."""
-        return min((one.deadline_secs for one in self.open()), default=math.inf)
+        return min((one.deadline_secs for one in self._open.values()), default=math.inf)
 
     def set_back(self, ahead_secs: float, now: float) -> None:
         """The clock was ahead: nothing that happened is yet to come, and no deadline is further away."""
@@ -139,6 +143,7 @@ class Requests:
         made = cls()
         entries = (value_from_json(RequestEntry, one) for one in value)
         made._entries = {one.request.request_id: one for one in entries}
+        made._open = {key: one for key, one in made._entries.items() if not one.state.is_end}
         return made
 
 
