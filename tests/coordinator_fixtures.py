@@ -121,6 +121,7 @@ class Fleet:
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     guide: Any = None
+    trainer: Any = None
 
     @contextmanager
     def coordinator(self) -> Iterator[tuple[Coordinator, LocalTransport]]:
@@ -153,6 +154,7 @@ class Fleet:
                     told,
                     notices,
                     guide=self.guide,
+                    trainer=self.trainer,
                     clock=self.clock,
                 ),
                 links,

@@ -124,6 +124,9 @@ class World:
         if isinstance(event, ev.TrainingFinished | ev.TrainingFailed):
             self.is_training = False
         for one in made:
+            if isinstance(one, ev.StopTraining):
+                assert self.is_training
+                self.is_training = False
             if isinstance(one, ev.StartTraining):
                 assert not self.is_training or isinstance(event, ev.CoordinatorStarted)
                 self.is_training = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from fleet.refresh.refresher import Refresher
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
+from tests.refresh_fixtures import DEVICES, make_store, some_workloads
 
 ALL = OFFERED * len(WORKLOADS)
 ROOT = Path(__file__).parent.parent
@@ -163,8 +165,8 @@ class Api:
         self.views: list[dict[str, Any]] = []
         self.is_closed = False
 
-    def serve(self, view: Any, folder: Path, quiet_cores: tuple[int, ...]) -> Api:
-        self.views.append(view())
+    def serve(self, coordinator: Any, folder: Path, quiet_cores: tuple[int, ...]) -> Api:
+        self.views.append(coordinator.view())
         assert folder.is_dir()
         return self
 
@@ -195,7 +197,7 @@ def test_a_signal_ends_it_in_order_and_handlers_come_back(
 ) -> None:
     config, before = load_fleet(settings).config, signal.getsignal(number)
 
-    def serve(view: Any, folder: Path, quiet_cores: tuple[int, ...]) -> Any:
+    def serve(coordinator: Any, folder: Path, quiet_cores: tuple[int, ...]) -> Any:
         os.kill(os.getpid(), number)
         return Api()
 
@@ -311,3 +313,68 @@ def test_the_end_of_a_daemon_on_a_disk_that_became_read_only_tells_of_the_disk(
     monkeypatch.undo()
     with _held(tmp_path):  # the lock was let go of
         pass
+
+
+@pytest.fixture
+def trains(settings: Path, tmp_path: Path) -> Path:
+    """The same fleet with the API, a trainer, and a store that a training can learn from."""
+    value = yaml.safe_load(settings.read_text())
+    value["daemon"] |= {"refresh": True, "api_host": "127.0.0.1", "api_port": 0}
+    value["training"] = {"epochs": 4}
+    settings.write_text(yaml.safe_dump(value))
+    make_store(tmp_path / "runs" / "store", some_workloads(8, 4), candidates=8)
+    return settings
+
+
+def fleet_command(settings: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fleet.cli", *arguments, "--config", str(settings)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        **options,
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_fleet_train_beside_a_daemon_is_a_request_that_outlives_client_and_daemon(
+    trains: Path, tmp_path: Path, started: list[Up]
+) -> None:
+    models = str(tmp_path / "models")
+    up = Up(trains, "--models", models)
+    started.append(up)
+    up.wait_for_line("fleet is up")
+    # A client that goes away loses nothing, nor does a daemon that is killed.
+    detached = fleet_command(trains, "train", "--models", models, "--device", "one", "--detach", "--json")
+    out, told = detached.communicate(timeout=120)
+    assert detached.returncode == 0, told
+    (accepted,) = json.loads(out)
+    assert accepted["arguments"] == {"family": "cpu", "devices": ["one"]}
+    assert up.end(signal.SIGKILL) == -signal.SIGKILL
+    up = Up(trains, "--models", models)
+    started.append(up)
+    up.wait_for_line("fleet is up")
+    second = fleet_command(trains, "train", "--models", models)
+    _, refusal = second.communicate(timeout=120)
+    if second.returncode:  # unless the first has ended by now
+        assert f"request {accepted['id']} asks for family cpu already" in refusal
+    follower = fleet_command(trains, "requests", "follow", accepted["id"])
+    assert follower.stderr is not None
+    first_line = follower.stderr.readline()
+    assert first_line.split(":")[0].strip() in ("queued", "running", "succeeded")
+    if not first_line.startswith("succeeded"):
+        follower.send_signal(signal.SIGINT)
+        told = follower.communicate(timeout=60)[1]
+        assert f"request {accepted['id']} goes on" in told
+        assert follower.returncode == 128 + signal.SIGINT
+    out, told = fleet_command(trains, "requests", "follow", accepted["id"], "--json").communicate(timeout=300)
+    ended = json.loads(out)
+    assert ended["state"] == "succeeded", told
+    result = ended["result"]
+    assert set(result["serves"]) | set(result["kept_champions"]) >= set(DEVICES)
+    assert not result["serves"] or (tmp_path / "models" / result["version"]).is_dir()
+    assert up.end(signal.SIGTERM) == 0

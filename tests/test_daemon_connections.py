@@ -40,8 +40,8 @@ def links(settings, options, specs, clock):
     folder = Path(settings.store.path).parent / "spool"
     return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 
-def serve(view, folder, quiet_cores):
-    made = ApiServer(view, RegistryReader(folder / "models"), folder, "127.0.0.1", 0)
+def serve(coordinator, folder, quiet_cores):
+    made = ApiServer(coordinator.view, RegistryReader(folder / "models"), folder, "127.0.0.1", 0)
     print("listening", flush=True)
     sys.stdin.readline()
     return made

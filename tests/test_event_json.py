@@ -13,10 +13,28 @@ from hypothesis import given, settings
 
 from fleet.core import events as ev
 from fleet.core.event_json import EventError, event_from_json, event_to_json
+from fleet.core.request_words import Request, RequestKind
 
 KINDS = get_args(ev.Event)
 #: Values of fields that hypothesis would not find by their types' names alone.
 WORDS = st.text(max_size=8)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+st.register_type_strategy(
+    Request,
+    st.builds(
+        Request,
+        request_id=WORDS,
+        kind=st.sampled_from(RequestKind),
+        arguments=st.dictionaries(WORDS, JSON, max_size=3),
+        minutes=st.none() | st.floats(0, 1e6),
+    ),
+)
 
 
 def event_strategy() -> st.SearchStrategy[Any]:

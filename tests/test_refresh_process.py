@@ -35,8 +35,8 @@ from fleet.planner.uncertainty import Uncertainty
 from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
-from fleet.refresh.request import RefreshRequest, request_from_json, request_text
-from fleet.refresh.run import EPOCHS, PLAN, run_refresh
+from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text
+from fleet.refresh.run import run_refresh
 from fleet.refresh.trainer_process import refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
@@ -575,3 +575,35 @@ def test_a_refresh_stays_away_from_the_cores_that_time() -> None:
         assert usable[0] not in cores
     assert set(cores) <= set(usable)
     assert np.array(cores).size > 0
+
+
+@pytest.mark.slow
+def test_a_training_tells_how_far_it_is_and_one_that_nobody_wants_leaves_nothing(
+    request_: RefreshRequest, tmp_path: Path
+) -> None:
+    registry = Registry(Path(request_.models))
+    refresher = Refresher(
+        registry, Path(request_.store), tmp_path / "work", RefreshSettings(epochs=100_000, nice=0)
+    )
+    try:
+        refresher.start("cpu", [])
+        deadline = time.monotonic() + 120
+        while not refresher.view["epochs"]:
+            assert [type(one) for one in refresher.poll()] in ([], [TrainingStarted])
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        epochs = refresher.view["epochs"]
+        assert (epochs["of"], epochs["done"] >= 1, epochs["left_secs"] > 0) == (100_000, True, True)
+        assert epochs["finding"].startswith(f"epoch {epochs['done']} of at most 100000, loss ")
+        refresher.stop("gpu")
+        assert refresher.view["state"] == "training", "the training of another family is not meant"
+        refresher.stop("cpu")
+        assert refresher.poll() == []
+        assert (refresher.view["state"], refresher.view["epochs"]) == ("idle", {})
+        assert unfinished(tmp_path / "work" / "cpu") is None, "the next one begins anew"
+        # One that is started and stopped in one turn has not begun for anybody.
+        refresher.start("cpu", [])
+        refresher.stop("cpu")
+        assert refresher.poll() == []
+    finally:
+        refresher.close()

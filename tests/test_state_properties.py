@@ -14,6 +14,7 @@ from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.event_json import event_from_json
 from fleet.core.events import Busy, DevicePolicy, DeviceState, GrantLease, JobId, TimeWindow
+from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
 from fleet.core.state import FleetState
 
 DEVICES = st.sampled_from(["a", "b"])
@@ -42,6 +43,8 @@ class Fleet(RuleBasedStateMachine):
         self.world = World()
         self.jobs = 0
         self.marks: dict[str, tuple[int, int]] = {}
+        #: Requests as they were when they had ended.
+        self.ended: dict[RequestId, dict[str, Any]] = {}
         #: A snapshot on the way, and how much of the journal lay before it.
         self.snapshot: tuple[str, int] | None = None
 
@@ -317,6 +320,35 @@ class Fleet(RuleBasedStateMachine):
         else:
             self.world.tell(ev.ModelPublished(at_secs=at_secs, version="v", device_ids=(DeviceId("a"),)))
 
+    @rule(
+        number=st.integers(0, 5),
+        family=st.sampled_from(["cpu", "cpu", "gpu"]),
+        minutes=st.sampled_from([None, None, 1.0, 60.0]),
+    )
+    def requested(self, number: int, family: str, minutes: float | None) -> None:
+        made = Request(
+            request_id=RequestId(f"r{number}"),
+            kind=RequestKind.TRAINING,
+            arguments={"family": family},
+            minutes=minutes,
+        )
+        at_secs = self.at()
+        if made.request_id not in self.world.state.request_ids():
+            self.ended.pop(made.request_id, None)  # it was so long ago that it is not kept
+        self.world.tell(ev.RequestSubmitted(at_secs=at_secs, request=made))
+
+    @rule(number=st.integers(0, 6), now=SELDOM)
+    def request_cancelled(self, number: int, now: bool) -> None:
+        if now:
+            self.world.tell(ev.RequestCancelled(at_secs=self.at(), request_id=RequestId(f"r{number}")))
+
+    @rule(number=st.integers(0, 6), done=st.integers(0, 3))
+    def request_progressed(self, number: int, done: int) -> None:
+        request_id = RequestId(f"r{number}")
+        self.world.tell(
+            ev.RequestProgressed(at_secs=self.at(), request_id=request_id, done=done, of=3, left_secs=1.0)
+        )
+
     @rule()
     def snapshots(self) -> None:
         written = self.world.state.to_json()
@@ -348,6 +380,25 @@ class Fleet(RuleBasedStateMachine):
             assert device["budget"]["day"] <= wall // 86400
         for family in state["triggers"]["families"]:
             assert family["not_before"] <= now + limits.training_retry_most_secs
+
+    @invariant()
+    def a_request_runs_with_its_training_and_keeps_its_end(self) -> None:
+        state = self.world.state
+        training = state.training()
+        at_work = {one["request_id"] for one in training["reasons"]} - {""}
+        times = {"submitted_at": None, "started_at": None, "ended_at": None}
+        for request_id in state.request_ids():
+            shown = state.request(request_id)
+            assert shown is not None
+            is_over = RequestState(shown["state"]).is_end
+            assert (shown["ended_at"] is not None) is is_over
+            if shown["state"] == RequestState.RUNNING:
+                assert request_id in at_work
+                assert training["family"] == shown["arguments"]["family"]
+            if is_over:
+                assert request_id not in at_work
+                assert bool(shown["reason"]) is (shown["state"] == RequestState.FAILED)
+                assert self.ended.setdefault(request_id, shown) | times == shown | times
 
     def teardown(self) -> None:
         now = self.world.state.to_json()

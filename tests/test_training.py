@@ -20,8 +20,8 @@ from tests.test_train import same_weights
 from transfer.errors import TransferError
 from transfer.model.checkpoint import CheckpointError
 from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors, model_config, scoped_seed
+from transfer.train import CURVES_NAME
 from transfer.train.config import torch_device
-from transfer.train.curves import CURVES_NAME
 from transfer.train.losses import head_loss
 from transfer.train.rows import gather_rows
 from transfer.train.step import Stepper

@@ -22,7 +22,8 @@ FOLDERS = {
     ),
     "fleet": (
         *("", "core", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
-        *("interchange", "transport", "models", "collection", "planner", "results", "engine", "refresh"),
+        *("interchange", "transport", "models", "collection", "planner", "results", "requests", "engine"),
+        "refresh",
         *("api", "daemon", "onboarding", "tuning", "report", "doctor", "public", "cli"),
     ),
 }

@@ -1,14 +1,12 @@
 """The daemon's small HTTP API: status, devices, models, scores, metrics.
 
 `fleet.api.server` serves it. It shows the coordinator's last view, what the registry's files say and what the
-champions make of candidates; it changes nothing, and no request waits for the coordinator. Everything but
-`/healthz` needs the token, which `fleet.api.connections.Gate` asks for.
+champions make of candidates. Only `fleet.api.requests` changes anything. Everything but `/healthz` needs the
+token, which `fleet.api.connections.Gate` asks for.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -16,7 +14,8 @@ from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from starlette.requests import ClientDisconnect
 
-from fleet.api.connections import OPEN_PATH, Connections, body_too_large
+from fleet.api.bodies import CLOSE, read_body
+from fleet.api.connections import OPEN_PATH, Connections
 from fleet.api.metrics import CONTENT_TYPE, metrics_text
 from fleet.api.score_service import ScoreBusyError, ScoreService
 from fleet.api.scores import MOST_TRACES
@@ -35,7 +34,6 @@ _TENSORS_TYPE = "application/octet-stream"
 
 SCORE_PATH = "/v1/score"
 _RETRY_SECS = "5"
-_CLOSE = {"Connection": "close"}
 #: The body is read as bytes, for it is parsed elsewhere; this tells clients what belongs into it.
 _SCORE_BODY: dict[str, Any] = {
     "requestBody": {
@@ -151,7 +149,7 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
         """Scores of schedules of one workload by a device's champion, or by another version with its head."""
 
         async def body() -> bytes:
-            return await _body(request, limits.body_bytes, limits.body_secs)
+            return await read_body(request, limits.body_bytes, limits.body_secs)
 
         try:
             status, found = await scores.answer(body, request.is_disconnected)
@@ -159,34 +157,12 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
             raise HTTPException(
                 503,
                 f"{limits.most} requests for scores are here already; try again in {_RETRY_SECS} s",
-                headers={"Retry-After": _RETRY_SECS, **_CLOSE},
+                headers={"Retry-After": _RETRY_SECS, **CLOSE},
             ) from None
         except ClientDisconnect:
             return Response(status_code=_GONE)
         retry = {"Retry-After": _RETRY_SECS} if status == 503 else {}
         return Response(found, status, media_type="application/json", headers=retry)
-
-
-async def _body(request: Request, most: int, secs: float) -> bytes:
-    """The body of a request.
-
-    Raises:
-        HTTPException: It is longer than `most` bytes, or not there after so many seconds.
-        ClientDisconnect: Whoever sends it is gone.
-    """
-    parts, size = [], 0
-    try:
-        async with asyncio.timeout(secs):
-            async for part in request.stream():
-                size += len(part)
-                if size > most:
-                    told = json.loads(body_too_large(most, size))["detail"]
-                    raise HTTPException(413, told, headers=_CLOSE)
-                parts.append(part)
-    except TimeoutError:
-        told = f"the body was not there after {secs:.0f} s: got {size} bytes; send it at once"
-        raise HTTPException(408, told, headers=_CLOSE) from None
-    return b"".join(parts)
 
 
 def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[str, Any]:

@@ -1,20 +1,173 @@
-"""Ask a running daemon: what `fleet status` does before it reads the store. Imports httpx, and no server."""
+"""Ask a running daemon of this host: what it shows, and what it should do. Imports no server.
+
+Verbs call it before they do anything by themselves: `fleet status` before it reads the store, `fleet train`
+before it trains.
+"""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.host.process_control import ProcessName, is_alive
 from fleet.errors import FleetError
 from fleet.private_files import read_private
 
+if TYPE_CHECKING:
+    import httpx
+
 #: Files of the daemon's folder: where the API listens, and what it asks for.
 ADDRESS, TOKEN = "api.json", "api.token"
-_TIMEOUT_SECS = 5.0
+#: An order is answered once it is durable: the daemon itself says when that takes too long.
+_TIMEOUT_SECS, _ORDER_SECS = 5.0, 30.0
 #: Under a flood of connections the daemon closes the oldest that have not asked yet, which may be ours.
 _TRIES = 5
+#: Pause before a follower connects again.
+_AGAIN_SECS = 0.2
+_REQUESTS = "/v1/requests"
+
+
+class DaemonRefused(FleetError):  # noqa: N818 - what came of an order, named so
+    """The daemon will not do what it was asked; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonClient:
+    """A daemon that runs on this host."""
+
+    url: str
+    token: str
+    pid: int
+
+    def get(self, path: str) -> Any:
+        """Get the JSON of a path of the API, such as `/v1/status`; None where the daemon ends just now.
+
+        Raises:
+            FleetError: It does not answer, or refuses.
+        """
+        return self._asked("GET", path, _TIMEOUT_SECS)
+
+    def submit(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Submit a request; it is durable when this returns. Sent again with the same id, it exists once.
+
+        Raises:
+            DaemonRefused: The daemon will not have it.
+            FleetError: It does not answer.
+        """
+        return self._ordered("POST", _REQUESTS, request)
+
+    def cancel(self, request_id: str) -> dict[str, Any]:
+        """Cancel a request; the answer says what it is then.
+
+        Raises:
+            DaemonRefused: There is none of this id.
+            FleetError: It does not answer.
+        """
+        return self._ordered("DELETE", request_path(request_id))
+
+    def follow(self, request_id: str) -> Iterator[dict[str, Any]]:
+        """Yield a request each time that it has changed, until it has ended.
+
+        Raises:
+            DaemonRefused: There is none of this id.
+            FleetError: The daemon is gone; it goes on with the request when it is started again.
+        """
+        import httpx
+
+        told, is_over, gone = 0, False, f"the daemon at {self.url} is gone"
+        while not is_over:
+            try:
+                for shown in self._events(request_id):
+                    if shown["changes"] != told:  # the first one of a new connection may be an old one
+                        told, is_over = shown["changes"], shown["ended_at"] is not None
+                        yield shown
+            except httpx.ConnectError as error:
+                raise FleetError(
+                    f"{gone}; it goes on with request {request_id} when it is started again"
+                ) from error
+            except httpx.TransportError:
+                pass  # the connection had to give way to others; another one may have more luck
+            if not is_over:
+                time.sleep(_AGAIN_SECS)
+
+    def post(self, path: str, value: Any, timeout_secs: float) -> Any:
+        """Send JSON to a path that may be asked twice, and get JSON; None where the daemon ends just now.
+
+        Raises:
+            DaemonRefused: The daemon refuses.
+            FleetError: It does not answer.
+        """
+        return self._asked("POST", path, timeout_secs, value)
+
+    def _events(self, request_id: str) -> Iterator[dict[str, Any]]:
+        with (
+            self._client(_ORDER_SECS) as client,
+            client.stream("GET", self.url + f"{request_path(request_id)}/events") as answer,
+        ):
+            if answer.status_code != 200:
+                answer.read()
+                raise DaemonRefused(_detail(answer))
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+
+    def _ordered(self, method: str, path: str, value: Any = None) -> dict[str, Any]:
+        found = self._asked(method, path, _ORDER_SECS, value)
+        if found is None:
+            raise FleetError(f"the daemon at {self.url} ends just now; start it again, then ask again")
+        return dict(found)
+
+    def _asked(self, method: str, path: str, timeout_secs: float, value: Any = None) -> Any:
+        import httpx
+
+        try:
+            with self._client(timeout_secs) as client:
+                for left in reversed(range(_TRIES)):
+                    try:
+                        answer = client.request(method, self.url + path, json=value)
+                        break
+                    except (httpx.RemoteProtocolError, httpx.ReadError):
+                        if not left:
+                            raise
+            if method != "GET" and answer.is_error:
+                raise DaemonRefused(_detail(answer))
+            answer.raise_for_status()
+            return answer.json()
+        except httpx.ConnectError:
+            # It ends just now.
+            return None
+        except (httpx.HTTPError, ValueError) as error:
+            raise FleetError(f"the daemon at {self.url} gives no answer to {path}: {error}") from error
+
+    def _client(self, timeout_secs: float) -> httpx.Client:
+        import httpx
+
+        # Not through a proxy of the environment: the token belongs to nobody else.
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.Client(timeout=timeout_secs, trust_env=False, headers=headers)
+
+
+def find_daemon(root: Path) -> DaemonClient | None:
+    """The daemon that runs on a folder, if one of this host does.
+
+    Raises:
+        FleetError: It cannot be told, or its token cannot be read.
+    """
+    try:
+        address = json.loads((root / ADDRESS).read_text())
+        url, token = str(address["url"]), read_private(root / TOKEN).strip()
+        # Versions before did not tell the start; their daemons are not asked.
+        daemon = ProcessName(pid=int(address["pid"]), started=int(address.get("started", -1)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FleetError(f"{root / ADDRESS}: cannot be read ({error}); start `fleet up` again") from error
+    # One that was killed left its address behind. Whoever listens there now must not get the token.
+    return DaemonClient(url, token, daemon.pid) if _is_here(daemon, root) else None
 
 
 def ask(root: Path, path: str) -> Any:
@@ -27,71 +180,25 @@ def ask(root: Path, path: str) -> Any:
     Raises:
         FleetError: A daemon is there but does not answer, or refuses.
     """
-    return request(root, "GET", path)
+    daemon = find_daemon(root)
+    return daemon.get(path) if daemon is not None else None
 
 
-def request(
-    root: Path, method: str, path: str, body: bytes | None = None, *, timeout_secs: float = _TIMEOUT_SECS
-) -> Any:
-    """Ask for anything that may be asked twice, and get JSON, or None as of `ask`.
+def request_path(request_id: str) -> str:
+    """The path of one request."""
+    from urllib.parse import quote
 
-    Args:
-        root: The daemon's folder.
-        method: Of HTTP.
-        path: Of the API.
-        body: JSON to send.
-        timeout_secs: Longest wait for the answer.
+    return f"{_REQUESTS}/{quote(request_id, safe='')}"
 
-    Raises:
-        FleetError: A daemon is there but does not answer, or refuses.
-    """
-    import httpx
 
-    found = _address(root)
-    if found is None:
-        return None
-    url, token = found
-    headers = {"Authorization": f"Bearer {token}"}
-    if body is not None:
-        headers["Content-Type"] = "application/json"
+def _detail(answer: httpx.Response) -> str:
+    """What the daemon says of a refusal."""
     try:
-        # Not through a proxy of the environment: the token belongs to nobody else.
-        with httpx.Client(timeout=timeout_secs, trust_env=False) as client:
-            for left in reversed(range(_TRIES)):
-                try:
-                    answer = client.request(method, url + path, headers=headers, content=body)
-                    break
-                except (httpx.RemoteProtocolError, httpx.ReadError):
-                    if not left:
-                        raise
-        told = answer.json()
-        if answer.is_success:
-            return told
-        raise FleetError(f"the daemon at {url} gives no answer to {path}: {told['detail']}")
-    except httpx.ConnectError:
-        # It ends just now.
-        return None
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise FleetError(f"the daemon at {url} gives no answer to {path}: {error}") from error
-
-
-def _address(root: Path) -> tuple[str, str] | None:
-    """Address and token of the daemon of a folder; None where none of this host runs on it.
-
-    Raises:
-        FleetError: The files cannot be read, or it cannot be told.
-    """
-    try:
-        address = json.loads((root / ADDRESS).read_text())
-        url, token = str(address["url"]), read_private(root / TOKEN).strip()
-        # Versions before did not tell the start; their daemons are not asked.
-        daemon = ProcessName(pid=int(address["pid"]), started=int(address.get("started", -1)))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FleetError(f"{root / ADDRESS}: cannot be read ({error}); start `fleet up` again") from error
-    # One that was killed left its address behind. Whoever listens there now must not get the token.
-    return (url, token) if _is_here(daemon, root) else None
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return (
+            f"the daemon answers {answer.status_code} to {answer.request.url.path}; is it of another version?"
+        )
 
 
 def _is_here(daemon: ProcessName, root: Path) -> bool:

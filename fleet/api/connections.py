@@ -8,13 +8,14 @@ token, which `Gate` looks at before anything else of a request.
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
+
+from fleet.api.bodies import too_large
 
 #: As ASGI calls them.
 Scope = MutableMapping[str, Any]
@@ -226,18 +227,12 @@ class Gate:
             return _NO_BODY
         # The parser of requests lets digits through only.
         if int(length) > most:
-            return body_too_large(most, int(length))
+            return too_large(most, int(length))
         return b""
 
     def _knows_token(self, authorization: bytes) -> bool:
         scheme, _, given = authorization.partition(b" ")
         return scheme.lower() == b"bearer" and secrets.compare_digest(given.strip(), self._token)
-
-
-def body_too_large(most: int, got: int) -> bytes:
-    """What whoever sends too long a body is told."""
-    told = f"the body is too large: got {got} bytes at least, at most {most}; send fewer traces at a time"
-    return json.dumps({"detail": told}).encode()
 
 
 async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
@@ -269,6 +264,5 @@ __all__ = [
     "Connections",
     "Gate",
     "GuardedConnection",
-    "body_too_large",
     "fitting_limits",
 ]

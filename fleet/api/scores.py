@@ -7,13 +7,12 @@ best = found.order[0]
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agents.records import Workload
-from fleet.api.client import request
+from fleet.api.client import find_daemon
 from fleet.errors import FleetError
 
 #: Traces of one request.
@@ -71,7 +70,8 @@ def score(
         "dialect": dialect,
         "version": version,
     }
-    found = request(root, "POST", "/v1/score", json.dumps(asked).encode(), timeout_secs=_TIMEOUT_SECS)
+    daemon = find_daemon(root)
+    found = None if daemon is None else daemon.post("/v1/score", asked, _TIMEOUT_SECS)
     if found is None:
         raise FleetError(f"no daemon runs on {root}; start `fleet up`, or name its folder (daemon.root)")
     return ScoreAnswer(

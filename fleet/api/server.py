@@ -30,13 +30,19 @@ from fleet.api.connections import (
     GuardedConnection,
     fitting_limits,
 )
+from fleet.api.requests import ANSWER_SECS, Followers, add_requests
+from fleet.api.requests import PATH as REQUESTS_PATH
 from fleet.api.score_service import ScoreService, ScoreSettings
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import read_private, write_private
+from fleet.requests.checks import MOST_BYTES
+from fleet.requests.desk import RequestDesk
 
 _START_SECS, _STOP_SECS = 10.0, 5.0
+#: Part of the time that an answer may take after which whoever follows a request is sent away in order.
+_FOLLOWED_SHARE = 0.5
 #: Longest head of a request.
 _HEAD_BYTES = 16 << 10
 #: Connections that are accepted before those that are there are looked at: each takes a file descriptor.
@@ -54,6 +60,8 @@ class ApiServer:
         root: The daemon's folder, which gets `api.token` and `api.json`.
         host: Address to listen on; a loopback one unless the user chose another.
         port: Port; 0 takes a free one.
+        desk: Where requests go; without one there are no paths for them.
+        answer_secs: How long the coordinator may take to answer one.
         limits: What connections may take; fitted to this process where None.
         scoring: What scores come from; nobody is given any where None.
 
@@ -69,7 +77,10 @@ class ApiServer:
         host: str,
         port: int,
         limits: ConnectionLimits | None = None,
+        *,
         scoring: ScoreSettings | None = None,
+        desk: RequestDesk | None = None,
+        answer_secs: float = ANSWER_SECS,
     ) -> None:
         self._root = root
         self._scores = None if scoring is None else ScoreService(scoring, root)
@@ -77,6 +88,11 @@ class ApiServer:
         with disk_errors("writing the API's token", root):
             token = read_or_make_token(root / TOKEN)
         connections = Connections(limits or fitting_limits())
+        app = make_app(view, registry, connections, self._scores)
+        if desk is not None:
+            bodies[REQUESTS_PATH] = MOST_BYTES
+            followers = Followers(_FOLLOWED_SHARE * connections.limits.request_secs, answer_secs)
+            add_requests(app, desk, followers, lambda: self._server.should_exit)
         listening = _listen(host, port)
         shown, bound = listening.getsockname()[:2]
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}"
@@ -84,7 +100,7 @@ class ApiServer:
         self.is_loopback = ipaddress.ip_address(shown).is_loopback
         self._server = uvicorn.Server(
             uvicorn.Config(
-                Gate(make_app(view, registry, connections, self._scores), token, connections, bodies),
+                Gate(app, token, connections, bodies),
                 # Names of modules that may be installed or not decide nothing here.
                 http=_guarded(connections),
                 loop="asyncio",

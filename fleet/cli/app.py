@@ -23,9 +23,11 @@ from fleet.cli import devices as cli_devices
 from fleet.cli import interchange as cli_interchange
 from fleet.cli import jobs as cli_jobs
 from fleet.cli import models as cli_models
+from fleet.cli import requests as cli_requests
 from fleet.cli import store as cli_store
 from fleet.cli import training as cli_learning
 from fleet.cli import tuning as cli_tuning
+from fleet.cli.interruption import Interrupted
 from fleet.errors import FleetError
 from fleet.terminal_text import make_logs_visible, say, say_traceback
 
@@ -59,13 +61,6 @@ def _fleet(
         os.environ["FLEET_DEBUG"] = "1"
 
 
-class Interrupted(BaseException):  # no error: somebody asked for it
-    """SIGINT or SIGTERM arrived: close what is open, then end.
-
-    Not a `KeyboardInterrupt`, which typer would answer by itself.
-    """
-
-
 class _Signals:
     """Handler of SIGINT and SIGTERM that remembers which one came.
 
@@ -91,6 +86,7 @@ cli_learning.register(app)
 cli_tuning.register(app)
 cli_models.register(app)
 cli_store.register(app)
+cli_requests.register(app)
 
 
 def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:

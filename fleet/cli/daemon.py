@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +19,7 @@ from fleet.cli.output import ConfigOption, SetOption
 
 if TYPE_CHECKING:
     from fleet.daemon.daemon import Api
+    from fleet.engine.coordinator import Coordinator
 
 
 def register(app: typer.Typer) -> None:
@@ -66,13 +66,14 @@ def up(
     options = UpOptions(models=models, address=address, for_secs=for_secs, once=once)
     daemon = settings.daemon
 
-    def serve(view: Callable[[], dict[str, Any]], folder: Path, quiet_cores: tuple[int, ...]) -> Api:
+    def serve(coordinator: Coordinator, folder: Path, quiet_cores: tuple[int, ...]) -> Api:
         from fleet.api.score_service import ScoreSettings
         from fleet.api.server import ApiServer
         from fleet.models.registry_reader import RegistryReader
 
         scoring = ScoreSettings(models=models, store=Path(settings.store.path), cores=quiet_cores)
-        reader = RegistryReader(models)
-        return ApiServer(view, reader, folder, daemon.api_host, daemon.api_port, scoring=scoring)
+        reader, view, desk = RegistryReader(models), coordinator.view, coordinator.desk
+        where = (folder, daemon.api_host, daemon.api_port)
+        return ApiServer(view, reader, *where, scoring=scoring, desk=desk)
 
     run_daemon(settings, options, TerminalConsole(), serve=serve if daemon.api_host else None)

@@ -23,6 +23,7 @@ from fleet.cli.options import (
     learning_settings,
 )
 from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
@@ -73,20 +74,35 @@ def train(
     publish: Annotated[
         bool, typer.Option("--publish/--no-publish", help="Let it serve the devices where it wins, or none.")
     ] = True,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave it to the daemon, and do not follow it.")
+    ] = False,
     seed: SeedOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train one model with a head for each device of the store, and keep it as the next version.
 
+    Where a daemon writes this store and trains into this folder, it gets a request for each family, and this
+    command follows it; --workers, --compute, --check-transfer, --epochs or --seed train here instead.
     Every epoch is kept: run again after an interruption, it goes on. With 40 workloads or more, a tenth of
     them tells when to stop. Curves are written beside the models, in `training`.
 
     Example: fleet train --store runs/store --check-transfer
     """
+    from fleet.cli.training_request import request_trainings, training_daemon
     from fleet.models.training import train_version
 
     settings = learning_settings(config, store, epochs, seed)
+    is_of_its_own = workers > 1 or compute is not ComputeOption.AUTO or check or epochs or seed is not None
+    daemon = None if is_of_its_own else training_daemon(settings, models)
+    if daemon is not None:
+        request_trainings(daemon, device or [], is_detached=detach, as_json=as_json)
+        return
+    if detach:
+        raise FleetError(
+            "--detach leaves the training to a daemon, but none trains for this store and folder"
+        )
     with _check_progress() as told:
         trained = train_version(
             settings,

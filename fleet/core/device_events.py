@@ -9,6 +9,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
 from fleet.core.events import DeviceState, Instruction, JobState, ReasonKind
 from fleet.core.model_events import enter_environment, expect
+from fleet.core.requests import requests_due
 from fleet.core.state_core import Core
 
 
@@ -25,6 +26,7 @@ def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instru
         leasing.release(device)
     if event.at_secs < leasing.now:
         core.triggers.set_back(leasing.now - event.at_secs, event.at_secs)
+        core.requests.set_back(leasing.now - event.at_secs, event.at_secs)
         leasing.set_back(event.at_secs)
     leasing.set_wall(event.at_secs)
     made: list[Instruction] = []
@@ -81,7 +83,7 @@ def tick(core: Core, event: ev.Tick) -> list[Instruction]:
     for device, instructions in core.leasing.wake():
         core.remember(device.device_id, event)
         made += instructions
-    return made
+    return made + requests_due(core)
 
 
 def device_added(core: Core, event: ev.DeviceAdded) -> list[Instruction]:

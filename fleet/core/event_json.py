@@ -113,6 +113,8 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         key, item = (_reader(one) for one in get_args(kind))
         return lambda value: {key(name): item(one) for name, one in _checked(value, dict).items()}
     kind = getattr(kind, "__supertype__", kind)
+    if kind is Any:  # plain JSON values stay as they are
+        return lambda value: value
     if is_dataclass(kind):
         return _record_reader(kind)
     if issubclass(kind, Enum):

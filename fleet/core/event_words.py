@@ -84,6 +84,8 @@ class ReasonKind(StrEnum):
     DRIFT = "drift"
     NEW_DEVICE = "new_device"
     NEW_ENVIRONMENT = "new_environment"
+    #: Somebody asks for it: at once, and once.
+    REQUEST = "request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +142,5 @@ class TrainingReason:
     device_id: str = ""
     #: One short sentence for people.
     text: str = ""
+    #: The request that it comes from; empty for what the state found itself.
+    request_id: str = ""

@@ -34,13 +34,16 @@ from fleet.core.instructions import (
     Instruction,
     KeepLate,
     Quarantine,
+    ShowRequest,
     StartAgent,
     StartTraining,
     StopAccepting,
     StopAgent,
+    StopTraining,
     WantJobs,
 )
 from fleet.core.limits import Limits
+from fleet.core.request_words import RequestCancelled, RequestProgressed, RequestSubmitted
 
 #: Version of the rules by which the state decides, where a change would replay a journal differently.
 RULES = 2
@@ -313,6 +316,9 @@ class TrainingFinished:
     version: str = ""
     #: How it ended, for people.
     text: str = ""
+    #: Devices that it serves from now on, and those that keep what they had, each with the reason.
+    serves: Mapping[str, str] = field(default_factory=dict)
+    kept_champions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +382,7 @@ Event = (
     | ProbePassed | ProbeRefused | AgentBeat | AgentDied | JobSubmitted | JobFinished | JobCrashed
     | JobCancelled | LeaseReturned | ResultArrivedLate | QuarantineLifted | DriftAlarm | EnvironmentChanged
     | RecordsStored | TrainingStarted | TrainingFinished | TrainingFailed | ModelPublished | ModelRolledBack
-    | DiskFull | DiskFreed | Tick
+    | DiskFull | DiskFreed | Tick | RequestSubmitted | RequestProgressed | RequestCancelled
 )
 
 __all__ = [
@@ -386,8 +392,9 @@ __all__ = [
     "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
     "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "LeaseReturned", "ModelPublished",
     "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted",
-    "ReasonKind", "RecordsStored", "ResultArrivedLate", "StartAgent", "StartTraining", "StopAccepting",
-    "StopAgent", "Tick", "TimeWindow", "TrainingFailed", "TrainingFinished", "TrainingReason",
+    "ReasonKind", "RecordsStored", "RequestCancelled", "RequestProgressed", "RequestSubmitted",
+    "ResultArrivedLate", "ShowRequest", "StartAgent", "StartTraining", "StopAccepting",
+    "StopAgent", "StopTraining", "Tick", "TimeWindow", "TrainingFailed", "TrainingFinished", "TrainingReason",
     "TrainingStarted", "Verdict", "WantJobs",
 ]
 # fmt: on

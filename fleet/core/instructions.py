@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from agents.records import DeviceId
 from fleet.core.event_words import JobId, TrainingReason
+from fleet.core.request_words import RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,20 @@ class StartTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopTraining:
+    """End the training of a family: nobody waits for it any more, and nothing of it is told from here on."""
+
+    family: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowRequest:
+    """A request is another than it was: tell those who follow it or wait for an answer."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
     """A device (`job_id` None) or a job was quarantined: show it."""
 
@@ -90,6 +105,8 @@ Instruction = (
     | GrantLease
     | KeepLate
     | StartTraining
+    | StopTraining
+    | ShowRequest
     | Quarantine
     | WantJobs
     | StopAccepting

@@ -9,6 +9,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import Device
 from fleet.core.events import Event, Instruction, ReasonKind
 from fleet.core.refresh_triggers import Phase
+from fleet.core.requests import training_broke, training_is_judged, training_runs
 from fleet.core.state_core import Core
 
 
@@ -40,22 +41,24 @@ def training_started(core: Core, event: ev.TrainingStarted) -> list[Instruction]
     """The training that was asked for runs."""
     _check_training(core, event, event.family, Phase.ASKED)
     core.triggers.started(core.leasing.now)
-    return []
+    return training_runs(core)
 
 
 def training_finished(core: Core, event: ev.TrainingFinished) -> list[Instruction]:
     """Its reasons are dealt with; the next may come after a pause."""
     _check_training(core, event, event.family, Phase.ASKED, Phase.RUNNING)
     text = event.text or (f"made {event.version}" if event.version else "kept no model")
+    made = training_is_judged(core, event)
     core.triggers.finished(core.leasing.now, text, core.leasing.limits)
-    return []
+    return made
 
 
 def training_failed(core: Core, event: ev.TrainingFailed) -> list[Instruction]:
     """Its reasons stand, unless they are hopeless; the next may come after a back-off."""
     _check_training(core, event, event.family, Phase.ASKED, Phase.RUNNING)
+    made = training_broke(core, event.reason)
     core.triggers.failed(core.leasing.now, event.reason, core.leasing.limits, is_hopeless=event.is_hopeless)
-    return []
+    return made
 
 
 def model_published(core: Core, event: ev.ModelPublished) -> list[Instruction]:

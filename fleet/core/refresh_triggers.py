@@ -1,8 +1,8 @@
 """When a family's model is trained again, and that only one training runs. Pure; part of `state.py`.
 
 A training is asked for by enough new records of the family, or by a device that drifted, is new or changed
-its environment, as soon as there are records that tell of it. How to train and judge is for
-`refresh/decisions.py`.
+its environment, as soon as there are records that tell of it, or at once by a request. How to train and
+judge is for `fleet.refresh.run`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from agents.records import DeviceId
 from fleet.core.event_json import value_from_json, value_to_json
-from fleet.core.events import ReasonKind, StartTraining, TrainingReason
+from fleet.core.events import ReasonKind, StartTraining, StopTraining, TrainingReason
 from fleet.core.limits import Limits
 
-#: Device and kind of a reason.
+#: Device or request, and kind, of a reason.
 _Key = tuple[str, ReasonKind]
 
 
@@ -69,6 +69,11 @@ class FamilyTriggers:
         """Whether anything asks for a training."""
         return bool(self.due) or self.records - self.base >= self.enough(limits)
 
+    def ready_at(self) -> float:
+        """When the next training may begin: whoever asks for one waits for no pause."""
+        is_asked = any(kind is ReasonKind.REQUEST for _, kind in self.due)
+        return -math.inf if is_asked else self.not_before
+
 
 class Triggers:
     """The triggers of all families and the one training."""
@@ -114,15 +119,28 @@ class Triggers:
                 one.pending.pop((device_id, kind), None)
                 one.due.pop((device_id, kind), None)
 
+    def drop_request(self, family: str, request_id: str, now: float) -> list[StopTraining]:
+        """Forget a request; a training that nothing else asked for is stopped."""
+        self._of(family).due.pop((request_id, ReasonKind.REQUEST), None)
+        left = tuple(one for one in self.reasons if one.request_id != request_id)
+        if left == self.reasons or left:
+            self.reasons = left
+            return []
+        stopped, one = StopTraining(family=self.family), self._of(self.family)
+        if self.phase is Phase.RUNNING:
+            one.base = one.base_before
+        self._end(now, "stopped: nobody asks for it any more")
+        return [stopped]
+
     def ask(self, now: float, limits: Limits) -> list[StartTraining]:
         """Ask for a training if there is a reason and none is under way."""
         if self.phase is not Phase.IDLE:
             return []
-        ready = [one for one in self._families.values() if one.not_before <= now and one.wants(limits)]
+        ready = [one for one in self._families.values() if one.ready_at() <= now and one.wants(limits)]
         if not ready:
             return []
         # The family that has waited longest, so that one with many records does not starve the other.
-        one = min(ready, key=lambda family: (family.not_before, family.family))
+        one = min(ready, key=lambda family: (family.ready_at(), family.not_before, family.family))
         new = one.records - one.base
         reasons = list(one.due.values())
         if new >= one.enough(limits):
@@ -176,7 +194,8 @@ class Triggers:
         wait = limits.training_retry_secs * 2.0 ** min(one.failures, 30)
         one.failures += 1
         one.not_before = now + min(limits.training_retry_most_secs, wait)
-        back = {_key(reason): reason for reason in self.reasons if reason.kind is not ReasonKind.NEW_RECORDS}
+        once = (ReasonKind.NEW_RECORDS, ReasonKind.REQUEST)
+        back = {_key(reason): reason for reason in self.reasons if reason.kind not in once}
         one.due = {key: reason for key, reason in back.items() if key not in one.due} | one.due
         self._end(now, f"failed: {reason}")
 
@@ -184,7 +203,7 @@ class Triggers:
         """The time at which `ask` may have something to say; infinite where only an event can."""
         if self.phase is not Phase.IDLE:
             return math.inf
-        return min((f.not_before for f in self._families.values() if f.wants(limits)), default=math.inf)
+        return min((f.ready_at() for f in self._families.values() if f.wants(limits)), default=math.inf)
 
     def describe(self, wall_ahead_secs: float) -> dict[str, Any]:
         """What status and API show; JSON-ready. Times in Unix seconds."""
@@ -227,7 +246,7 @@ class Triggers:
 
 
 def _key(reason: TrainingReason) -> _Key:
-    return reason.device_id, reason.kind
+    return reason.request_id or reason.device_id, reason.kind
 
 
 def _family_to_json(one: FamilyTriggers) -> dict[str, Any]:

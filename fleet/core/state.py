@@ -21,13 +21,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.core import device_events, job_events, model_events
+from fleet.core import device_events, job_events, model_events, requests
 from fleet.core import events as ev
 from fleet.core.event_json import event_from_json, event_to_json
 from fleet.core.events import Event, Instruction, Job, JobId, JobState, Verdict
 from fleet.core.leases import Leasing
 from fleet.core.limits import Limits
 from fleet.core.refresh_triggers import Triggers
+from fleet.core.request_words import Request, RequestId
+from fleet.core.requests import Requests
 from fleet.core.state_core import RECENT, Core, StateError, device_of
 
 #: Version of `FleetState.to_json`.
@@ -35,14 +37,14 @@ _SCHEMA = 1
 
 
 class FleetState:
-    """Devices, jobs, leases, budgets and the training of a fleet.
+    """Devices, jobs, leases, budgets, requests and the training of a fleet.
 
     Args:
         limits: Numbers of the rules until a `CoordinatorStarted` brings others.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self._core = Core(Leasing(limits or Limits()), Triggers())
+        self._core = Core(Leasing(limits or Limits()), Triggers(), Requests())
 
     # ---- what the shell calls ----
 
@@ -86,7 +88,7 @@ class FleetState:
         if isinstance(event, ev.Tick):
             is_quiet = leasing.is_stopping or leasing.is_full
             training = math.inf if is_quiet else self._core.triggers.next_secs(leasing.limits)
-            return min(leasing.next_wake(), training) <= event.at_secs
+            return min(leasing.next_wake(), training, self._core.requests.next_secs()) <= event.at_secs
         return True
 
     def verdict(self, device_id: DeviceId, job_id: JobId, epoch: int) -> Verdict:
@@ -148,12 +150,26 @@ class FleetState:
         """The training, JSON-ready: state (idle, asked, running), since, family, reasons, last, failures."""
         return self._core.triggers.describe(self._core.leasing.wall_ahead_secs)
 
+    def request_ids(self) -> list[RequestId]:
+        """All requests that are open, and the last of those that have ended, in the order of their coming."""
+        return self._core.requests.ids()
+
+    def request(self, request_id: RequestId) -> dict[str, Any] | None:
+        """One request for its clients, JSON-ready (`RequestEntry.describe`); None where none has this id."""
+        entry = self._core.requests.get(request_id)
+        return entry.describe(self._core.leasing.wall_ahead_secs) if entry is not None else None
+
+    def open_requests(self) -> list[Request]:
+        """Requests that have not ended, in the order of their coming."""
+        return [one.request for one in self._core.requests.open()]
+
     def to_json(self) -> dict[str, Any]:
         """The whole state, JSON-ready, for a snapshot of the journal."""
         return {
             "schema": _SCHEMA,
             "leasing": self._core.leasing.to_json(),
             "triggers": self._core.triggers.to_json(),
+            "requests": self._core.requests.to_json(),
             "recent": {
                 key: [event_to_json(one) for one in recent] for key, recent in self._core.recent.items()
             },
@@ -170,7 +186,12 @@ class FleetState:
             got = value.get("schema")
             raise StateError(f"the journal's snapshot has schema {got!r}, this version reads {_SCHEMA}")
         state = cls()
-        state._core = Core(Leasing.from_json(value["leasing"]), Triggers.from_json(value["triggers"]))
+        state._core = Core(
+            Leasing.from_json(value["leasing"]),
+            Triggers.from_json(value["triggers"]),
+            # Snapshots of earlier versions have none.
+            Requests.from_json(value.get("requests", [])),
+        )
         state._core.recent = {
             DeviceId(key): deque(map(event_from_json, recent), maxlen=RECENT)
             for key, recent in value["recent"].items()
@@ -207,6 +228,9 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.DiskFull: device_events.disk_full,
     ev.DiskFreed: device_events.disk_freed,
     ev.Tick: device_events.tick,
+    ev.RequestSubmitted: requests.request_submitted,
+    ev.RequestProgressed: requests.request_progressed,
+    ev.RequestCancelled: requests.request_cancelled,
 }
 
 __all__ = ["FleetState", "StateError"]

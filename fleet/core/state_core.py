@@ -15,6 +15,7 @@ from fleet.core.events import Event, JobId, Verdict
 from fleet.core.job_state import Entry
 from fleet.core.leases import Leasing
 from fleet.core.refresh_triggers import Triggers
+from fleet.core.requests import Requests
 from fleet.errors import FleetError
 
 #: Last events of a device that the message of an impossible one shows.
@@ -28,9 +29,10 @@ class StateError(FleetError):
 class Core:
     """Everything that events change."""
 
-    def __init__(self, leasing: Leasing, triggers: Triggers) -> None:
+    def __init__(self, leasing: Leasing, triggers: Triggers, requests: Requests) -> None:
         self.leasing = leasing
         self.triggers = triggers
+        self.requests = requests
         self.recent: dict[DeviceId, deque[Event]] = {}
 
     def verdict(self, device_id: DeviceId, job_id: JobId, epoch: int) -> Verdict:

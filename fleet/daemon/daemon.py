@@ -82,7 +82,7 @@ def run_daemon(
     options: UpOptions,
     console: Console,
     *,
-    serve: Callable[[Callable[[], dict[str, Any]], Path, tuple[int, ...]], Api] | None = None,
+    serve: Callable[[Coordinator, Path, tuple[int, ...]], Api] | None = None,
 ) -> None:
     """Collect and refresh until SIGTERM, SIGINT, or the end that the options set.
 
@@ -90,8 +90,8 @@ def run_daemon(
         settings: Devices, workloads, protocol, store, daemon.
         options: What the command line says.
         console: Where lines go.
-        serve: Starts the API: gets the coordinator's view, the daemon's folder, and the cores on which work
-            disturbs no timing.
+        serve: Starts the API: gets the coordinator, of which other threads may use `view` and `desk`, the
+            daemon's folder, and the cores on which work disturbs no timing.
 
     Raises:
         FleetError: Another daemon runs on the same folder, a device cannot be had, or the disk failed.
@@ -121,7 +121,7 @@ def run_daemon(
                         clock=clock,
                     )
                     cores = refresh_cores(specs.values())
-                    api = serve(coordinator.view, root, cores) if serve is not None else None
+                    api = serve(coordinator, root, cores) if serve is not None else None
                     try:
                         where = f", API {api.url}" if api is not None else ""
                         notices.say(f"fleet is up: {len(specs)} devices{where}, store {store.path}")

@@ -36,6 +36,10 @@ def announce_event(event: Event, notices: Notices) -> None:
             notices.say(f"{version} serves {', '.join(names)}", style="green")
         case ev.ModelRolledBack(version=version, device_id=name, reason=reason):
             notices.alarm(name, f"goes back to {version or 'no model'}: {reason}")
+        case ev.RequestSubmitted(request=request):
+            notices.say(f"request {request.request_id}: {request.kind}", kind="request")
+        case ev.RequestCancelled(request_id=request_id, reason=reason):
+            notices.say(f"request {request_id}: {reason}", kind="request")
         case ev.TrainingFinished(family=family, text=text):
             notices.say(f"training for {family} ended: {text}")
         case ev.TrainingFailed(family=family, reason=reason):

@@ -37,6 +37,7 @@ from fleet.planner.plan_view import turn_of
 from fleet.planner.request_coalescer import sharing_names, space_of
 from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_discovery import WorkloadDiscovery
+from fleet.requests.desk import RequestDesk
 from fleet.results.kept_files import KeptFiles
 from fleet.results.record_sink import RecordSink
 from fleet.results.refused_records import RefusedRecords
@@ -85,6 +86,7 @@ class Composition:
     steadiness: Steadiness
     notices: Notices
     trainer: Trainer | None
+    desk: RequestDesk
     #: Gives the seconds that decisions go by, and the wall clock.
     clock: FleetClock
 
@@ -264,6 +266,7 @@ def assemble(
         steadiness=Steadiness(),
         notices=notices,
         trainer=trainer,
+        desk=RequestDesk(),
         clock=clock,
     )
 

@@ -39,6 +39,9 @@ from fleet.errors import StoreError, StoreFull
 from fleet.histogram import Histogram
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.uncertainty import Uncertainty
+from fleet.requests.checks import KnownFleet
+from fleet.requests.desk import RequestDesk
+from fleet.requests.progress import training_progress
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
 
@@ -143,6 +146,8 @@ class Coordinator:
             self._doing.go_on(answer)
         for event in parts.trainer.poll() if parts.trainer is not None else ():
             parts.chronicle.tell(event)
+        # After what the trainer tells: a training that has just ended cannot be stopped any more.
+        parts.desk.serve(parts.state, self._known_fleet, parts.chronicle.tell, parts.clock())
         self._tell_wall()
         parts.chronicle.tell(ev.Tick(at_secs=parts.clock()))
         self._flush()
@@ -194,6 +199,11 @@ class Coordinator:
         except StoreFull as error:
             parts.notices.say(f"the journal stays as long as it is: {error}")
 
+    @property
+    def desk(self) -> RequestDesk:
+        """Where other threads leave requests."""
+        return self._parts.desk
+
     def view(self) -> dict[str, Any]:
         """The picture of about a second ago (`fleet.engine.fleet_view`), for any thread to read."""
         return self._view
@@ -214,8 +224,14 @@ class Coordinator:
         for job in parts.chronicle.jobs:
             parts.feeder.queues.opened(job)
         self._flush()
+        parts.desk.open(parts.state)
         parts.feeder.heads.update(one for one in state.device_ids() if state.describe(one)["champion"])
         self._look()
+
+    def _known_fleet(self) -> KnownFleet:
+        parts = self._parts
+        families = {str(one): family for one, family in parts.families.items()}
+        return KnownFleet(families=families, trains=parts.trainer is not None)
 
     def _tell_wall(self) -> None:
         """Tell the state of a wall clock that is not where it was: windows and budgets go by it."""
@@ -265,6 +281,9 @@ class Coordinator:
             if parts.coverage.is_loaded and parts.summary.is_due(parts.store):
                 parts.thread.do(Saving(), partial(parts.summary.write, parts.pack_summary()))
             self._receiving.end_silent()
+            if parts.trainer is not None:
+                for event in training_progress(parts.state, parts.trainer.view, now):
+                    parts.chronicle.tell(event)
             for device_id, incarnation in parts.agents.up.items():
                 parts.listing.agent_up(parts.specs[device_id], incarnation)
                 is_over = self._is_stopping or parts.settings.once

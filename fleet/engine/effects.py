@@ -59,6 +59,10 @@ class EffectRunner:
                     text = "nothing trains here"
                     done = ev.TrainingFinished(at_secs=parts.clock(), family=family, text=text)
                     parts.chronicle.tell(done)
+            case ev.StopTraining(family=family) if parts.trainer is not None:
+                parts.trainer.stop(family)
+            case ev.ShowRequest(request_id=request_id):
+                parts.desk.show(parts.state, request_id)
 
     def note(self, event: Event) -> None:
         """Follow up a durable event that concerns the shell itself."""

@@ -19,6 +19,9 @@ class Trainer(Protocol):
     def start(self, family: str, reasons: Sequence[TrainingReason]) -> None:
         """Begin a training."""
 
+    def stop(self, family: str) -> None:
+        """End the training of a family for good; nothing of it comes out of `poll` any more."""
+
     def records_stored(self, device_id: DeviceId, family: str, count: int) -> None:
         """Note new records."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,17 @@ class Refresher:
             return
         self._events.append(TrainingStarted(at_secs=self._clock(), family=family))
 
+    def stop(self, family: str) -> None:
+        """End the training of a family for good; nothing of it comes out of `poll` any more."""
+        child = self._child
+        if child is None or (child.request.kind, child.request.family) != ("refresh", family):
+            return
+        self._child = None
+        child.give_up("nobody asks for it any more")
+        child.stop(1.0)
+        child.forget()
+        self._events = [one for one in self._events if not isinstance(one, TrainingStarted)]
+
     def records_stored(self, device_id: DeviceId, family: str, count: int) -> None:
         """Count new records of a device: enough of them ask for a look at its champion."""
         self._watching.families[device_id] = family
@@ -175,6 +186,8 @@ class Refresher:
             "family": "" if request is None else request.family,
             "since": None if request is None else self._since_wall,
             "reasons": [] if request is None else list(request.reasons),
+            "epochs": self._child.epochs() if self._child is not None else {},
+            "models": str(self._registry.folder.absolute()),
             "last": self._last,
             "last_look": self._last_look,
         }
@@ -210,8 +223,7 @@ class Refresher:
             self._last = {"at": self._wall(), "ok": True, **answer}
             # What was published comes before the end of the training that published it.
             self._tell_changes()
-            version, text = str(answer.get("version", "")), str(answer.get("text", ""))
-            self._events.append(TrainingFinished(at_secs=now, family=family, version=version, text=text))
+            self._events.append(_finished(answer, family, now))
             child.forget()
         else:
             reason = child.failure()
@@ -287,6 +299,21 @@ class Refresher:
             else:
                 now = self._clock()
                 self._events.append(ModelPublished(at_secs=now, version=version, device_ids=(device_id,)))
+
+
+def _finished(answer: Mapping[str, Any], family: str, now: float) -> TrainingFinished:
+    """What a refresh answered, as an event."""
+    reasons: dict[bool, dict[str, str]] = {True: {}, False: {}}
+    for device_id, verdict in answer.get("verdicts", {}).items():
+        reasons[bool(verdict["serves"])][device_id] = str(verdict["reason"])
+    return TrainingFinished(
+        at_secs=now,
+        family=family,
+        version=str(answer.get("version", "")),
+        text=str(answer.get("text", "")),
+        serves=reasons[True],
+        kept_champions=reasons[False],
+    )
 
 
 __all__ = ["RefreshSettings", "Refresher", "refresh_cores"]

@@ -14,8 +14,11 @@ from fleet.durable import write_durably
 from fleet.errors import FleetError
 from fleet.models.registry import KEEP
 
-#: Names in the folder of a request.
-REQUEST, TRIED = "request.json", "tried"
+#: Names in the folder of a request: what is asked for, how often it was tried, what was decided before it
+#: began, and what each epoch has left.
+REQUEST, TRIED, PLAN, EPOCHS = "request.json", "tried", "plan.json", "epochs"
+#: Epochs of a warm start over those of a training from nothing.
+WARM_EPOCHS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,4 +88,21 @@ def count_tried(folder: Path, more: int) -> None:
     write_durably(folder / TRIED, str(max(0, tried(folder) + more)).encode())
 
 
-__all__ = ["REQUEST", "TRIED", "RefreshRequest", "count_tried", "request_from_json", "request_text", "tried"]
+def warm_epochs(epochs: int) -> int:
+    """Epochs of a training that goes on from a champion."""
+    return max(1, round(epochs * WARM_EPOCHS))
+
+
+__all__ = [
+    "EPOCHS",
+    "PLAN",
+    "REQUEST",
+    "TRIED",
+    "WARM_EPOCHS",
+    "RefreshRequest",
+    "count_tried",
+    "request_from_json",
+    "request_text",
+    "tried",
+    "warm_epochs",
+]

@@ -30,7 +30,7 @@ from fleet.models.judge import (
 from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
 from fleet.refresh.data import RefreshData, family_devices, held_workloads, read_refresh_data
-from fleet.refresh.request import RefreshRequest
+from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, warm_epochs
 from fleet.store.store import Store, StoreReader
 
 if TYPE_CHECKING:
@@ -38,13 +38,12 @@ if TYPE_CHECKING:
     from transfer.model.mtl_tlp import MultiTaskTLP
     from transfer.train.training import TrainConfig
 
-#: Epochs and learning rate of a warm start over those of a training from nothing (the trade:
-#: `docs/models.md`).
-WARM_EPOCHS, WARM_RATE = 0.5, 1.0
+#: Learning rate of a warm start over that of a training from nothing (the trade: `docs/models.md`).
+WARM_RATE = 1.0
 #: Candidates of a new device that choose the head to start from.
 _LIKENESS = 512
-#: Names in the folder of a request.
-PLAN, CHALLENGER, EPOCHS = "plan.json", "challenger", "epochs"
+#: Name of the trained challenger in the folder of a request.
+CHALLENGER = "challenger"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +256,7 @@ def warm_config(config: TrainConfig) -> TrainConfig:
     """How a champion is trained on: for less long than from nothing."""
     return replace(
         config,
-        epochs=max(1, round(config.epochs * WARM_EPOCHS)),
+        epochs=warm_epochs(config.epochs),
         learning_rate=config.learning_rate * WARM_RATE,
     )
 
@@ -290,4 +289,4 @@ def _last(data: RefreshData) -> dict[str, float]:
     }
 
 
-__all__ = ["CHALLENGER", "EPOCHS", "PLAN", "run_refresh", "warm_config"]
+__all__ = ["CHALLENGER", "run_refresh", "warm_config"]

@@ -23,13 +23,17 @@ from fleet.durable import write_durably
 from fleet.errors import FleetError
 from fleet.refresh.process import DONE, PARENT, STOPPED
 from fleet.refresh.request import (
+    EPOCHS,
+    PLAN,
     REQUEST,
     RefreshRequest,
     count_tried,
     request_from_json,
     request_text,
     tried,
+    warm_epochs,
 )
+from transfer.train import CURVES_NAME
 
 #: Times that one request is tried again after its process was killed.
 ATTEMPTS = 3
@@ -108,6 +112,26 @@ class RefreshChild:
         except (OSError, ValueError):
             return None
         return value if isinstance(value, dict) and "kind" in value else None
+
+    def epochs(self) -> dict[str, Any]:
+        """How far the training is: epochs `done` and `of` how many at most, `left_secs`, a `finding`.
+
+        Empty before the first epoch has ended.
+        """
+        try:
+            plan = json.loads((self._folder / PLAN).read_text())
+            curves = (self._folder / EPOCHS).glob(f"*/{CURVES_NAME}")
+            newest = max(curves, key=lambda path: path.stat().st_mtime)
+            reports = [json.loads(line) for line in newest.read_text().splitlines()]
+        except (OSError, ValueError):  # not there yet, or half written
+            return {}
+        if not reports:
+            return {}
+        done, of = len(reports), self.request.epochs
+        of = warm_epochs(of) if plan["base"] else of
+        secs = sum(one["seconds"] for one in reports) / done
+        finding = f"epoch {done} of at most {of}, loss {reports[-1]['train_loss']:.4g}"
+        return {"done": done, "of": of, "left_secs": secs * (of - done), "finding": finding}
 
     def failure(self) -> str:
         """How it ended, with the end of its standard error."""

@@ -11,9 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from transfer.train import CURVES_NAME
 from transfer.train.config import EpochReport
-
-CURVES_NAME = "curves.jsonl"
 
 
 class Curves:
@@ -74,4 +73,4 @@ def _board(folder: Path, purge_step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=purge_step)
 
 
-__all__ = ["CURVES_NAME", "Curves"]
+__all__ = ["Curves"]

@@ -1,0 +1,160 @@
+"""The paths of the API about requests: submit, list, show, cancel, follow.
+
+Called by `fleet.api.app`. It leaves orders at the coordinator's desk and waits for the answer without holding
+a thread; who follows a request reads copies, at a pace of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from fleet.api.bodies import read_body
+from fleet.core.request_words import RequestState
+from fleet.requests.checks import MOST_BYTES, RequestConflict, RequestRefused, RequestUnknown, parse_request
+from fleet.requests.desk import DeskFull, RequestDesk, Shown
+
+PATH = "/v1/requests"
+#: How long an answer may take: a turn of the coordinator and its waits for the disk, even a slow one.
+ANSWER_SECS = 15.0
+#: How long a body may take to come.
+_BODY_SECS = 30.0
+#: Clients that may follow requests at a time; the others ask now and then.
+MOST_FOLLOWERS = 16
+#: How often a followed request is looked at, and the longest silence towards its follower.
+_LOOK_SECS, _SILENCE_SECS = 0.25, 10.0
+
+
+class Followers:
+    """How many follow requests now. Used by the thread of the event loop only.
+
+    Args:
+        most_secs: After so long a follower is sent away in order, to ask again: no answer takes longer.
+        answer_secs: How long the coordinator may take to answer an order.
+    """
+
+    def __init__(self, most_secs: float, answer_secs: float = ANSWER_SECS) -> None:
+        self.most_secs, self.answer_secs = most_secs, answer_secs
+        self.count = 0
+
+
+def add_requests(
+    app: FastAPI, desk: RequestDesk, followers: Followers, is_closing: Callable[[], bool]
+) -> None:
+    """Add the paths of this module to an application.
+
+    Args:
+        app: The application.
+        desk: Where requests go.
+        followers: Who follows some.
+        is_closing: Whether the server ends, and with it all that is followed.
+    """
+
+    @app.exception_handler(RequestRefused)
+    def refused(_: Request, error: RequestRefused) -> JSONResponse:
+        kinds = {RequestConflict: 409, RequestUnknown: 404}
+        return JSONResponse({"detail": str(error)}, kinds.get(type(error), 400))
+
+    @app.exception_handler(DeskFull)
+    def full(_: Request, error: DeskFull) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 503)
+
+    @app.post(PATH)
+    async def submit(request: Request) -> Shown:
+        """Submit a request; the answer comes once it is durable."""
+        wanted = parse_request(await read_body(request, MOST_BYTES, _BODY_SECS))
+        again = f"send it again with the id {wanted.request_id}: it will exist once"
+        return await _answered(desk.submit(wanted), followers.answer_secs, again)
+
+    @app.get(PATH)
+    async def listed() -> list[Shown]:
+        """All requests that are kept, in the order of their coming."""
+        return desk.listed()
+
+    @app.get(PATH + "/{request_id}")
+    async def show(request_id: str) -> Shown:
+        """One request."""
+        return _found(desk, request_id)
+
+    @app.delete(PATH + "/{request_id}")
+    async def cancel(request_id: str) -> Shown:
+        """Cancel a request; the answer comes once that is durable."""
+        return await _answered(desk.cancel(request_id), followers.answer_secs, "ask for it again")
+
+    @app.get(PATH + "/{request_id}/events")
+    async def events(request_id: str) -> StreamingResponse:
+        """Follow a request as server-sent events, until it has ended."""
+        _found(desk, request_id)
+        if followers.count >= MOST_FOLLOWERS:
+            raise HTTPException(
+                503, f"{MOST_FOLLOWERS} clients follow requests already; ask {PATH}/ID instead"
+            )
+        stream = _stream(desk, request_id, followers, is_closing)
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+
+def _found(desk: RequestDesk, request_id: str) -> Shown:
+    found = desk.get(request_id)
+    if found is None:
+        raise RequestUnknown(f"no request {request_id!r:.80}; `fleet requests list` shows those there are")
+    return found
+
+
+async def _answered(order: Future[Shown], timeout_secs: float, what_next: str) -> Shown:
+    """Wait for the coordinator's answer.
+
+    Raises:
+        HTTPException: It did not come in time; whether the order was carried out is not known then.
+        RequestRefused: It is a refusal.
+    """
+    answer = asyncio.wrap_future(order)
+    done, _ = await asyncio.wait({answer}, timeout=timeout_secs)
+    if not done:
+        raise HTTPException(
+            503,
+            f"the coordinator has not answered within {timeout_secs:g} s (its disk may be full or slow), so "
+            f"it is not known whether it will do this; {what_next}",
+        )
+    return answer.result()
+
+
+async def _stream(
+    desk: RequestDesk, request_id: str, followers: Followers, is_closing: Callable[[], bool]
+) -> AsyncIterator[str]:
+    """Each state of a request that the follower has time for, the last one always."""
+    followers.count += 1
+    try:
+        ends_at = time.monotonic() + followers.most_secs
+        told, told_at = 0, time.monotonic()
+        while time.monotonic() < ends_at and not is_closing():
+            found = desk.get(request_id)
+            if found is None:
+                return  # it ended long ago
+            if found["changes"] != told:
+                told, told_at = found["changes"], time.monotonic()
+                yield _event(found)
+                if RequestState(found["state"]).is_end:
+                    return
+            elif time.monotonic() - told_at > _SILENCE_SECS:
+                told_at = time.monotonic()
+                yield ": still here\n\n"  # shows whether the other end is
+            await asyncio.sleep(_LOOK_SECS)
+    finally:
+        followers.count -= 1
+
+
+def _event(shown: Shown) -> str:
+    data: dict[str, Any] = dict(shown)
+    return f"id: {shown['changes']}\nevent: {shown['state']}\ndata: {json.dumps(data)}\n\n"
+
+
+__all__ = ["ANSWER_SECS", "MOST_FOLLOWERS", "PATH", "Followers", "add_requests"]

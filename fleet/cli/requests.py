@@ -1,0 +1,206 @@
+"""Verbs about requests to a running daemon: `fleet requests list`, `show`, `follow` and `cancel`.
+
+Registered by `fleet.cli.app`. `run_request` is what other verbs send theirs with. Loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet.cli.interruption import Interrupted
+from fleet.cli.options import load_settings
+from fleet.cli.output import ConfigOption, JsonOption, print_json, short_moment
+from fleet.errors import FleetError
+from fleet.terminal_table import print_rows
+from fleet.terminal_text import say
+
+if TYPE_CHECKING:
+    from fleet.api.client import DaemonClient
+
+_RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    requests = typer.Typer(help="See, follow and cancel what the daemon was asked for.", no_args_is_help=True)
+    requests.command("list")(list_requests)
+    requests.command("show")(show)
+    requests.command("follow")(follow)
+    requests.command("cancel")(cancel)
+    app.add_typer(requests, name="requests")
+
+
+def list_requests(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the requests that are open, and the last of those that have ended.
+
+    Example: fleet requests list
+    """
+    found: list[dict[str, Any]] = _daemon(config).get("/v1/requests") or []
+    if as_json:
+        print_json(found)
+    elif not found:
+        say("no requests; `fleet train` makes one")
+    else:
+        rows = [
+            (one["id"], one["kind"], one["state"], short_moment(one["submitted_at"]), _so_far(one))
+            for one in found
+        ]
+        print_rows(("request", "kind", "state", "came", "so far"), rows)
+
+
+def show(request_id: _RequestId, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show all that is known of a request.
+
+    Example: fleet requests show train-3f9c
+    """
+    listed: list[dict[str, Any]] = _daemon(config).get("/v1/requests") or []
+    found = next((one for one in listed if one["id"] == request_id), None)
+    if found is None:
+        raise FleetError(f"no request {request_id!r}; `fleet requests list` shows those there are")
+    if as_json:
+        print_json(found)
+        return
+    moments = {"submitted_at", "started_at", "ended_at"}
+    rows = [
+        (name, short_moment(value) if name in moments else str(value))
+        for name, value in found.items()
+        if value not in (None, "", {})
+    ]
+    print_rows(("request", request_id), rows)
+
+
+def follow(request_id: _RequestId, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Follow a request until it has ended; exit code 0 where it succeeded.
+
+    Ctrl-C asks whether to leave it alone or to cancel it.
+
+    Example: fleet requests follow train-3f9c
+    """
+    found = follow_request(_daemon(config), request_id)
+    if as_json:
+        print_json(found)
+    finish(found, is_printed=not as_json)
+
+
+def cancel(request_id: _RequestId, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Cancel a request, and stop what works for it alone. One that has ended stays as it is.
+
+    Example: fleet requests cancel train-3f9c
+    """
+    found = _daemon(config).cancel(request_id)
+    if as_json:
+        print_json(found)
+    else:
+        say(f"request {request_id} is {found['state']}")
+
+
+def run_request(
+    daemon: DaemonClient, kind: str, arguments: Mapping[str, Any], *, is_detached: bool
+) -> dict[str, Any]:
+    """Send a request to a daemon and follow it until it has ended.
+
+    Args:
+        daemon: Where to.
+        kind: What is asked for, and
+        arguments: its arguments, as the API wants them.
+        is_detached: Do not follow it.
+
+    Returns:
+        The request as it is at its end, or as it was accepted.
+
+    Raises:
+        FleetError: The daemon is of another version, will not have it, or is gone.
+    """
+    check_version(daemon)
+    request_id = f"{kind}-{uuid.uuid4().hex[:8]}"
+    accepted = daemon.submit({"id": request_id, "kind": kind, "arguments": dict(arguments)})
+    _tell(f"request {request_id} is accepted; `fleet requests follow {request_id}` shows how it goes on")
+    return accepted if is_detached else follow_request(daemon, request_id)
+
+
+def check_version(daemon: DaemonClient) -> None:
+    """Refuse to send requests to a daemon that may understand them otherwise.
+
+    Raises:
+        FleetError: It is of another version.
+    """
+    view = daemon.get("/v1/status") or {}
+    theirs, ours = view.get("coordinator", {}).get("version", "unknown"), version("tensor-fleet")
+    if theirs != ours:
+        raise FleetError(
+            f"the daemon at {daemon.url} is version {theirs}, this command is {ours}; stop it and start it "
+            "again with this version"
+        )
+
+
+def follow_request(daemon: DaemonClient, request_id: str) -> dict[str, Any]:
+    """Print a line on standard error whenever a request has changed, until it has ended; returns it then.
+
+    Raises:
+        FleetError: There is none of this id, or the daemon is gone.
+        Interrupted: Somebody pressed Ctrl-C, and has said what becomes of the request.
+    """
+    last: dict[str, Any] = {}
+    try:
+        for last in daemon.follow(request_id):
+            _tell(f"{last['state']}{': ' if (so_far := _so_far(last)) else ''}{so_far}")
+    except Interrupted:
+        _interrupted(daemon, request_id)
+        raise
+    return last
+
+
+def finish(request: Mapping[str, Any], *, is_printed: bool = True) -> None:
+    """Print what came of a request, unless that was done.
+
+    Raises:
+        FleetError: It failed or was cancelled.
+    """
+    if is_printed and request["result"]:
+        print_rows(
+            ("request", request["id"]), [(name, str(value)) for name, value in request["result"].items()]
+        )
+    if request["state"] in ("failed", "cancelled"):
+        raise FleetError(f"request {request['id']} {request['state']}: {request['reason']}")
+
+
+def _interrupted(daemon: DaemonClient, request_id: str) -> None:
+    """Ask what becomes of a request whose follower goes away; where nobody can say, it goes on."""
+    answer = ""
+    if sys.stdin.isatty():
+        _tell("leave it to the daemon (Enter), or cancel it (c)?")
+        answer = sys.stdin.readline().strip().lower()
+    if answer.startswith("c"):
+        _tell(f"request {request_id} is {daemon.cancel(request_id)['state']}")
+    else:
+        _tell(f"request {request_id} goes on; `fleet requests follow {request_id}` shows it")
+
+
+def _daemon(config: Path | None) -> DaemonClient:
+    from fleet.api.client import find_daemon
+
+    root = Path(load_settings(config, {}).daemon.root)
+    daemon = find_daemon(root)
+    if daemon is None:
+        raise FleetError(f"no daemon runs on {root}; `fleet up` starts one")
+    return daemon
+
+
+def _so_far(shown: Mapping[str, Any]) -> str:
+    """How far a request has come, or what came of it."""
+    left = f", about {shown['left_secs']:.0f} s left" if shown["left_secs"] else ""
+    return str(shown["reason"] or f"{shown['finding']}{left}")
+
+
+def _tell(text: str) -> None:
+    say(text, error=True)
+
+
+__all__ = ["finish", "follow_request", "register", "run_request"]

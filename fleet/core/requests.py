@@ -1,0 +1,271 @@
+"""The requests that there are, and what each event does to them. Pure; part of `state.py`.
+
+A request for a training waits until the one training of the fleet is free, runs with it, and ends with it.
+`refresh_triggers.py` decides when; this keeps what people and programs are told.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fleet.core.event_json import value_from_json, value_to_json
+from fleet.core.events import (
+    Instruction,
+    ReasonKind,
+    RequestCancelled,
+    RequestProgressed,
+    RequestSubmitted,
+    ShowRequest,
+    TrainingFinished,
+    TrainingReason,
+)
+from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
+
+if TYPE_CHECKING:
+    from fleet.core.state_core import Core
+
+#: Ended requests that are kept, and for how long.
+KEPT_REQUESTS, KEPT_SECS = 1_000, 30 * 86_400.0
+
+
+@dataclass(slots=True)
+class RequestEntry:
+    """A request and what became of it. Times are those of the events; None where it has not come so far."""
+
+    request: Request
+    submitted_at: float
+    state: RequestState = RequestState.QUEUED
+    started_at: float | None = None
+    ended_at: float | None = None
+    done: int = 0
+    of: int = 0
+    left_secs: float | None = None
+    finding: str = ""
+    #: What came of it, plain JSON values by name; empty unless it succeeded.
+    result: dict[str, Any] = field(default_factory=dict)
+    #: Why it failed or was cancelled.
+    reason: str = ""
+    #: How often anything of this was changed.
+    changes: int = 1
+
+    @property
+    def deadline_secs(self) -> float:
+        """When its minutes are over; infinite where it does not run or has no limit."""
+        minutes = self.request.minutes
+        if self.state is not RequestState.RUNNING or self.started_at is None or minutes is None:
+            return math.inf
+        return self.started_at + 60.0 * minutes
+
+    def describe(self, wall_ahead_secs: float) -> dict[str, Any]:
+        """What clients are shown; JSON-ready. Times in Unix seconds, None before they come."""
+        submitted, started, ended = (
+            None if at_secs is None else at_secs + wall_ahead_secs
+            for at_secs in (self.submitted_at, self.started_at, self.ended_at)
+        )
+        return {
+            "id": self.request.request_id,
+            "kind": self.request.kind.value,
+            "arguments": dict(self.request.arguments),
+            "minutes": self.request.minutes,
+            "state": self.state.value,
+            "submitted_at": submitted,
+            "started_at": started,
+            "ended_at": ended,
+            "done": self.done,
+            "of": self.of,
+            "left_secs": self.left_secs,
+            "finding": self.finding,
+            "result": dict(self.result),
+            "reason": self.reason,
+            "changes": self.changes,
+        }
+
+
+class Requests:
+    """All requests that are open, and the last of those that have ended."""
+
+    def __init__(self) -> None:
+        self._entries: dict[RequestId, RequestEntry] = {}
+        #: Those that have not ended: looked at in every turn, when many others may be kept.
+        self._open: dict[RequestId, RequestEntry] = {}
+
+    def get(self, request_id: RequestId) -> RequestEntry | None:
+        """A request; None for one that never was, or ended too long ago."""
+        return self._entries.get(request_id)
+
+    def ids(self) -> list[RequestId]:
+        """Of all that are kept, in the order in which they were submitted."""
+        return list(self._entries)
+
+    def open(self) -> list[RequestEntry]:
+        """Those that have not ended, in that order."""
+        return list(self._open.values())
+
+    def submit(self, request: Request, now: float) -> None:
+        """Take a request in, and drop what ended too long ago or is too much."""
+        entry = RequestEntry(request, now)
+        self._entries[request.request_id] = self._open[request.request_id] = entry
+        ended = [one for one in self._entries.values() if one.state.is_end]
+        old = [one for one in ended if (one.ended_at or 0.0) < now - KEPT_SECS]
+        too_many = heapq.nsmallest(len(ended) - KEPT_REQUESTS, ended, key=lambda one: one.ended_at or 0.0)
+        for one in (*old, *too_many):
+            self._entries.pop(one.request.request_id, None)
+
+    def end(self, entry: RequestEntry, state: RequestState, now: float) -> None:
+        """Note the end of a request."""
+        del self._open[entry.request.request_id]
+        entry.state, entry.ended_at, entry.left_secs = state, now, None
+        entry.changes += 1
+
+    def next_secs(self) -> float:
+        """When the minutes of the next request are over; infinite where none has any."""
+        return min((one.deadline_secs for one in self._open.values()), default=math.inf)
+
+    def set_back(self, ahead_secs: float, now: float) -> None:
+        """The clock was ahead: nothing that happened is yet to come, and no deadline is further away."""
+        for one in self._entries.values():
+            if one.deadline_secs < math.inf and one.started_at is not None:
+                one.started_at -= ahead_secs
+            one.submitted_at = min(one.submitted_at, now)
+            one.started_at = None if one.started_at is None else min(one.started_at, now)
+            one.ended_at = None if one.ended_at is None else min(one.ended_at, now)
+
+    def to_json(self) -> list[Any]:
+        """All of it; JSON-ready."""
+        return [value_to_json(one) for one in self._entries.values()]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> Requests:
+        """Make what `to_json` wrote."""
+        made = cls()
+        entries = (value_from_json(RequestEntry, one) for one in value)
+        made._entries = {one.request.request_id: one for one in entries}
+        made._open = {key: one for key, one in made._entries.items() if not one.state.is_end}
+        return made
+
+
+def request_submitted(core: Core, event: RequestSubmitted) -> list[Instruction]:
+    """Queue a request, and ask for what it wants."""
+    request = event.request
+    if core.requests.get(request.request_id) is not None:
+        raise core.impossible(event, "a request of this id is there already")
+    family = family_of(request)
+    core.requests.submit(request, core.leasing.now)
+    text = f"request {request.request_id} asks for it"
+    reason = TrainingReason(kind=ReasonKind.REQUEST, request_id=request.request_id, text=text)
+    core.triggers.expect(family, reason, 0)
+    return [ShowRequest(request_id=request.request_id)]
+
+
+def request_progressed(core: Core, event: RequestProgressed) -> list[Instruction]:
+    """Note how far a request has come; of one that has ended meanwhile it says nothing new."""
+    entry = core.requests.get(event.request_id)
+    if entry is None or entry.state is not RequestState.RUNNING:
+        return []
+    entry.done, entry.of, entry.left_secs = event.done, event.of, event.left_secs
+    entry.finding = event.finding
+    entry.changes += 1
+    return [ShowRequest(request_id=event.request_id)]
+
+
+def request_cancelled(core: Core, event: RequestCancelled) -> list[Instruction]:
+    """End a request that is not wanted any more; one that has ended is no fault."""
+    entry = core.requests.get(event.request_id)
+    if entry is None:
+        raise core.impossible(event, "there is no request of this id")
+    if entry.state.is_end:
+        return [ShowRequest(request_id=event.request_id)]
+    return _give_up(core, entry, RequestState.CANCELLED, event.reason)
+
+
+def requests_due(core: Core) -> list[Instruction]:
+    """End the requests whose minutes are over."""
+    made: list[Instruction] = []
+    for entry in core.requests.open():
+        if entry.deadline_secs <= core.leasing.now:
+            reason = f"it was not done after its {entry.request.minutes:g} minutes"
+            made += _give_up(core, entry, RequestState.FAILED, reason)
+    return made
+
+
+def training_runs(core: Core) -> list[Instruction]:
+    """The training began: so did the requests that asked for it."""
+    found = [entry for entry in _in_training(core) if entry.state is RequestState.QUEUED]
+    for entry in found:
+        entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
+        entry.finding = f"the training for {core.triggers.family} runs"
+        entry.changes += 1
+    return _shown(found)
+
+
+def training_is_judged(core: Core, event: TrainingFinished) -> list[Instruction]:
+    """The training ended: the requests that asked for it have their answer."""
+    found = _in_training(core)
+    result = {
+        "version": event.version,
+        "text": event.text,
+        "serves": dict(event.serves),
+        "kept_champions": dict(event.kept_champions),
+    }
+    for entry in found:
+        if event.serves or event.kept_champions:
+            entry.result, entry.finding = result, event.text
+            core.requests.end(entry, RequestState.SUCCEEDED, core.leasing.now)
+        else:
+            entry.reason = event.text or "no model was judged"
+            core.requests.end(entry, RequestState.FAILED, core.leasing.now)
+    return _shown(found)
+
+
+def training_broke(core: Core, reason: str) -> list[Instruction]:
+    """The training failed: it is tried again for other reasons, but not for whoever asked for this one."""
+    found = _in_training(core)
+    for entry in found:
+        entry.reason = reason
+        core.requests.end(entry, RequestState.FAILED, core.leasing.now)
+    return _shown(found)
+
+
+def family_of(request: Request) -> str:
+    """The family whose model a request for a training is about."""
+    assert request.kind is RequestKind.TRAINING
+    return str(request.arguments.get("family", ""))
+
+
+def _in_training(core: Core) -> list[RequestEntry]:
+    """Open requests that the present training was asked for by."""
+    entries = (
+        core.requests.get(RequestId(one.request_id)) for one in core.triggers.reasons if one.request_id
+    )
+    return [one for one in entries if one is not None and not one.state.is_end]
+
+
+def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) -> list[Instruction]:
+    entry.reason = reason
+    core.requests.end(entry, state, core.leasing.now)
+    request = entry.request
+    made: list[Instruction] = [ShowRequest(request_id=request.request_id)]
+    return made + core.triggers.drop_request(family_of(request), request.request_id, core.leasing.now)
+
+
+def _shown(entries: list[RequestEntry]) -> list[Instruction]:
+    return [ShowRequest(request_id=one.request.request_id) for one in entries]
+
+
+__all__ = [
+    "KEPT_REQUESTS",
+    "KEPT_SECS",
+    "RequestEntry",
+    "Requests",
+    "family_of",
+    "request_cancelled",
+    "request_progressed",
+    "request_submitted",
+    "requests_due",
+    "training_broke",
+    "training_is_judged",
+    "training_runs",
+]

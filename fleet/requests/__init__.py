@@ -1,0 +1,1 @@
+"""How requests come to the coordinator, and how far they have come."""

@@ -1,0 +1,176 @@
+"""Where other threads leave requests for the coordinator, and see what became of them.
+
+`fleet.api.requests` calls `submit`, `cancel`, `get` and `listed` from its own thread; all else is for the
+coordinator's. Neither touches what the other one owns: orders go through a queue, and what is shown are
+copies that nobody changes. An answer is given once the event behind it is durable.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.core.events import Event, RequestCancelled, RequestSubmitted
+from fleet.core.request_words import Request, RequestId
+from fleet.core.state import FleetState
+from fleet.errors import FleetError
+from fleet.requests.checks import (
+    KnownFleet,
+    RequestConflict,
+    RequestRefused,
+    RequestUnknown,
+    check_request,
+)
+
+#: Orders that may wait for the next turn of the coordinator.
+_MOST_WAITING = 256
+
+#: A request as its clients see it (`fleet.core.requests.RequestEntry.describe`). Nobody changes one.
+Shown = Mapping[str, Any]
+
+
+class DeskFull(FleetError):  # noqa: N818 - a state of the desk, named so
+    """More orders wait for the coordinator than may."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One thing that a client wants of the coordinator; without a request it cancels the one of this id."""
+
+    request_id: RequestId
+    request: Request | None
+    answer: Future[Shown] = field(default_factory=Future)
+
+
+class RequestDesk:
+    """Orders on their way in, and pictures of all requests on their way out."""
+
+    def __init__(self) -> None:
+        self._orders: queue.Queue[_Order] = queue.Queue(_MOST_WAITING)
+        self._shown: dict[str, Shown] = {}
+        #: Answers that wait until what they answer is durable.
+        self._waiting: dict[RequestId, list[Future[Shown]]] = {}
+
+    # ---- for any thread ----
+
+    def submit(self, request: Request) -> Future[Shown]:
+        """Leave a request; the answer comes once it is durable, or is a `RequestRefused`.
+
+        Raises:
+            DeskFull: Too many wait already.
+        """
+        return self._leave(_Order(request.request_id, request))
+
+    def cancel(self, request_id: str) -> Future[Shown]:
+        """Cancel a request; the answer is what it is then, which may be another end that came first.
+
+        Raises:
+            DeskFull: Too many wait already.
+        """
+        return self._leave(_Order(RequestId(request_id), None))
+
+    def get(self, request_id: str) -> Shown | None:
+        """One request as of the last turn."""
+        return self._shown.get(request_id)
+
+    def listed(self) -> list[Shown]:
+        """All that are kept, in the order of their coming."""
+        return list(self._shown.values())
+
+    def _leave(self, order: _Order) -> Future[Shown]:
+        try:
+            self._orders.put_nowait(order)
+        except queue.Full:
+            text = f"{_MOST_WAITING} orders wait for the coordinator already; try again in a moment"
+            raise DeskFull(text) from None
+        return order.answer
+
+    # ---- for the coordinator's thread ----
+
+    def open(self, state: FleetState) -> None:
+        """Show what there is at the start."""
+        self._shown = {one: shown for one in state.request_ids() if (shown := state.request(one))}
+
+    def show(self, state: FleetState, request_id: RequestId) -> None:
+        """Show what a request is now, and answer those who wait for that; it is durable."""
+        shown = state.request(request_id)
+        assert shown is not None
+        known = {**self._shown, request_id: shown}
+        self._shown = {one: known[one] for one in state.request_ids() if one in known}
+        for answer in self._waiting.pop(request_id, ()):
+            _give(answer, shown)
+
+    def serve(
+        self, state: FleetState, fleet: Callable[[], KnownFleet], tell: Callable[[Event], None], now: float
+    ) -> None:
+        """Take up what was left: tell the events that follow, or answer at once where none does.
+
+        Args:
+            state: Whose events so far are durable.
+            fleet: What requests may be about; asked for only where there are any.
+            tell: Takes events, which are applied after this.
+            now: Time of the events.
+        """
+        told: dict[RequestId, Request] = {}
+        for _ in range(self._orders.qsize()):
+            order = self._orders.get_nowait()
+            try:
+                event = self._event_of(order, state, fleet(), told, now)
+            except RequestRefused as error:
+                with suppress(InvalidStateError):
+                    order.answer.set_exception(error)
+                continue
+            shown = state.request(order.request_id)
+            if event is None and shown is not None:
+                _give(order.answer, shown)
+                continue
+            self._waiting.setdefault(order.request_id, []).append(order.answer)
+            if event is not None:
+                tell(event)
+
+    @staticmethod
+    def _event_of(
+        order: _Order, state: FleetState, fleet: KnownFleet, told: dict[RequestId, Request], now: float
+    ) -> Event | None:
+        """The event that an order makes; None where all has happened already."""
+        shown, same = state.request(order.request_id), told.get(order.request_id)
+        if order.request is None:
+            if shown is None and same is None:
+                text = f"no request {order.request_id!r:.80}; `fleet requests list` shows those there are"
+                raise RequestUnknown(text)
+            if shown is not None and shown["ended_at"] is not None:
+                return None
+            return RequestCancelled(at_secs=now, request_id=order.request_id, reason="somebody cancelled it")
+        if shown is not None or same is not None:
+            before = _contents(same) if same is not None else dict(shown or {})
+            checked = check_request(order.request, fleet, ())
+            if any(before[name] != value for name, value in _contents(checked).items()):
+                raise RequestConflict(
+                    f"id: there is a request {order.request_id} with other contents; choose another id"
+                )
+            return None
+        others = [*state.open_requests(), *told.values()]
+        told[order.request_id] = checked = check_request(order.request, fleet, others)
+        return RequestSubmitted(at_secs=now, request=checked)
+
+
+def _contents(request: Request) -> dict[str, Any]:
+    """What two requests of one id must have alike, under the names of what is shown."""
+    return {
+        "kind": request.kind.value,
+        "arguments": dict(request.arguments),
+        "minutes": request.minutes,
+    }
+
+
+def _give(answer: Future[Shown], shown: Shown) -> None:
+    # Whoever asked may have given up meanwhile.
+    with suppress(InvalidStateError):
+        answer.set_result(shown)
+
+
+__all__ = ["DeskFull", "RequestDesk", "Shown"]

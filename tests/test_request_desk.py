@@ -1,0 +1,301 @@
+"""Requests on their way to a coordinator: answered once they are durable, carried on after a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingStarted
+from fleet.core.request_words import Request
+from fleet.core.state import FleetState
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.journal import Journal
+from fleet.errors import StoreFull
+from fleet.requests.checks import (
+    KnownFleet,
+    RequestConflict,
+    RequestRefused,
+    RequestUnknown,
+    parse_request,
+)
+from fleet.requests.desk import DeskFull, RequestDesk
+from tests.coordinator_fixtures import Fleet, Killed, killed_at, make_fleet
+
+FLEET = KnownFleet(families={"one": "cpu", "two": "cpu", "gpu-1": "gpu"}, trains=True)
+
+
+def body(request_id: str = "t1", **changes: Any) -> bytes:
+    value = {"id": request_id, "kind": "training", "arguments": {"family": "cpu"}}
+    return json.dumps(value | changes).encode()
+
+
+def a_request(request_id: str = "t1", **changes: Any) -> Request:
+    return parse_request(body(request_id, **changes))
+
+
+class Trainer:
+    """Trains as long as a test wants it to."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.stopped: list[str] = []
+        self.events: list[Event] = []
+        self.view: dict[str, Any] = {"family": "cpu", "epochs": {}}
+
+    def start(self, family: str, reasons: Sequence[TrainingReason]) -> None:
+        self.started.append(family)
+        self.events.append(TrainingStarted(at_secs=0.0, family=family))
+
+    def stop(self, family: str) -> None:
+        self.stopped.append(family)
+        self.events.clear()
+
+    def records_stored(self, *_: Any) -> None:
+        pass
+
+    def judge(self) -> None:
+        self.events.append(
+            TrainingFinished(at_secs=0.0, family="cpu", version="v000003", serves={"one": "better"})
+        )
+
+    def poll(self) -> list[Event]:
+        told, self.events = self.events, []
+        return told
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return make_fleet(tmp_path, ("one",), trainer=Trainer())
+
+
+def answered(coordinator: Coordinator, answer: Future[Any], turns: int = 20) -> dict[str, Any]:
+    for _ in range(turns):
+        if answer.done():
+            break
+        coordinator.turn(0.0)
+    return dict(answer.result(timeout=0))
+
+
+def test_a_training_is_accepted_runs_is_followed_and_ends(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, _):
+        answer = coordinator.desk.submit(a_request())
+        assert not answer.done(), "nobody but the coordinator takes it in"
+        accepted = answered(coordinator, answer)
+        assert (accepted["state"], accepted["changes"]) == ("queued", 1)
+        coordinator.turn(0.0)
+        assert fleet.trainer.started == ["cpu"]
+        shown = coordinator.desk.get("t1")
+        assert shown is not None
+        assert shown["state"] == "running"
+        epochs = {"done": 3, "of": 12, "left_secs": 9.0, "finding": "epoch 3 of at most 12, loss 0.4"}
+        fleet.trainer.view["epochs"] = epochs
+        fleet.clock.now += 10.0
+        coordinator.turn(0.0)
+        coordinator.turn(0.0)
+        shown = coordinator.desk.get("t1")
+        assert shown is not None
+        assert {name: shown[name] for name in epochs} == epochs
+        fleet.trainer.judge()
+        coordinator.turn(0.0)
+        (shown,) = coordinator.desk.listed()
+        assert (shown["state"], shown["result"]["version"]) == ("succeeded", "v000003")
+        assert shown["result"]["serves"] == {"one": "better"}
+
+
+def test_the_answer_comes_after_the_disk_and_never_before(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.turn(0.0)
+        answer = coordinator.desk.submit(a_request())
+        with mock.patch.object(Journal, "append", side_effect=StoreFull("no room")):
+            for _ in range(5):
+                coordinator.turn(0.0)
+                fleet.clock.now += 5.0
+            assert not answer.done()
+            assert coordinator.desk.listed() == []
+            assert fleet.trainer.started == []
+        assert answered(coordinator, answer)["state"] == "queued"
+        assert fleet.trainer.started == ["cpu"]
+
+
+@pytest.mark.parametrize("number", range(1, 30, 3))
+def test_killed_at_any_step_a_request_exists_once_and_comes_to_its_end(tmp_path: Path, number: int) -> None:
+    fleet = make_fleet(tmp_path, ("one",), trainer=Trainer())
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.turn(0.0)
+    was_accepted = False
+    try:
+        with killed_at(number), fleet.coordinator() as (coordinator, _):
+            answer = coordinator.desk.submit(a_request())
+            was_accepted = bool(answered(coordinator, answer))
+            for _ in range(10):
+                coordinator.turn(0.0)
+    except Killed:
+        pass
+    fleet.trainer = Trainer()
+    with fleet.coordinator() as (coordinator, _):
+        if was_accepted:
+            assert [one["id"] for one in coordinator.desk.listed()] == ["t1"]
+        # The client does not know whether it was heard, and sends it again.
+        answered(coordinator, coordinator.desk.submit(a_request()))
+        coordinator.turn(0.0)
+        coordinator.turn(0.0)
+        assert fleet.trainer.started == ["cpu"]
+        fleet.trainer.judge()
+        coordinator.turn(0.0)
+        assert [(one["id"], one["state"]) for one in coordinator.desk.listed()] == [("t1", "succeeded")]
+
+
+def test_cancelled_it_stops_its_training_and_both_who_ask_are_answered(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, _):
+        answered(coordinator, coordinator.desk.submit(a_request()))
+        coordinator.turn(0.0)
+        both = [coordinator.desk.cancel("t1"), coordinator.desk.cancel("t1")]
+        assert [answered(coordinator, one)["state"] for one in both] == ["cancelled", "cancelled"]
+        assert fleet.trainer.stopped == ["cpu"]
+        assert answered(coordinator, coordinator.desk.cancel("t1"))["state"] == "cancelled"
+        # Another one may ask for the same now.
+        assert answered(coordinator, coordinator.desk.submit(a_request("t2")))["state"] == "queued"
+
+
+def test_one_that_is_judged_in_the_turn_of_its_cancelling_has_succeeded(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, _):
+        answered(coordinator, coordinator.desk.submit(a_request()))
+        coordinator.turn(0.0)
+        fleet.trainer.judge()
+        assert answered(coordinator, coordinator.desk.cancel("t1"))["state"] == "succeeded"
+        assert fleet.trainer.stopped == []
+
+
+def test_without_a_trainer_it_is_refused_and_one_that_was_left_fails(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, ("one",), trainer=Trainer())
+    with fleet.coordinator() as (coordinator, _):
+        answered(coordinator, coordinator.desk.submit(a_request()))
+    fleet.trainer = None
+    with fleet.coordinator() as (coordinator, _):
+        (left,) = coordinator.desk.listed()
+        assert (left["state"], left["reason"]) == ("failed", "nothing trains here")
+        with pytest.raises(RequestRefused, match=r"daemon\.refresh"):
+            answered(coordinator, coordinator.desk.submit(a_request("t2")))
+
+
+def served(*orders: Request | str, state: FleetState | None = None) -> tuple[FleetState, list[Any]]:
+    """What a desk answers to orders of one turn: a state, or the class of a refusal."""
+    desk, state, told = RequestDesk(), state or FleetState(), []
+    answers = [desk.cancel(one) if isinstance(one, str) else desk.submit(one) for one in orders]
+    desk.serve(state, lambda: FLEET, told.append, 100.0)
+    for event in told:
+        state.apply(event)
+    for event in told:
+        request_id = event.request.request_id if hasattr(event, "request") else event.request_id
+        desk.show(state, request_id)
+    return state, [
+        one.exception(0) if one.exception(0) is not None else one.result(0)["state"] for one in answers
+    ]
+
+
+def kinds(answers: list[Any]) -> list[Any]:
+    return [type(one) if isinstance(one, Exception) else one for one in answers]
+
+
+def test_sent_twice_it_exists_once_whenever_the_second_comes() -> None:
+    state, answers = served(a_request(), a_request())
+    assert answers == ["queued", "queued"]
+    before = state.to_json()
+    state, answers = served(a_request(), a_request("t1", arguments={"family": "cpu"}), state=state)
+    assert answers == ["queued", "queued"]
+    assert state.to_json() == before
+
+
+def test_an_id_with_other_contents_and_a_second_for_the_same_family_are_refused() -> None:
+    state, answers = served(
+        a_request(),
+        a_request(minutes=5),
+        a_request("t2", arguments={"devices": ["two", "one"]}),
+        a_request("t3", arguments={"family": "gpu"}),
+    )
+    assert kinds(answers) == ["queued", RequestConflict, RequestConflict, "queued"]
+    assert "choose another id" in str(answers[1])
+    assert "fleet requests follow t1" in str(answers[2])
+    assert state.request_ids() == ["t1", "t3"]
+    # The same once they are durable.
+    _, answers = served(a_request(minutes=5), a_request("t2"), state=state)
+    assert kinds(answers) == [RequestConflict, RequestConflict]
+
+
+def test_submitted_and_cancelled_in_one_turn_it_is_cancelled() -> None:
+    assert served(a_request(), "t1")[1] == ["cancelled", "cancelled"]
+    (unknown,) = served("t1")[1]
+    assert isinstance(unknown, RequestUnknown)
+    assert str(unknown) == "no request 't1'; `fleet requests list` shows those there are"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"family": "npu"}, "no device of family 'npu'; there are: cpu, gpu"),
+        ({"family": ["cpu"]}, "no device of family"),
+        ({"devices": ["three"]}, "no device 'three'; there are: gpu-1, one, two"),
+        ({"devices": [{}]}, "no device {}"),
+        ({"devices": []}, "not empty"),
+        ({"devices": "one"}, "not empty"),
+        ({"devices": ["one", "gpu-1"]}, "are of cpu, gpu; send one for each"),
+        ({}, "expected family, or devices"),
+        ({"family": "cpu", "devices": ["one"]}, "expected family, or devices"),
+    ],
+)
+def test_arguments_that_fit_nothing_are_refused_with_what_there_is(
+    arguments: dict[str, Any], why: str
+) -> None:
+    state, (refusal,) = served(a_request(arguments=arguments))
+    assert isinstance(refusal, RequestRefused)
+    assert str(refusal).startswith("training: ")
+    assert why in str(refusal)
+    assert "\n" not in str(refusal)
+    assert state.request_ids() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "one JSON object"),
+        (b"[" * 60_000, "one JSON object"),
+        (b'{"id": NaN}', "NaN is no JSON"),
+        (b"[]", "one JSON object with arguments, id, kind, minutes"),
+        (body(more=1), "got more as well"),
+        (body(id=""), "id: expected"),
+        (body(id="../x"), "id: expected"),
+        (body(id="x" * 65), "id: expected"),
+        (body(kind="dance"), "kind: expected one of training, got 'dance'"),
+        (body(kind=["training"]), "kind: expected"),
+        (body(arguments=[]), "arguments: expected a JSON object"),
+        (body(minutes=0), "minutes: expected a number above 0"),
+        (body(minutes=-1), "minutes: expected"),
+        (body(minutes=True), "minutes: expected"),
+        (body(minutes=10**400), "minutes: expected"),
+        (b"\xff", "one JSON object"),
+    ],
+)
+def test_what_is_no_request_is_refused_in_one_line(text: bytes, why: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        parse_request(text)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_flood_of_orders_is_bounded_and_one_whose_client_left_harms_nobody() -> None:
+    desk, state, told = RequestDesk(), FleetState(), []
+    first = desk.submit(a_request())
+    with pytest.raises(DeskFull, match="try again"):
+        [desk.cancel("t1") for _ in range(1000)]
+    assert first.cancel()
+    desk.serve(state, lambda: FLEET, told.append, 100.0)
+    state.apply(told[0])
+    desk.show(state, told[0].request.request_id)
+    assert desk.get("t1") is not None
