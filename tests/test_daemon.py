@@ -147,7 +147,7 @@ def test_killed_and_started_again_it_goes_on_and_ends_in_order(settings: Path, s
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process."""
 
-    def links(settings: Any, options: Any, specs: Any, clock: Any) -> LocalTransport:
+    def links(settings: Any, options: Any, told: Any, specs: Any, clock: Any) -> LocalTransport:
         folder = Path(settings.store.path).parent / "spool"
         return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 
@@ -247,13 +247,12 @@ def test_policies_become_those_of_the_devices(settings: Path) -> None:
     policies = {"two": {"secs_per_hour": 900.0, "idle_only": True, "windows": ["22:00-06:30"]}}
     changes = {"daemon.policies": policies, "daemon.training_records": 7, "workloads.exploration": 0.3}
     config = load_fleet(settings, changes).config
-    told = _told(config, UpOptions(models=Path("m")), {DeviceId("one"): None, DeviceId("two"): None})  # type: ignore[dict-item]
+    told = _told(config, UpOptions(models=Path("m")))
     assert isinstance(told, CoordinatorSettings)
     window = TimeWindow(begin_secs=22 * 3600.0, end_secs=6.5 * 3600.0)
-    assert told.policies == {
-        "one": DevicePolicy(),
-        "two": DevicePolicy(secs_per_hour=900.0, idle_only=True, windows=(window,)),
-    }
+    assert told.policy_of(DeviceId("one")) == told.policy_of(DeviceId("to-come")) == DevicePolicy()
+    limited = DevicePolicy(secs_per_hour=900.0, idle_only=True, windows=(window,))
+    assert told.policy_of(DeviceId("two")) == limited
     assert told.limits.training_records == 7
     assert told.exploration == 0.3
     assert _policy(PolicySection(secs_per_day=60.0)) == DevicePolicy(secs_per_day=60.0)
@@ -263,13 +262,15 @@ def test_policies_become_those_of_the_devices(settings: Path) -> None:
 def test_a_policy_of_no_device_is_refused_and_of_one_not_chosen_is_not(
     settings: Path, ids: tuple[str, ...]
 ) -> None:
-    options, specs = UpOptions(models=Path("m")), {DeviceId("one"): None}
+    options = UpOptions(models=Path("m"))
     changes: dict[str, Any] = {"devices.ids": ids, "daemon.policies": {"two": {"idle_only": True}}}
-    told = _told(load_fleet(settings, changes).config, options, specs)  # type: ignore[arg-type]
-    assert list(told.policies) == ["one"]
+    assert list(_told(load_fleet(settings, changes).config, options).policies) == ["two"]
+    (settings.parent / "hardware" / "retired").mkdir()
+    (settings.parent / "hardware" / "two.yaml").rename(settings.parent / "hardware" / "retired" / "two.yaml")
+    assert list(_told(load_fleet(settings, changes).config, options).policies) == ["two"]
     changes["daemon.policies"] = {"onne": {"idle_only": True}}
     with pytest.raises(FleetError, match=r"daemon\.policies: no device 'onne' in .*; did you mean 'one'"):
-        _told(load_fleet(settings, changes).config, options, specs)  # type: ignore[arg-type]
+        _told(load_fleet(settings, changes).config, options)
 
 
 @pytest.mark.usefixtures("local")
