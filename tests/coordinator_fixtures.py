@@ -16,6 +16,7 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.core.events import JobState
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.device_updates import DeviceSource
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.journal import Journal
 from fleet.engine.notices import Notices
@@ -121,6 +122,8 @@ class Fleet:
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     guide: Any = None
+    #: Makes what describes devices, for each life; None for devices that stay.
+    source: Callable[[], DeviceSource] | None = None
 
     @contextmanager
     def coordinator(self) -> Iterator[tuple[Coordinator, LocalTransport]]:
@@ -128,6 +131,7 @@ class Fleet:
         told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=self.limits, **self.settings)
         self.clock.start_again()
         notices = Notices(clock=self.clock, wall=self.clock.wall)
+        source = self.source() if self.source is not None else None
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
             store = stack.enter_context(Store.open(self.folder / "store"))
@@ -149,11 +153,12 @@ class Fleet:
                     self.folder / "root",
                     store,
                     links,
-                    self.specs,
+                    self.specs if source is None else source.files.specs,
                     told,
                     notices,
                     guide=self.guide,
                     clock=self.clock,
+                    source=source,
                 ),
                 links,
             )

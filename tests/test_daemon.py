@@ -17,9 +17,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from agents.records import DeviceId
-from fleet.api.client import ADDRESS
+from agents.records import DeviceId, DeviceKind
+from fleet.api.client import ADDRESS, ask
 from fleet.config.day_windows import window_secs
+from fleet.config.init import host_profiles, write_profiles
 from fleet.config.settings import ConfigError, PolicySection, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon
@@ -141,6 +142,42 @@ def test_killed_and_started_again_it_goes_on_and_ends_in_order(settings: Path, s
     # What Ray starts beside its agents takes a while to see that a killed coordinator is gone.
     _, alive = psutil.wait_procs(below, timeout=90)
     assert alive == [], "no process is left behind"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_device_file_that_appears_is_known_and_gets_an_agent_of_our_own_ray(
+    tmp_path: Path, started: list[Up]
+) -> None:
+    first, second, *_ = [profile for profile in host_profiles() if profile.spec.kind is DeviceKind.LOCAL] * 2
+    if first is second:
+        pytest.skip("this host can be one device only")
+    folder, aside = tmp_path / "hardware", tmp_path / "aside"
+    write_profiles(folder, [first])
+    write_profiles(aside, [second])
+    root = tmp_path / "runs" / "fleet"
+    value = {
+        "schema": 1,
+        "devices": {"folder": str(folder)},
+        "store": {"path": str(tmp_path / "runs" / "store")},
+        "daemon": {"root": str(root), "refresh": False, "api_port": 0},
+    }
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(value))
+    up = Up(path)
+    started.append(up)
+    assert "1 devices" in up.wait_for_line("fleet is up")
+    name = second.spec.device_id
+    add = [sys.executable, "-m", "fleet.cli", "devices", "add", str(aside / f"{name}.yaml")]
+    done = subprocess.run([*add, "--config", str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "the daemon follows within five seconds" in done.stdout
+    appeared, deadline = time.monotonic(), time.monotonic() + 60
+    while name not in ask(root, "/v1/status")["devices"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert time.monotonic() - appeared < 5.0, "it is known within five seconds"
+    up.wait_for_line(f"{name}: up on")
+    assert up.end(signal.SIGTERM) == 0
 
 
 @pytest.fixture

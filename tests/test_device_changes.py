@@ -91,7 +91,9 @@ def test_each_device_has_one_fate_and_following_it_is_the_end(
 ) -> None:
     before = {one: spec_of(one, note=note, kind=kind) for one, (note, kind) in known.items()}
     files = DeviceFiles(
-        specs={one: spec_of(one, note=note, kind=kind) for one, (note, kind) in now.items() if one not in broken},
+        specs={
+            one: spec_of(one, note=note, kind=kind) for one, (note, kind) in now.items() if one not in broken
+        },
         faults=dict.fromkeys(broken, "broken"),
     )
     found = compare(before, files)

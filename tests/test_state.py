@@ -268,10 +268,10 @@ def test_a_change_is_a_reason_to_try_a_device_again_that_was_given_up() -> None:
 
 def test_a_change_while_the_coordinator_stops_starts_nothing() -> None:
     fleet = Fleet().up()
-    fleet.tell(ev.CoordinatorStopping(at_secs=fleet.now))
+    fleet.tell(ev.CoordinatorStopping)
     assert fleet.of_a(ev.DeviceChanged) == [ev.StopAgent(device_id=A, incarnation=1, kill=True)]
     assert fleet.show()["state"] == "lost"
-    assert ev.StartAgent(device_id=A, incarnation=2) in fleet.tell(ev.CoordinatorStarted(at_secs=fleet.now))
+    assert ev.StartAgent(device_id=A, incarnation=2) in fleet.tell(ev.CoordinatorStarted)
 
 
 def test_a_device_that_is_left_out_keeps_what_it_has_and_gets_no_agent() -> None:
@@ -280,7 +280,7 @@ def test_a_device_that_is_left_out_keeps_what_it_has_and_gets_no_agent() -> None
     fleet.of_a(ev.DeviceLeftOut, reason="others were asked for")
     before = fleet.show()
     assert (before["state"], before["reason"], before["queued"]) == ("absent", "others were asked for", 3)
-    assert fleet.tell(ev.CoordinatorStarted(at_secs=fleet.now)) == []
+    assert fleet.tell(ev.CoordinatorStarted) == []
     assert fleet.wait(100_000.0) == []
     assert fleet.count(JobState.CANCELLED) == 0
     assert fleet.verdict("j1", 1) is Verdict.COUNTS

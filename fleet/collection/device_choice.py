@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from agents.host.probe import differences, probe
@@ -41,6 +42,8 @@ class DeviceChoice:
         self._records = Path(settings.store.path).parent / replaying.REPLAY
         #: Replay devices, as described and as made ready: a store that they answer from grows, they stay.
         self._ready: dict[DeviceId, tuple[DeviceSpec, DeviceSpec]] = {}
+        #: Before this process keeps itself off the cores that time something: its agents do not.
+        self._usable_cores = probe().usable_cores
         found = self._folder.read()
         count = len(found.chosen(self._asked, self._folder.path))
         self.files = self._files(found)
@@ -67,6 +70,7 @@ class DeviceChoice:
 
     def _files(self, found: FoundDevices) -> DeviceFiles:
         specs: dict[DeviceId, DeviceSpec] = {}
+        host = replace(probe(), usable_cores=self._usable_cores)
         faults = {
             one: "; ".join(told)
             for one, told in found.faults.items()
@@ -78,7 +82,7 @@ class DeviceChoice:
                 continue
             if spec.kind is DeviceKind.REPLAY and not self._asked:
                 left_out[one] = "not part of this run: a replay device must be asked for with --device"
-            elif contradictions := [] if self._is_cluster else differences(spec, probe()):
+            elif contradictions := [] if self._is_cluster else differences(spec, host):
                 left_out[one] = "; ".join(contradictions)
             else:
                 try:
