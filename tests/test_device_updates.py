@@ -18,7 +18,8 @@ from fleet.config.device_folder import DeviceFolder, FoundDevices
 from fleet.core.device_changes import DeviceFiles
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.roster import Roster
-from fleet.errors import FleetError
+from fleet.errors import FleetError, StoreFull
+from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, make_fleet
@@ -272,6 +273,39 @@ def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
     with lab.running() as run:
         run.until(run.measured(ONE, TWO))
         assert run.end()["jobs"]["cancelled"] == 0
+
+
+def test_records_that_nobody_told_the_device_of_are_not_measured_again(lab: Lab) -> None:
+    lab.write("two")
+    with lab.running() as run:
+        run.until(run.measured(ONE, TWO))
+        run.end()
+    (lab.folder / "two.yaml").unlink()
+    # A kill between the records and what the agent saw of its device leaves this.
+    [entry] = (lab.fleet.folder / "store" / "devices").glob("two*")
+    entry.unlink()
+    with lab.running() as run:
+        run.until(lambda: run.knows(ONE, "idle"))
+        lab.write("two")
+        run.until(lambda: run.knows(TWO, "idle"))
+        assert run.coordinator._parts.coverage.records(TWO) == ALL
+        for _ in range(40):
+            run.coordinator.turn(0.0)
+            lab.fleet.clock.skip(0.5)
+        view = run.end()
+    assert view["store"]["records"] == 2 * ALL
+
+
+def test_a_disk_without_room_only_delays_what_the_files_ask_for(lab: Lab) -> None:
+    with lab.running() as run:
+        run.until(run.measured(ONE))
+        full = mock.patch.object(Intake, "flush", side_effect=StoreFull("no room while appending records"))
+        with full as flush:
+            lab.write("two")
+            run.until(lambda: flush.called, KNOWN_SECS)
+        assert not run.knows(TWO)
+        run.until(run.measured(ONE, TWO))
+        run.end()
 
 
 # ---- the roster ----

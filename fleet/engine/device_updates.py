@@ -14,7 +14,7 @@ from fleet.core import events as ev
 from fleet.core.device_changes import DeviceFiles, compare
 from fleet.core.events import DeviceState
 from fleet.engine.composition import Composition
-from fleet.errors import FleetError
+from fleet.engine.roster import RosterError
 
 
 class DeviceSource(Protocol):
@@ -53,6 +53,8 @@ class DeviceUpdates:
 
     def __init__(self, parts: Composition, source: DeviceSource) -> None:
         self._parts, self._source = parts, source
+        #: What could not be followed to the end, for want of room on the disk.
+        self._left: DeviceFiles | None = None
         #: Faults that are told, by device.
         self._faults: dict[DeviceId, str] = {}
 
@@ -75,12 +77,16 @@ class DeviceUpdates:
         """Follow the files, if they changed.
 
         Raises:
+            StoreFull: No room; the next call goes on.
             FleetError: The disk failed.
         """
-        files = self._source.look()
+        files = self._left = self._source.look() or self._left
         if files is None:
             return
         changes = compare(self._parts.roster.specs, files)
+        if changes.added:
+            # What waits in the intake is not in the table, which may be read again.
+            self._parts.intake.flush()
         faults = dict(changes.faults)
         # First those that leave: one that takes a name or a core over may come in the same moment.
         for device_id in changes.retired:
@@ -88,7 +94,7 @@ class DeviceUpdates:
         for device_id, spec in changes.added.items():
             try:
                 self._add(spec)
-            except FleetError as error:
+            except RosterError as error:
                 faults[device_id] = str(error)
         for device_id, spec in changes.changed.items():
             self._parts.roster.put(spec)
@@ -97,13 +103,13 @@ class DeviceUpdates:
             self._start_anew(device_id, why)
         self._part_with_others({*changes.retired})
         self._tell_faults(faults)
+        self._left = None
 
     def _add(self, spec: DeviceSpec) -> None:
         parts, device_id = self._parts, spec.device_id
         is_stranger = device_id not in parts.roster.known and device_id in parts.storing.counts
         if parts.roster.put(spec) or is_stranger:
             # What is known of the store was read for other devices, or by other names.
-            parts.intake.flush()
             parts.listing.load_again()
         if device_id in parts.state.device_ids():
             # One that was told to end may be at its last batch, and holds the spool.

@@ -17,6 +17,10 @@ from fleet.planner.plan_view import turn_of
 from fleet.planner.request_coalescer import sharing_names, space_of
 
 
+class RosterError(FleetError):
+    """A device that cannot join the others."""
+
+
 class Roster:
     """Who belongs to the fleet.
 
@@ -56,7 +60,7 @@ class Roster:
         self.turns = MappingProxyType(self._turns)
         for spec in specs.values():
             self._note(spec)
-        self._share()
+        self._share(self._known)
 
     def put(self, spec: DeviceSpec) -> bool:
         """Look after a device from now on, or after the same one with another spec.
@@ -65,18 +69,18 @@ class Roster:
             Whether it is the first live one of its family: candidates are shared under other names now.
 
         Raises:
-            FleetError: Replay devices of its family share candidates that must not run on it.
+            RosterError: Replay devices of its family share candidates that must not run on it.
         """
         is_first = is_live(spec) and str(spec.family) not in self._live_names
         if is_first:
             replays = [one for one, other in self._specs.items() if other.family is spec.family]
             if replays:
-                raise FleetError(
+                raise RosterError(
                     f"programs run on it, and {', '.join(replays)} of its family {spec.family} replay what "
                     "anybody may have recorded, and share it until now: start again with all of them"
                 )
         self._note(spec)
-        self._share()
+        self._share(self._known if is_first else {spec.device_id: spec})
         return is_first
 
     def retire(self, device_id: DeviceId) -> None:
@@ -90,11 +94,11 @@ class Roster:
         self._protocols[one] = self._equal.setdefault(protocol, protocol)
         self._spaces[one], self._turns[one] = space_of(spec), turn_of(spec)
 
-    def _share(self) -> None:
+    def _share(self, specs: Mapping[DeviceId, DeviceSpec]) -> None:
         # A family stays live when its last live device leaves: names that changed back would mix candidates.
-        live = {spec.family for spec in self._specs.values() if is_live(spec)}
+        live = {spec.family for one, spec in specs.items() if one in self._specs and is_live(spec)}
         self._live_names.update({str(family): family for family in live})
-        self._sharing.update(sharing_names(self._known, set(self._live_names.values())))
+        self._sharing.update(sharing_names(specs, set(self._live_names.values())))
 
 
-__all__ = ["Roster"]
+__all__ = ["Roster", "RosterError"]
