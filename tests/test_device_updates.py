@@ -179,7 +179,10 @@ def test_a_device_that_leaves_keeps_its_records_and_comes_back(lab: Lab) -> None
         assert 0 < kept < ALL
         assert TWO not in run.coordinator._parts.agents.up
         (lab.folder / "two.kept").rename(lab.folder / "two.yaml")
-        run.until(lambda: run.knows(TWO, "probing", "idle", "leased"), KNOWN_SECS)
+        with mock.patch.object(run.links, "stop", wraps=run.links.stop) as stop:
+            run.until(lambda: run.knows(TWO, "probing", "idle", "leased"), KNOWN_SECS)
+        # It may be at its last batch, and hold the spool.
+        assert stop.call_args_list == [mock.call(TWO, 1, kill=True)]
         run.until(run.measured(ONE, TWO))
         view = run.end()
     assert len(set(lab.fleet.record_ids())) == len(lab.fleet.record_ids()) == 2 * ALL
