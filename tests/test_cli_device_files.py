@@ -18,6 +18,7 @@ from agents.records import DeviceId
 from fleet.cli import device_files, devices
 from fleet.collection.device_choice import DeviceChoice
 from fleet.collection.jobs import fitting_devices
+from fleet.collection.replay_files import ready_device
 from fleet.config.settings import load_fleet, select_devices
 from fleet.errors import FleetError
 
@@ -145,6 +146,9 @@ def test_a_broken_file_disturbs_no_other_device(caplog: pytest.LogCaptureFixture
         assert line.startswith("left out: configs/hardware/broken.yaml: line 2: bad YAML: key 'schema'")
     assert run("probe", "--device", "box").exit_code == 0
     assert run("doctor", "--json").stdout.startswith("[")
+    assert ready_device(settings, "box").device_id == "box"
+    with pytest.raises(FleetError, match=r"broken\.yaml: line 2: "):
+        ready_device(settings, "broken")
     asked = load_fleet(overrides={"devices.ids": ["box"]}, environ={}).config
     caplog.clear()
     assert set(fitting_devices(asked)) == set(select_devices(asked)) == {"box"}
