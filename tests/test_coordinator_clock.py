@@ -129,7 +129,7 @@ from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.settings import CoordinatorSettings
 from fleet.engine.notices import Notices
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 from fleet.store.store import Store
 from tests.coordinator_fixtures import CHOICE, OFFERED, WORKLOADS, make_fleet
 from tests.link_fixtures import PROTOCOL
@@ -137,7 +137,7 @@ from tests.link_fixtures import PROTOCOL
 folder, go = Path(sys.argv[1]), Path(sys.argv[2])
 specs = make_fleet(folder).specs
 told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=Limits(lease_secs=4.0))
-links = LocalLinks(protocol=PROTOCOL, spool_root=folder / "spool", beat_secs=0.2)
+links = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", beat_secs=0.2)
 held, measure = [], links.measure
 links.measure = lambda *asked: measure(*asked) if go.exists() else held.append(asked)
 with Store.open(folder / "store") as store:

@@ -184,7 +184,7 @@ def test_a_device_file_that_appears_is_known_and_gets_an_agent_of_our_own_ray(
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process."""
 
-    def links(settings: Any, options: Any, told: Any, specs: Any, clock: Any) -> LocalTransport:
+    def links(settings: Any, options: Any, specs: Any, clock: Any) -> LocalTransport:
         folder = Path(settings.store.path).parent / "spool"
         return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 

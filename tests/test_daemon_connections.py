@@ -33,12 +33,12 @@ from rich.console import Console
 from fleet.api.server import ApiServer
 from fleet.config.settings import load_fleet
 from fleet.daemon import daemon
-from fleet.transport.local import LocalLinks
+from fleet.transport.local import LocalTransport
 from fleet.models.registry_reader import RegistryReader
 
 def links(settings, options, specs, clock):
     folder = Path(settings.store.path).parent / "spool"
-    return LocalLinks(protocol=settings.timing_protocol(), spool_root=folder)
+    return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 
 def serve(view, folder):
     made = ApiServer(view, RegistryReader(folder / "models"), folder, "127.0.0.1", 0)

@@ -104,7 +104,7 @@ def run_daemon(
         clock = FleetClock()
         notices = Notices(console, clock, clock.wall)
         with Store.open(settings.store.path) as store:
-            links = _links(settings, options, told, specs, clock)
+            links = _links(settings, options, specs, clock)
             try:
                 trainer = _trainer(settings, options, devices, clock) if settings.daemon.refresh else None
                 try:
@@ -213,22 +213,18 @@ def _policy(section: PolicySection) -> DevicePolicy:
 
 
 def _links(
-    settings: FleetConfig,
-    options: UpOptions,
-    told: CoordinatorSettings,
-    specs: Mapping[DeviceId, DeviceSpec],
-    clock: FleetClock,
+    settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec], clock: FleetClock
 ) -> AgentTransport:
     from fleet.transport.ray_transport import RayTransport
 
     # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
-    spool = Path(settings.store.path).parent / SPOOL
+    spool, daemon = Path(settings.store.path).parent / SPOOL, settings.daemon
     return RayTransport(
         specs.values(),
         spool,
         settings.timing_protocol(),
         address=options.address,
-        is_idle_only=lambda device_id: told.policy_of(device_id).idle_only,
+        is_idle_only=lambda one: daemon.policies.get(one, daemon.policy).idle_only,
         clock=clock,
     )
 
