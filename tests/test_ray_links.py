@@ -273,12 +273,12 @@ import sys
 from pathlib import Path
 import psutil
 from agents.device.messages import AgentGone, AgentUp
-from fleet.transport.ray_transport import RayLinks
+from fleet.transport.ray_transport import RayTransport
 from tests.link_fixtures import PROTOCOL, first, poll_until, replay_spec
 from tests.test_ray_links import alive
 
 server, spec = sys.argv[1], replay_spec(Path(sys.argv[2]), f"under-{sys.argv[1]}")
-links = RayLinks([], Path(sys.argv[3]), PROTOCOL, beat_secs=0.2)
+links = RayTransport([], Path(sys.argv[3]), PROTOCOL, beat_secs=0.2)
 links.start(spec, 1)
 poll_until(links, lambda found: first(found, AgentUp) is not None)
 agent = psutil.Process(next(iter(links.pids().values())))
@@ -314,9 +314,9 @@ SCRIPT_OF_A_COORDINATOR = """
 import sys, time
 from pathlib import Path
 from agents.device.messages import AgentUp
-from fleet.transport.ray_transport import RayLinks
+from fleet.transport.ray_transport import RayTransport
 from tests.link_fixtures import PROTOCOL, poll_until, replay_spec
-links = RayLinks([], Path(sys.argv[2]), PROTOCOL)
+links = RayTransport([], Path(sys.argv[2]), PROTOCOL)
 links.start(replay_spec(Path(sys.argv[1])), 1)
 [up] = [m for m in poll_until(links, lambda found: any(isinstance(m, AgentUp) for m in found))]
 print(up.pid, flush=True)
