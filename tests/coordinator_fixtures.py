@@ -16,6 +16,7 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.core.events import JobState
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.device_updates import DeviceSource
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.journal import Journal
 from fleet.engine.notices import Notices
@@ -122,6 +123,8 @@ class Fleet:
     lines: list[str] = field(default_factory=list)
     guide: Any = None
     trainer: Any = None
+    #: Makes what describes devices, for each life; None for devices that stay.
+    source: Callable[[], DeviceSource] | None = None
 
     @contextmanager
     def coordinator(self) -> Iterator[tuple[Coordinator, LocalTransport]]:
@@ -129,6 +132,7 @@ class Fleet:
         told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=self.limits, **self.settings)
         self.clock.start_again()
         notices = Notices(clock=self.clock, wall=self.clock.wall)
+        source = self.source() if self.source is not None else None
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
             store = stack.enter_context(Store.open(self.folder / "store"))
@@ -150,12 +154,13 @@ class Fleet:
                     self.folder / "root",
                     store,
                     links,
-                    self.specs,
+                    self.specs if source is None else source.files.specs,
                     told,
                     notices,
                     guide=self.guide,
                     trainer=self.trainer,
                     clock=self.clock,
+                    source=source,
                 ),
                 links,
             )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -11,15 +12,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import DeviceKind, Family, Protocol
+from agents.records import DeviceId, DeviceKind, Family, Protocol
 from fleet.config.device_files import TARGET_OPTIONS
+from fleet.config.device_folder import DeviceFolder
 from fleet.config.settings import (
     ConfigError,
     FleetConfig,
     ProtocolSection,
     Resolved,
     load_device,
-    load_devices,
     load_fleet,
     parse_device,
     resolve,
@@ -61,11 +62,11 @@ def test_a_good_file_becomes_a_spec(tmp_path: Path) -> None:
     spec = load_device(tmp_path, "box")
     assert (spec.kind, spec.family, spec.cores) == (DeviceKind.LOCAL, Family.CPU, (0,))
     assert spec.target == GOOD["target"]
-    assert load_devices(tmp_path) == {"box": spec}
+    assert DeviceFolder(tmp_path).read().specs == {"box": spec}
 
 
 def test_all_shipped_device_files_load() -> None:
-    specs = load_devices(ROOT / "configs/hardware")
+    specs = DeviceFolder(ROOT / "configs/hardware").read().specs
     assert {"x86-64", "x86-64-v2", "sandybridge", "x86-64-v3", "x86-64-v4"} <= set(specs)
     assert {"aarch64-generic", "aarch64-native"} <= set(specs)
     assert all(spec.cores == (0,) and spec.threads == 1 for spec in specs.values())
@@ -135,10 +136,14 @@ def test_all_faults_of_all_files_come_at_once(tmp_path: Path) -> None:
     write(tmp_path, "seven.yaml", "7: x\n")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     write(tmp_path, "good.yaml", {**GOOD, "device_id": "good"})
-    with pytest.raises(ConfigError) as caught:
-        load_devices(tmp_path)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == len(caught.value.args) == 9
+    found = DeviceFolder(tmp_path).read()
+    assert list(found.specs) == ["good"]
+    lines = [fault for told in found.faults.values() for fault in told]
+    assert len(lines) == 9
+    written = (tmp_path / "box.yaml").read_text().splitlines()
+    for fault, key in zip(found.faults[DeviceId("box")], ("kind", "threds"), strict=True):
+        at = next(number for number, text in enumerate(written, 1) if text.startswith(key))
+        assert f"box.yaml: line {at}: {key}: " in fault
     for name, words in {
         "box": "did you mean 'threads'",
         "broken": "line 3",
@@ -155,8 +160,10 @@ def test_all_faults_of_all_files_come_at_once(tmp_path: Path) -> None:
 def test_two_files_of_one_device_are_a_fault(tmp_path: Path) -> None:
     write(tmp_path, "box.yaml", GOOD)
     write(tmp_path, "box.yml", GOOD)
-    with pytest.raises(ConfigError, match=r"box\.yml: device_id: 'box' is also in .*box\.yaml"):
-        load_devices(tmp_path)
+    found = DeviceFolder(tmp_path).read()
+    assert not found.specs
+    [fault] = found.faults[DeviceId("box")]
+    assert re.search(r"box\.yml: device_id: 'box' is also in .*box\.yaml", fault)
     with pytest.raises(ConfigError, match="also in"):
         load_device(tmp_path, "box")
 
@@ -166,7 +173,7 @@ def test_hidden_and_other_files_are_no_devices(tmp_path: Path) -> None:
     write(tmp_path, ".box.yaml.77", "unfinished")
     write(tmp_path, ".other.yaml", "unfinished")
     write(tmp_path, "README.md", "text")
-    assert list(load_devices(tmp_path)) == ["box"]
+    assert list(DeviceFolder(tmp_path).read().specs) == ["box"]
 
 
 def test_an_unknown_device_names_the_nearest_and_the_folder(tmp_path: Path) -> None:
@@ -181,9 +188,9 @@ def test_an_unknown_device_names_the_nearest_and_the_folder(tmp_path: Path) -> N
 
 def test_a_folder_without_devices_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no device file"):
-        load_devices(tmp_path)
+        DeviceFolder(tmp_path).read()
     with pytest.raises(ConfigError, match="no such folder"):
-        load_devices(tmp_path / "nowhere")
+        DeviceFolder(tmp_path / "nowhere").read()
 
 
 def test_anywhere_else_the_profiles_of_this_host_are_the_devices(
@@ -506,5 +513,5 @@ def test_target_options_are_those_of_tvm() -> None:
 def test_tvm_accepts_the_target_of_every_shipped_device() -> None:
     from tvm.target import Target
 
-    for spec in load_devices(ROOT / "configs/hardware").values():
+    for spec in DeviceFolder(ROOT / "configs/hardware").read().specs.values():
         assert int(Target(spec.target).attrs["num-cores"]) == spec.threads

@@ -18,9 +18,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from agents.records import DeviceId
-from fleet.api.client import ADDRESS
+from agents.records import DeviceId, DeviceKind
+from fleet.api.client import ADDRESS, ask
 from fleet.config.day_windows import window_secs
+from fleet.config.init import host_profiles, write_profiles
 from fleet.config.settings import ConfigError, PolicySection, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon
@@ -145,6 +146,42 @@ def test_killed_and_started_again_it_goes_on_and_ends_in_order(settings: Path, s
     assert alive == [], "no process is left behind"
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_device_file_that_appears_is_known_and_gets_an_agent_of_our_own_ray(
+    tmp_path: Path, started: list[Up]
+) -> None:
+    first, second, *_ = [profile for profile in host_profiles() if profile.spec.kind is DeviceKind.LOCAL] * 2
+    if first is second:
+        pytest.skip("this host can be one device only")
+    folder, aside = tmp_path / "hardware", tmp_path / "aside"
+    write_profiles(folder, [first])
+    write_profiles(aside, [second])
+    root = tmp_path / "runs" / "fleet"
+    value = {
+        "schema": 1,
+        "devices": {"folder": str(folder)},
+        "store": {"path": str(tmp_path / "runs" / "store")},
+        "daemon": {"root": str(root), "refresh": False, "api_port": 0},
+    }
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(value))
+    up = Up(path)
+    started.append(up)
+    assert "1 devices" in up.wait_for_line("fleet is up")
+    name = second.spec.device_id
+    add = [sys.executable, "-m", "fleet.cli", "devices", "add", str(aside / f"{name}.yaml")]
+    done = subprocess.run([*add, "--config", str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "the daemon follows within five seconds" in done.stdout
+    appeared, deadline = time.monotonic(), time.monotonic() + 60
+    while name not in ask(root, "/v1/status")["devices"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert time.monotonic() - appeared < 5.0, "it is known within five seconds"
+    up.wait_for_line(f"{name}: up on")
+    assert up.end(signal.SIGTERM) == 0
+
+
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process."""
@@ -249,13 +286,12 @@ def test_policies_become_those_of_the_devices(settings: Path) -> None:
     policies = {"two": {"secs_per_hour": 900.0, "idle_only": True, "windows": ["22:00-06:30"]}}
     changes = {"daemon.policies": policies, "daemon.training_records": 7, "workloads.exploration": 0.3}
     config = load_fleet(settings, changes).config
-    told = _told(config, UpOptions(models=Path("m")), {DeviceId("one"): None, DeviceId("two"): None})  # type: ignore[dict-item]
+    told = _told(config, UpOptions(models=Path("m")))
     assert isinstance(told, CoordinatorSettings)
     window = TimeWindow(begin_secs=22 * 3600.0, end_secs=6.5 * 3600.0)
-    assert told.policies == {
-        "one": DevicePolicy(),
-        "two": DevicePolicy(secs_per_hour=900.0, idle_only=True, windows=(window,)),
-    }
+    assert told.policy_of(DeviceId("one")) == told.policy_of(DeviceId("to-come")) == DevicePolicy()
+    limited = DevicePolicy(secs_per_hour=900.0, idle_only=True, windows=(window,))
+    assert told.policy_of(DeviceId("two")) == limited
     assert told.limits.training_records == 7
     assert told.exploration == 0.3
     assert _policy(PolicySection(secs_per_day=60.0)) == DevicePolicy(secs_per_day=60.0)
@@ -265,13 +301,15 @@ def test_policies_become_those_of_the_devices(settings: Path) -> None:
 def test_a_policy_of_no_device_is_refused_and_of_one_not_chosen_is_not(
     settings: Path, ids: tuple[str, ...]
 ) -> None:
-    options, specs = UpOptions(models=Path("m")), {DeviceId("one"): None}
+    options = UpOptions(models=Path("m"))
     changes: dict[str, Any] = {"devices.ids": ids, "daemon.policies": {"two": {"idle_only": True}}}
-    told = _told(load_fleet(settings, changes).config, options, specs)  # type: ignore[arg-type]
-    assert list(told.policies) == ["one"]
+    assert list(_told(load_fleet(settings, changes).config, options).policies) == ["two"]
+    (settings.parent / "hardware" / "retired").mkdir()
+    (settings.parent / "hardware" / "two.yaml").rename(settings.parent / "hardware" / "retired" / "two.yaml")
+    assert list(_told(load_fleet(settings, changes).config, options).policies) == ["two"]
     changes["daemon.policies"] = {"onne": {"idle_only": True}}
     with pytest.raises(FleetError, match=r"daemon\.policies: no device 'onne' in .*; did you mean 'one'"):
-        _told(load_fleet(settings, changes).config, options, specs)  # type: ignore[arg-type]
+        _told(load_fleet(settings, changes).config, options)
 
 
 @pytest.mark.usefixtures("local")

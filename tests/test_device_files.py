@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from agents.records import DeviceKind, Family, Protocol
 from fleet.cli.devices import register
+from fleet.config.device_folder import DeviceFolder
 from fleet.config.init import Action, Profile, render, write_profiles
-from fleet.config.settings import ConfigError, load_device, load_devices, parse_device
+from fleet.config.settings import ConfigError, load_device, parse_device
 
 BOARD: dict[str, Any] = {
     "schema": 1,
@@ -188,7 +189,7 @@ def test_written_files_of_boards_load_to_the_same_specs(tmp_path: Path) -> None:
     )
     profiles = [Profile(spec=spec, header=("What it is: a board.",)) for spec in (board, gpu)]
     assert {each.action for each in write_profiles(tmp_path, profiles)} == {Action.WRITTEN}
-    assert load_devices(tmp_path) == {"board": board, "gpu": gpu}
+    assert DeviceFolder(tmp_path).read().specs == {"board": board, "gpu": gpu}
     text = (tmp_path / "board.yaml").read_text()
     assert "protocol: {cache_flush: true, repeat: 3, run_timeout_sec: 20.0}" in text
     assert "protocol" not in (tmp_path / "gpu.yaml").read_text()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from agents.device.messages import Proposed, ProposeRequest
 from agents.records import Candidate, CandidateId, DeviceId, Workload
 from fleet.collection.batch_plan import BATCH_SIZE
@@ -71,3 +73,24 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
         feeder.queues.closed(job.job_id)
     assert not feeder.queues.taken(DEVICE)
     assert feeder.queues.waiting(DEVICE, WORKLOAD.workload_id) == 0
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, leaves: bool) -> None:
+    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
+    coverage.set_environment(DEVICE, "e" * 32)
+    coverage.propose("cpu", WORKLOAD.workload_id, [one.candidate_id for one in drawn(BATCH_SIZE // 2)])
+    outlet = Outlet()
+    pools = CandidatePools(tmp_path)
+    feeder = JobPlanner(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, outlet, seed=1, token="t")
+    feeder.set_workloads([DEVICE], [WORKLOAD])
+    feeder.want({DEVICE: 4 * BATCH_SIZE})
+    assert outlet.asked, "gaps are chosen, and the agent is asked for more"
+    assert not outlet.jobs
+    if leaves:
+        feeder.forget(DEVICE)
+    feeder.agent_gone(DEVICE)
+    assert feeder.is_idle
+    assert bool(outlet.jobs) is not leaves
+    feeder.want({DEVICE: 4 * BATCH_SIZE})
+    assert feeder.is_idle is leaves, "nobody knows what it would measure"

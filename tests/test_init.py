@@ -17,6 +17,7 @@ from host_fixtures import (
 
 from agents.host.probe import differences, probe
 from agents.records import Family
+from fleet.config.device_folder import DeviceFolder
 from fleet.config.init import (
     Action,
     cpu_profiles,
@@ -26,7 +27,6 @@ from fleet.config.init import (
     timing_cores,
     write_profiles,
 )
-from fleet.config.settings import load_devices
 from fleet.errors import FleetError
 
 ROOT = Path(__file__).parent.parent
@@ -115,7 +115,7 @@ def test_written_files_load_to_the_same_specs(tmp_path: Path) -> None:
     folder = tmp_path / "a/b"
     done = write_profiles(folder, profiles)
     assert {each.action for each in done} == {Action.WRITTEN}
-    assert load_devices(folder) == {profile.spec.device_id: profile.spec for profile in profiles}
+    assert DeviceFolder(folder).read().specs == {profile.spec.device_id: profile.spec for profile in profiles}
 
 
 def test_shipped_files_are_what_init_writes() -> None:

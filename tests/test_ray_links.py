@@ -233,7 +233,7 @@ def test_a_device_that_wants_an_idle_host_is_told_of_others(lives: Lives) -> Non
     lives.begin()
     assert {one.is_host_idle for one in lives.until(Heartbeat) if isinstance(one, Heartbeat)} == {None}
     lives.end()
-    lives.links._idle_only = frozenset([GENERIC])
+    lives.links._is_idle_only = lambda device_id: device_id == GENERIC
     try:
         lives.begin()
         found = poll_until(
@@ -242,7 +242,7 @@ def test_a_device_that_wants_an_idle_host_is_told_of_others(lives: Lives) -> Non
             30.0,
         )
     finally:
-        lives.links._idle_only = frozenset()
+        lives.links._is_idle_only = lambda _: False
     assert {one.is_host_idle for one in found if isinstance(one, Heartbeat)} <= {None, True, False}
 
 

@@ -240,6 +240,62 @@ def test_a_retired_device_loses_its_jobs_and_may_come_back() -> None:
     assert fleet.of_a(ev.DeviceAdded, family="cpu") == [ev.StartAgent(device_id=A, incarnation=2)]
 
 
+def test_a_changed_device_gets_another_agent_at_once_and_keeps_its_jobs() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    assert fleet.leases() == {"j1": 1, "j2": 2}
+    made = fleet.of_a(ev.DeviceChanged, reason="its file changed")
+    assert made == [
+        ev.StopAgent(device_id=A, incarnation=1, kill=True),
+        ev.StartAgent(device_id=A, incarnation=2),
+    ]
+    shown = fleet.show()
+    assert (shown["state"], shown["failures"], shown["crashes"], shown["queued"]) == ("probing", 0, 0, 3)
+    assert fleet.verdict("j1", 1) is Verdict.COUNTS, "what the spool holds"
+    assert fleet.of_a(ev.AgentDied, incarnation=1, reason="it was told to stop") == []
+    fleet.passes()
+    assert fleet.leases() == {"j1": 3, "j2": 4}
+
+
+def test_a_change_is_a_reason_to_try_a_device_again_that_was_given_up() -> None:
+    fleet = Fleet(Limits(device_failures=1)).up()
+    fleet.dies()
+    assert fleet.show()["state"] == "quarantined"
+    assert fleet.of_a(ev.DeviceChanged) == [ev.StartAgent(device_id=A, incarnation=2)]
+    fleet.of_a(ev.DeviceRetired)
+    assert fleet.of_a(ev.DeviceChanged) == []
+
+
+def test_a_change_while_the_coordinator_stops_starts_nothing() -> None:
+    fleet = Fleet().up()
+    fleet.tell(ev.CoordinatorStopping)
+    assert fleet.of_a(ev.DeviceChanged) == [ev.StopAgent(device_id=A, incarnation=1, kill=True)]
+    assert fleet.show()["state"] == "lost"
+    assert ev.StartAgent(device_id=A, incarnation=2) in fleet.tell(ev.CoordinatorStarted)
+
+
+def test_a_device_that_is_left_out_keeps_what_it_has_and_gets_no_agent() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.of_a(ev.DeviceLeftOut, reason="others were asked for")
+    before = fleet.show()
+    assert (before["state"], before["reason"], before["queued"]) == ("absent", "others were asked for", 3)
+    assert fleet.tell(ev.CoordinatorStarted) == []
+    assert fleet.wait(100_000.0) == []
+    assert fleet.count(JobState.CANCELLED) == 0
+    assert fleet.verdict("j1", 1) is Verdict.COUNTS
+    assert fleet.of_a(ev.DeviceAdded, family="cpu") == [ev.StartAgent(device_id=A, incarnation=2)]
+    fleet.passes()
+    assert set(fleet.leases()) == {"j1", "j2"}
+
+
+def test_a_retired_device_that_is_left_out_stays_retired() -> None:
+    fleet = Fleet().up()
+    fleet.of_a(ev.DeviceRetired, reason="sold")
+    assert fleet.of_a(ev.DeviceLeftOut, reason="others were asked for") == []
+    assert (fleet.show()["state"], fleet.show()["reason"]) == ("retired", "sold")
+
+
 def test_what_the_spool_of_a_retired_device_holds_is_not_late() -> None:
     fleet = Fleet().up()
     fleet.submit("j1", "j2", "j3")
@@ -1040,5 +1096,6 @@ def test_many_quarantined_jobs_are_remembered_as_a_number() -> None:
 
 def test_states_are_words() -> None:
     assert {state.value for state in DeviceState} == {
-        "unknown", "probing", "idle", "leased", "quarantined", "lost", "retired",
+        "unknown", "probing", "idle", "leased", "quarantined", "lost", "absent",
+        "retired",
     }  # fmt: skip

@@ -71,6 +71,12 @@ class Fleet(RuleBasedStateMachine):
             ev.DeviceAdded(at_secs=self.at(), device_id=DeviceId(device), family=family, policy=policy)
         )
 
+    @rule(device=ANY_DEVICE, now=SELDOM, is_left_out=st.booleans())
+    def changed(self, device: str, now: bool, is_left_out: bool) -> None:
+        kind = ev.DeviceLeftOut if is_left_out else ev.DeviceChanged
+        if now:
+            self.world.tell(kind(at_secs=self.at(), device_id=DeviceId(device), reason="its file"))
+
     @rule(device=ANY_DEVICE, now=SELDOM)
     def retired(self, device: str, now: bool) -> None:
         if now:

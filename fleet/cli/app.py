@@ -19,6 +19,7 @@ import typer
 
 from agents.errors import AgentError
 from fleet.cli import daemon as cli_daemon
+from fleet.cli import device_files as cli_device_files
 from fleet.cli import devices as cli_devices
 from fleet.cli import interchange as cli_interchange
 from fleet.cli import jobs as cli_jobs
@@ -79,6 +80,7 @@ class _Signals:
 
 
 cli_devices.register(app)
+cli_device_files.register(app)
 cli_jobs.register(app)
 cli_daemon.register(app)
 cli_interchange.register(app)

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.host.probe import differences, probe
-from agents.records import DeviceId, DeviceKind, DeviceSpec
-from fleet.collection import replay_files as replaying
+from agents.records import DeviceId, DeviceSpec
 from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.device_choice import DeviceChoice
 from fleet.collection.progress import Display
 from fleet.collection.selection import choose_workloads, none_fits
 from fleet.collection.time_spent import Spent
-from fleet.config.settings import select_devices
 from fleet.errors import FleetError
 from fleet.store.store import Store
 from fleet.transport.ray_session import RaySession
@@ -30,30 +28,15 @@ _LEAST_RANDOM = 8
 def fitting_devices(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
     """Devices to measure on: those asked for, or all device files that this host can be.
 
-    Replay devices must be asked for: their records are no new measurements. They are made ready here.
+    Replay devices must be asked for: their records are no new measurements. They are made ready here. Files
+    that cannot be used and were not asked for are left out, each with a warning.
 
     Raises:
         FleetError: One that was asked for cannot be measured here, or none can.
     """
-    specs = select_devices(settings)
-    descriptor = probe()
-    faults = {device_id: differences(spec, descriptor) for device_id, spec in specs.items()}
-    if settings.devices.ids:
-        refused = [f"device {device_id}: {'; '.join(found)}" for device_id, found in faults.items() if found]
-        if refused:
-            raise FleetError("\n".join(refused))
-        return replaying.ready(specs, Path(settings.store.path).parent / replaying.REPLAY)
-    fitting = {
-        device_id: spec
-        for device_id, spec in specs.items()
-        if not faults[device_id] and spec.kind is not DeviceKind.REPLAY
-    }
-    if not fitting:
-        raise FleetError(
-            f"this host can be none of the {len(specs)} devices in {settings.devices.folder}; "
-            "run `fleet init` to write its profiles, or name a replay device with --device"
-        )
-    return fitting
+    choice = DeviceChoice(settings)
+    choice.warn()
+    return dict(choice.files.specs)
 
 
 def collect_records(

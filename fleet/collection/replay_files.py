@@ -15,7 +15,7 @@ from pathlib import Path
 from agents.device.replay_file import Recorded, open_file, read_head
 from agents.errors import AgentError
 from agents.records import DeviceId, DeviceKind, DeviceSpec
-from fleet.config.settings import FleetConfig, select_devices, unknown_device
+from fleet.config.settings import FleetConfig, load_device
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
@@ -48,12 +48,10 @@ def ready_device(settings: FleetConfig, device: str) -> DeviceSpec:
     """The spec of one device of the settings, completed as `ready` does.
 
     Raises:
-        FleetError: The device is unknown, or its records will not do.
+        FleetError: The device is unknown, its file has a fault, or its records will not do.
     """
-    specs, name = select_devices(settings), DeviceId(device)
-    if name not in specs:
-        raise unknown_device(device, specs, Path(settings.devices.folder))
-    return ready({name: specs[name]}, Path(settings.store.path).parent / REPLAY)[name]
+    spec = load_device(Path(settings.devices.folder), device)
+    return ready({spec.device_id: spec}, Path(settings.store.path).parent / REPLAY)[spec.device_id]
 
 
 def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Replay, canonical_json
 from fleet.config.device_targets import TARGET_OPTIONS, is_encodable, target_faults
 from fleet.config.protocol import ProtocolSection
-from fleet.config.yaml_files import ConfigError, model_faults, nearest, read_mapping, show
+from fleet.config.yaml_files import ConfigError, key_lines, model_faults, nearest, read_mapping, show
 
 #: Folder of the device files, under the current folder.
 DEFAULT_HARDWARE = Path("configs/hardware")
@@ -63,45 +63,6 @@ class _DeviceFile(BaseModel):
 _KEYS = {"": [field.alias or name for name, field in _DeviceFile.model_fields.items()]}
 
 
-def load_devices(folder: Path) -> dict[DeviceId, DeviceSpec]:
-    """Read every device file of a folder.
-
-    Args:
-        folder: Where the YAML files are. If it is the default folder and does not exist, the profiles that
-            `fleet init` would write for this host are returned instead.
-
-    Returns:
-        The specs by device id, sorted.
-
-    Raises:
-        ConfigError: The folder does not exist or holds no device, or any file has a fault: all faults of all
-            files, one line each.
-    """
-    if folder == DEFAULT_HARDWARE and not folder.exists():
-        return _specs_of_this_host()
-    files = _device_files(folder)
-    if not files:
-        raise ConfigError(f"{folder}: holds no device file (*.yaml): run `fleet init --folder {folder}`")
-    specs: dict[DeviceId, DeviceSpec] = {}
-    faults: list[str] = []
-    origins: dict[str, Path] = {}
-    for path in files:
-        try:
-            spec = _load_file(path)
-        except ConfigError as error:
-            faults.extend(error.args)
-            continue
-        if spec.device_id in origins:
-            faults.append(
-                f"{path}: device_id: {spec.device_id!r} is also in {origins[spec.device_id]}: delete one"
-            )
-        origins[spec.device_id] = path
-        specs[spec.device_id] = spec
-    if faults:
-        raise ConfigError(*faults)
-    return dict(sorted(specs.items()))
-
-
 def load_device(folder: Path, device_id: str) -> DeviceSpec:
     """Read the file of one device; faults in the files of others do not matter.
 
@@ -109,17 +70,17 @@ def load_device(folder: Path, device_id: str) -> DeviceSpec:
         ConfigError: The device is not known, with the nearest names and the folder, or its file has a fault.
     """
     if folder == DEFAULT_HARDWARE and not folder.exists():
-        specs = _specs_of_this_host()
+        specs = specs_of_this_host()
         if device_id in specs:
             return specs[DeviceId(device_id)]
         raise unknown_device(device_id, specs, folder)
-    files = _device_files(folder)
+    files = device_paths(folder)
     matching = [path for path in files if path.stem == device_id]
     if not matching:
         raise unknown_device(device_id, (path.stem for path in files), folder)
     if len(matching) > 1:
         raise ConfigError(f"{matching[1]}: device_id: {device_id!r} is also in {matching[0]}: delete one")
-    return _load_file(matching[0])
+    return load_file(matching[0])
 
 
 def unknown_device(device_id: str, known: Iterable[str], folder: Path) -> ConfigError:
@@ -173,27 +134,54 @@ def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
     )
 
 
-def _specs_of_this_host() -> dict[DeviceId, DeviceSpec]:
+def specs_of_this_host() -> dict[DeviceId, DeviceSpec]:
+    """The profiles that `fleet init` would write for this host: the devices where no folder of files is."""
     # Imported here: init writes the files that this module reads.
     from fleet.config.init import host_profiles
 
     return dict(sorted((profile.spec.device_id, profile.spec) for profile in host_profiles()))
 
 
-def _device_files(folder: Path) -> list[Path]:
+def device_paths(folder: Path) -> list[Path]:
+    """The device files of a folder, sorted; hidden and other files are none.
+
+    Raises:
+        ConfigError: There is no such folder, or it cannot be read.
+    """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder of device files: run `fleet init --folder {folder}`")
-    return sorted(
-        path for path in folder.iterdir() if path.suffix in _SUFFIXES and not path.name.startswith(".")
-    )
+    try:
+        every = list(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    return sorted(path for path in every if path.suffix in _SUFFIXES and not path.name.startswith("."))
 
 
-def _load_file(path: Path) -> DeviceSpec:
+def load_file(path: Path, name: str | None = None) -> DeviceSpec:
+    """Read one device file.
+
+    Args:
+        path: The file.
+        name: The id that it must give; that of its name if None, and any if empty.
+
+    Raises:
+        ConfigError: All faults of the file, each with its path, and with line and key where it has these.
+    """
     value = read_mapping(path)
     try:
-        return parse_device(value, path.stem)
+        told = str(value.get("device_id", "")) if name == "" else name
+        return parse_device(value, path.stem if told is None else told)
     except ConfigError as error:
-        raise ConfigError(*(f"{path}: {fault}" for fault in error.args)) from error
+        lines = key_lines(path)
+        raise ConfigError(*(f"{path}: {_line_of(fault, lines)}{fault}" for fault in error.args)) from error
+
+
+def _line_of(fault: str, lines: Mapping[str, int]) -> str:
+    """`line 3: ` for a fault that begins with a key, or with one inside of a key that has a line."""
+    key = fault.partition(": ")[0]
+    while key not in lines and "." in key:
+        key = key.rpartition(".")[0]
+    return f"line {lines[key]}: " if key in lines else ""
 
 
 def _id_faults(file: _DeviceFile, name: str) -> Iterable[str]:
@@ -296,8 +284,10 @@ def _core_faults(file: _DeviceFile) -> Iterable[str]:
 __all__ = [
     "DEFAULT_HARDWARE",
     "TARGET_OPTIONS",
+    "device_paths",
     "load_device",
-    "load_devices",
+    "load_file",
     "parse_device",
+    "specs_of_this_host",
     "unknown_device",
 ]

@@ -7,6 +7,7 @@ Device files are read by `fleet.config.device_files`, whose functions are offere
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +21,8 @@ from agents.records import DeviceId, DeviceSpec, Protocol
 from fleet.config.base import Names as _Names
 from fleet.config.base import Section as _Section
 from fleet.config.daemon import DaemonSection, PolicySection
-from fleet.config.device_files import (
-    DEFAULT_HARDWARE,
-    load_device,
-    load_devices,
-    parse_device,
-    unknown_device,
-)
+from fleet.config.device_files import DEFAULT_HARDWARE, load_device, parse_device, unknown_device
+from fleet.config.device_folder import DeviceFolder
 from fleet.config.protocol import ProtocolSection
 from fleet.config.yaml_files import (
     ConfigError,
@@ -38,6 +34,8 @@ from fleet.config.yaml_files import (
     read_mapping,
     show,
 )
+
+_LOG = logging.getLogger(__name__)
 
 #: Configuration file, under the current folder.
 DEFAULT_FLEET = Path("configs/fleet.yaml")
@@ -212,18 +210,17 @@ def load_fleet(
 def select_devices(config: FleetConfig) -> dict[DeviceId, DeviceSpec]:
     """Read the device files that a configuration names: `devices.ids`, or all of the folder.
 
-    Which of them a host can be is for `agents.host.probe.differences` to say.
+    Which of them a host can be is for `agents.host.probe.differences` to say. Files that cannot be used and
+    were not asked for are left out, each with a warning.
 
     Raises:
-        ConfigError: A file has a fault, or an id has no file.
+        ConfigError: See `DeviceFolder.read` and `FoundDevices.chosen`.
     """
-    folder = Path(config.devices.folder)
-    specs = load_devices(folder)
-    faults = [str(unknown_device(name, specs, folder)) for name in config.devices.ids if name not in specs]
-    if faults:
-        raise ConfigError(*(f"devices.ids: {fault}" for fault in faults))
-    names = [DeviceId(name) for name in config.devices.ids] or list(specs)
-    return {name: specs[name] for name in names}
+    folder = DeviceFolder(Path(config.devices.folder))
+    found = folder.read()
+    for told in found.faults.values() if not config.devices.ids else ():
+        _LOG.warning("left out: %s", "; ".join(told))
+    return found.chosen(config.devices.ids, folder.path)
 
 
 def resolve(
@@ -362,7 +359,6 @@ __all__ = [
     "TrainingSection",
     "WorkloadsSection",
     "load_device",
-    "load_devices",
     "load_fleet",
     "parse_device",
     "parse_setting",

@@ -104,6 +104,23 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return value
 
 
+def key_lines(path: Path) -> dict[str, int]:
+    """The line of each dotted key of a YAML file, from 1 on; empty where the file cannot be read any more."""
+    lines: dict[str, int] = {}
+
+    def note(node: yaml.Node | None, within: str) -> None:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = f"{within}{key.value}"
+            lines.setdefault(name, key.start_mark.line + 1)
+            note(value, f"{name}.")
+
+    try:
+        note(yaml.compose(path.read_text("utf-8"), Loader=_StrictLoader), "")
+    except (OSError, *_YAML_ERRORS):
+        return {}
+    return lines
+
+
 def model_faults(error: ValidationError, known: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
     """Turn pydantic's errors into (dotted key, sentence) pairs.
 

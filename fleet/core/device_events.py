@@ -35,7 +35,7 @@ def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instru
         device.records = event.records.get(device.device_id, device.records)
         totals[device.family] = totals.get(device.family, 0) + device.records
         device.wanted_at = None
-        if device.state not in (DeviceState.RETIRED, DeviceState.QUARANTINED):
+        if device.state not in (DeviceState.RETIRED, DeviceState.ABSENT, DeviceState.QUARANTINED):
             made += leasing.start(device)
         leasing.schedule(device)
     core.triggers.set_records(totals)
@@ -99,10 +99,39 @@ def device_added(core: Core, event: ev.DeviceAdded) -> list[Instruction]:
         core.triggers.stored(event.family, device.device_id, device.records)
     device.family, device.policy = event.family, event.policy
     made: list[Instruction] = []
-    if device.state in (DeviceState.UNKNOWN, DeviceState.RETIRED):
+    if device.state in (DeviceState.UNKNOWN, DeviceState.RETIRED, DeviceState.ABSENT):
+        if device.state is not DeviceState.ABSENT:
+            device.proved()
         device.state, device.reason = DeviceState.UNKNOWN, ""
-        device.proved()
         made = leasing.start(device)
+    return made + leasing.settle(device)
+
+
+def device_changed(core: Core, event: ev.DeviceChanged) -> list[Instruction]:
+    """End the agent and start one anew: what the one before has finished comes out of its spool."""
+    leasing, device = core.leasing, core.device(event)
+    if device.state in (DeviceState.RETIRED, DeviceState.ABSENT):
+        return []
+    made: list[Instruction] = []
+    if device.state in WITH_AGENT:
+        # At once: one that ended in order would hold its spool, and time as it was told before.
+        made.append(ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=True))
+    leasing.release(device)
+    device.proved()
+    device.probe_by = device.wanted_at = None
+    device.state, device.reason = DeviceState.LOST, event.reason
+    return made + leasing.start(device) + leasing.settle(device)
+
+
+def device_left_out(core: Core, event: ev.DeviceLeftOut) -> list[Instruction]:
+    """Have no agent of it from here on; its jobs wait until it is added again."""
+    leasing, device = core.leasing, core.device(event)
+    if device.state is DeviceState.RETIRED:
+        return []
+    made = _stop(device)
+    leasing.release(device)
+    device.state, device.reason = DeviceState.ABSENT, event.reason
+    device.start_at = device.probe_by = device.wanted_at = None
     return made + leasing.settle(device)
 
 
@@ -111,8 +140,7 @@ def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
     leasing, device = core.leasing, core.device(event)
     if device.state is DeviceState.RETIRED:
         return []
-    stop = [ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=False)]
-    made: list[Instruction] = [*stop] if device.state in WITH_AGENT else []
+    made = _stop(device)
     leasing.release(device)
     ended = [core.entry(job_id) for job_id in leasing.jobs.of_device(device.device_id)]
     # No lease expired: what the spool holds of them is still to be stored when the device comes back.
@@ -124,6 +152,13 @@ def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
     device.state, device.reason = DeviceState.RETIRED, event.reason
     device.start_at = device.probe_by = device.wanted_at = None
     return made + leasing.settle(device)
+
+
+def _stop(device: Device) -> list[Instruction]:
+    """Let the agent, if there is one, do what it was asked, and end."""
+    if device.state not in WITH_AGENT:
+        return []
+    return [ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=False)]
 
 
 def agent_started(core: Core, event: ev.AgentStarted) -> list[Instruction]:

@@ -29,6 +29,8 @@ class DeviceState(StrEnum):
     QUARANTINED = "quarantined"
     #: Its agent ended; the next start waits for its back-off.
     LOST = "lost"
+    #: Not looked after by the coordinator that runs; all that is known of it stays.
+    ABSENT = "absent"
     #: Taken out of the fleet.
     RETIRED = "retired"
 

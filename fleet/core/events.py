@@ -53,7 +53,7 @@ RULES = 2
 class CoordinatorStarted:
     """A coordinator took over: every agent of the one before is gone, every lease is released.
 
-    `StartAgent` follows for every device that is neither retired nor quarantined.
+    `StartAgent` follows for every device that is neither retired, absent nor quarantined.
     """
 
     at_secs: float
@@ -96,6 +96,27 @@ class DeviceAdded:
     #: A value of `Family`.
     family: str
     policy: DevicePolicy = field(default_factory=DevicePolicy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceChanged:
+    """Another spec holds for a device: its agent is ended and started anew, its jobs wait for that."""
+
+    at_secs: float
+    device_id: DeviceId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLeftOut:
+    """A device is not looked after by this coordinator: it gets no agent, and keeps jobs and model.
+
+    `DeviceAdded` brings it back. A retired device stays retired.
+    """
+
+    at_secs: float
+    device_id: DeviceId
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,17 +399,19 @@ class Tick:
 
 # fmt: off
 Event = (
-    CoordinatorStarted | ClockSet | CoordinatorStopping | DeviceAdded | DeviceRetired | AgentStarted
-    | ProbePassed | ProbeRefused | AgentBeat | AgentDied | JobSubmitted | JobFinished | JobCrashed
-    | JobCancelled | LeaseReturned | ResultArrivedLate | QuarantineLifted | DriftAlarm | EnvironmentChanged
-    | RecordsStored | TrainingStarted | TrainingFinished | TrainingFailed | ModelPublished | ModelRolledBack
-    | DiskFull | DiskFreed | Tick | RequestSubmitted | RequestProgressed | RequestCancelled
+    CoordinatorStarted | ClockSet | CoordinatorStopping | DeviceAdded | DeviceChanged | DeviceLeftOut
+    | DeviceRetired | AgentStarted | ProbePassed | ProbeRefused | AgentBeat | AgentDied | JobSubmitted
+    | JobFinished | JobCrashed | JobCancelled | LeaseReturned | ResultArrivedLate | QuarantineLifted
+    | DriftAlarm | EnvironmentChanged | RecordsStored | TrainingStarted | TrainingFinished | TrainingFailed
+    | ModelPublished | ModelRolledBack | DiskFull | DiskFreed | Tick
+    | RequestSubmitted | RequestProgressed | RequestCancelled
 )
 
 __all__ = [
     "RULES", "Accept", "AgentBeat", "AgentDied", "AgentStarted", "Busy", "ClockSet", "CoordinatorStarted",
     "CoordinatorStopping",
-    "DeviceAdded", "DevicePolicy", "DeviceRetired", "DeviceState", "DiskFreed", "DiskFull", "DriftAlarm",
+    "DeviceAdded", "DeviceChanged", "DeviceLeftOut", "DevicePolicy", "DeviceRetired", "DeviceState",
+    "DiskFreed", "DiskFull", "DriftAlarm",
     "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
     "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "LeaseReturned", "ModelPublished",
     "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted",

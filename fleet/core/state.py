@@ -204,6 +204,8 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.ClockSet: device_events.clock_set,
     ev.CoordinatorStopping: device_events.coordinator_stopping,
     ev.DeviceAdded: device_events.device_added,
+    ev.DeviceChanged: device_events.device_changed,
+    ev.DeviceLeftOut: device_events.device_left_out,
     ev.DeviceRetired: device_events.device_retired,
     ev.AgentStarted: device_events.agent_started,
     ev.ProbePassed: device_events.probe_passed,

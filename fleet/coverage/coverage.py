@@ -26,7 +26,7 @@ class Coverage:
     """The matrix of one fleet.
 
     Args:
-        families: Family of each device, siblings that only the store knows included.
+        families: Family of each device, siblings that only the store knows included; devices may come.
         workload_ids: Workloads that the fleet measures; records of others are passed over.
 
     Attributes:
@@ -34,7 +34,7 @@ class Coverage:
     """
 
     def __init__(self, families: Mapping[DeviceId, str], workload_ids: Iterable[WorkloadId]) -> None:
-        self._families = dict(families)
+        self._families = families
         self._wanted = set(workload_ids)
         self._matrix = Matrix()
         self._environments: dict[DeviceId, str] = {}

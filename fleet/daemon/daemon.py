@@ -20,10 +20,11 @@ from rich.console import Console
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.api.client import ADDRESS
-from fleet.collection import replay_files as replaying
-from fleet.collection.jobs import SPOOL, fitting_devices
+from fleet.collection.device_choice import DeviceChoice
+from fleet.collection.jobs import SPOOL
 from fleet.config.day_windows import window_secs
-from fleet.config.settings import load_devices, select_devices, unknown_device
+from fleet.config.device_folder import RETIRED, DeviceFolder
+from fleet.config.settings import unknown_device
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.core.limits import Limits
 from fleet.daemon.garbage_collection import seldom_collected
@@ -99,14 +100,15 @@ def run_daemon(
     root = Path(settings.daemon.root)
     raise_open_files()
     with _held(root), _stop_signals() as is_stopped, seldom_collected():
-        specs = _devices(settings, options)
-        told = _told(settings, options, specs)
+        devices = _devices(settings, options)
+        specs = devices.files.specs
+        told = _told(settings, options)
         clock = FleetClock()
         notices = Notices(console, clock, clock.wall)
         with Store.open(settings.store.path) as store:
             links = _links(settings, options, specs, clock)
             try:
-                trainer = _trainer(settings, options, specs, clock) if settings.daemon.refresh else None
+                trainer = _trainer(settings, options, devices, clock) if settings.daemon.refresh else None
                 try:
                     coordinator = Coordinator(
                         root,
@@ -119,6 +121,7 @@ def run_daemon(
                         guide=CandidateRanker(RegistryReader(options.models)),
                         doubts=Uncertainty(RegistryReader(options.models)),
                         clock=clock,
+                        source=devices,
                     )
                     cores = refresh_cores(specs.values())
                     api = serve(coordinator, root, cores) if serve is not None else None
@@ -158,26 +161,23 @@ def _run(
         coordinator.turn(_TURN_SECS)
 
 
-def _devices(settings: FleetConfig, options: UpOptions) -> dict[DeviceId, DeviceSpec]:
+def _devices(settings: FleetConfig, options: UpOptions) -> DeviceChoice:
     """Devices of this host, or those of a cluster, whose hosts must say themselves what they can be."""
-    if options.address is None:
-        return fitting_devices(settings)
-    if not settings.devices.ids:
+    if options.address is not None and not settings.devices.ids:
         raise FleetError("a cluster's devices must be named: give --device or devices.ids beside --address")
-    folder = Path(settings.store.path).parent / replaying.REPLAY
-    return replaying.ready(select_devices(settings), folder)
+    return DeviceChoice(settings, is_cluster=options.address is not None)
 
 
-def _told(
-    settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec]
-) -> CoordinatorSettings:
+def _told(settings: FleetConfig, options: UpOptions) -> CoordinatorSettings:
     daemon = settings.daemon
-    folder = Path(settings.devices.folder)
-    # A policy may wait for a device that is not chosen this time.
-    known = {*specs, *load_devices(folder)} if set(daemon.policies) - set(specs) else set(specs)
-    unknown = [unknown_device(one, known, folder) for one in sorted(set(daemon.policies) - known)]
-    if unknown:
-        raise FleetError("\n".join(f"daemon.policies: {error}" for error in unknown))
+    if daemon.policies:
+        # A policy may wait for a device that is not chosen this time, that left, or whose file is mended.
+        folder = Path(settings.devices.folder)
+        found = DeviceFolder(folder).read()
+        known = {*found.specs, *found.faults, *(path.stem for path in (folder / RETIRED).glob("*.y*ml"))}
+        unknown = [unknown_device(one, known, folder) for one in sorted(set(daemon.policies) - known)]
+        if unknown:
+            raise FleetError("\n".join(f"daemon.policies: {error}" for error in unknown))
     return CoordinatorSettings(
         protocol=settings.timing_protocol(),
         choice=WorkloadChoice(
@@ -186,7 +186,8 @@ def _told(
             min_flops=settings.workloads.min_flops,
             max_flops=settings.workloads.max_flops,
         ),
-        policies={one: _policy(daemon.policies.get(one, daemon.policy)) for one in specs},
+        policy=_policy(daemon.policy),
+        policies={DeviceId(one): _policy(section) for one, section in daemon.policies.items()},
         limits=Limits(
             lease_secs=daemon.lease_secs,
             stall_secs=daemon.stall_secs,
@@ -220,25 +221,18 @@ def _links(
     from fleet.transport.ray_transport import RayTransport
 
     # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
-    spool = Path(settings.store.path).parent / SPOOL
-    daemon = settings.daemon
-    idle_only = [one for one in specs if daemon.policies.get(one, daemon.policy).idle_only]
+    spool, daemon = Path(settings.store.path).parent / SPOOL, settings.daemon
     return RayTransport(
         specs.values(),
         spool,
         settings.timing_protocol(),
         address=options.address,
-        idle_only=idle_only,
+        is_idle_only=lambda one: daemon.policies.get(one, daemon.policy).idle_only,
         clock=clock,
     )
 
 
-def _trainer(
-    settings: FleetConfig,
-    options: UpOptions,
-    specs: Mapping[DeviceId, DeviceSpec],
-    clock: FleetClock,
-) -> Any:
+def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, clock: FleetClock) -> Any:
     from fleet.models.registry import Registry
     from fleet.refresh.refresher import Refresher, RefreshSettings
 
@@ -249,7 +243,7 @@ def _trainer(
         RefreshSettings(
             epochs=settings.training.epochs,
             seed=settings.training.seed,
-            cores=refresh_cores(specs.values()),
+            cores=lambda: refresh_cores(devices.files.specs.values()),
             deadline_secs=settings.daemon.training_deadline_secs,
         ),
         clock,

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from agents.device.messages import ProposeRequest
-from agents.records import Candidate, CandidateId, Descriptor, DeviceId, DeviceSpec, Protocol, Workload
-from agents.trust import is_live
+from agents.records import Candidate, CandidateId, Descriptor, DeviceId, DeviceSpec, Workload
 from fleet.collection.trust import imported_traces
 from fleet.core import events as ev
 from fleet.core.arrivals import Tallies
@@ -26,6 +25,7 @@ from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.notices import Notices, Steadiness
+from fleet.engine.roster import Roster
 from fleet.engine.settings import CoordinatorSettings
 from fleet.engine.trainer import Trainer
 from fleet.planner.candidate_pools import CandidatePools
@@ -33,8 +33,6 @@ from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.noise_runs import NoiseRuns
-from fleet.planner.plan_view import turn_of
-from fleet.planner.request_coalescer import sharing_names, space_of
 from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_discovery import WorkloadDiscovery
 from fleet.requests.desk import RequestDesk
@@ -62,11 +60,7 @@ class Composition:
     """Everything that a coordinator consists of."""
 
     settings: CoordinatorSettings
-    specs: Mapping[DeviceId, DeviceSpec]
-    #: Source devices that only the store knows included.
-    families: Mapping[DeviceId, str]
-    #: Names under which devices share candidates (`fleet.planner.request_coalescer.sharing_names`).
-    sharing: Mapping[DeviceId, str]
+    roster: Roster
     links: AgentTransport
     agents: Agents
     chronicle: EventLog
@@ -136,14 +130,13 @@ class _JobSink:
         agents: Agents,
         thread: StoreThread,
         chronicle: EventLog,
-        sharing: Mapping[DeviceId, str],
-        specs: Mapping[DeviceId, DeviceSpec],
+        roster: Roster,
         guide: CandidateRanker | None,
         notices: Notices,
         clock: Callable[[], float],
     ) -> None:
         self._links, self._agents, self._thread = links, agents, thread
-        self._chronicle, self._sharing, self._specs = chronicle, sharing, specs
+        self._chronicle, self._roster = chronicle, roster
         self._guide, self._notices, self._clock = guide, notices, clock
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
@@ -152,8 +145,8 @@ class _JobSink:
 
     def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
         """See `fleet.planner.pending_jobs.JobSink`."""
-        name = self._sharing[device_id]
-        siblings = [one for one, other in self._sharing.items() if other == name]
+        sharing = self._roster.sharing
+        siblings = [one for one, name in sharing.items() if name == sharing[device_id]]
         question = partial(find_candidates, device_ids=siblings, wanted=list(candidate_ids))
         self._thread.ask((device_id, request_id), question)
 
@@ -161,7 +154,8 @@ class _JobSink:
         self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
     ) -> None:
         """See `fleet.planner.pending_jobs.JobSink`."""
-        question = partial(imported_traces, family=self._specs[device_id].family, wanted=list(candidate_ids))
+        family = self._roster.known[device_id].family
+        question = partial(imported_traces, family=family, wanted=list(candidate_ids))
         self._thread.ask(ImportedAsked(device_id=device_id, request_id=request_id), question)
 
     def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
@@ -182,13 +176,6 @@ class _JobSink:
         self._chronicle.tell(ev.JobSubmitted(at_secs=self._clock(), job=job))
 
 
-def _protocols(specs: Mapping[DeviceId, DeviceSpec], common: Protocol) -> dict[DeviceId, Protocol]:
-    """How each device is timed; equal ones are one object, which goes over the wire once a message."""
-    known: dict[Protocol, Protocol] = {}
-    found = ((one, spec.protocol(common)) for one, spec in specs.items())
-    return {one: known.setdefault(protocol, protocol) for one, protocol in found}
-
-
 def assemble(
     root: Path,
     store: Store,
@@ -207,27 +194,23 @@ def assemble(
     pools = CandidatePools(root / "pools")
     for note in (*store.repairs, *chronicle.notes, *pools.notes):
         notices.alarm("", note)
-    known = {**{one: entry.spec for one, entry in store.devices().items()}, **specs}
-    families = {one: str(spec.family) for one, spec in known.items()}
-    live = {spec.family for spec in specs.values() if is_live(spec)}
-    sharing = sharing_names(known, live)
-    imports = ImportedCandidates({str(family): family for family in live})
-    protocols = _protocols(specs, settings.protocol)
-    spaces = {one: space_of(spec) for one, spec in specs.items()}
+    stored = {one: entry.spec for one, entry in store.devices().items()}
+    roster = Roster(stored, specs, settings.protocol)
+    sharing, imports = roster.sharing, ImportedCandidates(roster.live_names)
     agents, tallies = Agents(), Tallies()
     thread, intake = StoreThread(store.path), Intake(store)
     coverage, summary = Coverage(sharing, ()), TableSummary.open(store)
-    outlet = _JobSink(links, agents, thread, chronicle, sharing, known, guide, notices, clock)
+    outlet = _JobSink(links, agents, thread, chronicle, roster, guide, notices, clock)
     feeder = JobPlanner(
         coverage,
         pools,
         sharing,
-        spaces,
+        roster.spaces,
         outlet,
         seed=settings.seed,
         token=os.urandom(4).hex(),
         exploration=settings.exploration,
-        turns={one: turn_of(spec) for one, spec in specs.items()},
+        turns=roster.turns,
         is_open=lambda one: not chronicle.state.describe(one)["closed"],
         doubt=doubts.of if doubts is not None else None,
         imports=imports,
@@ -238,9 +221,7 @@ def assemble(
     kept = root / "workloads.json"
     return Composition(
         settings=settings,
-        specs=dict(specs),
-        families=families,
-        sharing=sharing,
+        roster=roster,
         imports=imports,
         links=links,
         agents=agents,
@@ -253,14 +234,17 @@ def assemble(
         thread=thread,
         feeder=feeder,
         listing=WorkloadDiscovery(
-            settings.choice, kept, store, coverage, pools, feeder, links, specs, imports, summary
+            settings.choice, kept, store, coverage, pools, feeder, links, roster.specs, imports, summary
         ),
         storing=storing,
         granting=LeaseDispatcher(
-            coverage, pools, feeder, storing, intake, tallies, links, thread, sharing, protocols, notices.say
+            *(coverage, pools, feeder, storing, intake, tallies),
+            *(links, thread, sharing, roster.protocols, notices.say),
         ),
         noise=NoiseRuns(
-            coverage, thread, pools, feeder, intake, protocols, count=settings.noise, seed=settings.seed
+            *(coverage, thread, pools, feeder, intake, roster.protocols),
+            count=settings.noise,
+            seed=settings.seed,
         ),
         disk=DiskWatch(root, chronicle, notices, clock),
         steadiness=Steadiness(),

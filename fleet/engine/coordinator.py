@@ -26,6 +26,7 @@ from fleet.core.events import DeviceState
 from fleet.coverage.table_summary import Saving
 from fleet.durable import disk_errors
 from fleet.engine.composition import assemble
+from fleet.engine.device_updates import DeviceSource, DeviceUpdates, FixedDevices
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.engine.effects import EffectRunner
 from fleet.engine.fleet_clock import LEAST_SET_SECS, FleetClock
@@ -48,6 +49,8 @@ from fleet.transport.transport import AgentTransport
 #: Least seconds between two views, and between looks at what is due seldom.
 _VIEW_SECS = 1.0
 _CHORES_SECS = 5.0
+#: Between two looks at the device files: a change is believed at the second look that sees it.
+_LOOK_SECS = 1.5
 #: Pause after a picture, over the time that it took.
 _VIEW_LEAST_WAIT = 30.0
 #: Device files are written for so long in one turn: each waits for the disk.
@@ -72,6 +75,7 @@ class Coordinator:
         guide: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
         doubts: Knows how unsure the champions are of workloads; without it, none is preferred for that.
         clock: The time; that of the host where there is none. Each turn moves it on.
+        source: Where devices that come, change and leave are described; without it the devices stay.
 
     Raises:
         FleetError: The journal cannot be replayed, or the disk is full or failed.
@@ -90,6 +94,7 @@ class Coordinator:
         guide: CandidateRanker | None = None,
         doubts: Uncertainty | None = None,
         clock: FleetClock | None = None,
+        source: DeviceSource | None = None,
     ) -> None:
         self._parts = assemble(
             root,
@@ -104,12 +109,13 @@ class Coordinator:
             clock=clock or FleetClock(),
         )
         self._receiving, self._doing = Ingest(self._parts), EffectRunner(self._parts)
+        self._updates = DeviceUpdates(self._parts, source or FixedDevices(specs))
         self._rates, self._turns = Rates(), Histogram()
         self._started_at = self._parts.clock.wall()
         self._upkeep_at = self._parts.clock() + settings.upkeep_secs
         self._upkeep: Iterator[object] | None = None
         self._upkeep_began = 0.0
-        self._chores_at = self._view_at = 0.0
+        self._chores_at = self._view_at = self._devices_at = 0.0
         self._is_stopping = False
         self._view: dict[str, Any] = {}
         self._begin()
@@ -170,7 +176,7 @@ class Coordinator:
     def is_drained(self) -> bool:
         """With `once`: whether all that was planned is done, on every device that works."""
         parts = self._parts
-        found = {one: parts.state.describe(one) for one in parts.specs}
+        found = {one: parts.state.describe(one) for one in parts.roster.specs}
         ready = {one for one, told in found.items() if told["state"] == DeviceState.IDLE}
         return (
             self.is_quiet
@@ -211,16 +217,12 @@ class Coordinator:
     def _begin(self) -> None:
         """Tell the state what there is now; what is journalled of before is in it already."""
         parts = self._parts
-        now, tell, state = parts.clock(), parts.chronicle.tell, parts.state
-        for device_id in state.device_ids():
-            is_retired = state.describe(device_id)["state"] == DeviceState.RETIRED
-            if device_id not in parts.specs and not is_retired:
-                tell(ev.DeviceRetired(at_secs=now, device_id=device_id, reason="it has no device file now"))
-        records = {one: found.records for one, found in parts.storing.counts.items() if one in parts.specs}
+        now, tell, state, specs = parts.clock(), parts.chronicle.tell, parts.state, parts.roster.specs
+        self._updates.begin()
+        records = {one: found.records for one, found in parts.storing.counts.items() if one in specs}
         tell(ev.CoordinatorStarted(at_secs=now, records=records, limits=parts.settings.limits))
-        for device_id, spec in parts.specs.items():
-            policy = parts.settings.policies.get(device_id, ev.DevicePolicy())
-            tell(ev.DeviceAdded(at_secs=now, device_id=device_id, family=str(spec.family), policy=policy))
+        for device_id in specs:
+            tell(self._updates.added(device_id))
         for job in parts.chronicle.jobs:
             parts.feeder.queues.opened(job)
         self._flush()
@@ -230,7 +232,7 @@ class Coordinator:
 
     def _known_fleet(self) -> KnownFleet:
         parts = self._parts
-        families = {str(one): family for one, family in parts.families.items()}
+        families = {str(one): family for one, family in parts.roster.families.items()}
         return KnownFleet(families=families, trains=parts.trainer is not None)
 
     def _tell_wall(self) -> None:
@@ -270,10 +272,13 @@ class Coordinator:
             began = time.perf_counter()
             while parts.agents.descriptors and time.perf_counter() - began < _DEVICES_SECS:
                 device_id = next(iter(parts.agents.descriptors))
-                parts.store.put_device(parts.specs[device_id], parts.agents.descriptors[device_id])
+                parts.store.put_device(parts.roster.known[device_id], parts.agents.descriptors[device_id])
                 del parts.agents.descriptors[device_id]
             if now >= self._upkeep_at and not parts.disk.is_full:
                 self._do_upkeep(now)
+            if now >= self._devices_at and not self._is_stopping and not parts.disk.is_full:
+                self._devices_at = now + _LOOK_SECS
+                self._updates.look()
             if now < self._chores_at or parts.disk.is_full:
                 return
             self._chores_at = now + _CHORES_SECS
@@ -285,7 +290,9 @@ class Coordinator:
                 for event in training_progress(parts.state, parts.trainer.view, now):
                     parts.chronicle.tell(event)
             for device_id, incarnation in parts.agents.up.items():
-                parts.listing.agent_up(parts.specs[device_id], incarnation)
+                if device_id not in parts.roster.specs:
+                    continue  # it left, and its agent is told to end
+                parts.listing.agent_up(parts.roster.specs[device_id], incarnation)
                 is_over = self._is_stopping or parts.settings.once
                 wall = parts.clock.wall()
                 if not is_over and parts.noise.is_due(device_id, now, wall):
@@ -333,7 +340,7 @@ class Coordinator:
             health=health_of(parts, self._receiving, self._turns),
         )
         rates = self._rates.add(now, parts.storing.counts)
-        self._view = make_view(parts.state, parts.specs, parts.storing.counts, rates, around)
+        self._view = make_view(parts.state, parts.roster.known, parts.storing.counts, rates, around)
         parts.notices.summarize(self._view)
         # A picture of thousands of devices takes its time: never more than a little of all.
         self._view_at = now + max(_VIEW_SECS, _VIEW_LEAST_WAIT * (time.perf_counter() - began))

@@ -43,8 +43,8 @@ class EffectRunner:
         announce_instruction(instruction, parts.notices)
         match instruction:
             case ev.StartAgent(device_id=device_id, incarnation=incarnation):
-                if device_id in parts.specs:
-                    parts.links.start(parts.specs[device_id], incarnation)
+                if device_id in parts.roster.specs:
+                    parts.links.start(parts.roster.specs[device_id], incarnation)
             case ev.StopAgent(device_id=device_id, incarnation=incarnation, kill=kill):
                 parts.agent_gone(device_id, incarnation)
                 parts.links.stop(device_id, incarnation, kill=kill)
@@ -77,6 +77,7 @@ class EffectRunner:
             case ev.JobCancelled(job_id=job_id):
                 parts.feeder.queues.closed(job_id)
             case ev.DeviceRetired(device_id=device_id):
+                self._wants.pop(device_id, None)
                 for job in [one for one in parts.feeder.queues.jobs() if one.device_id == device_id]:
                     parts.feeder.queues.closed(job.job_id)
             case ev.DiskFreed():
@@ -116,8 +117,10 @@ class EffectRunner:
                 for grant, search in parts.granting.searching.answered(asked, answer, parts.clock()):
                     self._grant_again(grant, search)
             case NoisePlan() as plan:
-                family = parts.sharing[plan.device_id]
+                family = parts.roster.sharing[plan.device_id]
                 for job in parts.noise.planned(plan, family, answer.value or []):
+                    if plan.device_id not in parts.roster.specs:
+                        break  # it left meanwhile
                     parts.chronicle.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
             case Drawn() as drawn:
                 candidates, version = answer.value or (drawn.candidates, "")
@@ -127,7 +130,7 @@ class EffectRunner:
                 parts.feeder.found_imported(imported.device_id, imported.request_id, traces)
             case (device_id, request_id):
                 found: Found = answer.value or Found()
-                parts.pools.remember(parts.sharing[device_id], found.candidates)
+                parts.pools.remember(parts.roster.sharing[device_id], found.candidates)
                 parts.feeder.searched(device_id, request_id)
 
     def look_after_searches(self) -> None:

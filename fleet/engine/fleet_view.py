@@ -78,7 +78,7 @@ def make_view(
 
     Returns:
         `started_at`, `now`, `clock`, `coordinator`, `devices`, `jobs`, `store`, `training`, `alarms`,
-        `health`; times in Unix seconds. Devices that were retired are among them.
+        `health`; times in Unix seconds. Retired and absent devices are among them.
     """
     devices: dict[str, Any] = {}
     for device_id in state.device_ids():

@@ -151,7 +151,7 @@ class Ingest:
         self.acknowledge += taken.acknowledge
         for device_id, records in taken.fresh.items():
             if parts.trainer is not None:
-                parts.trainer.records_stored(device_id, parts.families[device_id], len(records))
+                parts.trainer.records_stored(device_id, parts.roster.families[device_id], len(records))
             said = parts.steadiness.add(device_id, records)
             if said and parts.steadiness.is_drifting(device_id):
                 parts.chronicle.tell(ev.DriftAlarm(at_secs=now, device_id=device_id, text=said))
@@ -178,7 +178,8 @@ class Ingest:
                 parts.agents.up[device_id] = incarnation
                 parts.agents.descriptors[device_id] = message.descriptor
                 parts.feeder.hosts[device_id] = message.host
-                parts.listing.agent_up(parts.specs[device_id], incarnation)
+                if spec := parts.roster.specs.get(device_id):  # one that left may answer yet
+                    parts.listing.agent_up(spec, incarnation)
             case AgentRefused() | AgentGone():
                 parts.agent_gone(device_id, incarnation)
             case Failed(what=Asked.MEASURE):
@@ -193,7 +194,7 @@ class Ingest:
                 parts.feeder.proposed(message)
             case WorkloadsListed():
                 parts.intake.flush()
-                ready = parts.listing.listed(parts.specs[device_id], message.workloads)
+                ready = parts.listing.listed(parts.roster.known[device_id], message.workloads)
                 measured = len(parts.feeder.workloads_of(device_id))
                 if ready:
                     parts.notices.say(f"{len(ready)} devices measure {measured} workloads")

@@ -36,7 +36,7 @@ class Notices:
         wall: Gives Unix seconds, for stamps.
 
     Attributes:
-        alarms: The last alarms, oldest first: at, device_id, text.
+        past: The last alarms about what happened, oldest first: at, device_id, text.
     """
 
     def __init__(
@@ -46,7 +46,9 @@ class Notices:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._console, self._clock, self._wall = console, clock, wall
-        self.alarms: deque[dict[str, Any]] = deque(maxlen=_ALARMS)
+        self.past: deque[dict[str, Any]] = deque(maxlen=_ALARMS)
+        #: Alarms about what is so until it is mended.
+        self._held: dict[str, dict[str, Any]] = {}
         self._kinds: Counter[str] = Counter()
         self._summary_at = clock() + SUMMARY_SECS
         self._shown: dict[str, int] = {}
@@ -74,10 +76,27 @@ class Notices:
                 with suppress(OSError), self._console.capture():
                     pass
 
+    @property
+    def alarms(self) -> list[dict[str, Any]]:
+        """All alarms to be shown: what happened, then what is to be mended."""
+        return [*self.past, *self._held.values()]
+
     def alarm(self, device_id: str, text: str) -> None:
         """Print a line and remember it as an alarm."""
-        self.alarms.append({"at": self._wall(), "device_id": device_id, "text": text})
+        self.past.append(self._sounded(device_id, text))
+
+    def hold_alarm(self, key: str, device_id: str, text: str) -> None:
+        """Print a line and show it as an alarm until `drop_alarm` is told the same key."""
+        self._held[key] = self._sounded(device_id, text)
+
+    def drop_alarm(self, key: str) -> None:
+        """Say that it is mended."""
+        if self._held.pop(key, None) is not None:
+            self.say(f"{key} is in order again")
+
+    def _sounded(self, device_id: str, text: str) -> dict[str, Any]:
         self.say(f"{device_id}: {text}" if device_id else text, kind="alarm", style="yellow")
+        return {"at": self._wall(), "device_id": device_id, "text": text}
 
     def summarize(self, view: Mapping[str, Any]) -> None:
         """Print what came since the last summary, if it is time for one."""

@@ -19,7 +19,8 @@ class CoordinatorSettings:
     #: What the devices' own changes go on top of.
     protocol: Protocol
     choice: WorkloadChoice
-    #: Devices that are not named may be used at any time.
+    #: When devices may be used that are not named among the policies.
+    policy: DevicePolicy = field(default_factory=DevicePolicy)
     policies: Mapping[DeviceId, DevicePolicy] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     #: Candidates of the daily A/A run of a device; 0 for none.
@@ -31,6 +32,10 @@ class CoordinatorSettings:
     once: bool = False
     #: Least seconds between two rounds of upkeep of the store.
     upkeep_secs: float = 3600.0
+
+    def policy_of(self, device_id: DeviceId) -> DevicePolicy:
+        """When a device may be used."""
+        return self.policies.get(device_id, self.policy)
 
 
 __all__ = ["CoordinatorSettings"]

@@ -20,14 +20,14 @@ class ImportedCandidates:
     """Imported candidates of one fleet.
 
     Args:
-        families: Families with live devices, by the name under which these share candidates.
+        families: Families with live devices, by the name under which these share candidates; more may come.
 
     Attributes:
         refused: Candidates that nothing was derived from, by reason.
     """
 
     def __init__(self, families: Mapping[str, Family]) -> None:
-        self._families = dict(families)
+        self._families = families
         self._waiting: dict[tuple[str, WorkloadId], deque[CandidateId]] = {}
         self.refused: Counter[str] = Counter()
 

@@ -223,6 +223,13 @@ class JobPlanner:
             self._sharing.unanswered(left, self._is_open)
             self._send()
 
+    def forget(self, device_id: DeviceId) -> None:
+        """Let go of a device that left: nothing that was planned for it becomes a job."""
+        if (draft := self._drafts.get(device_id)) is not None:
+            draft.chosen.clear()
+        self.agent_gone(device_id)
+        self._workloads.pop(device_id, None)
+
     def _serve(self, ask: Ask) -> None:
         """Begin one wish of the plan."""
         draft = self._drafts[ask.device_id]

@@ -51,7 +51,7 @@ class PlanViews:
         waiting: Callable[[DeviceId, WorkloadId], int] = lambda *_: 0,
     ) -> None:
         self._coverage, self._queues, self._waiting = coverage, queues, waiting
-        self._turns = {one: turn for one, turn in (turns or {}).items() if turn}
+        self._turns = turns or {}
         self._is_open, self._doubt = is_open, doubt
         self.hosts: dict[DeviceId, str] = {}
         self.heads: set[DeviceId] = set()

@@ -32,7 +32,7 @@ class WorkloadDiscovery:
         pools: Has candidates that nobody has measured.
         feeder: Is told which devices measure which.
         links: The way to the agents.
-        specs: The devices.
+        specs: The devices of now.
         imports: Is told what may be derived from.
         summary: What need not be read of the store again.
     """
@@ -54,29 +54,36 @@ class WorkloadDiscovery:
         self._choice, self._kept, self._store = choice, KeptChoices(path), store
         self._coverage, self._pools, self._feeder, self._links = coverage, pools, feeder, links
         self._summary = summary
-        self._groups: dict[str, list[DeviceSpec]] = {}
-        for spec in specs.values():
-            self._groups.setdefault(group_of(spec), []).append(spec)
+        self._specs = specs
         #: Devices that were asked, by group.
         self._asked: dict[str, DeviceId] = {}
-        self._open = set(self._groups)
-        for group, members in self._groups.items():
-            # Live devices get modules of our own only: what is kept of others is listed again.
-            read = store.workloads if group == REPLAYED else store.own_workloads
-            if (chosen := self._kept.get(group, choice.key(members), read)) is not None:
-                self._use(group, chosen)
-        if self._open != set(self._groups):
-            self._load()
+        self._chosen: dict[str, Sequence[Workload]] = {}
+        for group in dict.fromkeys(map(group_of, specs.values())):
+            self._use_kept(group)
+        self.load_again()
 
     @property
     def is_waiting(self) -> bool:
         """Whether an agent was asked and has not answered."""
         return bool(self._asked)
 
+    def joined(self, spec: DeviceSpec) -> None:
+        """Have a device that came measure what its group does, as far as that is known."""
+        group = group_of(spec)
+        if group in self._chosen:
+            self._use(group, self._chosen[group])
+        elif self._use_kept(group):
+            self._load()
+
+    def load_again(self) -> None:
+        """Read what is known of the workloads once more: it was read for other devices."""
+        if self._chosen:
+            self._load()
+
     def agent_up(self, spec: DeviceSpec, incarnation: int) -> None:
         """Ask an agent, if nobody has told yet what the devices of its group measure."""
         group = group_of(spec)
-        if group in self._open and group not in self._asked:
+        if group not in self._chosen and group not in self._asked:
             self._asked[group] = spec.device_id
             self._links.list_workloads(spec.device_id, incarnation, self._choice.networks)
 
@@ -95,13 +102,13 @@ class WorkloadDiscovery:
         """
         group = group_of(spec)
         self._asked.pop(group, None)
-        if group not in self._open:
+        if group in self._chosen:
             return []
         chosen = self._choice.choose(workloads)
         if not chosen:
             asked = self._choice
             raise none_fits(len(workloads), asked.networks, asked.min_flops, asked.max_flops)
-        members = self._groups[group]
+        members = self._members(group)
         self._store.put_workloads(chosen, own=group != REPLAYED)
         self._kept.put(group, self._choice.key(members), chosen)
         self._use(group, chosen)
@@ -120,10 +127,22 @@ class WorkloadDiscovery:
                 self._pools.measured(family, workload_id, stored)
                 self._coverage.propose(family, workload_id, list(waiting))
 
+    def _members(self, group: str) -> list[DeviceSpec]:
+        return [spec for spec in self._specs.values() if group_of(spec) == group]
+
+    def _use_kept(self, group: str) -> bool:
+        """Take what was chosen before; false where nothing was, or for others."""
+        # Live devices get modules of our own only: what is kept of others is listed again.
+        read = self._store.workloads if group == REPLAYED else self._store.own_workloads
+        chosen = self._kept.get(group, self._choice.key(self._members(group)), read)
+        if chosen is not None:
+            self._use(group, chosen)
+        return chosen is not None
+
     def _use(self, group: str, chosen: Sequence[Workload]) -> None:
         self._coverage.want(one.workload_id for one in chosen)
-        self._feeder.set_workloads([one.device_id for one in self._groups[group]], chosen)
-        self._open.discard(group)
+        self._feeder.set_workloads([one.device_id for one in self._members(group)], chosen)
+        self._chosen[group] = chosen
 
 
 __all__ = ["WorkloadDiscovery"]

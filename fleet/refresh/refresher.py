@@ -38,8 +38,8 @@ class RefreshSettings:
 
     epochs: int = 24
     seed: int = 0
-    #: Logical CPUs that a refresh stays on (`refresh_cores`); all where empty.
-    cores: tuple[int, ...] = ()
+    #: Tells the logical CPUs that a refresh which begins now stays on (`refresh_cores`); all where empty.
+    cores: Callable[[], tuple[int, ...]] = tuple
     nice: int = 10
     #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
     compute: str = "cpu"
@@ -205,7 +205,7 @@ class Refresher:
             request_id=uuid.uuid4().hex,
             epochs=settings.epochs,
             seed=settings.seed,
-            cores=settings.cores,
+            cores=settings.cores(),
             nice=settings.nice,
             compute=settings.compute,
             keep=settings.keep,

@@ -31,6 +31,9 @@ class AgentClient(ABC):
         """See `Links`."""
         self._ask(Acknowledge(device_id=device_id, incarnation=incarnation, record_ids=tuple(record_ids)))
 
+    def forget(self, device_id: DeviceId) -> None:  # noqa: B027  # most know nothing beside the agents
+        """See `AgentTransport`."""
+
     @abstractmethod
     def _ask(self, request: AgentRequest) -> None:
         """Let an agent have a request; dropped without a word where it is not up (any more)."""

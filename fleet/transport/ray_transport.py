@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agents.device.device_cores import ELSEWHERE, quiet_cores
@@ -59,7 +59,7 @@ class RayTransport(AgentClient):
         beat_secs: How often an agent says that it is alive.
         replay_beat_secs: The same of a replay device.
         replay_per_process: Replay devices that share a process.
-        idle_only: Devices whose agents say whether nobody else uses their hosts.
+        is_idle_only: Tells the devices whose agents say whether nobody else uses their hosts.
         clock: Seconds in which this process ran: an agent must not be ended for a pause of ours.
 
     Raises:
@@ -77,14 +77,14 @@ class RayTransport(AgentClient):
         beat_secs: float = BEAT_SECS,
         replay_beat_secs: float = REPLAY_BEAT_SECS,
         replay_per_process: int = REPLAY_PER_PROCESS,
-        idle_only: Collection[DeviceId] = (),
+        is_idle_only: Callable[[DeviceId], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = {spec.device_id: spec for spec in specs}
         self._spool_root, self._remote_spool_root = spool_root.absolute(), remote_spool_root
         self._protocol = protocol
         self._beat_secs, self._replay_beat_secs = beat_secs, replay_beat_secs
-        self._replay_per_process, self._idle_only = replay_per_process, frozenset(idle_only)
+        self._replay_per_process, self._is_idle_only = replay_per_process, is_idle_only
         self._clock = clock
         self._processes: list[HostProcess] = []
         self._places: dict[_Key, HostProcess] = {}
@@ -170,6 +170,11 @@ class RayTransport(AgentClient):
         if kill:
             self._stops.setdefault(key, self._clock() + _STOP_SECS)
 
+    def forget(self, device_id: DeviceId) -> None:
+        """See `Links`. Its timing cores are free for others."""
+        self._specs.pop(device_id, None)
+        self._spare_timing_cores()
+
     def poll(self, timeout_secs: float) -> list[Message]:
         """See `Links`. What was asked since the last call is sent now.
 
@@ -212,7 +217,7 @@ class RayTransport(AgentClient):
 
     def _fleet_pids(self, device_id: DeviceId, *, is_here: bool) -> tuple[int, ...] | None:
         """Processes whose work is the fleet's own on the host of an agent that must tell of others'."""
-        if device_id not in self._idle_only:
+        if not self._is_idle_only(device_id):
             return None
         return (os.getpid(),) if is_here else ()
 

@@ -67,6 +67,9 @@ class AgentTransport(Protocol):
                 before is done.
         """
 
+    def forget(self, device_id: DeviceId) -> None:
+        """Take no account of a device that left; its agent ends in order, and says so, all the same."""
+
     def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
         """Measure a batch; `Results` follow, or `Failed`. At most `MAX_OUTSTANDING` of a device at a time."""
 

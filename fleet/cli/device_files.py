@@ -1,0 +1,139 @@
+"""Verbs about the folder of device files: `fleet devices list`, `add` and `retire`.
+
+Registered by `fleet.cli.app`. They change files only; a daemon that runs sees that within seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet.cli.options import load_settings
+from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.errors import FleetError
+from fleet.terminal_table import print_rows
+from fleet.terminal_text import say
+
+if TYPE_CHECKING:
+    from agents.records import DeviceSpec
+    from fleet.config.settings import FleetConfig
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    devices = typer.Typer(help="Say which devices belong to the fleet.", no_args_is_help=True)
+    devices.command("list")(list_devices)
+    devices.command("add")(add)
+    devices.command("retire")(retire)
+    app.add_typer(devices, name="devices")
+
+
+def list_devices(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show the device files, and whether a running daemon has each device and in which state.
+
+    Example: fleet devices list --json
+    """
+    from fleet.api.client import ask
+    from fleet.config.device_folder import DeviceFolder
+
+    settings = load_settings(config, {})
+    found = DeviceFolder(Path(settings.devices.folder)).read()
+    view = ask(Path(settings.daemon.root), "/v1/status")
+    rows: list[dict[str, Any]] = []
+    for device_id in sorted({*found.specs, *found.faults}):
+        spec, path = found.specs.get(device_id), found.paths.get(device_id)
+        rows.append(
+            {
+                "device": device_id,
+                "kind": str(spec.kind) if spec else None,
+                "target": spec.target if spec else None,
+                "file": str(path) if path else None,
+                "faults": list(found.faults.get(device_id, ())),
+                "daemon": view["devices"].get(device_id, {}).get("state") if view is not None else None,
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    print_rows(("device", "kind", "target", "file", "daemon"), [_cells(row) for row in rows])
+    for row in rows:
+        for fault in row["faults"]:
+            say(f"left out: {fault}")
+    if view is None:
+        say(f"no daemon runs on {settings.daemon.root}")
+
+
+def add(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A device file, of any name.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the file of the same device.")] = False,
+    other_host: Annotated[
+        bool, typer.Option("--other-host", help="Another host of a cluster has it: do not compare with this.")
+    ] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Check a device file, against this host too, and put it into the folder of device files.
+
+    A daemon that runs without --device looks after the device within five seconds.
+
+    Example: fleet devices add ~/board-3.yaml
+    """
+    from fleet.config.device_files import load_file
+    from fleet.config.device_folder import add_file
+
+    settings = load_settings(config, {})
+    spec = load_file(file, "")
+    if not other_host:
+        _check(spec, settings)
+    path = add_file(Path(settings.devices.folder), spec, file, is_replaced=replace)
+    say(f"device {spec.device_id}: {path}; {_who_follows(settings)}")
+
+
+def retire(
+    device: Annotated[str, typer.Argument(metavar="ID", help="The device.")], config: ConfigOption = None
+) -> None:
+    """Take a device out of the fleet: its file moves to where nobody reads it.
+
+    Its records and its model stay. `fleet devices add` with the moved file brings it back.
+
+    Example: fleet devices retire board-3
+    """
+    from fleet.config.device_files import device_paths, unknown_device
+    from fleet.config.device_folder import retire_file
+
+    settings = load_settings(config, {})
+    folder = Path(settings.devices.folder)
+    paths = device_paths(folder)
+    mine = [path for path in paths if path.stem == device]
+    if not mine:
+        raise unknown_device(device, (path.stem for path in paths), folder)
+    places = [str(retire_file(folder, path)) for path in mine]
+    say(f"device {device}: its records and its model stay; its file is {', '.join(places)} now")
+    say(f"`fleet devices add {places[0]}` brings it back; {_who_follows(settings)}")
+
+
+def _check(spec: DeviceSpec, settings: FleetConfig) -> None:
+    """Refuse a device that `fleet up` could not measure here."""
+    from agents.host.probe import differences, probe
+    from fleet.collection.replay_files import REPLAY, ready
+
+    if found := differences(spec, probe()):
+        raise FleetError(
+            f"device {spec.device_id} cannot be measured on this host: {'; '.join(found)}; "
+            "--other-host adds it for another host of a cluster"
+        )
+    ready({spec.device_id: spec}, Path(settings.store.path).parent / REPLAY)
+
+
+def _who_follows(settings: FleetConfig) -> str:
+    from fleet.api.client import ask
+
+    is_up = ask(Path(settings.daemon.root), "/v1/status") is not None
+    return "the daemon follows within five seconds" if is_up else "no daemon runs; the next start follows"
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    target = row["target"] or {}
+    name = target.get("mcpu") or target.get("arch") or target.get("kind") or "-"
+    return (row["device"], row["kind"] or "broken", name, row["file"] or "-", row["daemon"] or "-")

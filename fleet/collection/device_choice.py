@@ -1,0 +1,110 @@
+"""Which of the device files a start looks after: those asked for, or all that this host can be.
+
+`fleet.collection.jobs` asks once. The daemon keeps one and has it look at the folder again and again
+(`fleet.engine.device_updates.DeviceSource`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from agents.host.probe import differences, probe
+from agents.records import DeviceId, DeviceKind, DeviceSpec
+from fleet.collection import replay_files as replaying
+from fleet.config.device_changes import DeviceFiles
+from fleet.config.device_folder import DeviceFolder, FoundDevices
+from fleet.config.settings import FleetConfig
+from fleet.errors import FleetError
+
+_LOG = logging.getLogger(__name__)
+
+
+class DeviceChoice:
+    """The devices of one start.
+
+    Args:
+        settings: Which devices are asked for, and where their files are.
+        is_cluster: Whether other hosts reach them: these must say themselves what they can be.
+
+    Attributes:
+        files: What was found last.
+
+    Raises:
+        FleetError: One that was asked for cannot be measured, or none can.
+    """
+
+    def __init__(self, settings: FleetConfig, *, is_cluster: bool = False) -> None:
+        self._folder = DeviceFolder(Path(settings.devices.folder))
+        self._asked = tuple(map(DeviceId, settings.devices.ids))
+        self._is_cluster = is_cluster
+        self._records = Path(settings.store.path).parent / replaying.REPLAY
+        #: Replay devices, as described and as made ready: a store that they answer from grows, they stay.
+        self._ready: dict[DeviceId, tuple[DeviceSpec, DeviceSpec]] = {}
+        #: Before this process keeps itself off the cores that time something: its agents do not.
+        self._usable_cores = probe().usable_cores
+        found = self._folder.read()
+        count = len(found.chosen(self._asked, self._folder.path))
+        self.files = self._files(found)
+        if self._asked:
+            self._demand_all()
+        elif not self.files.specs:
+            raise FleetError(
+                f"this host can be none of the {count} devices in {self._folder.path}; "
+                "run `fleet init` to write its profiles, or name a replay device with --device"
+            )
+
+    def look(self) -> DeviceFiles | None:
+        """Look at the folder again; None where nothing changed."""
+        found = self._folder.look()
+        if found is None:
+            return None
+        self.files = self._files(found)
+        return self.files
+
+    def warn(self) -> None:
+        """Say which files cannot be used, one line each."""
+        for fault in self.files.faults.values():
+            _LOG.warning("left out: %s", fault)
+
+    def _files(self, found: FoundDevices) -> DeviceFiles:
+        specs: dict[DeviceId, DeviceSpec] = {}
+        host = replace(probe(), usable_cores=self._usable_cores)
+        faults = {
+            one: "; ".join(told)
+            for one, told in found.faults.items()
+            if not self._asked or one in (*self._asked, "")
+        }
+        left_out: dict[DeviceId, str] = {}
+        for one in self._asked or sorted(found.specs):
+            if (spec := found.specs.get(one)) is None:
+                continue
+            if spec.kind is DeviceKind.REPLAY and not self._asked:
+                left_out[one] = "not part of this run: a replay device must be asked for with --device"
+            elif contradictions := [] if self._is_cluster else differences(spec, host):
+                left_out[one] = "; ".join(contradictions)
+            else:
+                try:
+                    specs[one] = self._made_ready(spec)
+                except FleetError as error:
+                    faults[one] = str(error)
+        return DeviceFiles(specs=specs, faults=faults, left_out=left_out, asked=frozenset(self._asked))
+
+    def _made_ready(self, spec: DeviceSpec) -> DeviceSpec:
+        before = self._ready.get(spec.device_id)
+        if before is None or before[0] != spec:
+            [made] = replaying.ready({spec.device_id: spec}, self._records).values()
+            before = self._ready[spec.device_id] = spec, made
+        return before[1]
+
+    def _demand_all(self) -> None:
+        """Refuse to start where a device that was asked for cannot be measured."""
+        files = self.files
+        refused = [f"device {one}: {files.left_out[one]}" for one in self._asked if one in files.left_out]
+        refused += [files.faults[one] for one in self._asked if one in files.faults]
+        if refused:
+            raise FleetError("\n".join(refused))
+
+
+__all__ = ["DeviceChoice"]

@@ -1,0 +1,198 @@
+"""The folder of device files as it is now: what each says or why it cannot be used; add one, retire one.
+
+`fleet.config.settings` reads it once, `fleet.collection.device_choice` again and again: names, sizes and
+times are looked at first, and only what changed is parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.records import DeviceId, DeviceSpec
+from fleet.config.device_files import (
+    DEFAULT_HARDWARE,
+    device_paths,
+    load_file,
+    specs_of_this_host,
+    unknown_device,
+)
+from fleet.config.yaml_files import ConfigError
+from fleet.durable import disk_errors, fsync, write_durably
+
+#: Folder of the files of devices that left; no reader looks into folders.
+RETIRED = "retired"
+#: Size, time of the last change, and number of a file.
+_Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDevices:
+    """What the files of a folder say."""
+
+    specs: Mapping[DeviceId, DeviceSpec]
+    #: Why files cannot be used, each fault with file and key, by the device that the file is named for. The
+    #: empty id stands for the folder.
+    faults: Mapping[DeviceId, tuple[str, ...]] = field(default_factory=dict)
+    #: The file of each device of either.
+    paths: Mapping[DeviceId, Path] = field(default_factory=dict)
+
+    def chosen(self, names: Iterable[str], folder: Path) -> dict[DeviceId, DeviceSpec]:
+        """Take devices by their names, or all that can be used where none is named.
+
+        Raises:
+            ConfigError: A name has no file or one that cannot be used, or no file can be used.
+        """
+        asked, known = tuple(map(DeviceId, names)), {*self.specs, *self.faults}
+        faults = [f"devices.ids: {unknown_device(one, known, folder)}" for one in asked if one not in known]
+        faults += [told for one in asked or self.faults for told in self.faults.get(one, ())]
+        if faults and (asked or not self.specs):
+            raise ConfigError(*faults)
+        return {one: self.specs[one] for one in asked or self.specs}
+
+
+class DeviceFolder:
+    """Reads a folder of device files, and again as it changes.
+
+    Args:
+        path: The folder. If it is the default one and does not exist, the devices are the profiles that
+            `fleet init` would write for this host.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        #: Files as they were parsed, and as the last look saw them.
+        self._taken: dict[Path, tuple[_Stamp, DeviceSpec | ConfigError]] = {}
+        self._seen: dict[Path, _Stamp] = {}
+        self._gone = ""
+
+    def read(self) -> FoundDevices:
+        """Read all files.
+
+        Raises:
+            ConfigError: There is no such folder, or it holds no device file.
+        """
+        if self._is_implied:
+            return FoundDevices(specs=specs_of_this_host())
+        self._seen = self._stamps()
+        if not self._seen:
+            raise ConfigError(
+                f"{self.path}: holds no device file (*.yaml): run `fleet init --folder {self.path}`"
+            )
+        self._taken = {path: (stamp, _parsed(path)) for path, stamp in self._seen.items()}
+        return self._found()
+
+    def look(self) -> FoundDevices | None:
+        """Read what changed; None where nothing did.
+
+        A change counts at the second look that sees it: a file may be half written, or on its way to another
+        name. A folder that cannot be read is a fault, and its devices stay as they were.
+        """
+        if self._is_implied and not self._taken:
+            return None
+        try:
+            now = self._stamps()
+        except ConfigError as error:
+            is_news, self._gone = not self._gone, str(error)
+            return self._found() if is_news else None
+        before, self._seen = self._seen, now
+        is_news, self._gone = bool(self._gone), ""
+        for path, stamp in now.items():
+            if before.get(path) == stamp and self._taken.get(path, (None,))[0] != stamp:
+                self._taken[path] = stamp, _parsed(path)
+                is_news = True
+        for path in [one for one in self._taken if one not in now and one not in before]:
+            del self._taken[path]
+            is_news = True
+        return self._found() if is_news else None
+
+    @property
+    def _is_implied(self) -> bool:
+        return self.path == DEFAULT_HARDWARE and not self.path.exists()
+
+    def _stamps(self) -> dict[Path, _Stamp]:
+        found: dict[Path, _Stamp] = {}
+        for path in device_paths(self.path):
+            try:
+                status = path.stat()
+                found[path] = status.st_size, status.st_mtime_ns, status.st_ino
+            except FileNotFoundError:
+                if path.is_symlink():
+                    found[path] = 0, 0, 0  # reading it says that it leads nowhere
+            except OSError:
+                found[path] = 0, 0, 0
+        return found
+
+    def _found(self) -> FoundDevices:
+        specs: dict[DeviceId, DeviceSpec] = {}
+        faults: dict[DeviceId, tuple[str, ...]] = {}
+        paths: dict[DeviceId, Path] = {}
+        for path, (_, parsed) in sorted(self._taken.items()):
+            name = DeviceId(path.stem)
+            if name in paths:
+                faults[name] = (f"{path}: device_id: {name!r} is also in {paths[name]}: delete one",)
+                specs.pop(name, None)
+                continue
+            paths[name] = path
+            if isinstance(parsed, ConfigError):
+                faults[name] = tuple(map(str, parsed.args))
+            else:
+                specs[name] = parsed
+        if self._gone:
+            faults[DeviceId("")] = (self._gone,)
+        return FoundDevices(specs=specs, faults=faults, paths=paths)
+
+
+def add_file(folder: Path, spec: DeviceSpec, source: Path, *, is_replaced: bool = False) -> Path:
+    """Put a device file that was checked into a folder, whole or not at all.
+
+    Args:
+        folder: Folder of the device files.
+        spec: What the file says.
+        source: The file, which stays.
+        is_replaced: Whether it may take the place of the device's file.
+
+    Returns:
+        Its place.
+
+    Raises:
+        ConfigError: There is no such folder, or the device has a file.
+        StoreError: The disk is full or failed.
+    """
+    there = [path for path in device_paths(folder) if path.stem == spec.device_id]
+    if there and not is_replaced:
+        raise ConfigError(f"{there[0]}: device {spec.device_id!r} is there already: --replace replaces it")
+    path = there[0] if there else folder / f"{spec.device_id}.yaml"
+    with disk_errors("adding a device file", folder):
+        write_durably(path, source.read_bytes())
+    return path
+
+
+def retire_file(folder: Path, path: Path) -> Path:
+    """Move a device file to where no reader looks; returns its new place.
+
+    Raises:
+        StoreError: The disk failed.
+    """
+    retired = folder / RETIRED
+    with disk_errors("retiring a device file", folder):
+        retired.mkdir(exist_ok=True)
+        place, number = retired / path.name, 1
+        while place.exists():  # it was here before, perhaps with other words
+            number += 1
+            place = retired / f"{path.stem}.{number}{path.suffix}"
+        path.rename(place)
+        fsync(retired)
+        fsync(folder)
+    return place
+
+
+def _parsed(path: Path) -> DeviceSpec | ConfigError:
+    try:
+        return load_file(path)
+    except ConfigError as error:
+        return error
+
+
+__all__ = ["RETIRED", "DeviceFolder", "FoundDevices", "add_file", "retire_file"]

@@ -1,0 +1,164 @@
+"""Devices that come, change and leave while a coordinator runs.
+
+`fleet.engine.coordinator` calls it at its start and at chore time. `fleet.config.device_changes` says what is
+to be done; here it is done, in an order that leaves no part of the coordinator with a device that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from agents.records import DeviceId, DeviceSpec
+from fleet.config.device_changes import DeviceFiles, compare
+from fleet.core import events as ev
+from fleet.core.events import DeviceState
+from fleet.engine.composition import Composition
+from fleet.engine.roster import RosterError
+
+
+class DeviceSource(Protocol):
+    """Where devices are described."""
+
+    @property
+    def files(self) -> DeviceFiles:
+        """What was found last."""
+
+    def look(self) -> DeviceFiles | None:
+        """Look again, cheaply; None where nothing changed."""
+
+
+class FixedDevices:
+    """Devices that stay as they are.
+
+    Args:
+        specs: The devices.
+    """
+
+    def __init__(self, specs: Mapping[DeviceId, DeviceSpec]) -> None:
+        self.files = DeviceFiles(specs=dict(specs))
+
+    def look(self) -> DeviceFiles | None:
+        """See `DeviceSource`."""
+        return None
+
+
+class DeviceUpdates:
+    """Keeps the coordinator's devices as they are described.
+
+    Args:
+        parts: What a coordinator consists of.
+        source: Where devices are described.
+    """
+
+    def __init__(self, parts: Composition, source: DeviceSource) -> None:
+        self._parts, self._source = parts, source
+        #: What could not be followed to the end, for want of room on the disk.
+        self._left: DeviceFiles | None = None
+        #: Faults that are told, by device.
+        self._faults: dict[DeviceId, str] = {}
+
+    def begin(self) -> None:
+        """Tell the state of devices that it knows and this start has not, then of faulty files."""
+        self._part_with_others(frozenset())
+        self._tell_faults(self._source.files.faults)
+
+    def added(self, device_id: DeviceId) -> ev.DeviceAdded:
+        """The event that brings a device in."""
+        parts = self._parts
+        return ev.DeviceAdded(
+            at_secs=parts.clock(),
+            device_id=device_id,
+            family=parts.roster.families[device_id],
+            policy=parts.settings.policy_of(device_id),
+        )
+
+    def look(self) -> None:
+        """Follow the files, if they changed.
+
+        Raises:
+            StoreFull: No room; the next call goes on.
+            FleetError: The disk failed.
+        """
+        files = self._left = self._source.look() or self._left
+        if files is None:
+            return
+        changes = compare(self._parts.roster.specs, files)
+        if changes.added:
+            # What waits in the intake is not in the table, which may be read again.
+            self._parts.intake.flush()
+        faults = dict(changes.faults)
+        # First those that leave: one that takes a name or a core over may come in the same moment.
+        for device_id in changes.retired:
+            self._retire(device_id)
+        for device_id, spec in changes.added.items():
+            try:
+                self._add(spec)
+            except RosterError as error:
+                faults[device_id] = str(error)
+        for device_id, spec in changes.changed.items():
+            self._parts.roster.put(spec)
+            self._start_anew(device_id, "its file changed")
+        for device_id, why in changes.disturbing.items():
+            self._start_anew(device_id, why)
+        self._part_with_others({*changes.retired})
+        self._tell_faults(faults)
+        self._left = None
+
+    def _add(self, spec: DeviceSpec) -> None:
+        parts, device_id = self._parts, spec.device_id
+        is_stranger = device_id not in parts.roster.known and device_id in parts.storing.counts
+        if parts.roster.put(spec) or is_stranger:
+            # What is known of the store was read for other devices, or by other names.
+            parts.listing.load_again()
+        if device_id in parts.state.device_ids():
+            # One that was told to end may be at its last batch, and holds the spool.
+            incarnation = parts.state.describe(device_id)["incarnation"]
+            parts.links.stop(device_id, incarnation, kill=True)
+        parts.listing.joined(spec)
+        parts.chronicle.tell(self.added(device_id))
+        parts.notices.say(f"{device_id}: joins the fleet", kind="joined", style="green")
+
+    def _retire(self, device_id: DeviceId) -> None:
+        """Forget a device, then tell the state, which takes no job of one that is retired."""
+        parts, reason = self._parts, "it has no device file now"
+        parts.roster.retire(device_id)
+        parts.feeder.forget(device_id)
+        parts.links.forget(device_id)
+        parts.chronicle.tell(ev.DeviceRetired(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        text = f"{device_id}: leaves the fleet, for {reason}; its records and its model stay"
+        parts.notices.say(text, kind="retired")
+
+    def _start_anew(self, device_id: DeviceId, reason: str) -> None:
+        parts = self._parts
+        parts.chronicle.tell(ev.DeviceChanged(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        parts.notices.say(f"{device_id}: its agent is started anew: {reason}", kind="changed")
+
+    def _part_with_others(self, told: Collection[DeviceId]) -> None:
+        """Leave devices out that this start was not asked for; retire those that have no file."""
+        parts, files = self._parts, self._source.files
+        for device_id in parts.state.device_ids():
+            if device_id in parts.roster.specs or device_id in told:
+                continue
+            found = parts.state.describe(device_id)
+            reason = files.why_not(device_id)
+            if found["state"] == DeviceState.RETIRED or (reason and found["reason"] == reason):
+                continue
+            now = parts.clock()
+            if reason:
+                parts.chronicle.tell(ev.DeviceLeftOut(at_secs=now, device_id=device_id, reason=reason))
+            else:
+                reason = "it has no device file now"
+                parts.chronicle.tell(ev.DeviceRetired(at_secs=now, device_id=device_id, reason=reason))
+
+    def _tell_faults(self, faults: Mapping[DeviceId, str]) -> None:
+        notices = self._parts.notices
+        for device_id, text in faults.items():
+            if self._faults.get(device_id) != text:
+                notices.hold_alarm(f"device file {device_id}", device_id, f"its file cannot be used: {text}")
+        for device_id in self._faults.keys() - faults.keys():
+            notices.drop_alarm(f"device file {device_id}")
+        self._faults = dict(faults)
+
+
+__all__ = ["DeviceSource", "DeviceUpdates", "FixedDevices"]

@@ -1,0 +1,114 @@
+"""What came, changed, left or is wrong: the comparing of known devices with the files of now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from fleet.config.device_changes import DeviceFiles, compare
+from tests.record_fixtures import make_spec
+
+A, B, C = map(DeviceId, "abc")
+NAMES = st.sampled_from([DeviceId(name) for name in "abcdef"])
+
+
+def spec_of(name: str, **changes: object) -> DeviceSpec:
+    return make_spec(name, **{"kind": DeviceKind.LOCAL, "cores": (0,), **changes})  # type: ignore[arg-type]
+
+
+SPECS = {A: spec_of("a"), B: spec_of("b")}
+
+
+def test_what_came_changed_and_left() -> None:
+    found = compare(SPECS, DeviceFiles(specs={A: spec_of("a", note="other"), C: spec_of("c")}))
+    assert dict(found.added) == {C: spec_of("c")}
+    assert dict(found.changed) == {A: spec_of("a", note="other")}
+    assert found.retired == (B,)
+    assert not found.faults
+    assert not found.disturbing
+
+
+def test_a_device_whose_file_is_wrong_stays_as_it_was() -> None:
+    found = compare(SPECS, DeviceFiles(specs={A: SPECS[A]}, faults={B: "b.yaml: line 3: threads: missing"}))
+    assert not found.changed
+    assert found.retired == ()
+    assert dict(found.faults) == {B: "b.yaml: line 3: threads: missing"}
+
+
+def test_a_folder_that_is_gone_retires_nobody() -> None:
+    found = compare(SPECS, DeviceFiles(specs={}, faults={DeviceId(""): "no such folder"}))
+    assert found.retired == ()
+    assert set(found.faults) == {""}
+
+
+def test_another_kind_or_family_is_another_device() -> None:
+    other = {A: spec_of("a", kind=DeviceKind.CUDA), B: spec_of("b", family=Family.GPU)}
+    found = compare(SPECS, DeviceFiles(specs=other))
+    assert not found.changed
+    assert not found.added
+    assert found.retired == ()
+    assert "kind: was 'local' and is 'cuda' now" in found.faults[A]
+    assert "family: was 'cpu' and is 'gpu' now" in found.faults[B]
+
+
+def test_what_this_host_cannot_be_is_a_fault_of_a_known_device_only() -> None:
+    found = compare(SPECS, DeviceFiles(specs={A: SPECS[A]}, left_out={B: "no such core", C: "an Arm CPU"}))
+    assert dict(found.faults) == {B: "no such core"}
+    assert found.retired == ()
+
+
+def test_a_core_that_times_from_now_is_told_to_those_that_build_on_it() -> None:
+    known = {**SPECS, C: spec_of("c", kind=DeviceKind.REPLAY, cores=(0,))}
+    new = spec_of("d", cores=(1,))
+    found = compare(known, DeviceFiles(specs={**known, new.device_id: new}))
+    assert set(found.disturbing) == {A, B}, "a replay device builds nothing"
+    assert "d times on core 1 now" in found.disturbing[A]
+    moved = {**known, A: replace(SPECS[A], cores=(1,))}
+    assert set(compare(known, DeviceFiles(specs=moved)).disturbing) == {B}, "a is started anew as it is"
+    same = spec_of("d")
+    assert not compare(known, DeviceFiles(specs={**known, same.device_id: same})).disturbing
+
+
+def test_others_were_asked_for() -> None:
+    files = DeviceFiles(specs={A: SPECS[A]}, faults={A: "broken"}, asked=frozenset([A]))
+    assert "other devices were asked for" in files.why_not(B)
+    assert files.why_not(A) == "its file cannot be used"
+    assert DeviceFiles(specs={}).why_not(B) == ""
+
+
+@given(
+    known=st.dictionaries(NAMES, st.tuples(st.sampled_from("xyz"), st.sampled_from(DeviceKind))),
+    now=st.dictionaries(NAMES, st.tuples(st.sampled_from("xyz"), st.sampled_from(DeviceKind))),
+    broken=st.sets(NAMES | st.just(DeviceId(""))),
+)
+def test_each_device_has_one_fate_and_following_it_is_the_end(
+    known: dict[DeviceId, tuple[str, DeviceKind]],
+    now: dict[DeviceId, tuple[str, DeviceKind]],
+    broken: set[DeviceId],
+) -> None:
+    before = {one: spec_of(one, note=note, kind=kind) for one, (note, kind) in known.items()}
+    files = DeviceFiles(
+        specs={
+            one: spec_of(one, note=note, kind=kind) for one, (note, kind) in now.items() if one not in broken
+        },
+        faults=dict.fromkeys(broken, "broken"),
+    )
+    found = compare(before, files)
+    fates = [*found.added, *found.changed, *found.retired]
+    assert len(fates) == len(set(fates))
+    assert not set(fates) & set(found.faults)
+    assert set(found.added) == set(files.specs) - set(before)
+    after = {one: spec for one, spec in before.items() if one not in found.retired}
+    after |= {**found.added, **found.changed}
+    again = compare(after, files)
+    assert not again.added
+    assert not again.changed
+    assert again.retired == ()
+    assert again.faults == found.faults, "what is wrong stays wrong until it is mended"
+    # Whoever has a file that says the same, or a broken one, is let alone.
+    for one, spec in before.items():
+        if one in broken or files.specs.get(one) == spec:
+            assert after[one] == spec

@@ -1,0 +1,348 @@
+"""Device files that come, change, leave and break under a coordinator over replay devices in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+
+from agents.records import DeviceId, DeviceKind, DeviceSpec
+from fleet.collection.replay_files import ready
+from fleet.config.device_changes import DeviceFiles
+from fleet.config.device_folder import DeviceFolder, FoundDevices
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.roster import Roster
+from fleet.errors import FleetError, StoreFull
+from fleet.store.intake import Intake
+from fleet.store.store import Store
+from fleet.transport.local import LocalTransport
+from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, make_fleet
+from tests.link_fixtures import PROTOCOL
+from tests.record_fixtures import make_spec
+
+ALL = OFFERED * len(WORKLOADS)
+ONE, TWO, THREE = map(DeviceId, ("one", "two", "three"))
+#: A change is known within this.
+KNOWN_SECS = 5.0
+
+
+class ReplayFiles:
+    """A folder of replay devices, all of which are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._records = DeviceFolder(folder), folder / "records"
+        self.files = self._files(self._folder.read())
+
+    def look(self) -> DeviceFiles | None:
+        found = self._folder.look()
+        if found is not None:
+            self.files = self._files(found)
+        return None if found is None else self.files
+
+    def _files(self, found: FoundDevices) -> DeviceFiles:
+        faults = {one: "; ".join(told) for one, told in found.faults.items()}
+        return DeviceFiles(specs=ready(found.specs, self._records), faults=faults)
+
+
+class Lab:
+    """A fleet whose device files can be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fleet = make_fleet(folder)
+        self.folder = folder / "hardware"
+        self.folder.mkdir()
+        self.recorded = folder / "recorded.parquet"
+        self.fleet.source = lambda: ReplayFiles(self.folder)
+        self.write("one")
+
+    def write(self, name: str, **changes: Any) -> None:
+        device = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu"}
+        device |= {"records": str(self.recorded), "device": "dev-a", **changes}
+        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(device))
+
+    @contextmanager
+    def running(self) -> Iterator[Run]:
+        with self.fleet.coordinator() as (coordinator, links):
+            yield Run(self.fleet, coordinator, links)
+
+
+class Run:
+    """One life of the coordinator."""
+
+    def __init__(self, fleet: Fleet, coordinator: Coordinator, links: LocalTransport) -> None:
+        self.fleet, self.coordinator, self.links = fleet, coordinator, links
+
+    def state(self, name: DeviceId) -> dict[str, Any]:
+        return self.coordinator._parts.state.describe(name)
+
+    def knows(self, name: DeviceId, *states: str) -> bool:
+        return name in self.coordinator._parts.state.device_ids() and (
+            not states or self.state(name)["state"] in states
+        )
+
+    def until(self, is_so: Callable[[], bool], secs: float = 500.0) -> None:
+        """Turn until something is so, for so many seconds of the coordinator's clock."""
+        ends_at = self.fleet.clock() + secs
+        while not is_so():
+            assert self.fleet.clock() < ends_at, self.coordinator.view()
+            self.coordinator.turn(0.0)
+            self.fleet.clock.skip(0.5)
+
+    def measured(self, *names: DeviceId) -> Callable[[], bool]:
+        counts = self.coordinator._parts.storing.counts
+        return lambda: all(one in counts and counts[one].records >= ALL for one in names)
+
+    def end(self) -> dict[str, Any]:
+        self.coordinator.stop()
+        self.until(lambda: self.coordinator.is_quiet)
+        self.fleet.clock.skip(2.0)
+        self.coordinator.turn(0.0)
+        view = self.coordinator.view()
+        self.coordinator.close()
+        return view
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def test_a_device_that_comes_is_known_soon_and_measured(lab: Lab) -> None:
+    with lab.running() as run:
+        run.until(run.measured(ONE))
+        lab.write("two")
+        run.until(lambda: run.knows(TWO), KNOWN_SECS)
+        run.until(run.measured(ONE, TWO))
+        view = run.end()
+    assert {name: one["records"] for name, one in view["devices"].items()} == {"one": ALL, "two": ALL}
+    assert view["jobs"]["cancelled"] == view["jobs"]["quarantined"] == 0
+    records = list(Store.read(lab.fleet.folder / "store").records(device_id=TWO))
+    assert "paired" in {record.origin for record in records}, "it closes the gaps that its sibling left"
+    assert len(set(lab.fleet.record_ids())) == len(lab.fleet.record_ids()) == 2 * ALL
+    # A later start finds it in the journal and in the folder.
+    with lab.running() as run:
+        run.until(lambda: run.knows(TWO, "idle", "leased"))
+        assert run.state(TWO)["incarnation"] == 2
+
+
+def test_a_changed_device_lives_on_under_its_new_spec(lab: Lab) -> None:
+    lab.write("two")
+    with lab.running() as run:
+        run.until(run.measured(ONE, TWO))
+        before = run.state(TWO)["environment_id"]
+        started = mock.Mock(wraps=run.links.start)
+        with mock.patch.object(run.links, "start", started):
+            lab.write("two", seed=7, protocol={"repeat": 5})
+            run.until(lambda: run.state(TWO)["incarnation"] == 2, KNOWN_SECS)
+        [(spec, incarnation)] = [call.args for call in started.call_args_list]
+        assert (spec.device_id, spec.protocol(PROTOCOL).repeat, incarnation) == (TWO, 5, 2)
+        counts = run.coordinator._parts.storing.counts
+        run.until(lambda: counts[TWO].records >= 2 * ALL)
+        assert run.state(TWO)["environment_id"] != before
+        assert run.state(TWO)["failures"] == run.state(TWO)["crashes"] == 0
+        assert run.state(ONE)["incarnation"] == 1, "the others are let alone"
+        view = run.end()
+    assert view["jobs"]["quarantined"] == 0
+    entry = Store.read(lab.fleet.folder / "store").devices()[TWO]
+    assert entry.spec.protocol(PROTOCOL).repeat == 5
+    records = Store.read(lab.fleet.folder / "store").records(device_id=TWO)
+    assert len({one.environment_id for one in records}) == 2
+
+
+def test_a_change_in_the_middle_of_a_batch_costs_no_job(lab: Lab) -> None:
+    with lab.running() as run:
+        run.until(lambda: bool(run.state(ONE)["leases"]))
+        lab.write("one", seed=3)
+        run.until(lambda: run.state(ONE)["incarnation"] == 2, KNOWN_SECS)
+        coverage = run.coordinator._parts.coverage
+        run.until(lambda: coverage.records(ONE) >= ALL)
+        view = run.end()
+    assert view["jobs"]["quarantined"] == 0
+    assert view["devices"]["one"]["late"] == 0
+
+
+def test_a_device_that_leaves_keeps_its_records_and_comes_back(lab: Lab) -> None:
+    lab.write("two")
+    with lab.running() as run:
+        run.until(lambda: bool(run.state(TWO)["leases"]))
+        (lab.folder / "two.yaml").rename(lab.folder / "two.kept")
+        run.until(lambda: run.knows(TWO, "retired"), KNOWN_SECS)
+        assert run.state(TWO)["queued"] == 0
+        run.until(run.measured(ONE))
+        kept = run.coordinator._parts.storing.counts[TWO].records
+        assert 0 < kept < ALL
+        assert TWO not in run.coordinator._parts.agents.up
+        (lab.folder / "two.kept").rename(lab.folder / "two.yaml")
+        with mock.patch.object(run.links, "stop", wraps=run.links.stop) as stop:
+            run.until(lambda: run.knows(TWO, "probing", "idle", "leased"), KNOWN_SECS)
+        # It may be at its last batch, and hold the spool.
+        assert stop.call_args_list == [mock.call(TWO, 1, kill=True)]
+        run.until(run.measured(ONE, TWO))
+        view = run.end()
+    assert len(set(lab.fleet.record_ids())) == len(lab.fleet.record_ids()) == 2 * ALL
+    assert view["devices"]["two"]["failures"] == 0
+    assert any("two: leaves the fleet" in line for line in lab.fleet.lines)
+
+
+def test_a_broken_file_is_an_alarm_until_it_is_mended_and_nothing_else(lab: Lab) -> None:
+    lab.write("two")
+    with lab.running() as run:
+        run.until(lambda: run.knows(TWO, "idle", "leased"))
+        text = (lab.folder / "two.yaml").read_text()
+        (lab.folder / "two.yaml").write_text(text + "threds: 1\n")
+        (lab.folder / "three.yaml").write_text("schema: 1\nkind: {\n")
+        alarms = lambda: run.coordinator._parts.notices.alarms  # noqa: E731
+        run.until(lambda: len(alarms()) == 2, KNOWN_SECS)
+        told = {one["device_id"]: one["text"] for one in alarms()}
+        line = len(text.splitlines()) + 1
+        assert f"two.yaml: line {line}: threds: unknown key" in told[TWO]
+        assert "three.yaml: line 3: bad YAML" in told[THREE]
+        run.until(run.measured(ONE, TWO))
+        assert run.state(TWO)["incarnation"] == run.state(ONE)["incarnation"] == 1
+        assert not run.knows(THREE)
+        assert len(alarms()) == 2, "told once"
+        assert [one["device_id"] for one in run.coordinator.view()["alarms"]] == list(told)
+        (lab.folder / "two.yaml").write_text(text)
+        lab.write("three")
+        run.until(lambda: not alarms(), KNOWN_SECS)
+        run.until(run.measured(ONE, TWO, THREE))
+        run.end()
+
+
+def test_a_restart_gives_the_state_that_was(lab: Lab) -> None:
+    lab.write("two")
+    lab.write("three")
+    with lab.running() as run:
+        run.until(lambda: run.knows(TWO, "idle", "leased") and run.knows(THREE, "idle", "leased"))
+        (lab.folder / "two.yaml").unlink()
+        lab.write("three", seed=9)
+        run.until(lambda: run.knows(TWO, "retired") and run.state(THREE)["incarnation"] == 2, KNOWN_SECS)
+        run.until(lambda: run.knows(THREE, "idle", "leased"))
+        run.until(lambda: not run.coordinator._parts.chronicle.has_news)
+        before = run.coordinator._parts.state.to_json()
+    # Killed; what a start reads is what the journal holds.
+    with mock.patch.object(Coordinator, "_begin"), lab.running() as run:
+        assert run.coordinator._parts.state.to_json() == before
+    with lab.running() as run:
+        run.until(run.measured(ONE, THREE))
+        assert run.knows(TWO, "retired")
+
+
+def test_a_file_that_is_broken_at_the_start_leaves_the_device_out_with_its_jobs(lab: Lab) -> None:
+    lab.write("two")
+    with lab.running() as run, mock.patch.object(run.links, "measure"):
+        run.until(lambda: run.state(TWO)["queued"] > 0)
+        jobs = run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
+    (lab.folder / "two.yaml").write_text("schema: 2\n")
+    with lab.running() as run:
+        run.until(run.measured(ONE))
+        assert (run.state(TWO)["state"], run.state(TWO)["queued"]) == ("absent", jobs)
+        assert [one["device_id"] for one in run.coordinator.view()["alarms"]] == ["two"]
+        lab.write("two")
+        run.until(lambda: run.knows(TWO, "probing", "idle", "leased"), KNOWN_SECS)
+        run.until(run.measured(ONE, TWO))
+        assert run.end()["jobs"]["cancelled"] == 0
+
+
+def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
+    lab.write("two")
+    with lab.running() as run, mock.patch.object(run.links, "measure"):
+        run.until(lambda: run.state(TWO)["queued"] > 0)
+        jobs = run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
+
+    class Narrow(ReplayFiles):
+        def _files(self, found: FoundDevices) -> DeviceFiles:
+            every = super()._files(found)
+            return replace(every, specs={ONE: every.specs[ONE]}, asked=frozenset([ONE]))
+
+    all_files, lab.fleet.source = lab.fleet.source, lambda: Narrow(lab.folder)
+    with lab.running() as run:
+        run.until(run.measured(ONE))
+        lab.write("two", seed=4)
+        for _ in range(10):
+            run.coordinator.turn(0.0)
+            lab.fleet.clock.skip(0.5)
+        found = run.state(TWO)
+        assert (found["state"], found["queued"]) == ("absent", jobs)
+        assert "other devices were asked for" in found["reason"]
+        run.end()
+    lab.fleet.source = all_files
+    with lab.running() as run:
+        run.until(run.measured(ONE, TWO))
+        assert run.end()["jobs"]["cancelled"] == 0
+
+
+def test_records_that_nobody_told_the_device_of_are_not_measured_again(lab: Lab) -> None:
+    lab.write("two")
+    with lab.running() as run:
+        run.until(run.measured(ONE, TWO))
+        run.end()
+    (lab.folder / "two.yaml").unlink()
+    # A kill between the records and what the agent saw of its device leaves this.
+    [entry] = (lab.fleet.folder / "store" / "devices").glob("two*")
+    entry.unlink()
+    with lab.running() as run:
+        run.until(lambda: run.knows(ONE, "idle"))
+        lab.write("two")
+        run.until(lambda: run.knows(TWO, "idle"))
+        assert run.coordinator._parts.coverage.records(TWO) == ALL
+        for _ in range(40):
+            run.coordinator.turn(0.0)
+            lab.fleet.clock.skip(0.5)
+        view = run.end()
+    assert view["store"]["records"] == 2 * ALL
+
+
+def test_a_disk_without_room_only_delays_what_the_files_ask_for(lab: Lab) -> None:
+    with lab.running() as run:
+        run.until(run.measured(ONE))
+        full = mock.patch.object(Intake, "flush", side_effect=StoreFull("no room while appending records"))
+        with full as flush:
+            lab.write("two")
+            run.until(lambda: flush.called, KNOWN_SECS)
+        assert not run.knows(TWO)
+        run.until(run.measured(ONE, TWO))
+        run.end()
+
+
+# ---- the roster ----
+
+
+def live(name: str, **changes: Any) -> DeviceSpec:
+    return make_spec(name, kind=DeviceKind.LOCAL, **changes)
+
+
+def test_all_ask_one_roster_and_see_what_comes() -> None:
+    roster = Roster({}, {ONE: live("one")}, PROTOCOL)
+    sharing, protocols = roster.sharing, roster.protocols
+    assert roster.put(live("two", protocol_changes=(("repeat", 9.0),))) is False
+    assert sharing[TWO] == sharing[ONE]
+    assert (protocols[ONE].repeat, protocols[TWO].repeat) == (PROTOCOL.repeat, 9)
+    roster.retire(ONE)
+    assert set(roster.specs) == {TWO}
+    assert set(roster.known) == set(sharing) == {ONE, TWO}, "the store has its records"
+    assert protocols[TWO] is not protocols[ONE]
+
+
+def test_a_live_device_never_joins_what_replay_devices_share(tmp_path: Path) -> None:
+    again = make_fleet(tmp_path).specs[ONE]
+    roster = Roster({}, {ONE: again}, PROTOCOL)
+    with pytest.raises(FleetError, match="one of its family cpu replay what anybody may have recorded"):
+        roster.put(live("two"))
+    assert set(roster.specs) == {ONE}
+    both = Roster({}, {ONE: again, TWO: live("two")}, PROTOCOL)
+    assert both.sharing[ONE] != both.sharing[TWO]
+    both.retire(TWO)
+    both.put(again)
+    assert both.sharing[ONE] != both.sharing[TWO], "names never change back"
+    # One that only the store knows gives way.
+    late = Roster({ONE: again}, {}, PROTOCOL)
+    assert late.put(live("two")) is True
+    assert late.sharing[ONE] != late.sharing[TWO]
+    assert set(late.live_names) == {"cpu"}
