@@ -210,7 +210,7 @@ def test_the_trial_refuses_everything_here() -> None:
 def test_without_landlock_the_rest_is_refused_and_what_is_not_is_told(tmp_path: Path) -> None:
     """As on a kernel that lacks it."""
     code = (
-        "import sys\nfrom agents import confinement, confinement_trial\n"
+        "import sys\nfrom agents.sandbox import confinement, confinement_trial\n"
         "confinement.landlock_version = lambda: 0\nconfinement_trial.main(sys.argv[1:])"
     )
     for name in ("inside", "outside"):
