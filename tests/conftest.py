@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -28,6 +29,15 @@ os.environ["RAY_AUTH_TOKEN"] = "0123456789abcdef0123456789abcdef"
 GENERIC_CPU = {"kind": "llvm", "num-cores": 1}
 
 Found = TypeVar("Found")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the files that may take longest first: no process is left alone with one of them at the end."""
+    allowed_secs: Counter[str] = Counter()
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        allowed_secs[item.nodeid.split("::")[0]] += limit.args[0] if limit and limit.args else 0
+    items.sort(key=lambda item: -allowed_secs[item.nodeid.split("::")[0]])
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleet.interchange.logs.lines import CUT_LINE, LONG_LINE, LogLines, Unreadable, first_lines
@@ -19,6 +19,8 @@ def lines_of(path: Path, limit: int = 1 << 20, chunk: int = 1 << 20) -> tuple[li
     return found, reader.damage
 
 
+@example([b"\xef\xbb\xbf"], True, False, 1)  # a byte order mark that is unpacked byte by byte
+@example([b"\xef\xbb"], False, True, 1)
 @given(
     st.lists(st.binary(max_size=40).map(lambda data: data.replace(b"\n", b"")), max_size=30),
     st.booleans(),

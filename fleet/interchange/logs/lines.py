@@ -70,10 +70,7 @@ class LogLines:
         # Pieces of the line that has not ended yet: joining them chunk by chunk would cost the square.
         pieces: list[bytes] = []
         length = 0
-        is_first = True
-        for chunk in self.chunks():
-            if is_first and chunk:
-                chunk, is_first = chunk.removeprefix(_BOM), False
+        for chunk in _without_bom(self.chunks()):
             lines: list[bytes | Unreadable] = [*chunk.split(b"\n")]
             rest = lines.pop()
             if lines:
@@ -178,6 +175,17 @@ def first_lines(path: Path, count: int) -> tuple[list[bytes], str]:
         if data.count(b"\n") >= count or len(data) >= _LOOK_BYTES:
             break
     return data.removeprefix(_BOM).split(b"\n")[:count], lines.damage
+
+
+def _without_bom(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Leave out a byte order mark at the start, which may come in several pieces."""
+    head = b""
+    for chunk in chunks:
+        head += chunk
+        if len(head) >= len(_BOM):
+            break
+    yield head.removeprefix(_BOM)
+    yield from chunks
 
 
 def _up_to_damage(inflater: zlib._Decompress, data: bytes) -> bytes:
