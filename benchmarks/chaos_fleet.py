@@ -30,7 +30,7 @@ from benchmarks.patience import patience
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
-from fleet.engine.journal import Journal
+from fleet.journal.journal import Journal
 from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import StoreFull

@@ -19,8 +19,8 @@ from benchmarks.chaos_models import look_at_models
 from fleet.core.event_json import event_to_json
 from fleet.core.events import JobId, JobSubmitted
 from fleet.core.limits import Limits
-from fleet.engine.event_log import EventLog
-from fleet.engine.journal import Journal
+from fleet.journal.event_log import EventLog
+from fleet.journal.journal import Journal
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 

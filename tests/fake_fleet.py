@@ -20,7 +20,7 @@ from agents.records import (
     Workload,
     content_hash,
 )
-from fleet.transport.ray_session import ActorDiedError
+from fleet.transport.ray_start import ActorDiedError
 from tests.record_fixtures import make_descriptor, make_record
 
 

@@ -18,7 +18,7 @@ from agents.records import DeviceId, DeviceSpec, Family, Outcome, Protocol, Reco
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.errors import FleetError
 from fleet.store.store import Store
-from fleet.transport.ray_session import RaySession
+from fleet.transport.ray_start import RaySession
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(300)]
 

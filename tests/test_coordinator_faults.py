@@ -27,7 +27,7 @@ from fleet.core.limits import Limits
 from fleet.core.state import FleetState
 from fleet.engine.agent_events import events_of
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.journal import Journal
+from fleet.journal.journal import Journal
 from fleet.engine.notices import Notices
 from fleet.errors import StoreFull
 from fleet.planner.candidate_pools import CandidatePools

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.spool.frames import frame
-from fleet.engine.journal import Journal
+from fleet.journal.journal import Journal
 from fleet.errors import FleetError, StoreError, StoreFull
 
 GROUPS = [[{"n": 1}], [{"n": 2}, {"n": 3}], [{"n": 4, "text": "ü" * 50}]]

@@ -15,7 +15,7 @@ from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingS
 from fleet.core.request_words import Request
 from fleet.core.state import FleetState
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.journal import Journal
+from fleet.journal.journal import Journal
 from fleet.errors import StoreFull
 from fleet.requests.checks import (
     KnownFleet,

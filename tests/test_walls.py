@@ -21,10 +21,9 @@ FOLDERS = {
         "tvm_cost_model",
     ),
     "fleet": (
-        *("", "core", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
-        *("interchange", "transport", "models", "collection", "planner", "results", "requests", "engine"),
-        "refresh",
-        *("api", "daemon", "onboarding", "tuning", "report", "doctor", "public", "cli"),
+        *("", "core", "journal", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
+        *("interchange", "transport", "requests", "models", "collection", "planner", "results", "engine"),
+        *("refresh", "api", "onboarding", "tuning", "drivers", "daemon", "report", "doctor", "public", "cli"),
     ),
 }
 TOP = {"transfer.tvm_cost_model", "fleet.public"}
@@ -144,7 +143,7 @@ def test_each_heavy_package_has_its_places() -> None:
     assert found["ray"] == {
         "agents/device/ray_actors.py",
         "fleet/transport/ray_hosts.py",
-        "fleet/transport/ray_session.py",
+        "fleet/transport/ray_start.py",
         "fleet/models/ray_train.py",
     }
     assert {name.split("/")[0] for name in found["torch"]} == {"transfer"}

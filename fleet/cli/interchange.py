@@ -17,7 +17,7 @@ from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:
-    from fleet.collection.progress import Display
+    from fleet.collection.progress import TerminalDisplay
     from fleet.interchange.import_report import ImportReport
 
 _Store = Annotated[Path | None, typer.Option("--store", help="Folder of the store (store.path).")]
@@ -57,7 +57,7 @@ def import_(
 
     Example: fleet import logs/board-7 --device board-7
     """
-    from fleet.collection.progress import Display
+    from fleet.collection.progress import TerminalDisplay
     from fleet.config.settings import load_fleet
     from fleet.interchange.import_logs import DIALECTS, ImportRequest, check_request, import_logs
     from fleet.store.store import Store
@@ -76,7 +76,7 @@ def import_(
         again=again,
     )
     console = TerminalConsole(stderr=as_json)
-    display = Display(console)
+    display = TerminalDisplay(console)
     found = check_request(request)
     with Store.open(settings.store.path) as opened, display.live():
         report = import_logs(opened, request, _kilobytes(display), found)
@@ -87,7 +87,7 @@ def import_(
         _print_import(report, settings.store.path)
 
 
-def _kilobytes(display: Display) -> Callable[[int, int, str], None]:
+def _kilobytes(display: TerminalDisplay) -> Callable[[int, int, str], None]:
     """Progress in kilobytes of the files: how many lines they hold is known at the end only."""
     told: list[int] = []
 

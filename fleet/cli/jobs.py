@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fleet.cli.engine import AddressOption, DetachOption, EngineOptions, MinutesOption, do_request
 from fleet.cli.options import (
     DEFAULT_MODELS,
     DevicesOption,
@@ -20,6 +21,7 @@ from fleet.cli.options import (
     load_settings,
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
+from fleet.core.request_words import RequestKind
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
@@ -60,8 +62,7 @@ def demo(
 
     Example: fleet demo --workloads 12 --samples 16
     """
-    from fleet.collection.progress import Display
-    from fleet.config.settings import load_fleet, select_devices
+    from fleet.config.settings import load_fleet
     from fleet.report.demo import DemoSettings, run_demo, start_over
     from fleet.report.demo_report import build_report
     from fleet.report.report import to_json, write
@@ -77,11 +78,10 @@ def demo(
         epochs=epochs,
         seed=seed,
     )
-    specs = list(select_devices(load_fleet(config).config).values())
     if fresh:
         start_over(folder)
-    display = Display(TerminalConsole(stderr=as_json))
-    report = build_report(run_demo(specs, folder, settings, display))
+    console = TerminalConsole(stderr=as_json)
+    report = build_report(run_demo(load_fleet(config).config, folder, settings, console))
     _, page = write(report, folder)
     if as_json:
         print_json(to_json(report))
@@ -98,22 +98,24 @@ def collect(
     noise: Annotated[
         int | None, typer.Option(min=1, help="Only measure this many known candidates twice (A/A run).")
     ] = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    address: AddressOption = None,
+    minutes: MinutesOption = None,
+    detach: DetachOption = False,
     seed: SeedOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Measure candidates on devices of this host, the same ones on each, into the store.
+    """Measure candidates on devices of this host or a cluster, the same ones on each, into the store.
 
-    What the store holds already is not measured again. Workloads that take more of their networks' time get
-    more candidates; some are random, some evolve from the best measured ones. Once a day it measures a few
-    twice, which tells the device's noise floor. It ends with where the time went.
+    Where a daemon runs on the store, it does the work, and this command follows it; --set holds for an engine
+    of its own only. What the store holds already is not measured again. Workloads that take more of their
+    networks' time get more candidates; some are random, some evolve from the best measured ones. Once a day
+    it measures a few twice, which tells the device's noise floor. It ends with where the time went.
 
     Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
     """
-    from fleet.collection.jobs import collect_records
-    from fleet.collection.progress import Display
-    from fleet.collection.time_spent import print_spending
-    from fleet.terminal_console import TerminalConsole
+    from fleet.collection.time_spent import print_spending, spent_from
 
     if noise is not None and remeasure:
         raise typer.BadParameter("--noise makes an A/A run and nothing else: leave out --remeasure")
@@ -128,10 +130,18 @@ def collect(
         },
         changes,
     )
-    display = Display(TerminalConsole())
-    spent = collect_records(settings, display, remeasure=remeasure, noise=noise)
-    display.finish()
-    print_spending(spent)
+    options = EngineOptions(models=models, address=address, is_detached=detach, minutes=minutes)
+    asked = {
+        "devices": list(device) if device else None,
+        "count": workloads,
+        "samples": samples,
+        "remeasure": remeasure or None,
+        "noise": noise,
+        "seed": seed,
+    }
+    result = do_request(settings, RequestKind.COLLECTION, asked, options)
+    if result is not None:
+        print_spending(spent_from(result["spent"]))
     _print_status(Path(settings.store.path), DEFAULT_MODELS)
 
 

@@ -102,7 +102,12 @@ def cancel(request_id: _RequestId, config: ConfigOption = None, as_json: JsonOpt
 
 
 def run_request(
-    daemon: DaemonClient, kind: str, arguments: Mapping[str, Any], *, is_detached: bool
+    daemon: DaemonClient,
+    kind: str,
+    arguments: Mapping[str, Any],
+    *,
+    is_detached: bool,
+    minutes: float | None = None,
 ) -> dict[str, Any]:
     """Send a request to a daemon and follow it until it has ended.
 
@@ -111,6 +116,7 @@ def run_request(
         kind: What is asked for, and
         arguments: its arguments, as the API wants them.
         is_detached: Do not follow it.
+        minutes: That it may take; None for no limit.
 
     Returns:
         The request as it is at its end, or as it was accepted.
@@ -120,7 +126,9 @@ def run_request(
     """
     check_version(daemon)
     request_id = f"{kind}-{uuid.uuid4().hex[:8]}"
-    accepted = daemon.submit({"id": request_id, "kind": kind, "arguments": dict(arguments)})
+    accepted = daemon.submit(
+        {"id": request_id, "kind": kind, "arguments": dict(arguments), "minutes": minutes}
+    )
     _tell(f"request {request_id} is accepted; `fleet requests follow {request_id}` shows how it goes on")
     return accepted if is_detached else follow_request(daemon, request_id)
 

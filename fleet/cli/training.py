@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli.engine import AddressOption, DetachOption, EngineOptions, MinutesOption, daemon_of, do_request
 from fleet.cli.options import (
     DEFAULT_MODELS,
     DevicesOption,
@@ -23,11 +24,15 @@ from fleet.cli.options import (
     learning_settings,
 )
 from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fleet.api.client import DaemonClient
     from transfer.evaluate.compare import Finished
 
 
@@ -90,13 +95,13 @@ def train(
 
     Example: fleet train --store runs/store --check-transfer
     """
-    from fleet.cli.training_request import request_trainings, training_daemon
+    from fleet.cli.training_request import request_trainings
     from fleet.models.training import train_version
 
     settings = learning_settings(config, store, epochs, seed)
     is_of_its_own = workers > 1 or compute is not ComputeOption.AUTO or check or epochs or seed is not None
-    daemon = None if is_of_its_own else training_daemon(settings, models)
-    if daemon is not None:
+    daemon = None if is_of_its_own else daemon_of(settings)
+    if daemon is not None and _trains(daemon, models):
         request_trainings(daemon, device or [], is_detached=detach, as_json=as_json)
         return
     if detach:
@@ -123,6 +128,12 @@ def train(
         _print_transfer(found)
 
 
+def _trains(daemon: DaemonClient, models: Path) -> bool:
+    """Whether a daemon trains into a folder of models."""
+    view = daemon.get("/v1/status") or {}
+    return bool(view.get("training", {}).get("models") == str(models.absolute()))
+
+
 def _print_transfer(found: dict[str, Any]) -> None:
     """One row for each head and source: the change in pairs put in the right order, and what it means."""
     rows = [
@@ -147,10 +158,10 @@ def _print_transfer(found: dict[str, Any]) -> None:
 @contextmanager
 def _check_progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error while models of the transfer check are trained."""
-    from fleet.collection.progress import Display
+    from fleet.collection.progress import TerminalDisplay
     from fleet.terminal_console import TerminalConsole
 
-    display = Display(TerminalConsole(stderr=True))
+    display = TerminalDisplay(TerminalConsole(stderr=True))
     with display.live():
 
         def told(done: int, total: int) -> None:
@@ -230,10 +241,10 @@ def evaluate(
 @contextmanager
 def _progress() -> Iterator[Callable[[Finished], None]]:
     """Bars on standard error while rankers are fitted."""
-    from fleet.collection.progress import Display
+    from fleet.collection.progress import TerminalDisplay
     from fleet.terminal_console import TerminalConsole
 
-    display = Display(TerminalConsole(stderr=True))
+    display = TerminalDisplay(TerminalConsole(stderr=True))
     with display.live():
 
         def told(finished: Finished) -> None:
@@ -263,6 +274,9 @@ def onboard(
     ] = False,
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
+    address: AddressOption = None,
+    minutes: MinutesOption = None,
+    detach: DetachOption = False,
     epochs: EpochsOption = None,
     seed: SeedOption = None,
     config: ConfigOption = None,
@@ -271,15 +285,11 @@ def onboard(
     """Give a new device its head: measure a few candidates that siblings know, adapt, tell what to expect.
 
     Needs a store with other devices of its family and a model of them. Asked for more samples later, it goes
-    on from what was measured.
+    on from what was measured. Where a daemon runs on the store, it does the work; this command follows it.
 
     Example: fleet onboard x86-64-v4 --samples 64
     """
-    from fleet.collection.progress import Display
-    from fleet.onboarding.onboarding import onboard_device
-    from fleet.onboarding.replay import onboard_recorded
     from fleet.onboarding.text import lines_of
-    from fleet.terminal_console import TerminalConsole
 
     settings = learning_settings(
         config,
@@ -290,12 +300,27 @@ def onboard(
         onboarding__strategy=strategy,
         onboarding__selector=selector,
     )
+    result: dict[str, Any] | None
     if replay:
+        from fleet.onboarding.replay import onboard_recorded
+
         result = onboard_recorded(settings, device, models)
     else:
-        display = Display(TerminalConsole(stderr=as_json))
-        result = onboard_device(settings, device, models, display)
-        display.finish()
+        options = EngineOptions(
+            models=models, address=address, is_detached=detach, minutes=minutes, as_json=as_json
+        )
+        asked = {
+            "device": device,
+            "samples": samples,
+            "strategy": strategy,
+            "selector": selector,
+            "epochs": epochs,
+            "seed": seed,
+        }
+        named = settings.with_devices(device)
+        result = do_request(named, RequestKind.ONBOARDING, asked, options)
+    if result is None:
+        return
     if as_json:
         print_json(result)
     else:

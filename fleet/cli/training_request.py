@@ -6,31 +6,12 @@ Called by `fleet.cli.training`. It loads nothing heavy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fleet.api.client import DaemonClient, find_daemon
+from fleet.api.client import DaemonClient
 from fleet.cli.output import print_json
 from fleet.cli.requests import finish, run_request
 from fleet.errors import FleetError
-from fleet.store.lock import HOLDER
-
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
-
-
-def training_daemon(settings: FleetConfig, models: Path) -> DaemonClient | None:
-    """The daemon of this host that writes a store and trains into a folder of models, if there is one.
-
-    Raises:
-        FleetError: One is there but does not answer.
-    """
-    daemon = find_daemon(Path(settings.daemon.root))
-    if daemon is None or _writer(Path(settings.store.path)) != daemon.pid:
-        return None
-    view = daemon.get("/v1/status") or {}
-    trained = view.get("training", {}).get("models")
-    return daemon if trained == str(models.absolute()) else None
 
 
 def request_trainings(
@@ -62,12 +43,4 @@ def request_trainings(
         finish(one, is_printed=not as_json)
 
 
-def _writer(store: Path) -> int | None:
-    """Process that writes a store, as it says itself."""
-    try:
-        return int((store / HOLDER).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-__all__ = ["request_trainings", "training_daemon"]
+__all__ = ["request_trainings"]

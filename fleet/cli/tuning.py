@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from fleet.cli.engine import AddressOption, DetachOption, EngineOptions, MinutesOption, do_request
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, SeedOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
+from fleet.core.request_words import RequestKind
 
 
 def register(app: typer.Typer) -> None:
@@ -31,6 +33,9 @@ def tune(
     ] = None,
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
+    address: AddressOption = None,
+    minutes: MinutesOption = None,
+    detach: DetachOption = False,
     seed: SeedOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
@@ -39,14 +44,12 @@ def tune(
     """Search fast programs for a network's workloads on one device, and write a database that TVM applies.
 
     The device's champion ranks drawn candidates, so that only promising ones are measured. What is measured
-    goes into the store. Run again, the search goes on from the best that is known.
+    goes into the store. Run again, the search goes on from the best that is known. Where a daemon runs on the
+    store, it does the work, and this command follows it.
 
     Example: fleet tune x86-64-v4 --network bert-tiny --trials 200
     """
-    from fleet.collection.progress import Display
-    from fleet.terminal_console import TerminalConsole
     from fleet.tuning.text import print_tuning
-    from fleet.tuning.tuning import TuneOptions, tune_device
 
     settings = load_settings(
         config,
@@ -57,14 +60,20 @@ def tune(
         },
         changes,
     )
-    options = TuneOptions(
-        device=device,
-        trials=trials,
-        workloads=tuple(workload or ()),
-        models=models,
-        out=out or Path("runs/tuned") / device,
+    options = EngineOptions(
+        models=models, address=address, is_detached=detach, minutes=minutes, as_json=as_json
     )
-    found = tune_device(settings, options, Display(TerminalConsole(stderr=as_json)))
+    asked = {
+        "device": device,
+        "trials": trials,
+        "networks": list(network) if network else None,
+        "workloads": list(workload) if workload else None,
+        "out": str((out or Path("runs/tuned") / device).absolute()),
+        "seed": seed,
+    }
+    found = do_request(settings.with_devices(device), RequestKind.TUNING, asked, options)
+    if found is None:
+        return
     if as_json:
         print_json(found)
     else:

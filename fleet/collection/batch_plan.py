@@ -48,8 +48,6 @@ class DeviceBatch:
 
     device_id: DeviceId
     batch: Batch
-    #: Times that the device's agent died of it.
-    crashes: int = 0
 
 
 @dataclass(slots=True)

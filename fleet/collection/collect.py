@@ -1,17 +1,18 @@
 """Collect records: candidates of workloads, each once on every device, into the store.
 
-The shell around `selection.py` and `batch_plan.py`: it talks to the devices' agents and the store, and
+The driver of a collection, around `selection.py` and `batch_plan.py`: it has the engine draw and measure, and
 decides nothing that they could decide. Started again after any interruption it goes on with what is missing,
 because random candidates are drawn from a seed and the store tells what has been proposed and measured.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 from agents.programs.networks import NETWORKS
 from agents.records import (
@@ -38,17 +39,14 @@ from fleet.collection.batch_plan import (
 )
 from fleet.collection.proposals import GENERATIONS, Proposer, records_of
 from fleet.collection.selection import allocate, survey
-from fleet.collection.settings import CollectSettings, Pools, Watcher
+from fleet.collection.settings import CollectSettings, Engine, Pools, Watcher
 from fleet.collection.time_spent import Ledger, Spent
 from fleet.collection.trust import imported_candidates, ours
-from fleet.errors import FleetError
-from fleet.store.store import Store
-from fleet.transport.ray_session import ActorDiedError, RaySession
+from fleet.requests.session import DeviceUnusableError
+from fleet.store.reader import StoreReader
 
 #: Batches that a device's agent holds: one runs, one waits, so the device never idles.
 _IN_FLIGHT = 2
-#: A batch that the agent died of this often ends the collection with an error.
-_MAX_CRASHES = 3
 #: Workloads that are finished before others begin: their candidates are held in memory, some 20 KB each.
 _WORKLOADS_AT_ONCE = 64
 
@@ -57,23 +55,20 @@ class Collection:
     """One collection over the devices of a session.
 
     Args:
-        session: The devices' agents.
-        store: Where records go; this is its only writer.
-        specs: Specs of the session's devices.
+        engine: Draws, measures and stores.
+        specs: Specs of the devices.
         settings: How much, and how.
         watcher: Told of progress.
     """
 
     def __init__(
         self,
-        session: RaySession,
-        store: Store,
+        engine: Engine,
         specs: Mapping[DeviceId, DeviceSpec],
         settings: CollectSettings,
         watcher: Watcher,
     ) -> None:
-        self._session = session
-        self._store = store
+        self._engine = engine
         self._specs = specs
         self._settings = settings
         self._watcher = watcher
@@ -88,25 +83,20 @@ class Collection:
         self._live = [device_id for device_id, spec in specs.items() if is_live(spec)]
         self._imported: set[CandidateId] | None = None
         self._losses: Counter[tuple[DeviceId, CandidateId]] = Counter()
+        #: Devices that fell out, and why.
+        self.fallen: dict[DeviceId, str] = {}
+        minutes = settings.minutes
+        self._ends_at = time.monotonic() + 60 * minutes if minutes is not None else math.inf
         self._ledger = Ledger()
         asked = {
             family: [one for one in device_ids if one in self._live] or device_ids
             for family, device_ids in self._families.items()
         }
-        self._proposer = Proposer(session, store, asked, self._imported_of, settings, watcher, self._ledger)
-
-    def register(self) -> None:
-        """Store what the devices are, and take over what their agents measured but never had acknowledged."""
-        for device_id, spec in self._specs.items():
-            self._store.put_device(spec, self._session.call(device_id, "descriptor"))
-            self._take_over(device_id)
+        self._proposer = Proposer(engine, asked, self._imported_of, settings, watcher, self._ledger)
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """The workloads of some networks, as an agent lists them: a live device's, if there is one."""
-        listed: list[Workload] = self._session.call(
-            (self._live or list(self._specs))[0], "network_workloads", list(networks)
-        )
-        return listed
+        return self._engine.network_workloads((self._live or list(self._specs))[0], networks)
 
     def stored_workloads(self, wanted: Iterable[WorkloadId]) -> dict[WorkloadId, Workload]:
         """Those of some workloads of the store that the session's devices may be given.
@@ -121,9 +111,8 @@ class Collection:
         own = self._store.own_workloads()
         networks = {name for one in chosen.keys() - own.keys() for name, _ in chosen[one].networks}
         if asked := sorted(networks & set(NETWORKS)):
-            listed = self.network_workloads(asked)
-            self._store.put_workloads([one for one in listed if one.workload_id in chosen], own=True)
-            own = self._store.own_workloads()
+            self.network_workloads(asked)
+            own = self._engine.store().own_workloads()
         return {one: own[one] for one in chosen if one in own}
 
     def run(self, workloads: Sequence[Workload]) -> None:
@@ -135,11 +124,15 @@ class Collection:
         minimum = samples if self._settings.minimum is None else min(self._settings.minimum, samples)
         targets = allocate(workloads, samples * len(workloads), minimum)
         for start in range(0, len(workloads), _WORKLOADS_AT_ONCE):
+            if self._is_late():
+                return
             group = workloads[start : start + _WORKLOADS_AT_ONCE]
             pools = self.propose(group, targets)
             self.measure(pools, group)
             for generation in range(GENERATIONS):
-                if self._proposer.evolve(pools, group, targets, generation, self._present):
+                if not self._is_late() and self._proposer.evolve(
+                    pools, group, targets, generation, self._present
+                ):
                     self.measure(pools, group)
 
     def propose(
@@ -148,10 +141,9 @@ class Collection:
         """Fill the pool of each workload with known and random candidates (see `Proposer.begin`).
 
         Args:
-            workloads: What to schedule, as `network_workloads` listed it; they are stored.
+            workloads: What to schedule, as `network_workloads` listed it.
             targets: Candidates of each workload; the settings' samples where None.
         """
-        self._store.put_workloads(workloads, own=bool(self._live))
         samples = self._settings.samples
         return self._proposer.begin(workloads, targets or {one.workload_id: samples for one in workloads})
 
@@ -270,58 +262,53 @@ class Collection:
         return replace(job, batch=replace(job.batch, candidates=left))
 
     def _run(self, phase: str, jobs: Sequence[DeviceBatch]) -> None:
-        """Keep every device busy until its jobs are done; store and acknowledge as batches come back."""
+        """Keep every device busy until its jobs are done."""
         self._watcher.phase(phase, sum(len(job.batch.candidates) for job in jobs))
         queues: dict[DeviceId, deque[DeviceBatch]] = {}
         for job in jobs:
             queues.setdefault(job.device_id, deque()).append(job)
-        running: dict[Any, DeviceBatch] = {}
+        running: dict[Future[list[Record]], DeviceBatch] = {}
         with self._ledger.measuring(queues):
             while any(queues.values()) or running:
+                if self._is_late():
+                    queues.clear()
                 for device_id, queue in queues.items():
                     busy = sum(job.device_id == device_id for job in running.values())
                     while queue and busy < _IN_FLIGHT:
                         job = self._spared(queue.popleft())
-                        if job.batch.candidates:
-                            running[self._session.submit(device_id, "measure", job.batch)] = job
+                        if job.batch.candidates and device_id not in self.fallen:
+                            running[self._measured(job)] = job
                             busy += 1
-                for reference in self._session.wait(running) if running else ():
-                    job = running.pop(reference)
+                for future in self._engine.wait(running) if running else ():
+                    job = running.pop(future)
                     try:
-                        records = self._session.result(reference, job.device_id)
-                    except ActorDiedError as death:
-                        queues[job.device_id].appendleft(self._after_crash(job, death))
-                    else:
-                        self._keep(job.device_id, records)
+                        self._take(job, future.result())
+                    except DeviceUnusableError as error:
+                        self._leave(job.device_id, error)
 
-    def _after_crash(self, job: DeviceBatch, death: ActorDiedError) -> DeviceBatch:
-        """Take over what the dead agent had finished; what is left of the batch is tried again."""
-        crashes = job.crashes + 1
-        if crashes >= _MAX_CRASHES:
-            names = ", ".join(sorted(candidate.candidate_id for candidate in job.batch.candidates))
-            raise FleetError(
-                f"device {job.device_id}: its agent died {crashes} times of one batch (candidates {names}); "
-                f"last: {death}"
-            ) from death
-        self._session.await_restart(job.device_id)
-        # Records of a batch before may be among them: the other half of an A/A run has the same candidates.
-        finished = {(one.candidate_id, one.attempt) for one in self._take_over(job.device_id)}
-        left = tuple(c for c in job.batch.candidates if (c.candidate_id, job.batch.attempt) not in finished)
-        return replace(job, batch=replace(job.batch, candidates=left), crashes=crashes)
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self._ends_at
 
-    def _take_over(self, device_id: DeviceId) -> list[Record]:
-        records: list[Record] = self._session.call(device_id, "pending")
-        if records:
-            self._keep(device_id, records)
-        return records
+    def _measured(self, job: DeviceBatch) -> Future[list[Record]]:
+        batch = job.batch
+        return self._engine.measure(
+            job.device_id, batch.candidates, attempt=batch.attempt, model_version=batch.model_version
+        )
 
-    def _keep(self, device_id: DeviceId, records: Sequence[Record]) -> None:
-        """Make records durable, then let the agent forget them."""
-        with self._ledger.storing(device_id, records):
-            self._store.append(records)
-        # Not waited for: the agent answers after the batch that it works on. Should it die before, the
-        # records come back as `pending`, and the store knows them already.
-        self._session.submit(device_id, "acknowledge", [record.record_id for record in records])
+    def _leave(self, device_id: DeviceId, error: DeviceUnusableError) -> None:
+        """Go on without a device that is out of order.
+
+        Raises:
+            DeviceUnusableError: No other is left.
+        """
+        self.fallen[device_id] = str(error)
+        if self.fallen.keys() >= self._specs.keys():
+            raise error
+
+    def _take(self, job: DeviceBatch, records: Sequence[Record]) -> None:
+        """Note what came of a batch; it is stored."""
+        device_id = job.device_id
+        self._ledger.stored(device_id, records)
         progress = self._progress.get(device_id)
         for record in records:
             if progress is not None:
@@ -330,12 +317,24 @@ class Collection:
                 self._losses[device_id, record.candidate_id] += 1
             if record.is_quarantined:
                 self._proposer.quarantined.add((self._specs[device_id].family, record.candidate_id))
+        asked = {one.candidate_id for one in job.batch.candidates}
+        if untold := asked - {record.candidate_id for record in records}:
+            # Measured for somebody else meanwhile, or they killed their agent again and again.
+            stored = [one for one in self._store.records(device_id=device_id) if one.candidate_id in untold]
+            for record in stored:
+                self._progress_of(device_id).add(record)
+            for one in untold - {record.candidate_id for record in stored}:
+                self._losses[device_id, one] = MAX_LOSSES
         self._watcher.stored(device_id, records)
 
+    @property
+    def _store(self) -> StoreReader:
+        return self._engine.store()
+
     def _progress_of(self, device_id: DeviceId) -> DeviceProgress:
-        """What the device has measured in the environment that it has now; read once, kept up by `_keep`."""
+        """What the device has measured in the environment that it has now; read once, kept up by `_take`."""
         if device_id not in self._progress:
-            now = self._session.call(device_id, "environment_id", self._protocols[device_id])
+            now = self._engine.environment_id(device_id)
             progress = self._progress[device_id] = DeviceProgress(environment_id=now)
             for record in self._store.records(device_id=device_id):
                 progress.add(record)
@@ -358,7 +357,7 @@ class Collection:
 
 
 def known_candidates(
-    store: Store, device_ids: Iterable[DeviceId], limit: int, *, live: bool
+    store: StoreReader, device_ids: Iterable[DeviceId], limit: int, *, live: bool
 ) -> dict[WorkloadId, list[Candidate]]:
     """Candidates that any of the devices has measured and none has put under quarantine.
 

@@ -1,6 +1,6 @@
 """Which of the device files a start looks after: those asked for, or all that this host can be.
 
-`fleet.collection.jobs` asks once. The daemon keeps one and has it look at the folder again and again
+A command asks once. The daemon keeps one and has it look at the folder again and again
 (`fleet.engine.device_updates.DeviceSource`).
 """
 

@@ -1,60 +1,50 @@
-"""What is behind `fleet collect`."""
+"""The driver of a collection request, from its workloads to its last A/A run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.collection.collect import Collection, CollectSettings
-from fleet.collection.device_choice import DeviceChoice
-from fleet.collection.progress import Display
 from fleet.collection.selection import choose_workloads, none_fits
-from fleet.collection.time_spent import Spent
+from fleet.collection.settings import Display, Engine
 from fleet.errors import FleetError
-from fleet.store.store import Store
-from fleet.transport.ray_session import RaySession
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
 
-#: Folder of the agents' spools, beside the store.
-SPOOL = "spool"
 #: Random candidates that a workload gets at least: fewer are no ground to evolve from.
 _LEAST_RANDOM = 8
 
 
-def fitting_devices(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
-    """Devices to measure on: those asked for, or all device files that this host can be.
-
-    Replay devices must be asked for: their records are no new measurements. They are made ready here. Files
-    that cannot be used and were not asked for are left out, each with a warning.
-
-    Raises:
-        FleetError: One that was asked for cannot be measured here, or none can.
-    """
-    choice = DeviceChoice(settings)
-    choice.warn()
-    return dict(choice.files.specs)
-
-
 def collect_records(
-    settings: FleetConfig, display: Display, *, remeasure: int = 0, noise: int | None = None
-) -> list[Spent]:
-    """Measure the configured workloads on the configured devices, and the noise where that is due.
+    engine: Engine,
+    settings: FleetConfig,
+    specs: Mapping[DeviceId, DeviceSpec],
+    display: Display,
+    *,
+    remeasure: int = 0,
+    noise: int | None = None,
+    minutes: float | None = None,
+) -> dict[str, Any]:
+    """Measure the configured workloads on some devices, and the noise where that is due.
 
     Args:
-        settings: Devices, workloads, protocol, store.
+        engine: Draws, measures and stores; the devices are ready.
+        settings: Workloads, protocol, seed.
+        specs: The devices.
         display: Shows how it goes.
         remeasure: Candidates of each device to measure a second time.
         noise: Candidates of an A/A run that is made now, on every device, and is all that is done; None
             for the usual work, which ends with an A/A run on devices that had none for a day.
+        minutes: After which nothing new is begun; None for no limit.
 
     Returns:
-        Where the time of each device went.
+        `spent`: where the time of each device went (`fleet.collection.time_spent.Spent`); `lost`: candidates
+        of each device that were lost; `fallen`: devices that fell out, and why.
     """
-    specs = fitting_devices(settings)
     samples, minimum = settings.workloads.samples, settings.workloads.minimum
     how = CollectSettings(
         samples=samples,
@@ -64,38 +54,41 @@ def collect_records(
         seed=settings.training.seed,
         remeasure=remeasure,
         noise=settings.workloads.noise_samples if noise is None else noise,
+        minutes=minutes,
     )
-    path = Path(settings.store.path)
-    with (
-        Store.open(path) as store,
-        RaySession(list(specs.values()), path.parent / SPOOL) as session,
-        display.live(),
-    ):
-        collection = Collection(session, store, specs, how, display)
-        collection.register()
+    collection = Collection(engine, specs, how, display)
+    with display.live():
         if noise is not None:
             _measure_noise_now(collection, specs)
-            return collection.spent()
-        listed = collection.network_workloads(settings.workloads.networks)
-        workloads = choose_workloads(
-            listed,
-            count=settings.workloads.count,
-            min_flops=settings.workloads.min_flops,
-            max_flops=settings.workloads.max_flops,
+        else:
+            _collect(collection, settings, how, display)
+        display.finish()
+    return {
+        "spent": [asdict(one) for one in collection.spent()],
+        "lost": collection.lost(),
+        "fallen": dict(collection.fallen),
+    }
+
+
+def _collect(collection: Collection, settings: FleetConfig, how: CollectSettings, display: Display) -> None:
+    asked = settings.workloads
+    listed = collection.network_workloads(asked.networks)
+    workloads = choose_workloads(
+        listed, count=asked.count, min_flops=asked.min_flops, max_flops=asked.max_flops
+    )
+    if not workloads:
+        raise none_fits(len(listed), asked.networks, asked.min_flops, asked.max_flops)
+    collection.run(workloads)
+    collection.remeasure(workloads)
+    if how.noise:
+        collection.measure_noise()
+    for device_id, count in collection.lost().items():
+        display.say(
+            f"{device_id}: {count} candidates have no result, so the device was out of reach or its "
+            "processes ended; the next run tries them again."
         )
-        if not workloads:
-            asked = settings.workloads
-            raise none_fits(len(listed), asked.networks, asked.min_flops, asked.max_flops)
-        collection.run(workloads)
-        collection.remeasure(workloads)
-        if how.noise:
-            collection.measure_noise()
-        for device_id, count in collection.lost().items():
-            display.say(
-                f"{device_id}: {count} candidates were lost twice, so the device was out of reach or its "
-                "processes ended; the next run tries them again."
-            )
-        return collection.spent()
+    for device_id, reason in collection.fallen.items():
+        display.say(f"{device_id} fell out: {reason}")
 
 
 def _measure_noise_now(collection: Collection, specs: Mapping[DeviceId, DeviceSpec]) -> None:
@@ -107,3 +100,6 @@ def _measure_noise_now(collection: Collection, specs: Mapping[DeviceId, DeviceSp
             f"no A/A run on {names}: the store has no ok candidate of it, as it is now, to measure twice; "
             f"run `fleet collect` first{done}"
         )
+
+
+__all__ = ["collect_records"]

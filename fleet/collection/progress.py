@@ -1,6 +1,6 @@
 """Live progress of a collection in the terminal; plain lines where there is no terminal.
 
-Implements `collect_settings.Watcher`; knows nothing of stores, agents or models.
+Implements `fleet.collection.settings.Display`; knows nothing of stores, agents or models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from agents.records import REPEATS, DeviceId, Outcome, Record, Workload
 #: Pause between plain lines: often enough to see life in a log, seldom enough not to flood it.
 _PLAIN_EVERY_SECS = 20.0
 
-_PHASES = {
+PHASES = {
+    "wait": "Waiting for the devices",
     "propose": "Drawing candidates",
     "evolve": "Drawing near the best ones",
     "measure": "Measuring",
@@ -38,7 +39,7 @@ _PHASES = {
 }
 
 
-class Display:
+class TerminalDisplay:
     """Progress of one run: a bar a phase, and a running line of what the devices have given.
 
     Args:
@@ -65,7 +66,7 @@ class Display:
         self._printed_at = self._began = 0.0
 
     @contextmanager
-    def live(self) -> Iterator[Display]:
+    def live(self) -> Iterator[TerminalDisplay]:
         """Show bars while the block runs."""
         if not self._console.is_terminal:
             yield self
@@ -80,7 +81,7 @@ class Display:
     def phase(self, name: str, total: int) -> None:
         """Begin a phase of `total` steps."""
         self._end_phase()
-        self._phase = _PHASES.get(name, name)
+        self._phase = PHASES.get(name, name)
         self._total, self._done, self._failed = total, 0, 0
         self._began = self._printed_at = time.monotonic()
         if total:
@@ -108,6 +109,11 @@ class Display:
     def step(self, done: int, note: str) -> None:
         """Advance the phase by `done` steps."""
         self._advance(done, note)
+
+    def computes(self, text: str) -> None:
+        """See `fleet.collection.settings.Display`."""
+        self.finish()
+        self.say(text)
 
     def finish(self) -> None:
         """End the last phase."""

@@ -1,21 +1,19 @@
 """New candidates of workloads: those that siblings know, random ones, and ones near the best measured.
 
-`collect.py` asks for them in rounds; how many of which kind is for `selection.py`. It talks to the devices'
-agents and reads the store, and measures nothing.
+`collect.py` asks for them in rounds; how many of which kind is for `selection.py`. It has agents draw, reads
+the store, and measures nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from agents.programs.derivation import Derivation
 from agents.records import Candidate, CandidateId, DeviceId, Family, Record, Workload, WorkloadId
 from fleet.collection.selection import KnownCandidates, best_traces, choose_parents, random_share, survey
-from fleet.collection.settings import CollectSettings, Pools, Watcher
+from fleet.collection.settings import CollectSettings, Engine, Pools, Watcher
 from fleet.collection.time_spent import Ledger
 from fleet.collection.trust import claims, imported_traces, ours, siblings
-from fleet.store.store import Store
-from fleet.transport.ray_session import RaySession
+from fleet.store.reader import StoreReader
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
 GENERATIONS = 2
@@ -29,9 +27,8 @@ class Proposer:
     """Fills the pools of workloads.
 
     Args:
-        session: The devices' agents.
-        store: Read for what is known.
-        families: Devices of the session that are asked, by family: live ones where there are any.
+        engine: Has agents draw, and gives the store to read.
+        families: Devices that are asked, by family: live ones where there are any.
         imported: Gives candidates that came with a log, for families with live devices: these measure none of
             them as it came. None for families of replay devices only, where nothing runs.
         settings: How many candidates of which kind.
@@ -44,16 +41,14 @@ class Proposer:
 
     def __init__(
         self,
-        session: RaySession,
-        store: Store,
+        engine: Engine,
         families: Mapping[Family, Sequence[DeviceId]],
         imported: Callable[[Family], Collection[CandidateId] | None],
         settings: CollectSettings,
         watcher: Watcher,
         ledger: Ledger,
     ) -> None:
-        self._session = session
-        self._store = store
+        self._engine = engine
         self._families = families
         self._imported = imported
         self._settings = settings
@@ -140,8 +135,8 @@ class Proposer:
     def _survey(self, family: Family, limits: Mapping[WorkloadId, int]) -> None:
         """Look up what the family's devices know of some workloads; forget the workloads before."""
         imported = self._imported(family)
-        devices = siblings(self._store.devices(), family, live=imported is not None)
-        records = records_of(self._store, devices)
+        devices = siblings(self._engine.store().devices(), family, live=imported is not None)
+        records = records_of(self._engine.store(), devices)
         found = survey(records if imported is None else ours(records, imported), limits)
         self._known = {key: value for key, value in self._known.items() if key[0] is not family}
         self._known |= {(family, workload_id): known for workload_id, known in found.items()}
@@ -157,14 +152,18 @@ class Proposer:
         room = {one: targets[one] - len(known[one].candidates) for one in known}
         wanted = {one: _FOREIGN_SHARE * targets[one] for one, count in room.items() if count > 0}
         found: dict[WorkloadId, dict[CandidateId, Candidate]] = {}
-        chosen = {one: ids[: wanted[one]] for one, ids in claims(self._store, family, wanted).items()}
-        traces_of = imported_traces(self._store, family, [one for ids in chosen.values() for one in ids])
+        chosen = {
+            one: ids[: wanted[one]] for one, ids in claims(self._engine.store(), family, wanted).items()
+        }
+        traces_of = imported_traces(
+            self._engine.store(), family, [one for ids in chosen.values() for one in ids]
+        )
         device_ids = self._families[family]
         with self._ledger.proposing(device_ids):
             for place, workload in enumerate(one for one in workloads if one.workload_id in chosen):
                 device_id = device_ids[place % len(device_ids)]
                 traces = [traces_of[one] for one in chosen[workload.workload_id]]
-                made: Derivation = self._session.call(device_id, "derive", workload, traces)
+                made = self._engine.derive(device_id, workload, traces).result()
                 if made.refused:
                     self._watcher.refused(workload, made.refused)
                 ids = known[workload.workload_id].ids
@@ -194,20 +193,21 @@ class Proposer:
                 known = self._known[family, workload.workload_id].ids
                 exclude = sorted(known | {one.candidate_id for one in pool[workload.workload_id]})
                 near = parents.get(workload.workload_id)
-                question = ("evolve", workload, near) if near else ("propose", workload)
                 # Draws of a seed are the same each time, less what is excluded: right for random candidates,
                 # but parents may be the same again, and their next children should not be.
                 seed = self._settings.seed + (len(exclude) if near else 0)
-                reference = self._session.submit(device_id, *question, count, seed, exclude)
-                answers[workload.workload_id] = device_id, reference
+                answers[workload.workload_id] = (
+                    self._engine.evolve(device_id, workload, near, count, seed, exclude)
+                    if near
+                    else self._engine.propose(device_id, workload, count, seed, exclude)
+                )
             for workload, _ in asked:
                 if workload.workload_id in answers:
-                    device_id, reference = answers[workload.workload_id]
-                    pool[workload.workload_id] += self._session.result(reference, device_id)
+                    pool[workload.workload_id] += answers[workload.workload_id].result()
                 self._watcher.proposed(workload, len(pool[workload.workload_id]))
 
 
-def records_of(store: Store, device_ids: Iterable[DeviceId]) -> Iterator[Record]:
+def records_of(store: StoreReader, device_ids: Iterable[DeviceId]) -> Iterator[Record]:
     """Yield the records of some devices, one device after the other."""
     for device_id in device_ids:
         yield from store.records(device_id=device_id)

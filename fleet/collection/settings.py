@@ -1,16 +1,30 @@
-"""What a collection is told and what it tells: its settings, and who watches it.
+"""What a collection is told and what it tells: its settings, the engine that measures, and who watches.
 
 `collect.py` and `proposals.py` share these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 from typing import Protocol as TypingProtocol
 
-from agents.records import Candidate, DeviceId, Family, Protocol, Record, Workload, WorkloadId
+from agents.programs.derivation import Derivation
+from agents.records import (
+    Candidate,
+    CandidateId,
+    DeviceId,
+    Family,
+    Protocol,
+    Record,
+    Workload,
+    WorkloadId,
+)
 from fleet.collection.batch_plan import BATCH_SIZE
+from fleet.store.reader import StoreReader
 
 #: Candidates by family and workload.
 Pools = dict[Family, dict[WorkloadId, list[Candidate]]]
@@ -34,6 +48,56 @@ class CollectSettings:
     exploration: float = 1.0
     #: Candidates of an A/A run, which every device gets once a day; 0 for none.
     noise: int = 0
+    #: Minutes after which nothing new is begun; None for no limit.
+    minutes: float | None = None
+
+
+class Engine(TypingProtocol):
+    """What a driver asks of the engine (`fleet.requests.session.EngineSession`)."""
+
+    def ready(self, device_ids: Iterable[DeviceId]) -> None:
+        """See `EngineSession`."""
+
+    def environment_id(self, device_id: DeviceId) -> str:
+        """See `EngineSession`."""
+
+    def network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
+        """See `EngineSession`."""
+
+    def propose(
+        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Collection[CandidateId]
+    ) -> Future[list[Candidate]]:
+        """See `EngineSession`."""
+
+    def evolve(
+        self,
+        device_id: DeviceId,
+        workload: Workload,
+        parents: Sequence[str],
+        count: int,
+        seed: int,
+        exclude: Collection[CandidateId],
+    ) -> Future[list[Candidate]]:
+        """See `EngineSession`."""
+
+    def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
+        """See `EngineSession`."""
+
+    def measure(
+        self,
+        device_id: DeviceId,
+        candidates: Sequence[Candidate],
+        *,
+        attempt: int = 0,
+        model_version: str = "",
+    ) -> Future[list[Record]]:
+        """See `EngineSession`."""
+
+    def wait(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
+        """See `EngineSession`."""
+
+    def store(self) -> StoreReader:
+        """See `EngineSession`."""
 
 
 class Watcher(TypingProtocol):
@@ -50,3 +114,22 @@ class Watcher(TypingProtocol):
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Records are durable."""
+
+
+class Display(Watcher, TypingProtocol):
+    """Shows a whole request as it goes."""
+
+    def live(self) -> AbstractContextManager[object]:
+        """Show progress while the block runs."""
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+
+    def step(self, done: int, note: str) -> None:
+        """Advance the phase by `done` steps."""
+
+    def finish(self) -> None:
+        """End the last phase."""
+
+    def computes(self, text: str) -> None:
+        """Nothing more is measured: what follows is only computed."""

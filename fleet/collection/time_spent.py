@@ -9,18 +9,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from agents.records import DeviceId, Record
 
 #: Parts of a device's time, in the order of a record's life; `rest` is what none of them explains.
-PARTS = ("propose", "build", "wait", "time", "store", "rest")
+PARTS = ("propose", "build", "wait", "time", "rest")
 
 #: Begin and end in Unix seconds.
 Interval = tuple[float, float]
 
 #: Which of them gets a second when several are at work. Timing is what a device is for; while a built program
 #: waits for the lock, that is what holds it up; building counts when nothing else was to be done.
-_BY_WORTH = ("time", "wait", "build", "store")
+_BY_WORTH = ("time", "wait", "build")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,20 +127,13 @@ class Ledger:
                 for name, secs in attribute((account.began, account.ended), account.layers).items():
                     account.wall[name] += secs
 
-    @contextmanager
-    def storing(self, device_id: DeviceId, records: Sequence[Record]) -> Iterator[None]:
-        """Count the block as `store`, and take in what the records tell. Inside of `measuring`."""
+    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
+        """Take in what records tell, which are stored now. Inside of `measuring`."""
         account = self._of(device_id)
-        began = self._now()
-        try:
-            yield
-        finally:
-            account.ended = self._now()
-            account.records += len(records)
-            account.layers["store"].append((began, account.ended))
-            account.work["store"] += account.ended - began
-            for record in records:
-                self._take_in(account, record)
+        account.ended = self._now()
+        account.records += len(records)
+        for record in records:
+            self._take_in(account, record)
 
     def spent(self) -> list[Spent]:
         """What every device has spent so far, sorted by device."""
@@ -162,6 +156,11 @@ class Ledger:
             account.layers[name].append((end - secs, end))
             account.work[name] += secs
             end -= secs
+
+
+def spent_from(values: Iterable[Mapping[str, Any]]) -> list[Spent]:
+    """Rebuild what `dataclasses.asdict` gave."""
+    return [Spent(**value) for value in values]
 
 
 def print_spending(spent: Sequence[Spent]) -> None:
@@ -194,10 +193,10 @@ def print_spending(spent: Sequence[Spent]) -> None:
     console = TerminalConsole()
     console.print(table)
     for line in (
-        "s: every second once, as time, else wait (for the timing lock), build or store.",
+        "s: every second once, as time, else wait (for the timing lock) or build.",
         "ms: work of all processes, side by side. rest: canaries, hand-over, idle.",
     ):
         console.print(line, style="dim")
 
 
-__all__ = ["PARTS", "Interval", "Ledger", "Spent", "attribute", "print_spending"]
+__all__ = ["PARTS", "Interval", "Ledger", "Spent", "attribute", "print_spending", "spent_from"]

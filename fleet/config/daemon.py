@@ -26,10 +26,15 @@ class PolicySection(Section):
         return windows
 
 
+#: Name of its folder beside the store, unless another one is given.
+ROOT_NAME = "fleet"
+
+
 class DaemonSection(Section):
     """How `fleet up` runs."""
 
-    #: Folder of its own: journal, waiting candidates, late results, token of the API.
+    #: Folder of its own: journal, waiting candidates, late results, token of the API. Beside the store,
+    #: unless another one is named.
     root: str = Field(default="runs/fleet", min_length=1)
     #: The policy of every device, and other ones by device id.
     policy: PolicySection = PolicySection()

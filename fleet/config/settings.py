@@ -12,15 +12,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from agents.programs.networks import NETWORKS
 from agents.records import DeviceId, DeviceSpec, Protocol
 from fleet.config.base import Names as _Names
 from fleet.config.base import Section as _Section
-from fleet.config.daemon import DaemonSection, PolicySection
+from fleet.config.daemon import ROOT_NAME, DaemonSection, PolicySection
 from fleet.config.device_files import DEFAULT_HARDWARE, load_device, parse_device, unknown_device
 from fleet.config.device_folder import DeviceFolder
 from fleet.config.protocol import ProtocolSection
@@ -134,6 +134,18 @@ class FleetConfig(_Section):
     training: TrainingSection = TrainingSection()
     onboarding: OnboardingSection = OnboardingSection()
     daemon: DaemonSection = DaemonSection()
+
+    @model_validator(mode="after")
+    def _folder_beside_the_store(self) -> Self:
+        """Another store has another folder for its engine, unless one is named."""
+        if "root" not in self.daemon.model_fields_set:
+            root = str(Path(self.store.path).parent / ROOT_NAME)
+            object.__setattr__(self, "daemon", self.daemon.model_copy(update={"root": root}))
+        return self
+
+    def with_devices(self, *device_ids: str) -> FleetConfig:
+        """The same for some devices only."""
+        return self.model_copy(update={"devices": self.devices.model_copy(update={"ids": device_ids})})
 
     def timing_protocol(self) -> Protocol:
         """Give the protocol as the value that travels with records."""

@@ -9,7 +9,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
 from fleet.core.events import DeviceState, Instruction, JobState, ReasonKind
 from fleet.core.model_events import enter_environment, expect
-from fleet.core.requests import requests_due
+from fleet.core.requests import drivers_begun, requests_due
 from fleet.core.state_core import Core
 
 
@@ -39,7 +39,7 @@ def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instru
             made += leasing.start(device)
         leasing.schedule(device)
     core.triggers.set_records(totals)
-    return made + core.triggers.ask_again(leasing.now)
+    return made + core.triggers.ask_again(leasing.now) + drivers_begun(core)
 
 
 def clock_set(core: Core, event: ev.ClockSet) -> list[Instruction]:

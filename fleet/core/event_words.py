@@ -133,6 +133,9 @@ class Job:
     expected_secs: float = 0.0
     #: Model that chose its candidates; empty where none did.
     model_version: str = ""
+    #: The request that it is measured for, empty for the background, and how soon (`RequestKind.priority`).
+    request_id: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,14 +36,16 @@ from fleet.core.instructions import (
     Quarantine,
     ShowRequest,
     StartAgent,
+    StartDriver,
     StartTraining,
     StopAccepting,
     StopAgent,
+    StopDriver,
     StopTraining,
     WantJobs,
 )
 from fleet.core.limits import Limits
-from fleet.core.request_words import RequestCancelled, RequestProgressed, RequestSubmitted
+from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProgressed, RequestSubmitted
 
 #: Version of the rules by which the state decides, where a change would replay a journal differently.
 RULES = 2
@@ -404,7 +406,7 @@ Event = (
     | JobFinished | JobCrashed | JobCancelled | LeaseReturned | ResultArrivedLate | QuarantineLifted
     | DriftAlarm | EnvironmentChanged | RecordsStored | TrainingStarted | TrainingFinished | TrainingFailed
     | ModelPublished | ModelRolledBack | DiskFull | DiskFreed | Tick
-    | RequestSubmitted | RequestProgressed | RequestCancelled
+    | RequestSubmitted | RequestProgressed | RequestEnded | RequestCancelled
 )
 
 __all__ = [
@@ -415,9 +417,9 @@ __all__ = [
     "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
     "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "LeaseReturned", "ModelPublished",
     "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted",
-    "ReasonKind", "RecordsStored", "RequestCancelled", "RequestProgressed", "RequestSubmitted",
-    "ResultArrivedLate", "ShowRequest", "StartAgent", "StartTraining", "StopAccepting",
-    "StopAgent", "StopTraining", "Tick", "TimeWindow", "TrainingFailed", "TrainingFinished", "TrainingReason",
-    "TrainingStarted", "Verdict", "WantJobs",
+    "ReasonKind", "RecordsStored", "RequestCancelled", "RequestEnded", "RequestProgressed",
+    "RequestSubmitted", "ResultArrivedLate", "ShowRequest", "StartAgent", "StartDriver", "StartTraining",
+    "StopAccepting", "StopAgent", "StopDriver", "StopTraining", "Tick", "TimeWindow", "TrainingFailed",
+    "TrainingFinished", "TrainingReason", "TrainingStarted", "Verdict", "WantJobs",
 ]
 # fmt: on

@@ -66,6 +66,20 @@ class StopTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartDriver:
+    """Start the driver of a request, which may have been begun before; `RequestEnded` follows."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopDriver:
+    """End the driver of a request: nothing of it is told from here on."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShowRequest:
     """A request is another than it was: tell those who follow it or wait for an answer."""
 
@@ -106,6 +120,8 @@ Instruction = (
     | KeepLate
     | StartTraining
     | StopTraining
+    | StartDriver
+    | StopDriver
     | ShowRequest
     | Quarantine
     | WantJobs

@@ -56,9 +56,16 @@ class Jobs:
         """Jobs that wait for a device."""
         return len(self._queues.get(device_id, ()))
 
-    def next(self, device_id: DeviceId) -> Entry:
-        """The job that a device gets next; there must be one."""
-        return self._entries[next(iter(self._queues[device_id]))]
+    def next(self, device_id: DeviceId, least_priority: int = 0) -> Entry | None:
+        """The job that a device gets next: the first of the highest priority; None where there is none."""
+        entries = [self._entries[one] for one in self._queues.get(device_id, ())]
+        entry = max(entries, key=lambda one: one.job.priority, default=None)
+        return entry if entry is not None and entry.job.priority >= least_priority else None
+
+    def of_request(self, request_id: str) -> list[Entry]:
+        """Jobs of a request that wait for their device."""
+        waiting = (entry for entry in self._entries.values() if entry.state is JobState.QUEUED)
+        return [entry for entry in waiting if entry.job.request_id == request_id]
 
     def of_device(self, device_id: DeviceId) -> list[JobId]:
         """Queued and quarantined jobs of a device."""

@@ -47,6 +47,8 @@ class Leasing:
         self.is_stopping = False
         self.is_full = False
         self.devices: dict[DeviceId, Device] = {}
+        #: Devices that requests measure on (`requests.reserve_devices`): they do nothing else.
+        self.reserved: frozenset[DeviceId] = frozenset()
         self.jobs = Jobs()
         #: When each device is looked at next; the heap holds outdated entries too.
         self._wakes: dict[DeviceId, float] = {}
@@ -159,10 +161,12 @@ class Leasing:
         """
         made: list[Instruction] = []
         if device.state in _READY and not self.is_stopping and not self.is_full:
-            while len(device.leases) < self.limits.leases and self.jobs.queued(device.device_id):
-                if device.closed(self.wall):
+            least = int(self._is_for_requests(device))
+            while len(device.leases) < self.limits.leases:
+                entry = self.jobs.next(device.device_id, least)
+                if entry is None or device.closed(self.wall):
                     break
-                made.append(self._grant(device))
+                made.append(self._grant(device, entry))
             waiting = self.jobs.queued(device.device_id)
             asked = device.wanted_at is not None and self.now < device.wanted_at + self.limits.want_secs
             is_usable = bool(device.leases) or device.closed(self.wall) is None
@@ -225,8 +229,7 @@ class Leasing:
         heapq.heapify(made._heap)
         return made
 
-    def _grant(self, device: Device) -> GrantLease:
-        entry = self.jobs.next(device.device_id)
+    def _grant(self, device: Device, entry: Entry) -> GrantLease:
         job = entry.job
         lease = device.grant(job.job_id, len(job.candidate_ids), job.expected_secs, self.now, self.limits)
         self.jobs.lease(entry, lease.epoch)
@@ -291,7 +294,12 @@ class Leasing:
 
     def _is_low(self, device: Device) -> bool:
         """Whether to ask for jobs: with half of them gone, for one plan costs as much as another."""
+        if self._is_for_requests(device):
+            return False
         return 2 * self.jobs.queued(device.device_id) <= self.limits.queued_jobs
+
+    def _is_for_requests(self, device: Device) -> bool:
+        return self.limits.requests_only or device.device_id in self.reserved
 
     def _kill(self, device: Device) -> StopAgent:
         return StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=True)

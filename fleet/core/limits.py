@@ -32,6 +32,10 @@ class Limits:
     job_candidates: int = 64
     #: Jobs are asked for again if none came.
     want_secs: float = 30.0
+    #: Drivers of requests that run at the same time.
+    drivers: int = 2
+    #: Measure for requests only: no jobs of the background are asked for or granted.
+    requests_only: bool = False
     #: New records of a family since its last training that ask for the next: at least so many, and at least
     #: this share of those it was made from.
     training_records: int = 512

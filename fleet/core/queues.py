@@ -67,6 +67,14 @@ class Queues:
         """Candidates in the jobs of a device."""
         return self._taken.get(device_id, {}).keys()
 
+    def jobs_of(
+        self, device_id: DeviceId, candidate_ids: Iterable[CandidateId], attempt: int
+    ) -> dict[CandidateId, JobId]:
+        """The jobs in which some candidates of a device wait to be measured, of one attempt."""
+        taken = self._taken.get(device_id, {})
+        found = {one: taken[one] for one in candidate_ids if one in taken}
+        return {one: job_id for one, job_id in found.items() if self._jobs[job_id].attempt == attempt}
+
     def waiting(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
         """About how many of them are of a workload."""
         counts = self._counts.get(device_id)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NewType
 
+from agents.records import DeviceId
+
 RequestId = NewType("RequestId", str)
 
 
@@ -18,6 +20,22 @@ class RequestKind(StrEnum):
 
     #: A refresh of the model of a family: `{"family": ...}`.
     TRAINING = "training"
+    #: Candidates of workloads, each measured once on every device that is asked for.
+    COLLECTION = "collection"
+    #: A head for a device from few measured candidates.
+    ONBOARDING = "onboarding"
+    #: A search for fast programs on a device.
+    TUNING = "tuning"
+
+    @property
+    def has_driver(self) -> bool:
+        """Whether a driver, in a process of its own, decides what the engine measures for it."""
+        return self is not RequestKind.TRAINING
+
+    @property
+    def priority(self) -> int:
+        """Which jobs a device does first: arrivals, then tuning, then collections; 0 is the background."""
+        return {RequestKind.ONBOARDING: 3, RequestKind.TUNING: 2, RequestKind.COLLECTION: 1}.get(self, 0)
 
 
 class RequestState(StrEnum):
@@ -47,6 +65,14 @@ class Request:
     #: Minutes that it may run; None sets no limit.
     minutes: float | None = None
 
+    @property
+    def device_ids(self) -> frozenset[DeviceId]:
+        """The devices that its driver measures on."""
+        if not self.kind.has_driver:
+            return frozenset()
+        named = self.arguments.get("devices") or [self.arguments.get("device", "")]
+        return frozenset(map(DeviceId, named))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSubmitted:
@@ -69,6 +95,20 @@ class RequestProgressed:
     left_secs: float | None = None
     #: What was found last, in one line.
     finding: str = ""
+    #: Whether it still measures: the devices of a driver that only computes go on with the background.
+    is_measuring: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEnded:
+    """The driver of a request has ended."""
+
+    at_secs: float
+    request_id: RequestId
+    #: What came of it, plain JSON values by name.
+    result: Mapping[str, Any]
+    #: Why it failed; empty where it succeeded.
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +123,7 @@ class RequestCancelled:
 __all__ = [
     "Request",
     "RequestCancelled",
+    "RequestEnded",
     "RequestId",
     "RequestKind",
     "RequestProgressed",

@@ -1,7 +1,8 @@
 """The requests that there are, and what each event does to them. Pure; part of `state.py`.
 
-A request for a training waits until the one training of the fleet is free, runs with it, and ends with it.
-`refresh_triggers.py` decides when; this keeps what people and programs are told.
+A request for a training waits until the one training of the fleet is free, runs with it, and ends with it;
+`refresh_triggers.py` decides when. Every other request has a driver, a process that decides what is measured
+for it: a few drivers run at a time, and each is started again with the coordinator.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agents.records import DeviceId
 from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import (
     Instruction,
+    JobState,
     ReasonKind,
     RequestCancelled,
+    RequestEnded,
     RequestProgressed,
     RequestSubmitted,
     ShowRequest,
+    StartDriver,
+    StopDriver,
     TrainingFinished,
     TrainingReason,
 )
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Ended requests that are kept, and for how long.
 KEPT_REQUESTS, KEPT_SECS = 1_000, 30 * 86_400.0
+#: A driver ends by itself when its minutes are over, and tells what it has; after so long it is ended.
+_DRIVER_GRACE_SECS = 600.0
 
 
 @dataclass(slots=True)
@@ -48,6 +56,7 @@ class RequestEntry:
     result: dict[str, Any] = field(default_factory=dict)
     #: Why it failed or was cancelled.
     reason: str = ""
+    is_measuring: bool = True
     #: How often anything of this was changed.
     changes: int = 1
 
@@ -57,7 +66,8 @@ class RequestEntry:
         minutes = self.request.minutes
         if self.state is not RequestState.RUNNING or self.started_at is None or minutes is None:
             return math.inf
-        return self.started_at + 60.0 * minutes
+        grace = _DRIVER_GRACE_SECS if self.request.kind.has_driver else 0.0
+        return self.started_at + 60.0 * minutes + grace
 
     def describe(self, wall_ahead_secs: float) -> dict[str, Any]:
         """What clients are shown; JSON-ready. Times in Unix seconds, None before they come."""
@@ -152,8 +162,10 @@ def request_submitted(core: Core, event: RequestSubmitted) -> list[Instruction]:
     request = event.request
     if core.requests.get(request.request_id) is not None:
         raise core.impossible(event, "a request of this id is there already")
-    family = family_of(request)
     core.requests.submit(request, core.leasing.now)
+    if request.kind.has_driver:
+        return [ShowRequest(request_id=request.request_id), *_start_drivers(core), *reserve_devices(core)]
+    family = family_of(request)
     text = f"request {request.request_id} asks for it"
     reason = TrainingReason(kind=ReasonKind.REQUEST, request_id=request.request_id, text=text)
     core.triggers.expect(family, reason, 0)
@@ -168,7 +180,68 @@ def request_progressed(core: Core, event: RequestProgressed) -> list[Instruction
     entry.done, entry.of, entry.left_secs = event.done, event.of, event.left_secs
     entry.finding = event.finding
     entry.changes += 1
-    return [ShowRequest(request_id=event.request_id)]
+    entry.is_measuring = event.is_measuring
+    return [ShowRequest(request_id=event.request_id), *reserve_devices(core)]
+
+
+def request_ended(core: Core, event: RequestEnded) -> list[Instruction]:
+    """Note what a driver has done; of a request that was ended before it says nothing new."""
+    entry = core.requests.get(event.request_id)
+    if entry is None:
+        raise core.impossible(event, "there is no request of this id")
+    if entry.state is not RequestState.RUNNING:
+        return []
+    entry.result, entry.reason = dict(event.result), event.reason
+    state = RequestState.FAILED if event.reason else RequestState.SUCCEEDED
+    core.requests.end(entry, state, core.leasing.now)
+    made = _without_jobs(core, event.request_id)
+    return [ShowRequest(request_id=event.request_id), *made, *_start_drivers(core), *reserve_devices(core)]
+
+
+def drivers_begun(core: Core) -> list[Instruction]:
+    """A coordinator took over: drivers that had been begun are started again, and those that waited."""
+    begun = [one for one in core.requests.open() if one.state is RequestState.RUNNING]
+    again = [one.request for one in begun if one.request.kind.has_driver]
+    made = [*(StartDriver(request_id=one.request_id) for one in again), *_start_drivers(core)]
+    return made + reserve_devices(core)
+
+
+def reserve_devices(core: Core) -> list[Instruction]:
+    """Keep the background off the devices that a driver measures on: it would wait for every answer."""
+    before = core.leasing.reserved
+    core.leasing.reserved = frozenset[DeviceId]().union(
+        *(
+            one.request.device_ids
+            for one in core.requests.open()
+            if one.state is RequestState.RUNNING and one.is_measuring
+        )
+    )
+    freed = [core.leasing.devices.get(one) for one in sorted(before - core.leasing.reserved)]
+    return [made for device in freed if device is not None for made in core.leasing.settle(device)]
+
+
+def _start_drivers(core: Core) -> list[Instruction]:
+    """Start the drivers of waiting requests, as far as there is room for them."""
+    found = [one for one in core.requests.open() if one.request.kind.has_driver]
+    waiting = [one for one in found if one.state is RequestState.QUEUED]
+    room = core.leasing.limits.drivers - (len(found) - len(waiting))
+    made: list[Instruction] = []
+    for entry in sorted(waiting, key=lambda one: -one.request.kind.priority)[: max(0, room)]:
+        entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
+        entry.is_measuring = True
+        entry.changes += 1
+        request_id = entry.request.request_id
+        made += [ShowRequest(request_id=request_id), StartDriver(request_id=request_id)]
+    return made
+
+
+def _without_jobs(core: Core, request_id: str) -> list[Instruction]:
+    """Cancel the jobs of a request that has ended; those that run are finished, and count."""
+    made: list[Instruction] = []
+    for entry in core.leasing.jobs.of_request(request_id):
+        core.leasing.jobs.end(entry, JobState.CANCELLED)
+        made += core.leasing.settle(core.leasing.devices[entry.job.device_id])
+    return made
 
 
 def request_cancelled(core: Core, event: RequestCancelled) -> list[Instruction]:
@@ -244,10 +317,15 @@ def _in_training(core: Core) -> list[RequestEntry]:
 
 
 def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) -> list[Instruction]:
+    was_running = entry.state is RequestState.RUNNING
     entry.reason = reason
     core.requests.end(entry, state, core.leasing.now)
     request = entry.request
     made: list[Instruction] = [ShowRequest(request_id=request.request_id)]
+    if request.kind.has_driver:
+        made += [StopDriver(request_id=request.request_id)] if was_running else []
+        made += _without_jobs(core, request.request_id) + _start_drivers(core)
+        return made + reserve_devices(core)
     return made + core.triggers.drop_request(family_of(request), request.request_id, core.leasing.now)
 
 
@@ -260,11 +338,14 @@ __all__ = [
     "KEPT_SECS",
     "RequestEntry",
     "Requests",
+    "drivers_begun",
     "family_of",
     "request_cancelled",
+    "request_ended",
     "request_progressed",
     "request_submitted",
     "requests_due",
+    "reserve_devices",
     "training_broke",
     "training_is_judged",
     "training_runs",

@@ -192,6 +192,7 @@ class FleetState:
             # Snapshots of earlier versions have none.
             Requests.from_json(value.get("requests", [])),
         )
+        requests.reserve_devices(state._core)
         state._core.recent = {
             DeviceId(key): deque(map(event_from_json, recent), maxlen=RECENT)
             for key, recent in value["recent"].items()
@@ -232,6 +233,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.Tick: device_events.tick,
     ev.RequestSubmitted: requests.request_submitted,
     ev.RequestProgressed: requests.request_progressed,
+    ev.RequestEnded: requests.request_ended,
     ev.RequestCancelled: requests.request_cancelled,
 }
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import filelock
 from rich.console import Console
 
-from agents.records import DeviceId, DeviceSpec
+from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.api.client import ADDRESS
 from fleet.collection.device_choice import DeviceChoice
-from fleet.collection.jobs import SPOOL
 from fleet.config.day_windows import window_secs
 from fleet.config.device_folder import RETIRED, DeviceFolder
 from fleet.config.settings import unknown_device
@@ -29,10 +29,12 @@ from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.core.limits import Limits
 from fleet.daemon.garbage_collection import seldom_collected
 from fleet.daemon.open_files import raise_open_files
+from fleet.drivers.launch import launcher
 from fleet.durable import disk_errors
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
+from fleet.engine.request_drivers import Launch
 from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
@@ -48,9 +50,16 @@ if TYPE_CHECKING:
 
 #: Longest wait for a message: so often the clock is looked at. Far below what one turn may add to it.
 _TURN_SECS = 0.25
+#: The same while a driver asks.
+_DRIVEN_TURN_SECS = 0.02
+_EMBEDDED_DRIVERS = 1_000_000
 #: How long agents may take to end; then they are ended.
 _CLOSE_SECS = 20.0
 LOCK, HOLDER = "daemon.lock", "daemon.pid"
+#: Folder of the agents' spools, beside the store.
+SPOOL = "spool"
+#: File that says which store the folder belongs to, and folder of the drivers' requests.
+STORE_NAME, DRIVERS = "store.path", "drivers"
 
 
 class Api(Protocol):
@@ -97,18 +106,54 @@ def run_daemon(
     Raises:
         FleetError: Another daemon runs on the same folder, a device cannot be had, or the disk failed.
     """
-    root = Path(settings.daemon.root)
+    with stop_signals() as stopped, engine(settings, options, console) as made:
+        coordinator, devices, notices = made
+        cores = refresh_cores(devices.files.specs.values())
+        api = serve(coordinator, Path(settings.daemon.root), cores) if serve is not None else None
+        try:
+            where = f", API {api.url}" if api is not None else ""
+            count, store = len(devices.files.specs), settings.store.path
+            notices.say(f"fleet is up: {count} devices{where}, store {store}")
+            _run(coordinator, options, settings.daemon.stop_secs, lambda: bool(stopped), notices)
+        finally:
+            if api is not None:
+                api.close()
+    notices.say("fleet is down; the same command goes on")
+
+
+@contextmanager
+def engine(
+    settings: FleetConfig, options: UpOptions, console: Console | None, *, launch: Launch | None = None
+) -> Iterator[tuple[Coordinator, DeviceChoice, Notices]]:
+    """Put an engine together: the coordinator, its agents and its store, until the block ends.
+
+    Args:
+        settings: Devices, workloads, protocol, store, daemon.
+        options: What the command line says.
+        console: Where lines go.
+        launch: Starts the drivers of requests; None starts each in a process of its own, and has the engine
+            measure for the background beside them. Otherwise it measures for requests alone, and trains
+            nothing.
+
+    Raises:
+        FleetError: Another engine runs on the same folder, a device cannot be had, or the disk failed.
+    """
+    root, is_embedded = Path(settings.daemon.root), launch is not None
     raise_open_files()
-    with _held(root), _stop_signals() as is_stopped, seldom_collected():
+    with _held(root, Path(settings.store.path)), seldom_collected():
         devices = _devices(settings, options)
         specs = devices.files.specs
-        told = _told(settings, options)
+        told = _told(settings, options, is_embedded=is_embedded)
         clock = FleetClock()
-        notices = Notices(console, clock, clock.wall)
+        notices = Notices(console, clock, clock.wall, is_quiet=is_embedded)
+        if launch is None:
+            cores = partial(_quiet_cores, devices)
+            launch = launcher(root / DRIVERS, lambda: settings, options.models, cores)
         with Store.open(settings.store.path) as store:
-            links = _links(settings, options, specs, clock)
+            links = _links(settings, options, specs, clock, is_embedded=is_embedded)
             try:
-                trainer = _trainer(settings, options, devices, clock) if settings.daemon.refresh else None
+                trains = settings.daemon.refresh and not is_embedded
+                trainer = _trainer(settings, options, devices, clock) if trains else None
                 try:
                     coordinator = Coordinator(
                         root,
@@ -122,23 +167,15 @@ def run_daemon(
                         doubts=Uncertainty(RegistryReader(options.models)),
                         clock=clock,
                         source=devices,
+                        launch=launch,
                     )
-                    cores = refresh_cores(specs.values())
-                    api = serve(coordinator, root, cores) if serve is not None else None
-                    try:
-                        where = f", API {api.url}" if api is not None else ""
-                        notices.say(f"fleet is up: {len(specs)} devices{where}, store {store.path}")
-                        _run(coordinator, options, settings.daemon.stop_secs, is_stopped, notices)
-                    finally:
-                        if api is not None:
-                            api.close()
+                    yield coordinator, devices, notices
                 finally:
                     if trainer is not None:
                         trainer.close()
             finally:
                 links.close(_CLOSE_SECS)
             coordinator.close()
-    notices.say("fleet is down; the same command goes on")
 
 
 def _run(
@@ -151,14 +188,28 @@ def _run(
     """Turn until it is time to stop, then until what runs has ended."""
     ends_at = time.monotonic() + options.for_secs if options.for_secs is not None else float("inf")
     while not is_stopped() and time.monotonic() < ends_at:
-        coordinator.turn(_TURN_SECS)
+        take_turn(coordinator)
         if options.once and coordinator.is_drained:
             break
     notices.say("stopping: no new batch begins; those that run are waited for")
+    come_to_rest(coordinator, stop_secs)
+
+
+def take_turn(coordinator: Coordinator) -> None:
+    """Let a coordinator do one turn; short ones while the driver of a request waits for its answers."""
+    coordinator.turn(_DRIVEN_TURN_SECS if coordinator.serves_requests else _TURN_SECS)
+
+
+def come_to_rest(coordinator: Coordinator, stop_secs: float) -> None:
+    """Begin nothing more, and wait for what runs, so long at most."""
     coordinator.stop()
     ends_at = time.monotonic() + stop_secs
     while not coordinator.is_quiet and time.monotonic() < ends_at:
         coordinator.turn(_TURN_SECS)
+
+
+def _quiet_cores(devices: DeviceChoice) -> tuple[int, ...]:
+    return refresh_cores(devices.files.specs.values())
 
 
 def _devices(settings: FleetConfig, options: UpOptions) -> DeviceChoice:
@@ -168,7 +219,7 @@ def _devices(settings: FleetConfig, options: UpOptions) -> DeviceChoice:
     return DeviceChoice(settings, is_cluster=options.address is not None)
 
 
-def _told(settings: FleetConfig, options: UpOptions) -> CoordinatorSettings:
+def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> CoordinatorSettings:
     daemon = settings.daemon
     if daemon.policies:
         # A policy may wait for a device that is not chosen this time, that left, or whose file is mended.
@@ -196,8 +247,11 @@ def _told(settings: FleetConfig, options: UpOptions) -> CoordinatorSettings:
             training_share=daemon.training_share,
             reason_records=daemon.reason_records,
             training_pause_secs=daemon.training_pause_secs,
+            # A command begins its own request at once, whatever waits for the next daemon.
+            drivers=_EMBEDDED_DRIVERS if is_embedded else Limits().drivers,
+            requests_only=is_embedded,
         ),
-        noise=settings.workloads.noise_samples,
+        noise=0 if is_embedded else settings.workloads.noise_samples,
         exploration=settings.workloads.exploration,
         seed=settings.training.seed,
         once=options.once,
@@ -216,8 +270,20 @@ def _policy(section: PolicySection) -> DevicePolicy:
 
 
 def _links(
-    settings: FleetConfig, options: UpOptions, specs: Mapping[DeviceId, DeviceSpec], clock: FleetClock
+    settings: FleetConfig,
+    options: UpOptions,
+    specs: Mapping[DeviceId, DeviceSpec],
+    clock: FleetClock,
+    *,
+    is_embedded: bool,
 ) -> AgentTransport:
+    is_local = all(spec.kind is DeviceKind.REPLAY for spec in specs.values())
+    if is_embedded and is_local and options.address is None:
+        from fleet.transport.local import LocalTransport
+
+        # Nothing runs: they answer from this process as well as from one behind Ray.
+        protocol = settings.timing_protocol()
+        return LocalTransport(protocol=protocol, spool_root=Path(settings.store.path).parent / SPOOL)
     from fleet.transport.ray_transport import RayTransport
 
     # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
@@ -252,8 +318,8 @@ def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, c
 
 
 @contextmanager
-def _held(root: Path) -> Iterator[None]:
-    """Be the one daemon of a folder; the lock ends with this process, however it ends."""
+def _held(root: Path, store: Path) -> Iterator[None]:
+    """Be the one engine of a folder; the lock ends with this process, however it ends."""
     with disk_errors("making the daemon's folder", root):
         # Who may write there could replace the API's token.
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -270,6 +336,7 @@ def _held(root: Path) -> Iterator[None]:
             "Another fleet needs another daemon.root and store.path"
         ) from error
     try:
+        _claim(root, store)
         with disk_errors("writing the daemon's folder", root):
             (root / HOLDER).write_text(f"{os.getpid()}\n")
             # Of a daemon that was killed: nobody knows who listens there by now.
@@ -282,9 +349,26 @@ def _held(root: Path) -> Iterator[None]:
         lock.release()
 
 
+def _claim(root: Path, store: Path) -> None:
+    """Keep a folder to one store: its journal speaks of the jobs and devices of that one.
+
+    Raises:
+        FleetError: It belongs to another.
+    """
+    mine, path = os.path.relpath(store, root), root / STORE_NAME
+    with disk_errors("writing the daemon's folder", root):
+        theirs = path.read_text().strip() if path.exists() else ""
+        if theirs and theirs != mine:
+            raise FleetError(
+                f"{root} belongs to the store {os.path.normpath(root / theirs)}, not to {store}: give this "
+                "store a folder of its own (daemon.root)"
+            )
+        path.write_text(f"{mine}\n")
+
+
 @contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """Turn SIGTERM and SIGINT into a question; the second one ends the process at once."""
+def stop_signals() -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT instead of ending; the second one ends the process at once."""
     asked: list[int] = []
 
     def ask(number: int, _frame: FrameType | None) -> None:
@@ -294,10 +378,10 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, ask) for number in numbers}
     try:
-        yield lambda: bool(asked)
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-__all__ = ["Api", "UpOptions", "run_daemon"]
+__all__ = ["Api", "UpOptions", "come_to_rest", "engine", "run_daemon", "stop_signals", "take_turn"]

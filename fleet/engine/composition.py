@@ -21,13 +21,13 @@ from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import Packed, TableSummary
 from fleet.engine.disk_watch import DiskWatch
-from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.notices import Notices, Steadiness
 from fleet.engine.roster import Roster
 from fleet.engine.settings import CoordinatorSettings
 from fleet.engine.trainer import Trainer
+from fleet.journal.event_log import EventLog
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import ImportedCandidates
@@ -35,6 +35,7 @@ from fleet.planner.job_planner import JobPlanner
 from fleet.planner.noise_runs import NoiseRuns
 from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_discovery import WorkloadDiscovery
+from fleet.planner.workload_modules import WorkloadModules
 from fleet.requests.desk import RequestDesk
 from fleet.results.kept_files import KeptFiles
 from fleet.results.record_sink import RecordSink
@@ -71,6 +72,7 @@ class Composition:
     summary: TableSummary
     thread: StoreThread
     feeder: JobPlanner
+    modules: WorkloadModules
     imports: ImportedCandidates
     listing: WorkloadDiscovery
     storing: RecordSink
@@ -219,6 +221,7 @@ def assemble(
     late = KeptFiles(root / "late")
     storing = RecordSink(intake, summary.counts, coverage, pools, tallies, sharing, late, refused)
     kept = root / "workloads.json"
+    modules = WorkloadModules(store, roster.known)
     return Composition(
         settings=settings,
         roster=roster,
@@ -233,12 +236,14 @@ def assemble(
         summary=summary,
         thread=thread,
         feeder=feeder,
+        modules=modules,
         listing=WorkloadDiscovery(
-            settings.choice, kept, store, coverage, pools, feeder, links, roster.specs, imports, summary
+            *(settings.choice, kept, store, coverage, pools, feeder, links),
+            *({} if settings.limits.requests_only else roster.specs, imports, summary),
         ),
         storing=storing,
         granting=LeaseDispatcher(
-            *(coverage, pools, feeder, storing, intake, tallies),
+            *(coverage, pools, feeder, modules, storing, intake, tallies),
             *(links, thread, sharing, roster.protocols, notices.say),
         ),
         noise=NoiseRuns(

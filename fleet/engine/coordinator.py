@@ -34,6 +34,7 @@ from fleet.engine.fleet_view import Around, Rates, make_view
 from fleet.engine.health import health_of
 from fleet.engine.ingest import Ingest
 from fleet.engine.notices import Notices
+from fleet.engine.request_drivers import Launch, RequestDrivers, no_driver
 from fleet.engine.settings import CoordinatorSettings
 from fleet.engine.trainer import Trainer
 from fleet.errors import StoreError, StoreFull
@@ -75,6 +76,7 @@ class Coordinator:
         guide: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
         doubts: Knows how unsure the champions are of workloads; without it, none is preferred for that.
         clock: The time; that of the host where there is none. Each turn moves it on.
+        launch: Starts the drivers of requests; without it a request that needs one fails.
         source: Where devices that come, change and leave are described; without it the devices stay.
 
     Raises:
@@ -95,6 +97,7 @@ class Coordinator:
         doubts: Uncertainty | None = None,
         clock: FleetClock | None = None,
         source: DeviceSource | None = None,
+        launch: Launch | None = None,
     ) -> None:
         self._parts = assemble(
             root,
@@ -108,7 +111,9 @@ class Coordinator:
             doubts=doubts,
             clock=clock or FleetClock(),
         )
-        self._receiving, self._doing = Ingest(self._parts), EffectRunner(self._parts)
+        self._drivers = RequestDrivers(self._parts, launch or no_driver)
+        self._receiving = Ingest(self._parts, self._drivers)
+        self._doing = EffectRunner(self._parts, self._drivers)
         self._updates = DeviceUpdates(self._parts, source or FixedDevices(specs))
         self._rates, self._turns = Rates(), Histogram()
         self._started_at = self._parts.clock.wall()
@@ -154,6 +159,8 @@ class Coordinator:
             parts.chronicle.tell(event)
         # After what the trainer tells: a training that has just ended cannot be stopped any more.
         parts.desk.serve(parts.state, self._known_fleet, parts.chronicle.tell, parts.clock())
+        if not self._is_stopping:
+            self._drivers.serve()
         self._tell_wall()
         parts.chronicle.tell(ev.Tick(at_secs=parts.clock()))
         self._flush()
@@ -171,6 +178,11 @@ class Coordinator:
         """Whether no lease is out and nothing waits to be stored."""
         leased = self._parts.state.job_counts()[ev.JobState.LEASED]
         return not self._receiving.held and not self._parts.chronicle.has_news and not leased
+
+    @property
+    def serves_requests(self) -> bool:
+        """Whether the driver of a request is at work, who wants answers soon."""
+        return self._drivers.is_busy
 
     @property
     def is_drained(self) -> bool:
@@ -191,6 +203,7 @@ class Coordinator:
     def close(self) -> None:
         """Hand everything on to the table and let go of the disk; nothing may be called after it."""
         parts = self._parts
+        self._drivers.close()
         parts.thread.close()
         self._flush()
         parts.intake.close()
@@ -227,13 +240,20 @@ class Coordinator:
             parts.feeder.queues.opened(job)
         self._flush()
         parts.desk.open(parts.state)
+        for request in state.open_requests():
+            if request.arguments.get("embedded"):
+                reason = "its command has ended; the same command goes on from what is stored"
+                tell(ev.RequestCancelled(at_secs=now, request_id=request.request_id, reason=reason))
+        self._flush()
         parts.feeder.heads.update(one for one in state.device_ids() if state.describe(one)["champion"])
         self._look()
 
     def _known_fleet(self) -> KnownFleet:
         parts = self._parts
         families = {str(one): family for one, family in parts.roster.families.items()}
-        return KnownFleet(families=families, trains=parts.trainer is not None)
+        return KnownFleet(
+            families=families, trains=parts.trainer is not None, devices=frozenset(parts.roster.specs)
+        )
 
     def _tell_wall(self) -> None:
         """Tell the state of a wall clock that is not where it was: windows and budgets go by it."""

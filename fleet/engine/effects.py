@@ -14,6 +14,7 @@ from fleet.coverage.table_summary import Saving
 from fleet.engine.announcements import announce_event, announce_instruction
 from fleet.engine.composition import Composition, Drawn
 from fleet.engine.lease_searches import LeaseSearch, LeaseSearches
+from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
 from fleet.planner.noise_runs import NoisePlan
 from fleet.store.trace_lookup import Answer, Found, ImportedAsked
@@ -24,13 +25,14 @@ class EffectRunner:
 
     Args:
         parts: What a coordinator consists of.
+        drivers: Of its requests.
 
     Attributes:
         fed: Devices that were planned for since the start.
     """
 
-    def __init__(self, parts: Composition) -> None:
-        self._parts = parts
+    def __init__(self, parts: Composition, drivers: RequestDrivers) -> None:
+        self._parts, self._drivers = parts, drivers
         #: Devices that asked for jobs, perhaps before it was known what they measure.
         self._wants: dict[DeviceId, int] = {}
         #: Leases whose traces cannot be looked for until there is room on the disk; none expires before.
@@ -61,6 +63,12 @@ class EffectRunner:
                     parts.chronicle.tell(done)
             case ev.StopTraining(family=family) if parts.trainer is not None:
                 parts.trainer.stop(family)
+            case ev.StartDriver(request_id=request_id):
+                self._drivers.start(request_id)
+            case ev.StopDriver(request_id=request_id):
+                self._drivers.stop(request_id)
+            case ev.Quarantine(job_id=job_id) if job_id is not None:
+                self._drivers.job_ended(job_id)
             case ev.ShowRequest(request_id=request_id):
                 parts.desk.show(parts.state, request_id)
 
@@ -74,12 +82,15 @@ class EffectRunner:
             case ev.JobFinished(job_id=job_id, device_id=device_id):
                 parts.feeder.queues.took(device_id, sum(event.outcomes.values()), event.device_secs)
                 parts.feeder.queues.closed(job_id)
+                self._drivers.job_ended(job_id)
             case ev.JobCancelled(job_id=job_id):
                 parts.feeder.queues.closed(job_id)
+                self._drivers.job_ended(job_id)
+            case ev.RequestEnded(request_id=request_id) | ev.RequestCancelled(request_id=request_id):
+                self._drivers.without_jobs_of(request_id)
             case ev.DeviceRetired(device_id=device_id):
                 self._wants.pop(device_id, None)
-                for job in [one for one in parts.feeder.queues.jobs() if one.device_id == device_id]:
-                    parts.feeder.queues.closed(job.job_id)
+                self._drivers.without_jobs_of(device_id)
             case ev.DiskFreed():
                 held, self._held = self._held, []
                 for grant in held:

@@ -27,6 +27,7 @@ from fleet.engine.agent_events import events_of, passed
 from fleet.engine.announcements import announce_message
 from fleet.engine.composition import Composition
 from fleet.engine.liveness import LivenessMonitor
+from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
 from fleet.results.record_sink import Taken
 
@@ -36,14 +37,15 @@ class Ingest:
 
     Args:
         parts: What a coordinator consists of.
+        drivers: Of its requests.
 
     Attributes:
         held: Arrivals that found no room; they are tried again.
         acknowledge: What is durable and may be told to the agents, once the state's events are too.
     """
 
-    def __init__(self, parts: Composition) -> None:
-        self._parts = parts
+    def __init__(self, parts: Composition, drivers: RequestDrivers) -> None:
+        self._parts, self._drivers = parts, drivers
         #: Agents that are up while their spool still comes.
         self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
         self._silence = LivenessMonitor(parts.settings.limits.lease_secs, parts.clock)
@@ -149,6 +151,7 @@ class Ingest:
         for event in taken.events:
             parts.chronicle.tell(event)
         self.acknowledge += taken.acknowledge
+        self._drivers.stored(taken.fresh)
         for device_id, records in taken.fresh.items():
             if parts.trainer is not None:
                 parts.trainer.records_stored(device_id, parts.roster.families[device_id], len(records))
@@ -173,6 +176,8 @@ class Ingest:
         parts = self._parts
         device_id, incarnation = message.device_id, message.incarnation
         announce_message(message, parts.notices)
+        if self._drivers.heard(message):
+            return
         match message:
             case AgentUp():
                 parts.agents.up[device_id] = incarnation

@@ -20,6 +20,7 @@ from fleet.coverage.coverage import Coverage
 from fleet.engine.lease_searches import LeaseSearch, TraceLookup
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.job_planner import JobPlanner
+from fleet.planner.workload_modules import WorkloadModules
 from fleet.results.record_sink import RecordSink
 from fleet.store.intake import Intake
 from fleet.store.trace_lookup import StoreThread
@@ -33,6 +34,7 @@ class LeaseDispatcher:
         coverage: Knows which workload a candidate is of, and is told of those that are nowhere.
         pools: Has traces.
         feeder: Knows the workloads of devices.
+        modules: Knows those that only requests measure.
         storing: Knows what of a job is left.
         intake: Has records that are not in the table yet.
         tallies: Counts by job.
@@ -51,6 +53,7 @@ class LeaseDispatcher:
         coverage: Coverage,
         pools: CandidatePools,
         feeder: JobPlanner,
+        modules: WorkloadModules,
         storing: RecordSink,
         intake: Intake,
         tallies: Tallies,
@@ -60,7 +63,7 @@ class LeaseDispatcher:
         protocols: Mapping[DeviceId, Protocol],
         say: Callable[[str], None],
     ) -> None:
-        self._coverage, self._pools, self._feeder = coverage, pools, feeder
+        self._coverage, self._pools, self._feeder, self._modules = coverage, pools, feeder, modules
         self._storing, self._intake, self._tallies = storing, intake, tallies
         self._links, self._families, self._protocols, self._say = links, families, protocols, say
         self.searching = TraceLookup(pools, thread, families, coverage.holders, say)
@@ -93,7 +96,7 @@ class LeaseDispatcher:
             self._intake.flush(candidate_ids=missing)
             self.searching.look_for(grant, LeaseSearch(job=job, missing=tuple(missing)))
             return []
-        workloads = self._feeder.workloads_of(job.device_id)
+        workloads = self._workloads(job)
         candidates = [
             # Otherwise its origin is that of the first measurement, which the pools know.
             replace(found[one], origin=job.origin) if job.origin in REPEATS else found[one]
@@ -119,6 +122,13 @@ class LeaseDispatcher:
             )
             return [JobCancelled(at_secs=now, device_id=job.device_id, job_id=job.job_id, reason=reason)]
         return [self._tallies.finish(job.device_id, job.job_id, grant.epoch, grant.incarnation, now)]
+
+    def _workloads(self, job: Job) -> Mapping[WorkloadId, Workload]:
+        """What the candidates of a job may be of: what its device measures, or what its request asks for."""
+        if not job.request_id:
+            return self._feeder.workloads_of(job.device_id)
+        found = {one: self._modules.get(job.device_id, one) for one in job.workload_ids}
+        return {one: workload for one, workload in found.items() if workload is not None}
 
     def _send(
         self,

@@ -25,6 +25,8 @@ _MOST_OF_KIND = 8
 #: Records whose share of suspect ones decides, and the shares at which a drift is told and is over.
 _WINDOW = 128
 _DRIFTING, _STEADY = 0.5, 0.2
+#: Styles of lines that somebody should read.
+_WARNINGS = frozenset({"red", "yellow"})
 
 
 class Notices:
@@ -32,6 +34,7 @@ class Notices:
 
     Args:
         console: Where to print; None prints nothing.
+        is_quiet: Print warnings only.
         clock: Gives seconds for the time between two summaries.
         wall: Gives Unix seconds, for stamps.
 
@@ -44,7 +47,10 @@ class Notices:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        *,
+        is_quiet: bool = False,
     ) -> None:
+        self._is_quiet = is_quiet
         self._console, self._clock, self._wall = console, clock, wall
         self.past: deque[dict[str, Any]] = deque(maxlen=_ALARMS)
         #: Alarms about what is so until it is mended.
@@ -61,6 +67,8 @@ class Notices:
             kind: Lines of one kind are counted instead of printed when there are many of them.
             style: How rich shows it in a terminal.
         """
+        if self._is_quiet and style not in _WARNINGS:
+            return
         if kind:
             self._kinds[kind] += 1
             if self._kinds[kind] > _MOST_OF_KIND:

@@ -17,7 +17,7 @@ from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
 from fleet.models.versions import DatasetSnapshot
 from fleet.onboarding.adaptation import Onboarding
-from fleet.store.store import Store
+from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ _POOL_SHARE = 4
 
 
 def siblings_of(
-    store: Store, target: DeviceId, family: Family, heads: tuple[str, ...], version: str
+    store: StoreReader, target: DeviceId, family: Family, heads: tuple[str, ...], version: str
 ) -> list[DeviceId]:
     """Devices of the target's family with records and a head in the model."""
     entries = store.devices()
@@ -51,7 +51,7 @@ def siblings_of(
 
 
 def pools_of(
-    store: Store, siblings: CollectionOf[DeviceId], samples: int, *, live: bool = False
+    store: StoreReader, siblings: CollectionOf[DeviceId], samples: int, *, live: bool = False
 ) -> tuple[dict[WorkloadId, list[Candidate]], bool]:
     """Candidates to choose among by workload, and whether none of them is of a held-out workload.
 

@@ -10,25 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Workload, WorkloadId
-from agents.trust import is_live
 from fleet.collection.collect import Collection
+from fleet.collection.settings import Engine
 from fleet.errors import FleetError
-from fleet.store.store import Store
-from fleet.transport.ray_session import RaySession
+from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from transfer.adapt.fingerprint import Fingerprint
 
 
-def measure_fingerprint(
-    session: RaySession, collection: Collection, store: Store, spec: DeviceSpec
-) -> Fingerprint:
+def measure_fingerprint(engine: Engine, collection: Collection, spec: DeviceSpec) -> Fingerprint:
     """Draw the reference programs on the device, and measure those that it has not measured yet.
 
     Args:
-        session: Holds the device's agent.
-        collection: Of that session; the device is registered.
-        store: Where the records go.
+        engine: Draws, measures and stores.
+        collection: Of that engine.
         spec: The device.
 
     Returns:
@@ -37,21 +33,20 @@ def measure_fingerprint(
     from transfer.adapt.fingerprint import ORIGIN, PER_WORKLOAD, SEED, from_records
 
     pool: dict[WorkloadId, list[Candidate]] = {}
-    workloads = _reference_workloads(session, spec.device_id)
+    workloads = _reference_workloads(engine, spec.device_id)
     for workload in workloads:
-        drawn = session.call(spec.device_id, "propose", workload, PER_WORKLOAD, SEED, [])
+        drawn = engine.propose(spec.device_id, workload, PER_WORKLOAD, SEED, ()).result()
         pool[workload.workload_id] = [
             Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect, origin=ORIGIN)
             for one in drawn
         ]
     if any(pool.values()):
-        store.put_workloads(workloads, own=is_live(spec))
         collection.measure({spec.family: pool}, workloads)
     programs = {one.candidate_id for several in pool.values() for one in several}
-    return from_records(spec.device_id, store.records(device_id=spec.device_id), programs)
+    return from_records(spec.device_id, engine.store().records(device_id=spec.device_id), programs)
 
 
-def known_fingerprints(store: Store, device_ids: list[DeviceId]) -> list[Fingerprint]:
+def known_fingerprints(store: StoreReader, device_ids: list[DeviceId]) -> list[Fingerprint]:
     """Fingerprints of some devices as far as the store has them."""
     from transfer.adapt.fingerprint import from_records
 
@@ -59,12 +54,12 @@ def known_fingerprints(store: Store, device_ids: list[DeviceId]) -> list[Fingerp
     return [one for one in found if one.is_usable]
 
 
-def _reference_workloads(session: RaySession, device_id: DeviceId) -> list[Workload]:
+def _reference_workloads(engine: Engine, device_id: DeviceId) -> list[Workload]:
     """The reference workloads that the device can make; none where it knows none of their networks."""
     from transfer.adapt.fingerprint import NETWORKS, choose_workloads
 
     try:
-        found = session.call(device_id, "network_workloads", list(NETWORKS))
+        found = engine.network_workloads(device_id, list(NETWORKS))
     except FleetError:
         # A replay device offers recorded workloads only: other people's logs have none of these.
         return []

@@ -25,9 +25,7 @@ from agents.records import (
 from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
-from fleet.collection.jobs import SPOOL
-from fleet.collection.progress import Display
-from fleet.collection.replay_files import ready_device
+from fleet.collection.settings import Display, Engine
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
 from fleet.models.registry import Registry
@@ -35,8 +33,7 @@ from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot,
 from fleet.onboarding.adaptation import STANDINGS, Onboarding, history, remember, strategy_for, told
 from fleet.onboarding.choice import choose, pools_of, siblings_of, unmeasured
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
-from fleet.store.store import Store
-from fleet.transport.ray_session import RaySession
+from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,8 +49,17 @@ if TYPE_CHECKING:
 CURVES = "onboarding"
 
 
-def onboard_device(settings: FleetConfig, device: str, models: Path, display: Display) -> dict[str, Any]:
-    """Probe, fingerprint, choose, measure, adapt, report; keep the head as a version.
+def onboard_device(
+    engine: Engine, settings: FleetConfig, spec: DeviceSpec, models: Path, display: Display
+) -> dict[str, Any]:
+    """Fingerprint, choose, measure, adapt, report; keep the head as a version. The driver of an onboarding.
+
+    Args:
+        engine: Draws, measures and stores; the device is ready.
+        settings: Samples, strategy, seed.
+        spec: The device.
+        models: Folder of the model versions.
+        display: Shows how it goes.
 
     Returns:
         What `fleet onboard --json` prints: samples, strategy asked for and taken, version of the model,
@@ -62,44 +68,43 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
         curve so far, what more samples would buy, seconds by part.
 
     Raises:
-        FleetError: The device is unknown or refused, it has no siblings, more samples are asked for than
-            siblings have measured, or none of them ran.
+        FleetError: The device has no siblings, more samples are asked for than siblings have measured, or
+            none of them ran.
         TransferError: No head can be made.
     """
     from transfer.evaluate.onboarding_cases import Regime
     from transfer.features.extractor import DEFAULT_SPEC
     from transfer.model import checkpoint
 
-    spec = ready_device(settings, device)
-    target = spec.device_id
-    path, seed, samples = Path(settings.store.path), settings.training.seed, settings.onboarding.samples
+    target, live = spec.device_id, is_live(spec)
+    seed, samples = settings.training.seed, settings.onboarding.samples
     source, manifest = checkpoint.load(Registry(models).newest_serving(), DEFAULT_SPEC)
     source = _without_head(source, target)
     clock, config = Clock(), train_config(settings.training.epochs)
-    with Store.open(path, create=False) as store, display.live():
+    how = CollectSettings(samples=max(1, samples), protocol=settings.timing_protocol(), seed=seed)
+    with display.live():
+        store = engine.store()
         siblings = siblings_of(store, target, spec.family, source.device_ids, str(manifest["version"]))
+        collection = Collection(engine, {target: spec}, how, display)
         with clock.part("choose"):
-            pools, holds_out = pools_of(store, siblings, samples, live=is_live(spec))
-        with clock.part("probe"):
-            session = RaySession([spec], path.parent / SPOOL)
-        with session:
-            how = CollectSettings(samples=max(1, samples), protocol=settings.timing_protocol(), seed=seed)
-            collection = Collection(session, store, {target: spec}, how, display)
-            with clock.part("probe"):
-                collection.register()
-                descriptor: Descriptor = session.call(target, "descriptor")
-            with clock.part("fingerprint"):
-                mine = measure_fingerprint(session, collection, store, spec)
-                near = _likeness(mine, known_fingerprints(store, siblings))
-            with clock.part("choose"):
-                before = load_snapshot(store, device_ids=siblings)
-                measured = {row.candidate_id for row in store.records(device_id=target)}
-                few = choose(before, target, pools, measured, settings, source)
-            support = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
-            with clock.part("measure"):
-                collection.measure({spec.family: few}, _given(collection, few))
+            pools, holds_out = pools_of(store, siblings, samples, live=live)
+        with clock.part("fingerprint"):
+            mine = measure_fingerprint(engine, collection, spec)
+            near = _likeness(mine, known_fingerprints(store, siblings))
+        with clock.part("choose"):
+            before = load_snapshot(store, device_ids=siblings)
+            measured = {row.candidate_id for row in engine.store().records(device_id=target)}
+            few = choose(before, target, pools, measured, settings, source)
+        support = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
+        with clock.part("measure"):
+            collection.measure({spec.family: few}, _given(collection, few))
+        store = engine.store()
+        descriptor = store.devices()[target].descriptor
+        assert descriptor is not None  # it is ready
         outcomes = _outcomes(store, target, support)
         snapshot = _with_target(store, siblings, spec, descriptor)
+        display.finish()
+    display.computes(f"{target}: {sum(outcomes.values())} samples are measured; its head is made")
     strategy = _Kept(
         strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, models.parent / STANDINGS, near)
     )
@@ -127,10 +132,10 @@ def onboard_device(settings: FleetConfig, device: str, models: Path, display: Di
     }
     with clock.part("report"):
         result |= told(one, adapted, taken, unmeasured(one, pools), standings, sum(map(len, pools.values())))
-        result["curve"] = history(models.parent / CURVES, device)
+        result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
             point = {"samples": len(support), "taken": taken, **result["expected"]}
-            remember(models.parent / CURVES, device, point)
+            remember(models.parent / CURVES, target, point)
     result["seconds"] = clock.parts
     return result
 
@@ -234,7 +239,7 @@ def _likeness(mine: Fingerprint, others: list[Fingerprint]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in distances(mine, others).items()}
 
 
-def _outcomes(store: Store, target: DeviceId, support: CollectionOf[CandidateId]) -> dict[str, int]:
+def _outcomes(store: StoreReader, target: DeviceId, support: CollectionOf[CandidateId]) -> dict[str, int]:
     """How the samples ended.
 
     Raises:
@@ -268,7 +273,7 @@ def _serving(registry: Registry, target: DeviceId, version: str) -> dict[str, st
 
 
 def _with_target(
-    store: Store, siblings: list[DeviceId], spec: DeviceSpec, descriptor: Descriptor
+    store: StoreReader, siblings: list[DeviceId], spec: DeviceSpec, descriptor: Descriptor
 ) -> DatasetSnapshot:
     """The records of the siblings and the target; an empty column where it has none (k = 0)."""
     import numpy as np

@@ -32,7 +32,7 @@ class WorkloadDiscovery:
         pools: Has candidates that nobody has measured.
         feeder: Is told which devices measure which.
         links: The way to the agents.
-        specs: The devices of now.
+        specs: The devices of now; none where nothing is measured but for requests.
         imports: Is told what may be derived from.
         summary: What need not be read of the store again.
     """
@@ -83,7 +83,7 @@ class WorkloadDiscovery:
     def agent_up(self, spec: DeviceSpec, incarnation: int) -> None:
         """Ask an agent, if nobody has told yet what the devices of its group measure."""
         group = group_of(spec)
-        if group not in self._chosen and group not in self._asked:
+        if spec.device_id in self._specs and group not in self._chosen and group not in self._asked:
             self._asked[group] = spec.device_id
             self._links.list_workloads(spec.device_id, incarnation, self._choice.networks)
 

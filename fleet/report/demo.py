@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from agents.host import cpu_features as isa
 from agents.host.probe import differences, probe
 from agents.programs.networks import NETWORKS
@@ -30,8 +32,12 @@ from agents.records import (
 )
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
-from fleet.collection.progress import Display
+from fleet.collection.progress import TerminalDisplay
 from fleet.collection.selection import choose_workloads, few_of_each
+from fleet.config.settings import FleetConfig, select_devices
+from fleet.core.request_words import RequestKind
+from fleet.daemon.daemon import SPOOL, UpOptions
+from fleet.daemon.embedded import run_embedded
 from fleet.errors import FleetError
 from fleet.models.versions import (
     DatasetSnapshot,
@@ -41,8 +47,9 @@ from fleet.models.versions import (
     strategy_named,
     train_config,
 )
+from fleet.requests.session import EngineSession
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from fleet.transport.ray_session import RaySession
 
 if TYPE_CHECKING:
     from transfer.evaluate.evaluation import CrossValidation, FoldProgress
@@ -56,7 +63,7 @@ _DEVICES = 4
 _MIN_FLOPS, _MAX_FLOPS = 2e5, 2.5e7
 #: A schedule that compiles for longer is seldom a fast one, and the demo has ten minutes.
 _PROTOCOL = Protocol(build_timeout_sec=10.0)
-_STORE, _SPOOL, _MODELS = "store", "spool", "models"
+_STORE, _MODELS, _ENGINE = "store", "models", "fleet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,88 +131,143 @@ def choose_devices(specs: Sequence[DeviceSpec]) -> tuple[tuple[DeviceSpec, ...],
     return tuple(chosen[:-1]), chosen[-1]
 
 
-def run_demo(specs: Sequence[DeviceSpec], folder: Path, settings: DemoSettings, display: Display) -> DemoRun:
+def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console: Console) -> DemoRun:
     """Run the whole job in `folder`.
+
+    Args:
+        config: Where the device files are.
+        folder: Gets store, models and the engine's folder.
+        settings: How large it is.
+        console: Where progress is shown.
 
     Raises:
         FleetError, AgentError, TransferError: A step failed; what was measured stays in the store.
     """
-    clock = Clock()
-    sources, target = choose_devices(specs)
-    display.say(f"Known devices: {', '.join(spec.device_id for spec in sources)}. New: {target.device_id}.")
-    collect = CollectSettings(
-        samples=settings.samples, protocol=settings.protocol, seed=settings.seed, remeasure=settings.remeasure
+    clock, display = Clock(), TerminalDisplay(console)
+    sources, target = choose_devices(list(select_devices(config).values()))
+    names = [spec.device_id for spec in (*sources, target)]
+    display.say(f"Known devices: {', '.join(names[:-1])}. New: {names[-1]}.")
+    with clock.part("start"):
+        fleet = _fleet(config, folder, settings, names)
+    measured = run_embedded(
+        fleet,
+        RequestKind.COLLECTION,
+        {"devices": names},
+        UpOptions(models=folder / _MODELS),
+        console,
+        lambda engine: _measure(engine, sources, target, folder, settings, clock, display),
     )
-    config = train_config(settings.epochs)
-    with Store.open(folder / _STORE) as store, display.live():
-        with clock.part("start"):
-            session = RaySession([*sources, target], folder / _SPOOL)
-        with session:
-            known = Collection(session, store, {spec.device_id: spec for spec in sources}, collect, display)
-            with clock.part("start"):
-                known.register()
-            with clock.part("propose"):
-                listed = known.network_workloads(NETWORKS)
-                workloads = choose_workloads(
-                    listed, count=settings.workloads, min_flops=_MIN_FLOPS, max_flops=_MAX_FLOPS
-                )
-                pools = known.propose(workloads)[Family.CPU]
-            with clock.part("measure"):
-                known.measure({Family.CPU: pools}, workloads)
-
-            display.say(f"Training on {len(sources)} devices.")
-            source_ids = [spec.device_id for spec in sources]
-            all_ids = [*source_ids, target.device_id]
-            chosen_ids = {workload.workload_id for workload in workloads}
-            with clock.part("train"):
-                source_model = _train_sources(store, source_ids, chosen_ids, config, settings.seed)
-
-            new = Collection(session, store, {target.device_id: target}, collect, display)
-            with clock.part("onboard: probe"):
-                new.register()
-            few = few_of_each(pools, settings.support, seed=settings.seed)
-            support = frozenset(candidate.candidate_id for chosen in few.values() for candidate in chosen)
-            resumed = any(candidate_id in support for candidate_id, _ in store.measured(target.device_id))
-            with clock.part("onboard: measure"):
-                new.measure({Family.CPU: few}, workloads)
-            if resumed:
-                clock.parts["onboard: measure"] = _work_secs(store, target.device_id, support)
-            with clock.part("onboard: adapt"):
-                seen = load_snapshot(store, device_ids=all_ids, workload_ids=chosen_ids)
-                model, version = adapt_version(
-                    seen,
-                    folder / _MODELS,
-                    source_model,
-                    target.device_id,
-                    support,
-                    strategy_named("multitask"),
-                    config,
-                    settings.seed,
-                )
-            display.say(f"Model {version} has a head for {target.device_id}. Measuring the rest to check it.")
-            with clock.part("measure"):
-                new.measure({Family.CPU: pools}, workloads)
-            with clock.part("remeasure"):
-                known.remeasure(workloads)
-                new.remeasure(workloads)
-        with clock.part("judge"):
-            snapshot = load_snapshot(store, device_ids=all_ids, workload_ids=chosen_ids)
-            held_out = _judge(snapshot, target.device_id, settings, display)
-        display.finish()
+    with clock.part("judge"):
+        snapshot = load_snapshot(
+            Store.read(folder / _STORE), device_ids=names, workload_ids={*measured.workload_ids}
+        )
+        held_out = _judge(snapshot, target.device_id, settings, display)
+    display.finish()
     return DemoRun(
         settings=settings,
         sources=sources,
         target=target,
-        workloads=tuple(workloads),
-        resumed=resumed,
+        workloads=measured.workloads,
+        resumed=measured.resumed,
         snapshot=snapshot,
         held_out=held_out,
-        model=model,
-        model_version=version,
+        model=measured.model,
+        model_version=measured.version,
         parts=clock.parts,
         wall_secs=clock.wall_secs,
         store=folder / _STORE,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Measured:
+    """What is known when nothing more is measured."""
+
+    workloads: tuple[Workload, ...]
+    resumed: bool
+    model: MultiTaskTLP
+    version: str
+
+    @property
+    def workload_ids(self) -> set[WorkloadId]:
+        return {one.workload_id for one in self.workloads}
+
+
+def _fleet(config: FleetConfig, folder: Path, settings: DemoSettings, names: list[DeviceId]) -> FleetConfig:
+    """Settings of the demo's own engine."""
+    values = config.with_devices(*names).model_dump()
+    values["store"] = {"path": str(folder / _STORE)}
+    values["daemon"]["root"] = str(folder / _ENGINE)
+    values["protocol"] |= {"build_timeout_sec": settings.protocol.build_timeout_sec}
+    values["training"] |= {"seed": settings.seed, "epochs": settings.epochs}
+    return FleetConfig.model_validate(values)
+
+
+def _measure(
+    engine: EngineSession,
+    sources: Sequence[DeviceSpec],
+    target: DeviceSpec,
+    folder: Path,
+    settings: DemoSettings,
+    clock: Clock,
+    display: TerminalDisplay,
+) -> _Measured:
+    """Measure the known devices, learn from them, give the new one a head, and measure the rest."""
+    collect = CollectSettings(
+        samples=settings.samples, protocol=settings.protocol, seed=settings.seed, remeasure=settings.remeasure
+    )
+    config = train_config(settings.epochs)
+    with display.live():
+        source_ids = [spec.device_id for spec in sources]
+        with clock.part("start"):
+            engine.ready(source_ids)
+        known = Collection(engine, {spec.device_id: spec for spec in sources}, collect, display)
+        with clock.part("propose"):
+            listed = known.network_workloads(NETWORKS)
+            workloads = choose_workloads(
+                listed, count=settings.workloads, min_flops=_MIN_FLOPS, max_flops=_MAX_FLOPS
+            )
+            pools = known.propose(workloads)[Family.CPU]
+        with clock.part("measure"):
+            known.measure({Family.CPU: pools}, workloads)
+
+        display.say(f"Training on {len(sources)} devices.")
+        all_ids = [*source_ids, target.device_id]
+        chosen_ids = {workload.workload_id for workload in workloads}
+        with clock.part("train"):
+            source_model = _train_sources(engine.store(), source_ids, chosen_ids, config, settings.seed)
+
+        with clock.part("onboard: probe"):
+            engine.ready([target.device_id])
+        new = Collection(engine, {target.device_id: target}, collect, display)
+        few = few_of_each(pools, settings.support, seed=settings.seed)
+        support = frozenset(candidate.candidate_id for chosen in few.values() for candidate in chosen)
+        before = engine.store().measured(target.device_id)
+        resumed = any(candidate_id in support for candidate_id, _ in before)
+        with clock.part("onboard: measure"):
+            new.measure({Family.CPU: few}, workloads)
+        if resumed:
+            clock.parts["onboard: measure"] = _work_secs(engine.store(), target.device_id, support)
+        with clock.part("onboard: adapt"):
+            seen = load_snapshot(engine.store(), device_ids=all_ids, workload_ids=chosen_ids)
+            model, version = adapt_version(
+                seen,
+                folder / _MODELS,
+                source_model,
+                target.device_id,
+                support,
+                strategy_named("multitask"),
+                config,
+                settings.seed,
+            )
+        display.say(f"Model {version} has a head for {target.device_id}. Measuring the rest to check it.")
+        with clock.part("measure"):
+            new.measure({Family.CPU: pools}, workloads)
+        with clock.part("remeasure"):
+            known.remeasure(workloads)
+            new.remeasure(workloads)
+        display.finish()
+    return _Measured(workloads=tuple(workloads), resumed=resumed, model=model, version=version)
 
 
 def start_over(folder: Path) -> None:
@@ -214,7 +276,7 @@ def start_over(folder: Path) -> None:
     Raises:
         FleetError: Something cannot be deleted.
     """
-    for name in (_STORE, _SPOOL, _MODELS, "report.json", "report.html"):
+    for name in (_STORE, SPOOL, _MODELS, _ENGINE, "report.json", "report.html"):
         path = folder / name
         try:
             if path.is_dir():
@@ -225,7 +287,7 @@ def start_over(folder: Path) -> None:
             raise FleetError(f"cannot delete {path}: {error.strerror}; delete it by hand") from error
 
 
-def _work_secs(store: Store, device_id: DeviceId, candidates: Ids[CandidateId]) -> float:
+def _work_secs(store: StoreReader, device_id: DeviceId, candidates: Ids[CandidateId]) -> float:
     """Seconds spent on building and timing some candidates, one after the other."""
     return sum(
         record.build_secs + record.timing_secs
@@ -235,7 +297,7 @@ def _work_secs(store: Store, device_id: DeviceId, candidates: Ids[CandidateId]) 
 
 
 def _train_sources(
-    store: Store,
+    store: StoreReader,
     source_ids: Sequence[DeviceId],
     workload_ids: Ids[WorkloadId],
     config: TrainConfig,
@@ -252,7 +314,7 @@ def _train_sources(
 
 
 def _judge(
-    snapshot: DatasetSnapshot, target: DeviceId, settings: DemoSettings, display: Display
+    snapshot: DatasetSnapshot, target: DeviceId, settings: DemoSettings, display: TerminalDisplay
 ) -> CrossValidation:
     """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
     parts = 4 * settings.folds * settings.repeats

@@ -15,6 +15,7 @@ from typing import Any
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import family_of
 from fleet.errors import FleetError
+from fleet.requests.arguments import ArgumentsError, devices_of, read_arguments
 
 #: Longest body that holds a request.
 MOST_BYTES = 64 << 10
@@ -43,6 +44,8 @@ class KnownFleet:
     families: Mapping[str, str]
     #: Whether this coordinator trains.
     trains: bool
+    #: Devices that it looks after.
+    devices: frozenset[str] = frozenset()
 
 
 def parse_request(body: bytes) -> Request:
@@ -91,16 +94,46 @@ def check_request(request: Request, fleet: KnownFleet, open_requests: Iterable[R
         RequestRefused: It names what is not there, or asks for what this fleet does not do.
         RequestConflict: Another one asks for the same.
     """
+    if request.kind.has_driver:
+        return _checked(request, fleet, open_requests)
     if not fleet.trains:
         raise RequestRefused("training: this daemon trains no models; start it with daemon.refresh on")
     checked = replace(request, arguments=_training(request.arguments, fleet.families))
     for other in open_requests:
-        if family_of(other) == family_of(checked):
+        if other.kind is RequestKind.TRAINING and family_of(other) == family_of(checked):
             raise RequestConflict(
                 f"training: request {other.request_id} asks for family {family_of(other)} already; follow it "
                 f"(fleet requests follow {other.request_id}) or cancel it"
             )
     return checked
+
+
+def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Request]) -> Request:
+    """Check a request that has a driver: its devices are here, and no other asks the same of them."""
+    kind = request.kind
+    try:
+        arguments = read_arguments(kind, request.arguments)
+    except ArgumentsError as error:
+        raise RequestRefused(str(error)) from None
+    named = devices_of(arguments)
+    if unknown := [one for one in named if one not in fleet.devices]:
+        raise RequestRefused(
+            f"{kind}: no device {unknown[0]!r:.80} here; there are: {_listed(fleet.devices)}"
+        )
+    mine = set(named) or fleet.devices
+    for other in open_requests:
+        if other.kind is not kind:
+            continue
+        theirs = set(devices_of(read_arguments(kind, other.arguments))) or fleet.devices
+        if shared := mine & theirs:
+            raise RequestConflict(
+                f"{kind}: request {other.request_id} works on {_listed(shared)} already; follow it (fleet "
+                f"requests follow {other.request_id}) or cancel it"
+            )
+    values = arguments.model_dump(exclude_unset=True)
+    if kind is RequestKind.COLLECTION:
+        values["devices"] = sorted(mine)
+    return replace(request, arguments=values)
 
 
 def _training(arguments: Mapping[str, Any], families: Mapping[str, str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleet.core.events import RequestProgressed
-from fleet.core.request_words import RequestId, RequestState
+from fleet.core.request_words import RequestId, RequestKind, RequestState
 from fleet.core.state import FleetState
 
 
@@ -24,6 +24,8 @@ def training_progress(
     if not epochs:
         return
     for request in state.open_requests():
+        if request.kind is not RequestKind.TRAINING:
+            continue
         shown = state.request(RequestId(request.request_id))
         if shown is None or shown["state"] != RequestState.RUNNING:
             continue

@@ -9,26 +9,23 @@ in a MetaSchedule database that TVM applies.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Record, Workload, WorkloadId
 from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
-from fleet.collection.jobs import SPOOL
-from fleet.collection.progress import Display
-from fleet.collection.replay_files import ready_device
 from fleet.collection.selection import best_traces, none_fits
+from fleet.collection.settings import Display, Engine
 from fleet.collection.trust import imported_candidates, ours, siblings
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
-from fleet.store.store import Store
-from fleet.transport.ray_session import RaySession
 from fleet.tuning.search import PARENTS, Search, choose, next_search, unmeasured
 
 if TYPE_CHECKING:
@@ -46,7 +43,6 @@ _EXPLORATION = 0.125
 class TuneOptions:
     """What a search is told besides the settings."""
 
-    device: str
     #: Candidates to measure.
     trials: int
     #: Names of workloads, as `fleet tune` prints them; empty means all of the networks.
@@ -55,6 +51,8 @@ class TuneOptions:
     models: Path
     #: Folder that the device's database is written into; an earlier one is replaced.
     out: Path
+    #: Minutes after which no round begins; None for no limit.
+    minutes: float | None = None
 
 
 @dataclass(slots=True)
@@ -79,12 +77,16 @@ class _Round:
         self.display.stored(device_id, records)
 
 
-def tune_device(settings: FleetConfig, options: TuneOptions, display: Display) -> dict[str, Any]:
-    """Search fast programs and write the database.
+def tune_device(
+    engine: Engine, settings: FleetConfig, spec: DeviceSpec, options: TuneOptions, display: Display
+) -> dict[str, Any]:
+    """Search fast programs and write the database; the driver of a tuning request.
 
     Args:
+        engine: Draws, measures and stores; the device is ready.
         settings: Store, networks, bounds of FLOPs, protocol, seed.
-        options: The device, and how much to measure.
+        spec: The device.
+        options: How much to measure, and where the database goes.
         display: Shows progress.
 
     Returns:
@@ -94,29 +96,26 @@ def tune_device(settings: FleetConfig, options: TuneOptions, display: Display) -
         `database`.
 
     Raises:
-        FleetError: An unknown device or workload, no workload within the bounds, or nothing ran.
+        FleetError: An unknown workload, no workload within the bounds, or nothing ran.
     """
-    spec, path = ready_device(settings, options.device), Path(settings.store.path)
     target = spec.device_id
     watcher, clock = _Round(display), Clock()
-    with Store.open(path) as store, display.live(), RaySession([spec], path.parent / SPOOL) as session:
+    ends_at = time.monotonic() + 60 * options.minutes if options.minutes is not None else math.inf
+    with display.live():
         how = CollectSettings(
             samples=_ROUND, protocol=settings.timing_protocol(), seed=settings.training.seed
         )
-        collection = Collection(session, store, {target: spec}, how, watcher)
+        collection = Collection(engine, {target: spec}, how, watcher)
         with clock.part("probe"):
-            collection.register()
             listed = collection.network_workloads(settings.workloads.networks)
             workloads = _chosen(listed, options.workloads, settings)
-            store.put_workloads(workloads, own=is_live(spec))
-        rounds = _Rounds(
-            session, store, target, workloads, CandidateRanker(RegistryReader(options.models)), clock
-        )
+        guide = CandidateRanker(RegistryReader(options.models))
+        rounds = _Rounds(engine, target, workloads, guide, clock)
         with clock.part("read"):
-            rounds.read(session.call(target, "environment_id", spec.protocol(settings.timing_protocol())))
+            rounds.read(engine.environment_id(target))
         display.phase("tune", options.trials)
         left = options.trials
-        while left and rounds.open:
+        while left and rounds.open and time.monotonic() < ends_at:
             one, candidates, version = rounds.draw(min(_ROUND, left), settings.training.seed)
             if not candidates:
                 continue
@@ -132,10 +131,10 @@ def tune_device(settings: FleetConfig, options: TuneOptions, display: Display) -
         failed = sum(one.failed for one in searches)
         raise FleetError(
             f"device {target}: none of {failed} candidates of {len(searches)} workloads ran; "
-            f"`fleet status --store {path}` shows their outcomes"
+            f"`fleet status --store {settings.store.path}` shows their outcomes"
         )
     with clock.part("export"):
-        export(Store.read(path), options.out, "meta_schedule", [target], replace=True)
+        export(engine.store(), options.out, "meta_schedule", [target], replace=True)
     return {
         "device": target,
         "model": rounds.version or None,
@@ -154,15 +153,13 @@ class _Rounds:
 
     def __init__(
         self,
-        session: RaySession,
-        store: Store,
+        engine: Engine,
         device_id: DeviceId,
         workloads: Sequence[Workload],
         guide: CandidateRanker,
         clock: Clock,
     ) -> None:
-        self._session = session
-        self._store = store
+        self._engine = engine
         self._device_id = device_id
         self._guide = guide
         self._clock = clock
@@ -188,11 +185,12 @@ class _Rounds:
     def read(self, environment_id: str) -> None:
         """Take in what the store knows: of the device in its present environment, and of its siblings."""
         by_id = {one.workload.workload_id: one for one in self.searches}
-        devices = self._store.devices()
+        store = self._engine.store()
+        devices = store.devices()
         live = is_live(devices[self._device_id].spec)
-        imported = set[CandidateId]().union(*imported_candidates(self._store).values() if live else ())
+        imported = set[CandidateId]().union(*imported_candidates(store).values() if live else ())
         mine: dict[WorkloadId, list[Record]] = {}
-        records = self._store.records(device_id=self._device_id)
+        records = store.records(device_id=self._device_id)
         for record in ours(records, imported) if live else records:
             if record.environment_id == environment_id and record.workload_id in by_id:
                 mine.setdefault(record.workload_id, []).append(record)
@@ -202,7 +200,7 @@ class _Rounds:
         for sibling in siblings(devices, devices[self._device_id].spec.family, live=live):
             if sibling == self._device_id:
                 continue
-            theirs = self._store.records(device_id=sibling)
+            theirs = store.records(device_id=sibling)
             theirs = ours(theirs, imported) if live else theirs
             best = best_traces(theirs, by_id.keys(), PARENTS // 2)
             for workload_id, traces in best.items():
@@ -226,9 +224,12 @@ class _Rounds:
             exclude = sorted(one.known | {candidate.candidate_id for candidate in drawn})
             place = seed + len(exclude)
             if parents:
-                drawn += self._ask("evolve", workload, parents, _MUTANTS, place, exclude)
+                drawn += self._engine.evolve(
+                    self._device_id, workload, parents, _MUTANTS, place, exclude
+                ).result()
                 exclude = sorted(one.known | {candidate.candidate_id for candidate in drawn})
-            drawn += self._ask("propose", workload, _RANDOM if parents else _MUTANTS, place, exclude)
+            count_random = _RANDOM if parents else _MUTANTS
+            drawn += self._engine.propose(self._device_id, workload, count_random, place, exclude).result()
         if not drawn:
             self._exhausted.add(workload.workload_id)
             return one, [], ""
@@ -240,10 +241,6 @@ class _Rounds:
         self.version = ranking.model.version
         ranked = [replace(each, origin="model") for each in ranking.first(drawn, len(drawn))]
         return one, choose(ranked, count, _EXPLORATION, f"{seed}/{one.tried}"), self.version
-
-    def _ask(self, method: str, *question: Any) -> list[Candidate]:
-        answer: list[Candidate] = self._session.call(self._device_id, method, *question)
-        return answer
 
 
 def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict[str, dict[str, float]]:

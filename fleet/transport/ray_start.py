@@ -1,4 +1,4 @@
-"""Start Ray on this host, put one actor on each device, end both in order.
+"""Start Ray on this host, or join a cluster that runs.
 
 One of the modules that import Ray (the others are `agents.device.ray_actors`, `fleet.transport.ray_hosts` and
 `fleet.models.ray_train`). A Ray of our own listens on the loopback interface only, which is checked after
@@ -13,19 +13,13 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
 
-from agents.device.device_cores import ELSEWHERE, agent_cores, quiet_cores
-from agents.host.probe import core_groups
-from agents.host.process_control import pin_process
-from agents.records import DeviceId, DeviceSpec
+from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_token import give_cluster_token, give_own_token
@@ -48,132 +42,6 @@ _RESTART_POLL_SEC = 0.2
 def resource_of(device_id: DeviceId) -> str:
     """Name of the custom resource that places the actor of a device on its host."""
     return f"device:{device_id}"
-
-
-class RaySession:
-    """A Ray instance of our own with one actor a device.
-
-    Args:
-        specs: Devices to reach; all on this host.
-        spool_root: Folder for the devices' spools.
-
-    Raises:
-        FleetError: Ray does not start, is not confined to loopback, or an actor refuses its device.
-    """
-
-    def __init__(self, specs: Sequence[DeviceSpec], spool_root: Path) -> None:
-        self._actors: dict[DeviceId, Any] = {}
-        self._folder: RayFolder | None = None
-        self._usable_cores = os.sched_getaffinity(0)
-        # Ray's processes inherit this: with a dozen of them awake beside a timing, repeats differed by 7 %.
-        timing = {core for spec in specs if spec.kind not in ELSEWHERE for core in spec.cores}
-        # Threads of our own too: those of the store's libraries write while something is timed.
-        pin_process(quiet_cores(sorted(timing), sorted(self._usable_cores), core_groups()))
-        try:
-            resources = {resource_of(spec.device_id): 1.0 for spec in specs}
-            self._folder = start_ray(resources, len(self._usable_cores))
-            self._create(specs, spool_root)
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> RaySession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def device_ids(self) -> list[DeviceId]:
-        """Devices with a live actor, in the order of the specs."""
-        return list(self._actors)
-
-    def call(self, device_id: DeviceId, method: str, *arguments: Any) -> Any:
-        """Call a method of a device's actor and wait for its answer.
-
-        Raises:
-            FleetError: The actor raised, or died.
-        """
-        return self.result(self.submit(device_id, method, *arguments), device_id)
-
-    def await_restart(self, device_id: DeviceId) -> None:
-        """Wait until the agent that Ray starts in place of a dead one answers.
-
-        Raises:
-            ActorDiedError: It does not within a minute.
-        """
-        deadline = time.monotonic() + _RESTART_TIMEOUT_SEC
-        while True:
-            try:
-                self.call(device_id, "pids")
-            except ActorDiedError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_RESTART_POLL_SEC)
-            else:
-                return
-
-    def submit(self, device_id: DeviceId, method: str, *arguments: Any) -> Any:
-        """Start a call; the returned reference goes to `wait` and `result`."""
-        return getattr(self._actors[device_id], method).remote(*arguments)
-
-    def wait(self, references: Iterable[Any], timeout_sec: float | None = None) -> list[Any]:
-        """Wait until at least one call is over; returns those that are (empty on time-out)."""
-        import ray
-
-        ready, _ = ray.wait(list(references), num_returns=1, timeout=timeout_sec)
-        return list(ready)
-
-    def result(self, reference: Any, device_id: DeviceId) -> Any:
-        """The answer of a call that is over.
-
-        Raises:
-            FleetError: The actor raised, or died.
-        """
-        import ray
-
-        try:
-            return ray.get(reference)
-        except ray.exceptions.RayTaskError as error:
-            raise FleetError(f"device {device_id}: {error.cause}") from error
-        except ray.exceptions.RayActorError as error:
-            raise ActorDiedError(
-                f"device {device_id}: its agent process died ({str(error).splitlines()[0]}); "
-                "Ray starts a fresh one"
-            ) from error
-
-    def close(self) -> None:
-        """End the agents' worker processes, the actors, and Ray."""
-        import ray
-
-        pin_process(sorted(self._usable_cores))
-        if not ray.is_initialized():
-            return
-        references = [actor.close.remote() for actor in self._actors.values()]
-        if references:
-            ray.wait(references, num_returns=len(references), timeout=_CLOSE_TIMEOUT_SEC)
-        for actor in self._actors.values():
-            ray.kill(actor)
-        self._actors.clear()
-        ray.shutdown()
-        if self._folder is not None:
-            self._folder.close()
-
-    def _create(self, specs: Sequence[DeviceSpec], spool_root: Path) -> None:
-        from agents.device.ray_actors import create
-
-        for spec in specs:
-            folder = spool_root.absolute() / spec.device_id
-            usable = agent_cores(spec, specs, sorted(self._usable_cores), core_groups())
-            self._actors[spec.device_id] = create(spec, folder, resource_of(spec.device_id), usable)
-        for device_id in list(self._actors):
-            self.call(device_id, "pids")  # raises what the constructor raised
-
-
-class ActorDiedError(FleetError):
-    """The agent process of a device ended; a call to it has no answer, and Ray starts it afresh."""
 
 
 def start_ray(

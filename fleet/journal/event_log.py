@@ -15,8 +15,8 @@ from fleet.core.event_json import event_from_json, event_to_json
 from fleet.core.events import Event, Instruction, Job, JobId, JobSubmitted
 from fleet.core.limits import Limits
 from fleet.core.state import FleetState
-from fleet.engine.journal import Journal
 from fleet.errors import FleetError
+from fleet.journal.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)

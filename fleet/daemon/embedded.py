@@ -1,0 +1,137 @@
+"""The engine inside of a command: the same coordinator and agents, for one request, without API and training.
+
+Called by the verbs that measure where no daemon runs on their store. The request's driver is a thread of this
+process; when it is done, all ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from rich.console import Console
+
+from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.daemon.daemon import UpOptions, come_to_rest, engine, stop_signals, take_turn
+from fleet.errors import FleetError
+from fleet.requests.channel import Channel
+from fleet.requests.session import EngineSession
+
+if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(slots=True)
+class _Thread(Generic[_Result]):
+    """A driver in a thread; implements `fleet.engine.request_drivers.Driver`."""
+
+    channel: Channel
+    result: _Result | None = None
+    error: BaseException | None = None
+
+    def stop(self) -> None:
+        """It sees that the coordinator is gone."""
+        self.channel.close()
+
+    def failure(self) -> str:
+        """How it ended."""
+        return str(self.error or "it said nothing")
+
+
+def run_embedded(
+    settings: FleetConfig,
+    kind: RequestKind,
+    arguments: Mapping[str, Any],
+    options: UpOptions,
+    console: Console,
+    work: Callable[[EngineSession], _Result],
+) -> _Result:
+    """Run an engine for one request.
+
+    Args:
+        settings: Devices, protocol, store, daemon.
+        kind: Of the request.
+        arguments: Of the request, which the state keeps.
+        options: Models, and the cluster to join.
+        console: Where warnings go.
+        work: Drives; called in a thread of its own.
+
+    Returns:
+        What `work` gave.
+
+    Raises:
+        FleetError: The engine cannot run, or what `work` raised.
+    """
+    request = Request(
+        request_id=RequestId(f"{kind.value}-{uuid.uuid4().hex[:8]}"),
+        kind=kind,
+        arguments={**arguments, "embedded": True},
+    )
+    drivers: list[_Thread[_Result]] = []
+
+    def launch(asked: Request) -> _Thread[_Result] | None:
+        if asked.request_id != request.request_id:
+            return None  # it waits for the next daemon
+        ours, theirs = socket.socketpair()
+        driver: _Thread[_Result] = _Thread(Channel(ours))
+        drivers.append(driver)
+        session = EngineSession(Channel(theirs), Path(settings.store.path))
+        arguments = (driver, session, work)
+        threading.Thread(target=_drive, args=arguments, name="driver", daemon=True).start()
+        return driver
+
+    engines = engine(settings, options, console, launch=launch)
+    with stop_signals() as stopped, engines as (coordinator, _, _notices):
+        answer = coordinator.desk.submit(request)
+        while not stopped and not (answer.done() and answer.exception()):
+            shown = coordinator.desk.get(request.request_id)
+            if shown is not None and shown["ended_at"] is not None:
+                break
+            take_turn(coordinator)
+        if stopped:
+            coordinator.desk.cancel(request.request_id)
+            take_turn(coordinator)
+        come_to_rest(coordinator, settings.daemon.stop_secs)
+    if stopped:
+        os.kill(os.getpid(), stopped[0])  # for the handler of the command line
+    if answer.exception():
+        raise answer.exception()  # type: ignore[misc]
+    driver = drivers[-1]
+    if driver.error is not None:
+        raise driver.error
+    if driver.result is None:
+        raise FleetError(f"{kind.value}: {shown['reason'] if shown else 'it did not begin'}")
+    return driver.result
+
+
+def _drive(
+    driver: _Thread[_Result], session: EngineSession, work: Callable[[EngineSession], _Result]
+) -> None:
+    try:
+        driver.result = work(session)
+    except BaseException as error:
+        driver.error = error
+        session.end({}, str(error) or type(error).__name__)
+    else:
+        session.end(_plain(driver.result))
+
+
+def _plain(result: Any) -> dict[str, Any]:
+    """What of a result the state can keep."""
+    try:
+        value = json.loads(json.dumps(result, allow_nan=False))
+    except (TypeError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+__all__ = ["run_embedded"]

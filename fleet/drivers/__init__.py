@@ -1,0 +1,1 @@
+"""Drivers of requests: each decides what the engine measures for its collection, onboarding or search."""

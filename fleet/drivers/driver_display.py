@@ -1,0 +1,79 @@
+"""Progress of a driver, told to the coordinator: steps of how many, seconds left, the last finding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from agents.records import REPEATS, DeviceId, Record, Workload
+from fleet.collection.progress import PHASES
+from fleet.requests.session import EngineSession
+
+#: Least seconds between two reports: each is journalled.
+_PAUSE_SECS = 1.0
+
+
+class DriverDisplay:
+    """Implements `fleet.collection.settings.Display` for a driver in a process of its own.
+
+    Args:
+        session: Where reports go.
+    """
+
+    def __init__(self, session: EngineSession) -> None:
+        self._session = session
+        self._phase = ""
+        self._done = self._total = 0
+        self._began = self._told_at = 0.0
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Nothing is drawn."""
+        yield
+
+    def say(self, text: str) -> None:
+        """Say one line."""
+        self._session.say(text)
+
+    def phase(self, name: str, total: int) -> None:
+        """Begin a phase of `total` steps."""
+        self._phase, self._done, self._total = PHASES.get(name, name), 0, total
+        self._began, self._told_at = time.monotonic(), 0.0
+        self._tell(self._phase)
+
+    def proposed(self, workload: Workload, candidates: int) -> None:
+        """One workload has its candidates."""
+        self.step(1, f"{workload.name}: {candidates}")
+
+    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        """Imported candidates of a workload are not measured."""
+        self.say(f"{workload.name}: {sum(reasons.values())} imported candidates are not measured")
+
+    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
+        """Records of one device are durable."""
+        self.step(sum(one.origin not in REPEATS for one in records) or len(records), device_id)
+
+    def step(self, done: int, note: str) -> None:
+        """Advance the phase by `done` steps."""
+        self._done = min(self._done + done, self._total)
+        self._tell(f"{self._phase}, {note}")
+
+    def computes(self, text: str) -> None:
+        """Let the devices go: nothing more is measured."""
+        self._session.progress(self._done, self._total, text, is_measuring=False)
+
+    def finish(self) -> None:
+        """End the last phase."""
+
+    def _tell(self, finding: str) -> None:
+        now = time.monotonic()
+        if now - self._told_at < _PAUSE_SECS and self._done < self._total:
+            return
+        self._told_at = now
+        secs = now - self._began
+        left = secs / self._done * (self._total - self._done) if self._done else None
+        self._session.progress(self._done, self._total, finding, left)
+
+
+__all__ = ["DriverDisplay"]

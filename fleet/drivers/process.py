@@ -1,0 +1,68 @@
+"""`python -m fleet.drivers.process REQUEST.json FD`: the driver of one request in a process of its own.
+
+Started by `launch.py`. It makes itself nice, stays on cores on which it disturbs no timing, and ends with the
+coordinator. What it measured is stored, so the same request begun again goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from agents.errors import AgentError
+from agents.sandbox.zygote import die_with_parent
+from fleet.core.request_words import RequestKind
+from fleet.errors import FleetError
+from fleet.requests.channel import Channel
+from fleet.requests.session import EngineSession
+
+#: A collection waits most of the time, an adaptation computes: neither must disturb a timing.
+_NICE = 5
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what a request file asks for and return the exit code."""
+    if len(arguments) != 3:
+        print("usage: python -m fleet.drivers.process REQUEST.json FD PARENT", file=sys.stderr)
+        return 2
+    path, end, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    die_with_parent(parent)
+    from fleet.config.settings import FleetConfig
+    from fleet.drivers.driver_display import DriverDisplay
+    from fleet.drivers.work import Work, perform
+    from transfer.errors import TransferError
+
+    value = json.loads(path.read_text())
+    settings = FleetConfig.model_validate(value["settings"])
+    os.nice(_NICE)
+    if value["cores"]:
+        os.sched_setaffinity(0, value["cores"])
+    session = EngineSession(Channel(socket.socket(fileno=end)), Path(settings.store.path))
+    work = Work(
+        kind=RequestKind(value["kind"]),
+        arguments=value["arguments"],
+        minutes=value["minutes"],
+        settings=settings,
+        models=Path(value["models"]),
+    )
+    try:
+        result = perform(work, session, DriverDisplay(session))
+    except (FleetError, AgentError, TransferError, OSError, MemoryError) as error:
+        traceback.print_exc()
+        session.end({}, str(error) or type(error).__name__)
+    else:
+        session.end(result)
+    session.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+
+
+__all__ = ["main"]

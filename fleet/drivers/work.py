@@ -1,0 +1,110 @@
+"""What the driver of a request does: reads its arguments, and calls the module that does the work.
+
+The same for a driver in a process of its own (`process.py`) and for one inside of the command that asked for
+it (`fleet.daemon.embedded`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.records import DeviceId, DeviceSpec
+from fleet.collection.settings import Display
+from fleet.core.request_words import RequestKind
+from fleet.requests.arguments import (
+    Arguments,
+    CollectionArguments,
+    OnboardingArguments,
+    TuningArguments,
+    devices_of,
+    read_arguments,
+)
+from fleet.requests.session import EngineSession
+
+if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One request as its driver sees it."""
+
+    kind: RequestKind
+    arguments: Mapping[str, Any]
+    #: Minutes that it may take; None for no limit.
+    minutes: float | None
+    #: Of the coordinator, which the arguments go on top of.
+    settings: FleetConfig
+    #: Folder of the model versions.
+    models: Path
+
+
+def perform(work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
+    """Do what a request asks for.
+
+    Returns:
+        What came of it, JSON-ready.
+
+    Raises:
+        FleetError, AgentError, TransferError: It cannot be done; what was measured is stored.
+    """
+    arguments = read_arguments(work.kind, work.arguments)
+    settings = _with_arguments(work.settings, arguments)
+    names = [DeviceId(one) for one in devices_of(arguments)]
+    display.phase("wait", 0)
+    session.ready(names)
+    known = session.store().devices()
+    specs: dict[DeviceId, DeviceSpec] = {one: known[one].spec for one in names}
+    match arguments:
+        case CollectionArguments():
+            from fleet.collection.jobs import collect_records
+
+            return collect_records(
+                session,
+                settings,
+                specs,
+                display,
+                remeasure=arguments.remeasure,
+                noise=arguments.noise,
+                minutes=work.minutes,
+            )
+        case OnboardingArguments():
+            from fleet.onboarding.onboarding import onboard_device
+
+            return onboard_device(session, settings, specs[names[0]], work.models, display)
+        case TuningArguments():
+            from fleet.tuning.tuning import TuneOptions, tune_device
+
+            options = TuneOptions(
+                trials=arguments.trials,
+                workloads=tuple(arguments.workloads),
+                models=work.models,
+                out=Path(arguments.out or f"runs/tuned/{arguments.device}"),
+                minutes=work.minutes,
+            )
+            return tune_device(session, settings, specs[names[0]], options, display)
+
+
+def _with_arguments(settings: FleetConfig, arguments: Arguments) -> FleetConfig:
+    """The settings with what a request says beside them."""
+    from fleet.config.settings import FleetConfig
+
+    values = settings.model_dump()
+    given: dict[str, dict[str, Any]] = {"training": {"seed": arguments.seed}}
+    match arguments:
+        case CollectionArguments(networks=networks, count=count, samples=samples):
+            given["workloads"] = {"networks": networks, "count": count, "samples": samples}
+        case OnboardingArguments(samples=samples, strategy=strategy, selector=selector):
+            given["onboarding"] = {"samples": samples, "strategy": strategy, "selector": selector}
+            given["training"]["epochs"] = arguments.epochs
+        case TuningArguments(networks=networks):
+            given["workloads"] = {"networks": networks}
+    for section, changes in given.items():
+        values[section] |= {name: value for name, value in changes.items() if value is not None}
+    return FleetConfig.model_validate(values)
+
+
+__all__ = ["Work", "perform"]

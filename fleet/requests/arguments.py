@@ -1,0 +1,107 @@
+"""What each kind of request may ask for: plain values, strictly read.
+
+`fleet.requests.checks` reads them where a request arrives, `fleet.drivers.process` where it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fleet.core.request_words import RequestKind
+from fleet.errors import FleetError
+
+_Name = Annotated[str, Field(min_length=1, max_length=200)]
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
+_Number = Annotated[int, Field(ge=0, le=1_000_000)]
+_Seed = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    #: Runs inside of the command that asked for it, and ends with it.
+    embedded: bool = False
+    seed: _Seed | None = None
+
+
+class CollectionArguments(_Arguments):
+    """A collection; what is left out is as in the settings."""
+
+    #: Empty: every device of the fleet.
+    devices: list[_Name] = []
+    networks: list[_Name] | None = None
+    #: Workloads, and candidates of each.
+    count: _Count | None = None
+    samples: _Count | None = None
+    #: Candidates of each device that are measured a second time.
+    remeasure: _Number = 0
+    #: Candidates of an A/A run, which is all that is done then.
+    noise: _Count | None = None
+
+
+class OnboardingArguments(_Arguments):
+    """A head for a device."""
+
+    device: _Name
+    samples: _Number | None = None
+    strategy: _Name | None = None
+    selector: _Name | None = None
+    epochs: _Count | None = None
+
+
+class TuningArguments(_Arguments):
+    """A search on a device."""
+
+    device: _Name
+    trials: _Count
+    networks: list[_Name] | None = None
+    workloads: list[_Name] = []
+    #: Folder for the database, on the coordinator's host; None for its usual place.
+    out: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
+
+
+Arguments = CollectionArguments | OnboardingArguments | TuningArguments
+
+_KINDS: Final[Mapping[RequestKind, type[Arguments]]] = {
+    RequestKind.COLLECTION: CollectionArguments,
+    RequestKind.ONBOARDING: OnboardingArguments,
+    RequestKind.TUNING: TuningArguments,
+}
+
+
+class ArgumentsError(FleetError):
+    """Arguments that a request of this kind does not take."""
+
+
+def read_arguments(kind: RequestKind, values: Mapping[str, Any]) -> Arguments:
+    """Read the arguments of a request that has a driver.
+
+    Raises:
+        ArgumentsError: One is missing, unknown or of the wrong kind; the message names it.
+    """
+    try:
+        return _KINDS[kind].model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "arguments"
+        got = "" if first["type"] == "missing" else f", got {first['input']!r:.80}"
+        raise ArgumentsError(f"{kind}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}") from None
+
+
+def devices_of(arguments: Arguments) -> list[str]:
+    """The devices that a request names; none where it is for all."""
+    return arguments.devices if isinstance(arguments, CollectionArguments) else [arguments.device]
+
+
+__all__ = [
+    "Arguments",
+    "ArgumentsError",
+    "CollectionArguments",
+    "OnboardingArguments",
+    "TuningArguments",
+    "devices_of",
+    "read_arguments",
+]

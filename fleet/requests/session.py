@@ -1,0 +1,227 @@
+"""The engine as the driver of a request sees it: agents that draw and measure, and a store to read.
+
+A driver decides which candidates are measured; the coordinator leases, measures and stores
+(`fleet.engine.request_drivers` answers). Every call may be open beside others; the answers come in any order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any
+
+from agents.codec import record_from_json, workload_from_json
+from agents.programs.derivation import Derivation
+from agents.records import Candidate, CandidateId, DeviceId, Record, Workload
+from fleet.errors import FleetError
+from fleet.requests.channel import Channel, ChannelClosedError
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
+
+
+class DeviceUnusableError(FleetError):
+    """A device does not measure just now; others may."""
+
+
+class EngineSession:
+    """One driver's way to the coordinator.
+
+    Args:
+        channel: To the coordinator.
+        store: Path of the store.
+    """
+
+    def __init__(self, channel: Channel, store: Path) -> None:
+        self._channel, self._path = channel, store
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[Future[Any], Callable[[Any], Any]]] = {}
+        self._is_over = False
+        self._reader: StoreReader | None = None
+        threading.Thread(target=self._hear, name="engine", daemon=True).start()
+
+    # ---- what agents do ----
+
+    def ready(self, device_ids: Iterable[DeviceId]) -> None:
+        """Wait until devices can measure and the store knows what they are.
+
+        Raises:
+            DeviceUnusableError: One of them cannot.
+        """
+        self.ask({"op": "ready", "devices": list(device_ids)}).result()
+
+    def environment_id(self, device_id: DeviceId) -> str:
+        """The environment of the records that a device makes now."""
+        return str(self.ask({"op": "environment", "device": device_id}).result())
+
+    def network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
+        """List the workloads of networks, heaviest first; the store has them afterwards."""
+        question = {"op": "workloads", "device": device_id, "networks": list(networks)}
+        found: list[Workload] = self.ask(question, _workloads).result()
+        return found
+
+    def propose(
+        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Collection[CandidateId]
+    ) -> Future[list[Candidate]]:
+        """Draw random candidates."""
+        return self._draw(device_id, workload, {"count": count, "seed": seed, "exclude": list(exclude)})
+
+    def evolve(
+        self,
+        device_id: DeviceId,
+        workload: Workload,
+        parents: Sequence[str],
+        count: int,
+        seed: int,
+        exclude: Collection[CandidateId],
+    ) -> Future[list[Candidate]]:
+        """Draw candidates near good ones."""
+        how = {"count": count, "seed": seed, "exclude": list(exclude), "parents": list(parents)}
+        return self._draw(device_id, workload, how)
+
+    def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
+        """Derive candidates of our own from imported traces."""
+        question = {"op": "draw", "device": device_id, "workload": workload.workload_id}
+        how = {"count": len(traces), "seed": 0, "exclude": [], "foreign": list(traces)}
+
+        def read(answer: Any) -> Derivation:
+            return Derivation(tuple(_candidates(answer)), dict(answer["refused"]))
+
+        return self.ask(question | how, read)
+
+    def measure(
+        self,
+        device_id: DeviceId,
+        candidates: Sequence[Candidate],
+        *,
+        attempt: int = 0,
+        model_version: str = "",
+    ) -> Future[list[Record]]:
+        """Measure candidates on a device; the answer comes when all of them are stored.
+
+        Candidates that the store has of this attempt already give no record again. One whose job was put
+        under quarantine gives none either.
+        """
+        question = {
+            "op": "measure",
+            "device": device_id,
+            "attempt": attempt,
+            "model_version": model_version,
+            "candidates": [[one.workload_id, one.dialect, one.origin, one.trace] for one in candidates],
+        }
+        self._reader = None
+        return self.ask(question, lambda answer: [record_from_json(one) for one in answer])
+
+    def wait(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
+        """Wait until at least one is over; returns those that are."""
+        return list(wait(list(futures), return_when=FIRST_COMPLETED).done)
+
+    # ---- what is known ----
+
+    def store(self) -> StoreReader:
+        """The store as it is now: all that was measured for this driver is in it."""
+        if self._reader is None:
+            self.ask({"op": "flush"}).result()
+            self._reader = Store.read(self._path)
+        return self._reader
+
+    # ---- what is told ----
+
+    def progress(
+        self,
+        done: int,
+        of: int,
+        finding: str,
+        left_secs: float | None = None,
+        *,
+        is_measuring: bool = True,
+    ) -> None:
+        """Say how far the request has come, and whether it still needs its devices."""
+        told = {"done": done, "of": of, "left_secs": left_secs, "finding": finding}
+        self._channel.send({"op": "progress", **told, "is_measuring": is_measuring})
+
+    def say(self, text: str) -> None:
+        """Say something to whoever reads along."""
+        self._channel.send({"op": "say", "text": text})
+
+    def published(self, version: str, device_ids: Sequence[DeviceId]) -> None:
+        """Say that a model version serves devices from now on."""
+        self._channel.send({"op": "published", "version": version, "devices": list(device_ids)})
+
+    def end(self, result: dict[str, Any], reason: str = "") -> None:
+        """End the request: with what came of it, or with why it failed."""
+        self._channel.send({"op": "end", "result": result, "reason": reason})
+        self._channel.close()
+
+    def join(self) -> None:
+        """Wait until all that was told has left; after `end`."""
+        self._channel.join()
+
+    def ask(
+        self, question: dict[str, Any], read: Callable[[Any], Any] = lambda answer: answer
+    ) -> Future[Any]:
+        """Ask the coordinator.
+
+        Args:
+            question: With `op` and its arguments.
+            read: Makes the value of the answer.
+        """
+        number = next(self._numbers)
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._is_over:
+                future.set_exception(_gone())
+                return future
+            self._open[number] = future, read
+        self._channel.send({**question, "id": number})
+        return future
+
+    def _draw(self, device_id: DeviceId, workload: Workload, how: dict[str, Any]) -> Future[list[Candidate]]:
+        question = {"op": "draw", "device": device_id, "workload": workload.workload_id}
+        return self.ask(question | how, _candidates)
+
+    def _hear(self) -> None:
+        """Give answers to those who wait for them, until the coordinator is gone."""
+        try:
+            while True:
+                message = self._channel.get()
+                if message is None:
+                    continue
+                with self._lock:
+                    future, read = self._open.pop(message["id"])
+                if "unusable" in message:
+                    future.set_exception(DeviceUnusableError(message["unusable"]))
+                elif "error" in message:
+                    future.set_exception(FleetError(message["error"]))
+                else:
+                    try:
+                        future.set_result(read(message["value"]))
+                    except Exception as error:
+                        future.set_exception(error)
+        except ChannelClosedError:
+            with self._lock:
+                self._is_over, left = True, list(self._open.values())
+                self._open.clear()
+            for future, _ in left:
+                future.set_exception(_gone())
+
+
+def _gone() -> FleetError:
+    return FleetError("the coordinator is gone; the same command goes on from what is stored")
+
+
+def _workloads(answer: Any) -> list[Workload]:
+    return [workload_from_json(one) for one in answer]
+
+
+def _candidates(answer: Any) -> list[Candidate]:
+    return [
+        Candidate(workload_id=workload_id, dialect=dialect, origin=origin, trace=trace)
+        for workload_id, dialect, origin, trace in answer["candidates"]
+    ]
+
+
+__all__ = ["DeviceUnusableError", "EngineSession"]
