@@ -46,6 +46,10 @@ class DaemonSection(Section):
     quarantine_secs: float = Field(default=600.0, ge=1, le=86_400)
     #: Whether models are trained and published.
     refresh: bool = True
+    #: Candidates that a new device measures for its first head, and a known one in another environment; 0: it
+    #: waits for a training.
+    arrival_samples: int = Field(default=64, ge=0, le=1_000_000)
+    return_samples: int = Field(default=32, ge=0, le=1_000_000)
     #: New records of a family that ask for a training: so many, and at least this share of all of them.
     training_records: int = Field(default=512, ge=1, le=10_000_000)
     training_share: float = Field(default=0.2, ge=0, le=10)

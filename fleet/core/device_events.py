@@ -9,7 +9,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
 from fleet.core.events import DeviceState, Instruction, JobState, ReasonKind
 from fleet.core.model_events import enter_environment, expect
-from fleet.core.requests import drivers_begun, requests_due
+from fleet.core.requests import drivers_begun, onboard_arrivals, requests_due
 from fleet.core.state_core import Core
 
 
@@ -188,7 +188,7 @@ def probe_passed(core: Core, event: ev.ProbePassed) -> list[Instruction]:
     if not device.champion:
         missing = core.leasing.limits.reason_records - device.records
         expect(core, device, ReasonKind.NEW_DEVICE, f"{device.device_id} has no head yet", missing)
-    return core.leasing.settle(device)
+    return onboard_arrivals(core) + core.leasing.settle(device)
 
 
 def probe_refused(core: Core, event: ev.ProbeRefused) -> list[Instruction]:

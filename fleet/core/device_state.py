@@ -89,6 +89,8 @@ class Device:
     outcomes: dict[str, int] = field(default_factory=dict)
     environment_id: str = ""
     champion: str = ""
+    #: Environment in which it was last given a head by itself, whatever came of it.
+    onboarded_in: str = ""
     drift: str = ""
 
     def lease(self, epoch: int) -> HeldLease | None:

@@ -32,6 +32,9 @@ class Limits:
     job_candidates: int = 64
     #: Jobs are asked for again if none came.
     want_secs: float = 30.0
+    #: Candidates that a device measures for its first head, and again in another environment; 0: neither.
+    arrival_samples: int = 0
+    return_samples: int = 0
     #: Drivers of requests that run at the same time.
     drivers: int = 2
     #: Measure for requests only: no jobs of the background are asked for or granted.

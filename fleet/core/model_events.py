@@ -9,7 +9,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import Device
 from fleet.core.events import Event, Instruction, ReasonKind
 from fleet.core.refresh_triggers import Phase
-from fleet.core.requests import training_broke, training_is_judged, training_runs
+from fleet.core.requests import onboard_arrivals, training_broke, training_is_judged, training_runs
 from fleet.core.state_core import Core
 
 
@@ -67,8 +67,9 @@ def model_published(core: Core, event: ev.ModelPublished) -> list[Instruction]:
         device = core.leasing.devices.get(device_id)
         if device is not None:  # a model has heads of devices that only the store knows, too
             device.champion, device.drift = event.version, ""
+            device.onboarded_in = device.onboarded_in or device.environment_id
             core.triggers.drop(device_id, frozenset({ReasonKind.NEW_DEVICE}))
-    return []
+    return onboard_arrivals(core)
 
 
 def model_rolled_back(core: Core, event: ev.ModelRolledBack) -> list[Instruction]:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agents.records import DeviceId
+from fleet.core.device_state import Device
 from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import (
+    DeviceState,
     Instruction,
     JobState,
     ReasonKind,
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 KEPT_REQUESTS, KEPT_SECS = 1_000, 30 * 86_400.0
 #: A driver ends by itself when its minutes are over, and tells what it has; after so long it is ended.
 _DRIVER_GRACE_SECS = 600.0
+_USABLE = frozenset({DeviceState.IDLE, DeviceState.LEASED})
+#: What a head of its own makes a device ask for no more.
+_DEALT_WITH = frozenset({ReasonKind.NEW_DEVICE, ReasonKind.NEW_ENVIRONMENT})
 
 
 @dataclass(slots=True)
@@ -194,6 +199,7 @@ def request_ended(core: Core, event: RequestEnded) -> list[Instruction]:
     entry.result, entry.reason = dict(event.result), event.reason
     state = RequestState.FAILED if event.reason else RequestState.SUCCEEDED
     core.requests.end(entry, state, core.leasing.now)
+    _train_instead(core, entry.request)
     made = _without_jobs(core, event.request_id)
     return [ShowRequest(request_id=event.request_id), *made, *_start_drivers(core), *reserve_devices(core)]
 
@@ -218,6 +224,56 @@ def reserve_devices(core: Core) -> list[Instruction]:
     )
     freed = [core.leasing.devices.get(one) for one in sorted(before - core.leasing.reserved)]
     return [made for device in freed if device is not None for made in core.leasing.settle(device)]
+
+
+def onboard_arrivals(core: Core) -> list[Instruction]:
+    """Ask for a head for every device that works, where others of its family have one.
+
+    Once in an environment: where nothing comes of it, a training gives it a head as soon as it has records.
+    """
+    limits, made = core.leasing.limits, list[Instruction]()
+    if not limits.arrival_samples:
+        return made
+    families = {one.family for one in core.leasing.devices.values() if one.champion}
+    for device in core.leasing.devices.values():
+        samples = limits.return_samples if device.champion else limits.arrival_samples
+        is_new = device.environment_id != device.onboarded_in
+        is_first = device.champion and not device.onboarded_in
+        if not samples or not is_new or device.state not in _USABLE or device.family not in families:
+            continue
+        device.onboarded_in = device.environment_id
+        if is_first or _is_asked(core, device):
+            continue  # its head is from before devices were given heads by themselves
+        core.triggers.drop(device.device_id, _DEALT_WITH)
+        request = Request(
+            request_id=RequestId(f"onboarding-{device.device_id}-{device.incarnation}"),
+            kind=RequestKind.ONBOARDING,
+            arguments={"device": device.device_id, "samples": samples, "fewer": True},
+        )
+        if core.requests.get(request.request_id) is None:
+            core.requests.submit(request, core.leasing.now)
+            made.append(ShowRequest(request_id=request.request_id))
+    return made + _start_drivers(core) + reserve_devices(core) if made else made
+
+
+def _is_asked(core: Core, device: Device) -> bool:
+    """Whether an open request is for the head of a device."""
+    return any(
+        one.request.kind is RequestKind.ONBOARDING and device.device_id in one.request.device_ids
+        for one in core.requests.open()
+    )
+
+
+def _train_instead(core: Core, request: Request) -> None:
+    """Where a device got no head, a training gives it one as soon as it has records."""
+    if request.kind is not RequestKind.ONBOARDING:
+        return
+    for device_id in request.device_ids:
+        device = core.leasing.devices.get(device_id)
+        if device is not None and not device.champion:
+            text = f"{device_id} has no head yet"
+            reason = TrainingReason(kind=ReasonKind.NEW_DEVICE, device_id=device_id, text=text)
+            core.triggers.expect(device.family, reason, core.leasing.limits.reason_records - device.records)
 
 
 def _start_drivers(core: Core) -> list[Instruction]:
@@ -323,6 +379,7 @@ def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) 
     request = entry.request
     made: list[Instruction] = [ShowRequest(request_id=request.request_id)]
     if request.kind.has_driver:
+        _train_instead(core, request)
         made += [StopDriver(request_id=request.request_id)] if was_running else []
         made += _without_jobs(core, request.request_id) + _start_drivers(core)
         return made + reserve_devices(core)
@@ -340,6 +397,7 @@ __all__ = [
     "Requests",
     "drivers_begun",
     "family_of",
+    "onboard_arrivals",
     "request_cancelled",
     "request_ended",
     "request_progressed",

@@ -247,6 +247,8 @@ def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> Co
             training_share=daemon.training_share,
             reason_records=daemon.reason_records,
             training_pause_secs=daemon.training_pause_secs,
+            arrival_samples=0 if is_embedded or not daemon.refresh else daemon.arrival_samples,
+            return_samples=0 if is_embedded or not daemon.refresh else daemon.return_samples,
             # A command begins its own request at once, whatever waits for the next daemon.
             drivers=_EMBEDDED_DRIVERS if is_embedded else Limits().drivers,
             requests_only=is_embedded,

@@ -74,7 +74,9 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
         case OnboardingArguments():
             from fleet.onboarding.onboarding import onboard_device
 
-            return onboard_device(session, settings, specs[names[0]], work.models, display)
+            return onboard_device(
+                session, settings, specs[names[0]], work.models, display, fewer=arguments.fewer
+            )
         case TuningArguments():
             from fleet.tuning.tuning import TuneOptions, tune_device
 

@@ -9,12 +9,14 @@ import math
 from collections.abc import Collection as CollectionOf
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.records import Candidate, CandidateId, DeviceId, Family, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, WorkloadId
 from fleet.collection.collect import known_candidates
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
+from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot
 from fleet.onboarding.adaptation import Onboarding
 from fleet.store.reader import StoreReader
@@ -50,10 +52,28 @@ def siblings_of(
     return found
 
 
+def source_version(registry: Registry, store: StoreReader, spec: DeviceSpec) -> Path:
+    """The newest version that serves a device of the family, to start from; else the newest of all."""
+    devices = store.devices()
+    serving = {
+        champion.version
+        for device_id, champion in registry.champions().items()
+        if device_id != spec.device_id
+        and device_id in devices
+        and devices[device_id].spec.family is spec.family
+    }
+    return registry.folder / max(serving) if serving else registry.newest_serving()
+
+
 def pools_of(
-    store: StoreReader, siblings: CollectionOf[DeviceId], samples: int, *, live: bool = False
-) -> tuple[dict[WorkloadId, list[Candidate]], bool]:
-    """Candidates to choose among by workload, and whether none of them is of a held-out workload.
+    store: StoreReader,
+    siblings: CollectionOf[DeviceId],
+    samples: int,
+    *,
+    live: bool = False,
+    fewer: bool = False,
+) -> tuple[dict[WorkloadId, list[Candidate]], bool, int]:
+    """Candidates to choose among by workload; whether none is of a held-out workload; how many to choose.
 
     The dataset of the onboarding may have workloads beside these, those of the fingerprint, and with them
     enough that the rule holds out some of which samples are chosen here: these would be paid for nothing.
@@ -63,6 +83,7 @@ def pools_of(
         siblings: Whose candidates.
         samples: How many are asked for.
         live: For a live device, which measures candidates of our own only (`fleet.collection.trust`).
+        fewer: Do with as many as there are.
 
     Raises:
         FleetError: Source devices have measured fewer candidates than samples asked for.
@@ -76,15 +97,15 @@ def pools_of(
     open_pools = {one: pool for one, pool in pools.items() if one not in kept_out}
     # What is held out teaches nothing: samples of it would be spent in vain.
     if sum(map(len, open_pools.values())) >= samples:
-        return open_pools, not any(is_held_out(known[one]) for one in open_pools)
+        return open_pools, not any(is_held_out(known[one]) for one in open_pools), samples
     there = sum(map(len, pools.values()))
-    if there < samples:
+    if there < samples and not (fewer and there):
         raise FleetError(
             f"{samples} samples are asked for, but the siblings {', '.join(siblings)} have measured {there} "
             f"candidates{' of our own' if live else ''}; ask for at most that many, or run `fleet collect` "
             "first"
         )
-    return pools, False
+    return pools, False, min(samples, there)
 
 
 def choose(
@@ -94,13 +115,14 @@ def choose(
     measured: CollectionOf[CandidateId],
     settings: FleetConfig,
     source: MultiTaskTLP,
+    samples: int,
 ) -> dict[WorkloadId, list[Candidate]]:
     """The candidates to measure, those of earlier onboardings first: they need no measurement."""
     import numpy as np
 
     from transfer.adapt.sample_selection import Choice, selector_named
 
-    dataset, samples = snapshot.dataset, settings.onboarding.samples
+    dataset = snapshot.dataset
     by_id = {one.candidate_id: one for pool in pools.values() for one in pool}
     pool = np.flatnonzero([one in by_id for one in dataset.candidate_ids])
     taken = pool[[dataset.candidate_ids[row] in measured for row in pool.tolist()]]
@@ -133,4 +155,4 @@ def unmeasured(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> 
     return np.setdiff1d(rows, one.support)
 
 
-__all__ = ["choose", "pools_of", "siblings_of", "unmeasured"]
+__all__ = ["choose", "pools_of", "siblings_of", "source_version", "unmeasured"]

@@ -31,7 +31,7 @@ from fleet.models.holdout import held_out
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config
 from fleet.onboarding.adaptation import STANDINGS, Onboarding, history, remember, strategy_for, told
-from fleet.onboarding.choice import choose, pools_of, siblings_of, unmeasured
+from fleet.onboarding.choice import choose, pools_of, siblings_of, source_version, unmeasured
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
 from fleet.store.reader import StoreReader
 
@@ -50,7 +50,13 @@ CURVES = "onboarding"
 
 
 def onboard_device(
-    engine: Engine, settings: FleetConfig, spec: DeviceSpec, models: Path, display: Display
+    engine: Engine,
+    settings: FleetConfig,
+    spec: DeviceSpec,
+    models: Path,
+    display: Display,
+    *,
+    fewer: bool = False,
 ) -> dict[str, Any]:
     """Fingerprint, choose, measure, adapt, report; keep the head as a version. The driver of an onboarding.
 
@@ -60,6 +66,7 @@ def onboard_device(
         spec: The device.
         models: Folder of the model versions.
         display: Shows how it goes.
+        fewer: Do with fewer samples where source devices have not measured so many candidates.
 
     Returns:
         What `fleet onboard --json` prints: samples, strategy asked for and taken, version of the model,
@@ -78,23 +85,24 @@ def onboard_device(
 
     target, live = spec.device_id, is_live(spec)
     seed, samples = settings.training.seed, settings.onboarding.samples
-    source, manifest = checkpoint.load(Registry(models).newest_serving(), DEFAULT_SPEC)
+    store = engine.store()
+    served_from = source_version(Registry(models), store, spec)
+    source, manifest = checkpoint.load(served_from, DEFAULT_SPEC)
     source = _without_head(source, target)
     clock, config = Clock(), train_config(settings.training.epochs)
     how = CollectSettings(samples=max(1, samples), protocol=settings.timing_protocol(), seed=seed)
     with display.live():
-        store = engine.store()
         siblings = siblings_of(store, target, spec.family, source.device_ids, str(manifest["version"]))
         collection = Collection(engine, {target: spec}, how, display)
         with clock.part("choose"):
-            pools, holds_out = pools_of(store, siblings, samples, live=live)
+            pools, holds_out, samples = pools_of(store, siblings, samples, live=live, fewer=fewer)
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
             near = _likeness(mine, known_fingerprints(store, siblings))
         with clock.part("choose"):
             before = load_snapshot(store, device_ids=siblings)
             measured = {row.candidate_id for row in engine.store().records(device_id=target)}
-            few = choose(before, target, pools, measured, settings, source)
+            few = choose(before, target, pools, measured, settings, source, samples)
         support = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
         with clock.part("measure"):
             collection.measure({spec.family: few}, _given(collection, few))
@@ -115,6 +123,9 @@ def onboard_device(
         _, version = adapt_version(
             snapshot, models, source, target, support, strategy, config, seed, hold_out=holds_out
         )
+    serving = _serving(Registry(models), target, version)
+    if serving["served_by"] == version:
+        engine.published(version, [target])
     adapted = strategy.adapted
     taken = str(adapted.notes.get("strategy", strategy.name))
     result: dict[str, Any] = {
@@ -126,7 +137,7 @@ def onboard_device(
         "notes": dict(adapted.notes),
         "version": version,
         "path": str(models / version),
-        **_serving(Registry(models), target, version),
+        **serving,
         "siblings": list(siblings),
         "fingerprint": {"programs": mine.tried, "ran": len(mine.latency_secs), "distance": near},
     }

@@ -47,6 +47,8 @@ class OnboardingArguments(_Arguments):
 
     device: _Name
     samples: _Number | None = None
+    #: Do with fewer samples where source devices have not measured so many candidates.
+    fewer: bool = False
     strategy: _Name | None = None
     selector: _Name | None = None
     epochs: _Count | None = None
