@@ -20,6 +20,7 @@ from fleet.engine.device_updates import DeviceSource
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.journal.journal import Journal
 from fleet.engine.notices import Notices
+from fleet.engine.request_drivers import Launch
 from fleet.engine.settings import CoordinatorSettings
 from fleet.interchange.export_store import export
 from fleet.planner.candidate_pools import CandidatePools
@@ -125,6 +126,7 @@ class Fleet:
     trainer: Any = None
     #: Makes what describes devices, for each life; None for devices that stay.
     source: Callable[[], DeviceSource] | None = None
+    launch: Launch | None = None
 
     @contextmanager
     def coordinator(self) -> Iterator[tuple[Coordinator, LocalTransport]]:
@@ -161,6 +163,7 @@ class Fleet:
                     trainer=self.trainer,
                     clock=self.clock,
                     source=source,
+                    launch=self.launch,
                 ),
                 links,
             )

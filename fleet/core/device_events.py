@@ -98,6 +98,7 @@ def device_added(core: Core, event: ev.DeviceAdded) -> list[Instruction]:
         core.triggers.stored(device.family, device.device_id, -device.records)
         core.triggers.stored(event.family, device.device_id, device.records)
     device.family, device.policy = event.family, event.policy
+    device.neighbourhood = event.neighbourhood
     made: list[Instruction] = []
     if device.state in (DeviceState.UNKNOWN, DeviceState.RETIRED, DeviceState.ABSENT):
         if device.state is not DeviceState.ABSENT:
@@ -182,7 +183,7 @@ def probe_passed(core: Core, event: ev.ProbePassed) -> list[Instruction]:
     if device.state is not DeviceState.PROBING:
         raise core.impossible(event, "its agent had passed the probe before")
     device.state, device.reason, device.probe_by = DeviceState.IDLE, "", None
-    device.utc_offset_secs = event.utc_offset_secs or 0.0
+    device.utc_offset_secs, device.host = event.utc_offset_secs or 0.0, event.host
     device.is_host_idle = None
     enter_environment(core, device, event.environment_id)
     if not device.champion:

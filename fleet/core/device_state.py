@@ -89,6 +89,9 @@ class Device:
     outcomes: dict[str, int] = field(default_factory=dict)
     environment_id: str = ""
     champion: str = ""
+    neighbourhood: str = ""
+    #: Name of the host of its last agent.
+    host: str = ""
     #: Environment in which it was last given a head by itself, whatever came of it.
     onboarded_in: str = ""
     drift: str = ""

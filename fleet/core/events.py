@@ -91,13 +91,15 @@ class CoordinatorStopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAdded:
-    """A device belongs to the fleet. Told again for a known device it changes family and policy only."""
+    """A device belongs to the fleet. Told again for a known device it changes what is said here only."""
 
     at_secs: float
     device_id: DeviceId
     #: A value of `Family`.
     family: str
     policy: DevicePolicy = field(default_factory=DevicePolicy)
+    #: Devices with the same text here take turns for what times their programs; empty: it shares with nobody.
+    neighbourhood: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,8 @@ class ProbePassed:
     environment_id: str
     #: Seconds that the host's local time is ahead of UTC just now; None where it is not known (taken as 0).
     utc_offset_secs: float | None = None
+    #: Name of its host.
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,17 +213,29 @@ def drivers_begun(core: Core) -> list[Instruction]:
 
 
 def reserve_devices(core: Core) -> list[Instruction]:
-    """Keep the background off the devices that a driver measures on: it would wait for every answer."""
-    before = core.leasing.reserved
-    core.leasing.reserved = frozenset[DeviceId]().union(
-        *(
-            one.request.device_ids
-            for one in core.requests.open()
-            if one.state is RequestState.RUNNING and one.is_measuring
-        )
-    )
-    freed = [core.leasing.devices.get(one) for one in sorted(before - core.leasing.reserved)]
-    return [made for device in freed if device is not None for made in core.leasing.settle(device)]
+    """Keep the background off the devices that a driver measures on: it would wait for every answer.
+
+    An arrival has its neighbours wait too, with which it would share what times their programs.
+    """
+    leasing, before, found = core.leasing, core.leasing.reserved, set[DeviceId]()
+    for entry in core.requests.open():
+        is_arrival = entry.request.kind is RequestKind.ONBOARDING
+        if entry.is_measuring and (is_arrival or entry.state is RequestState.RUNNING):
+            found |= entry.request.device_ids
+            if is_arrival:
+                found |= _neighbours(core, entry.request.device_ids)
+    leasing.reserved = frozenset(found)
+    freed = [leasing.devices.get(one) for one in sorted(before - leasing.reserved)]
+    return [made for device in freed if device is not None for made in leasing.settle(device)]
+
+
+def _neighbours(core: Core, device_ids: frozenset[DeviceId]) -> set[DeviceId]:
+    devices = core.leasing.devices
+    mine = [devices[one] for one in device_ids if one in devices and devices[one].neighbourhood]
+    places = {(one.host, one.neighbourhood) for one in mine}
+    if not places:
+        return set()
+    return {one for one, device in devices.items() if (device.host, device.neighbourhood) in places}
 
 
 def onboard_arrivals(core: Core) -> list[Instruction]:
@@ -282,7 +294,11 @@ def _start_drivers(core: Core) -> list[Instruction]:
     waiting = [one for one in found if one.state is RequestState.QUEUED]
     room = core.leasing.limits.drivers - (len(found) - len(waiting))
     made: list[Instruction] = []
-    for entry in sorted(waiting, key=lambda one: -one.request.kind.priority)[: max(0, room)]:
+    waiting.sort(key=lambda one: -one.request.kind.priority)
+    # An arrival waits for other arrivals only.
+    is_arrival = bool(waiting) and waiting[0].request.kind is RequestKind.ONBOARDING
+    runs = any(one.request.kind is RequestKind.ONBOARDING for one in found if one not in waiting)
+    for entry in waiting[: max(int(is_arrival and not runs), room)]:
         entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
         entry.is_measuring = True
         entry.changes += 1

@@ -90,6 +90,7 @@ def passed(up: AgentUp, now: float, wall: float) -> ev.ProbePassed:
         device_id=up.device_id,
         incarnation=up.incarnation,
         environment_id=up.environment_id,
+        host=up.host,
         # Of this host: boards in another time zone keep its hours.
         utc_offset_secs=float(time.localtime(wall).tm_gmtoff),
     )

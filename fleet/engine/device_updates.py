@@ -71,6 +71,7 @@ class DeviceUpdates:
             device_id=device_id,
             family=parts.roster.families[device_id],
             policy=parts.settings.policy_of(device_id),
+            neighbourhood=parts.roster.turns[device_id],
         )
 
     def look(self) -> None:

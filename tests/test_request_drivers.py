@@ -1,0 +1,293 @@
+"""Drivers of requests beside a coordinator: what they ask for is measured once, whatever ends in between."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.records import DeviceId, Record
+from fleet.core.limits import Limits
+from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.engine.coordinator import Coordinator
+from fleet.errors import FleetError
+from fleet.requests.channel import Channel
+from fleet.requests.session import DeviceUnusableError, EngineSession
+from tests.coordinator_fixtures import WORKLOADS, Fleet, make_fleet
+
+ONE = DeviceId("one")
+R1 = RequestId("r1")
+SOME = 6
+
+
+class Driver:
+    """A driver in a thread."""
+
+    def __init__(self, store: Path, work: Callable[[EngineSession], dict[str, Any]]) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel, self._other = Channel(ours), Channel(theirs)
+        self.session, self.work = EngineSession(self._other, store), work
+        self.is_stopped = False
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            result = self.work(self.session)
+        except FleetError as error:
+            self.session.end({}, str(error))
+        except SystemExit:
+            self._other.close()  # without a word
+        else:
+            self.session.end(result)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.channel.close()
+
+    def failure(self) -> str:
+        return "it was killed"
+
+
+class Drivers:
+    """Starts drivers, and remembers them."""
+
+    def __init__(self, fleet: Fleet, work: Callable[[EngineSession], dict[str, Any]]) -> None:
+        self.started: list[Driver] = []
+        self._store, self.work = fleet.folder / "store", work
+
+    def __call__(self, request: Request) -> Driver:
+        driver = Driver(self._store, self.work)
+        self.started.append(driver)
+        return driver
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return make_fleet(tmp_path, limits=Limits(job_candidates=8, requests_only=True))
+
+
+def collection(request_id: str = R1, **arguments: Any) -> Request:
+    return Request(
+        request_id=RequestId(request_id),
+        kind=RequestKind.COLLECTION,
+        arguments={"devices": [ONE], **arguments},
+    )
+
+
+def measure_some(session: EngineSession) -> dict[str, Any]:
+    """Draw and measure a few candidates of the first workload."""
+    session.ready([ONE])
+    [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
+    candidates = session.propose(ONE, workload, SOME, 1, ()).result()
+    records: list[Record] = session.measure(ONE, candidates).result()
+    stored = {record.candidate_id for record in session.store().records(device_id=ONE)}
+    assert {one.candidate_id for one in candidates} <= stored
+    return {"measured": len({one.candidate_id for one in records})}
+
+
+def run_to_end(fleet: Fleet, coordinator: Coordinator, request_id: str = R1) -> dict[str, Any]:
+    def is_over(coordinator: Coordinator) -> bool:
+        fleet.clock.now += 0.2
+        threading.Event().wait(0.005)  # the driver is a thread
+        shown = coordinator.desk.get(request_id)
+        return shown is not None and shown["ended_at"] is not None
+
+    Fleet.turn_until(coordinator, is_over, turns=3000)
+    found = coordinator.desk.get(request_id)
+    assert found is not None
+    return dict(found)
+
+
+def test_what_a_driver_asks_for_is_measured_and_stored(fleet: Fleet) -> None:
+    fleet.launch = Drivers(fleet, measure_some)
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        ended = run_to_end(fleet, coordinator)
+    assert ended["state"] == "succeeded"
+    assert ended["result"] == {"measured": SOME}
+    assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
+
+
+def test_the_background_measures_nothing_on_a_device_that_a_driver_uses(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, limits=Limits(job_candidates=8))
+    seen: list[int] = []
+
+    def wait_a_while(session: EngineSession) -> dict[str, Any]:
+        session.ready([ONE])
+        session.network_workloads(ONE, ["bert-tiny"])
+        first = session.store()
+        seen.append(sum(1 for _ in first.records(device_id=ONE)))
+        result = measure_some(session)
+        seen.append(sum(1 for _ in session.store().records(device_id=ONE)))
+        return result
+
+    fleet.launch = Drivers(fleet, wait_a_while)
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        ended = run_to_end(fleet, coordinator)
+        others = coordinator.view()["devices"]["two"]["records"]
+    assert ended["state"] == "succeeded"
+    assert seen[1] - seen[0] == SOME
+    assert others > SOME  # the other device went on with the background
+
+
+def test_a_coordinator_that_is_killed_starts_the_driver_again_and_nothing_counts_twice(fleet: Fleet) -> None:
+    hold, drivers = threading.Event(), Drivers(fleet, measure_some)
+
+    def held(session: EngineSession) -> dict[str, Any]:
+        result = measure_some(session)
+        hold.wait(20)
+        return result
+
+    drivers.work = held
+    fleet.launch = drivers
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+
+        def is_stored(coordinator: Coordinator) -> bool:
+            fleet.clock.now += 0.2
+            threading.Event().wait(0.005)
+            return coordinator.view()["devices"][ONE]["records"] >= SOME
+
+        fleet.turn_until(coordinator, is_stored, turns=3000)
+    drivers.work = measure_some
+    with fleet.coordinator() as (coordinator, _):
+        ended = run_to_end(fleet, coordinator)
+    hold.set()
+    assert ended["state"] == "succeeded"
+    assert len(drivers.started) == 2
+    assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
+
+
+def test_a_driver_that_ends_without_a_word_is_started_three_times(fleet: Fleet) -> None:
+    def die(session: EngineSession) -> dict[str, Any]:
+        raise SystemExit
+
+    drivers = fleet.launch = Drivers(fleet, die)
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        ended = run_to_end(fleet, coordinator)
+    assert ended["state"] == "failed"
+    assert ended["reason"] == "its driver ended 3 times; the last time it was killed"
+    assert len(drivers.started) == 3
+
+
+def test_a_request_that_is_cancelled_stops_its_driver_and_leaves_no_job(fleet: Fleet) -> None:
+    def ask_for_much(session: EngineSession) -> dict[str, Any]:
+        session.ready([ONE])
+        [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
+        for seed in range(4):
+            session.measure(ONE, session.propose(ONE, workload, 5, seed, ()).result())
+        threading.Event().wait(30)
+        return {}
+
+    drivers = fleet.launch = Drivers(fleet, ask_for_much)
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+
+        def has_measured(coordinator: Coordinator) -> bool:
+            fleet.clock.now += 0.2
+            threading.Event().wait(0.005)
+            return bool(coordinator.view()["devices"][ONE]["records"])
+
+        fleet.turn_until(coordinator, has_measured, turns=3000)
+        coordinator.desk.cancel(R1)
+        ended = run_to_end(fleet, coordinator)
+        fleet.clock.now += 2.0
+        for _ in range(50):
+            coordinator.turn(0.0)
+        fleet.clock.now += 2.0
+        coordinator.turn(0.0)
+        jobs = coordinator.view()["jobs"]
+    assert ended["state"] == "cancelled"
+    assert drivers.started[0].is_stopped
+    assert jobs["queued"] == 0
+
+
+def test_a_device_that_is_not_there_is_told_to_the_driver(fleet: Fleet) -> None:
+    told: list[str] = []
+
+    def ask(session: EngineSession) -> dict[str, Any]:
+        with pytest.raises(DeviceUnusableError) as error:
+            session.ready([DeviceId("ghost")])
+        told.append(str(error.value))
+        return {}
+
+    fleet.launch = Drivers(fleet, ask)
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        ended = run_to_end(fleet, coordinator)
+    assert ended["state"] == "succeeded"
+    assert told == ["ghost is no device of the fleet just now"]
+
+
+def test_an_unknown_workload_is_one_clear_error(fleet: Fleet) -> None:
+    def ask(session: EngineSession) -> dict[str, Any]:
+        session.ready([ONE])
+        session.propose(ONE, WORKLOADS[0], 1, 0, ()).result()
+        return {}
+
+    fleet.launch = Drivers(fleet, ask)
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        ended = run_to_end(fleet, coordinator)
+    assert ended["state"] == "failed"
+    assert ended["reason"] == f"the store has no module of workload {WORKLOADS[0].workload_id} for one"
+
+
+def test_what_cannot_be_understood_ends_the_request(fleet: Fleet) -> None:
+    def babble(session: EngineSession) -> dict[str, Any]:
+        session.ask({"op": "measure", "device": ONE, "candidates": [["only", "three", "words"]]}).result()
+        return {}
+
+    fleet.launch = Drivers(fleet, babble)
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        ended = run_to_end(fleet, coordinator)
+    assert ended["state"] == "failed"
+    assert ended["reason"].startswith("its driver says what cannot be understood: ")
+
+
+def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(fleet: Fleet) -> None:
+    def wait(session: EngineSession) -> dict[str, Any]:
+        threading.Event().wait(30)
+        return {}
+
+    fleet.launch = Drivers(fleet, wait)
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection(embedded=True))
+        fleet.turn_until(coordinator, lambda one: one.serves_requests)
+    with fleet.coordinator() as (coordinator, _):
+        ended = run_to_end(fleet, coordinator)
+    assert ended["state"] == "cancelled"
+    assert "same command goes on" in ended["reason"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (collection(devices=["ghost"]), "no device 'ghost' here"),
+        (collection(samples=0), "samples: input should be greater than or equal to 1, got 0"),
+        (collection(color="red"), "color: extra inputs are not permitted, got 'red'"),
+    ],
+)
+def test_a_request_for_what_is_not_there_is_refused(fleet: Fleet, request_: Request, words: str) -> None:
+    with fleet.coordinator() as (coordinator, _):
+        answer = coordinator.desk.submit(request_)
+        coordinator.turn(0.0)
+        with pytest.raises(FleetError, match=words):
+            answer.result(1)
+
+
+def test_a_second_collection_on_the_same_device_is_refused(fleet: Fleet) -> None:
+    fleet.launch = Drivers(fleet, lambda session: {"slept": threading.Event().wait(30)})
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        second = coordinator.desk.submit(collection("r2", devices=[ONE, "two"]))
+        coordinator.turn(0.0)
+        with pytest.raises(FleetError, match="request r1 works on one already"):
+            second.result(1)
