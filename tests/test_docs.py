@@ -15,6 +15,11 @@ from tests.host_fixtures import local_spec
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+#: The pages of today. Decisions and results are of their day.
+CURRENT = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+)
 
 
 def test_every_fleet_on_a_cluster_names_its_devices() -> None:
@@ -32,6 +37,32 @@ def test_promises_name_tests_that_are_there() -> None:
         named = set(re.findall(r"\btest_\w+\.py", (ROOT / page).read_text()))
         assert len(named) > 10
         assert [name for name in sorted(named) if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_paths_and_modules_that_pages_name_are_there() -> None:
+    folders = "agents|benchmarks|configs|docs|examples|fleet|tests|transfer"
+    named: set[tuple[str, str]] = set()
+    for page in CURRENT:
+        text = page.read_text()
+        modules = re.findall(rf"python -m ((?:{folders})(?:\.[a-z]\w*)+)", text)
+        named |= {(page.name, module.replace(".", "/") + ".py") for module in modules}
+        spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        named |= {(page.name, one) for one in spans if re.fullmatch(rf"(?:{folders})(?:/[\w.*-]*)+", one)}
+    assert len(named) > 50
+    assert [one for one in sorted(named) if not list(ROOT.glob(one[1].rstrip("/")))] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for page in CURRENT:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            headings = re.findall(r"(?m)^#+ (.+)$", target.read_text()) if target.is_file() else []
+            anchors = {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+            if not target.exists() or (anchor and anchor not in anchors):
+                broken.append((page.name, link))
+    assert broken == []
 
 
 def test_the_strategies_of_the_table_are_those_of_the_option() -> None:
