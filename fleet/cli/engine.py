@@ -39,6 +39,8 @@ class EngineOptions:
     address: str | None = None
     is_detached: bool = False
     minutes: float | None = None
+    #: Settings were given on the command line, which a daemon would not know of.
+    has_changes: bool = False
     #: Only JSON goes to standard output.
     as_json: bool = False
 
@@ -87,8 +89,12 @@ def do_request(
     given = {name: value for name, value in arguments.items() if value is not None}
     daemon = daemon_of(settings, options.models)
     if daemon is not None:
-        if options.address is not None:
-            raise FleetError("a daemon runs on this store: its own --address holds, leave this one out")
+        if options.address is not None or options.has_changes:
+            given_too = "--address" if options.address is not None else "--set"
+            raise FleetError(
+                f"a daemon runs on this store, process {daemon.pid}, and its own settings hold: leave out "
+                f"{given_too}"
+            )
         ended = run_request(
             daemon, kind.value, given, is_detached=options.is_detached, minutes=options.minutes
         )

@@ -108,8 +108,7 @@ def collect(
 ) -> None:
     """Measure candidates on devices of this host or a cluster, the same ones on each, into the store.
 
-    Where a daemon runs on the store, it does the work, and this command follows it; --set holds for an engine
-    of its own only. What the store holds already is not measured again. Workloads that take more of their
+    Where a daemon runs on the store, it does the work, and this command follows it. What the store holds already is not measured again. Workloads that take more of their
     networks' time get more candidates; some are random, some evolve from the best measured ones. Once a day
     it measures a few twice, which tells the device's noise floor. It ends with where the time went.
 
@@ -130,7 +129,9 @@ def collect(
         },
         changes,
     )
-    options = EngineOptions(models=models, address=address, is_detached=detach, minutes=minutes)
+    options = EngineOptions(
+        models=models, address=address, is_detached=detach, has_changes=bool(changes), minutes=minutes
+    )
     asked = {
         "devices": list(device) if device else None,
         "count": workloads,

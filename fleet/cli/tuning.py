@@ -61,7 +61,12 @@ def tune(
         changes,
     )
     options = EngineOptions(
-        models=models, address=address, is_detached=detach, minutes=minutes, as_json=as_json
+        models=models,
+        address=address,
+        is_detached=detach,
+        has_changes=bool(changes),
+        minutes=minutes,
+        as_json=as_json,
     )
     asked = {
         "device": device,
