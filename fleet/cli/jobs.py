@@ -108,9 +108,10 @@ def collect(
 ) -> None:
     """Measure candidates on devices of this host or a cluster, the same ones on each, into the store.
 
-    Where a daemon runs on the store, it does the work, and this command follows it. What the store holds already is not measured again. Workloads that take more of their
-    networks' time get more candidates; some are random, some evolve from the best measured ones. Once a day
-    it measures a few twice, which tells the device's noise floor. It ends with where the time went.
+    Where a daemon runs on the store, it does the work, and this command follows it. What the store holds
+    already is not measured again. Workloads that take more of their networks' time get more candidates; some
+    are random, some evolve from the best measured ones. Once a day it measures a few twice, which tells the
+    device's noise floor. It ends with where the time went.
 
     Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
     """

@@ -209,6 +209,8 @@ class RequestDrivers:
                 parts.chronicle.tell(event)
             case "say":
                 parts.notices.say(f"{request_id}: {message['text']}")
+            case "published" if parts.trainer is not None:
+                pass  # who trains sees every change of champions
             case "published":
                 names = tuple(DeviceId(one) for one in message["devices"])
                 published = ev.ModelPublished(at_secs=now, version=message["version"], device_ids=names)
