@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from agents.device.messages import (
     AgentGone,
     AgentRefused,
     AgentUp,
+    Concluded,
     Failed,
     Heartbeat,
     Message,
@@ -27,7 +28,7 @@ from agents.device.messages import (
     Results,
 )
 from agents.device.replay import ReplayWorker
-from agents.device.requests import Acknowledge, AgentRequest, BeginAgent, Measure, Propose, Stop
+from agents.device.requests import Acknowledge, AgentRequest, BeginAgent, Conclude, Measure, Propose, Stop
 from agents.device.worker_factory import ReplayWorkerFactory
 from agents.errors import AgentError, SpoolFull, WorkerStartError
 from agents.lease import LeaseTag
@@ -59,7 +60,7 @@ class GatedWorker(ReplayWorker):
         super().__init__(start.spec, Path("unused"))
         self._gate = gate
 
-    def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
+    def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
         for number, one in enumerate(batch.candidates, 1):
             assert self._gate.acquire(timeout=60)
             part = self.measure(dataclasses.replace(batch, candidates=(one,)), tag)
@@ -146,6 +147,22 @@ def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(
         done += served.until(Results)
     resting = next(one for one in (beat() for _ in range(1000)) if one.busy is Activity.IDLE)
     assert (resting.held, resting.done) == ((), 0)
+
+
+def test_an_agent_that_is_to_conclude_tells_what_it_finished_and_what_it_leaves(
+    served: Fetcher, gate: threading.Semaphore
+) -> None:
+    served.host.ask([measure_of(1, 0, 3), measure_of(2, 3, 1)])
+    gate.release()
+    served.until(Results)
+    served.host.ask([Conclude(device_id=AGAIN, incarnation=1)])
+    gate.release()  # for the part that is at work
+    said = served.until(Concluded)
+    assert [len(one.records) for one in said if isinstance(one, Results)] == [1]
+    [end] = [one for one in said if isinstance(one, Concluded)]
+    assert end.leases == (lease_of("again", 1).tag, lease_of("again", 2).tag)
+    beats = [one for one in served.until(Heartbeat) if isinstance(one, Heartbeat)]
+    assert beats[-1].held == ()
 
 
 def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: threading.Semaphore) -> None:
@@ -271,7 +288,7 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
     recorded: Path, error: Exception, is_blameless: bool
 ) -> None:
     class Broken(ReplayWorker):
-        def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
+        def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
             raise error
 
     host = AgentHost(lambda start: Broken(start.spec, Path("unused")), beat_secs=100)

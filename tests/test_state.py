@@ -485,6 +485,20 @@ def test_a_lease_that_was_never_sent_is_given_back_without_blame() -> None:
     assert fleet.leases() == {"j3": 3, "j1": 4}
 
 
+def test_what_was_begun_when_the_coordinator_stopped_counts_and_is_next() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.tell(ev.CoordinatorStopping)
+    fleet.now += 10.0
+    for epoch, name in ((2, "j2"), (1, "j1")):
+        made = fleet.of_a(ev.LeaseReturned, job_id=JobId(name), epoch=epoch, has_results=True)
+        assert only(ev.GrantLease, made) == []
+    assert fleet.leases() == {}
+    assert fleet.verdict("j1", 1) is Verdict.COUNTS
+    assert fleet.show()["budget"]["device_secs"] == 10.0
+    assert fleet.show()["crashes"] == fleet.show()["failures"] == 0
+
+
 def test_released_jobs_are_next_in_their_order() -> None:
     fleet = Fleet().up()
     fleet.submit("j1", "j2", "j3")

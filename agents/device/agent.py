@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Protocol as Duck
@@ -20,6 +20,7 @@ from agents.device.messages import (
     AgentRefused,
     AgentUp,
     Asked,
+    Concluded,
     Failed,
     Heartbeat,
     Message,
@@ -29,7 +30,15 @@ from agents.device.messages import (
     TaggedRecord,
     WorkloadsListed,
 )
-from agents.device.requests import Acknowledge, AgentRequest, BeginAgent, ListWorkloads, Measure, Propose
+from agents.device.requests import (
+    Acknowledge,
+    AgentRequest,
+    BeginAgent,
+    Conclude,
+    ListWorkloads,
+    Measure,
+    Propose,
+)
 from agents.errors import AgentError, SpoolError, WorkerStartError
 from agents.lease import LeaseTag
 from agents.programs.derivation import Derivation
@@ -74,7 +83,7 @@ class Worker(Duck):
     def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
         """See `DeviceWorker`."""
 
-    def measure_parts(self, batch: Batch, tag: LeaseTag | None) -> Iterator[Part]:
+    def measure_parts(self, batch: Batch, tag: LeaseTag | None) -> Generator[Part, None, None]:
         """See `DeviceWorker`."""
 
     def pending_tagged(self) -> Iterator[TaggedRecord]:
@@ -107,6 +116,10 @@ class Agent:
         self.device_id, self.incarnation = start.device_id, start.incarnation
         #: Leases that were asked for and are not done, in order. The host guards it.
         self.held: list[LeaseTag] = []
+        #: It begins no further part of a batch. The host sets it.
+        self.is_concluding = False
+        #: Leases that it left unfinished for that.
+        self._unfinished: list[LeaseTag] = []
         #: Nothing of it is told any more. The host sets it.
         self.is_over = False
         self._start, self._open_worker, self._host, self._post = start, open_worker, host, post
@@ -165,6 +178,10 @@ class Agent:
         self._is_doing = True
         try:
             match request:
+                case Measure() if self.is_concluding:
+                    self._unfinished.append(request.lease.tag)
+                case Conclude():
+                    self._post(self, self._concluded())
                 case Measure():
                     what, lease = Asked.MEASURE, request.lease.tag
                     self._measure(worker, request)
@@ -224,7 +241,8 @@ class Agent:
 
     def _measure(self, worker: Worker, request: Measure) -> None:
         self._base = worker.finished
-        for part in worker.measure_parts(request.batch, request.lease.tag):
+        parts = worker.measure_parts(request.batch, request.lease.tag)
+        for part in parts:
             results = Results(
                 device_id=self.device_id,
                 incarnation=self.incarnation,
@@ -234,6 +252,14 @@ class Agent:
                 is_last=part.is_last,
             )
             self._post(self, results)
+            if self.is_concluding and not part.is_last:
+                parts.close()
+                self._unfinished.append(request.lease.tag)
+                return
+
+    def _concluded(self) -> Concluded:
+        left, self._unfinished = tuple(self._unfinished), []
+        return Concluded(device_id=self.device_id, incarnation=self.incarnation, leases=left)
 
 
 def _propose(worker: Worker, request: Propose) -> Proposed:

@@ -16,8 +16,17 @@ from collections import deque
 from collections.abc import Callable
 
 from agents.device.agent import Agent, Worker
-from agents.device.messages import AgentGone, AgentRefused, AgentUp, Failed, Message, MorePending, Results
-from agents.device.requests import AgentRequest, BeginAgent, Measure, Stop
+from agents.device.messages import (
+    AgentGone,
+    AgentRefused,
+    AgentUp,
+    Concluded,
+    Failed,
+    Message,
+    MorePending,
+    Results,
+)
+from agents.device.requests import AgentRequest, BeginAgent, Conclude, Measure, Stop
 from agents.host.host_load import HostLoad
 from agents.records import DeviceId
 
@@ -72,6 +81,8 @@ class AgentHost:
                     continue
                 if isinstance(request, Measure):
                     agent.held.append(request.lease.tag)
+                if isinstance(request, Conclude):
+                    agent.is_concluding = True  # before what is done is over
                 if isinstance(request, Stop) and request.kill:
                     self._end(agent, "it was told to stop at once")
                 self._requests.append((agent, request))
@@ -163,6 +174,8 @@ class AgentHost:
             match message:
                 case Failed(lease=lease) | Results(lease=lease, is_last=True) if lease in agent.held:
                     agent.held.remove(lease)
+                case Concluded(leases=leases):
+                    agent.held = [one for one in agent.held if one not in leases]
             self._messages.append(message)
             self._waiting += size
             self._changed.notify_all()

@@ -160,6 +160,14 @@ class WorkloadsListed(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Concluded(Message):
+    """The agent measures nothing more; all that it finished has been told."""
+
+    #: Those of its leases that are not finished.
+    leases: tuple[LeaseTag, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Message):
     """One request had no result; the agent lives on."""
 
@@ -181,6 +189,7 @@ __all__ = [
     "AgentRefused",
     "AgentUp",
     "Asked",
+    "Concluded",
     "Failed",
     "Heartbeat",
     "Message",

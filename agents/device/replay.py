@@ -13,7 +13,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,7 @@ class ReplayWorker:
         """Derive nothing: no program is made here, and imported candidates are answered for as they are."""
         return Derivation((), {"a replay device makes no programs": len(traces)})
 
-    def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Iterator[Part]:
+    def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
         """Answer a batch, at once: it takes no time that would be worth dividing."""
         began = time.monotonic()
         records = self.measure(batch, tag)

@@ -52,6 +52,11 @@ class Measure(AgentRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conclude(AgentRequest):
+    """Begin no further part of any batch from now on, and say which leases are left unfinished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Propose(AgentRequest):
     """Draw or evolve candidates."""
 
@@ -72,4 +77,13 @@ class Acknowledge(AgentRequest):
     record_ids: tuple[str, ...]
 
 
-__all__ = ["Acknowledge", "AgentRequest", "BeginAgent", "ListWorkloads", "Measure", "Propose", "Stop"]
+__all__ = [
+    "Acknowledge",
+    "AgentRequest",
+    "BeginAgent",
+    "Conclude",
+    "ListWorkloads",
+    "Measure",
+    "Propose",
+    "Stop",
+]

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -203,7 +203,7 @@ class DeviceWorker:
 
     def measure_parts(
         self, batch: Batch, tag: LeaseTag | None = None, *, window_secs: float = PART_SECS
-    ) -> Iterator[Part]:
+    ) -> Generator[Part, None, None]:
         """Measure a batch as `measure` does, in parts of some seconds.
 
         Each part is a window between two readings of the canaries; the next one is being compiled while its

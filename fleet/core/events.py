@@ -262,9 +262,9 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseReturned:
-    """The shell could not send a lease's batch yet, so its agent knows nothing of it: nobody is to blame.
+    """A lease ends early, and nobody is to blame: it was not sent, or its agent left it unfinished.
 
-    The job waits behind all others of its device. Told only while nothing was sent.
+    A job of which nothing was sent waits behind all others of its device; one that was begun is the next.
     """
 
     at_secs: float
@@ -272,6 +272,8 @@ class LeaseReturned:
     job_id: JobId
     epoch: int
     reason: str = ""
+    #: It was begun: what it has brought counts.
+    has_results: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

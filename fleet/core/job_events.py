@@ -64,12 +64,15 @@ def job_cancelled(core: Core, event: ev.JobCancelled) -> list[Instruction]:
 
 
 def lease_returned(core: Core, event: ev.LeaseReturned) -> list[Instruction]:
-    """Queue a job again whose lease its agent never heard of; a lease that ended otherwise is no fault."""
+    """Queue a job again whose lease its agent gave up; a lease that ended otherwise is no fault."""
     leasing, device = core.leasing, core.lease_holder(event)
     lease = device.lease(event.epoch)
     if lease is None or lease.job_id != event.job_id:
         return []
-    leasing.give_back(device, event.epoch)
+    if event.has_results:
+        leasing.suspend(device, event.epoch)
+    else:
+        leasing.give_back(device, event.epoch)
     return leasing.settle(device)
 
 

@@ -128,6 +128,10 @@ class Leasing:
         entry.epoch = None
         self.jobs.requeue(entry, first=False)
 
+    def suspend(self, device: Device, epoch: int) -> None:
+        """End a lease that was begun: its job is the next one again, and what was measured of it counts."""
+        self.jobs.requeue(self._end_lease(device, epoch), first=True)
+
     def crash(self, device: Device, entry: Entry, epoch: int, reason: str) -> list[Instruction]:
         """Count a crash of a job whose lease is no longer running."""
         if not self.jobs.crash(entry, epoch, reason, self.limits.job_crashes):

@@ -14,6 +14,7 @@ from agents.device.messages import (
     AgentRefused,
     AgentUp,
     Asked,
+    Concluded,
     Failed,
     Heartbeat,
     Message,
@@ -66,6 +67,18 @@ def events_of(
                     busy=ev.Busy(message.busy.value),
                     is_host_idle=message.is_host_idle,
                 )
+            ]
+        case Concluded(leases=leases):
+            return [
+                ev.LeaseReturned(
+                    at_secs=now,
+                    device_id=device_id,
+                    job_id=JobId(lease.job_id),
+                    epoch=lease.epoch,
+                    reason="the coordinator stops",
+                    has_results=True,
+                )
+                for lease in leases
             ]
         case Failed(what=Asked.MEASURE, error=error, is_blameless=True):
             # Its agent is no use as things are on its host, and is started again; the job waits for that.

@@ -172,6 +172,9 @@ class Coordinator:
             self._is_stopping = True
             self._parts.chronicle.tell(ev.CoordinatorStopping(at_secs=self._parts.clock()))
             self._flush()
+            # A batch may take a minute: what is finished of it is stored, the rest waits for the next start.
+            for device_id, incarnation in self._parts.agents.up.items():
+                self._parts.links.conclude(device_id, incarnation)
 
     @property
     def is_quiet(self) -> bool:

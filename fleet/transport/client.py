@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from agents.device.batch import Batch
 from agents.device.messages import ProposeRequest
-from agents.device.requests import Acknowledge, AgentRequest, ListWorkloads, Measure, Propose
+from agents.device.requests import Acknowledge, AgentRequest, Conclude, ListWorkloads, Measure, Propose
 from agents.lease import Lease
 from agents.records import DeviceId
 
@@ -26,6 +26,10 @@ class AgentClient(ABC):
     def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
         """See `Links`."""
         self._ask(ListWorkloads(device_id=device_id, incarnation=incarnation, networks=tuple(networks)))
+
+    def conclude(self, device_id: DeviceId, incarnation: int) -> None:
+        """See `AgentTransport`."""
+        self._ask(Conclude(device_id=device_id, incarnation=incarnation))
 
     def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
         """See `Links`."""

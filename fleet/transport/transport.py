@@ -79,6 +79,9 @@ class AgentTransport(Protocol):
     def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
         """List workloads of networks (`agents.programs.networks`); `WorkloadsListed` follows, or `Failed`."""
 
+    def conclude(self, device_id: DeviceId, incarnation: int) -> None:
+        """Have an agent begin no further part of its batches; `Concluded` follows, after what it finished."""
+
     def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
         """Let the agent forget records that the store holds for good. May be lost, may be repeated."""
 
