@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fleet.errors import FleetError, StoreError
     from fleet.public import StoreView, open_store
+    from fleet.public_model import DeviceModel, load_model
 
 _PLACES = {
+    "DeviceModel": "fleet.public_model",
     "FleetError": "fleet.errors",
     "StoreError": "fleet.errors",
     "StoreView": "fleet.public",
+    "load_model": "fleet.public_model",
     "open_store": "fleet.public",
 }
 
@@ -30,4 +33,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_PLACES})
 
 
-__all__ = ["FleetError", "StoreError", "StoreView", "open_store"]
+__all__ = ["DeviceModel", "FleetError", "StoreError", "StoreView", "load_model", "open_store"]

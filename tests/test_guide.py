@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fleet
 from agents.records import Candidate
 from fleet.models.registry import Registry
 from fleet.planner.candidate_ranker import CandidateRanker
@@ -77,3 +78,15 @@ def test_without_a_champion_that_can_be_asked_nothing_is_ranked(registry: Regist
     (registry.path("v000001") / "model.safetensors").write_bytes(b"torn")
     assert guide.rank(workload, "box.a", candidates) is None
     assert "torn or changed" in guide.why_not("box.a")
+
+
+def test_programs_get_the_same_scores_from_the_head_that_serves(registry: Registry) -> None:
+    workload = unlike_workload(0)
+    candidates = candidates_of(workload, 5)
+    model = fleet.load_model("box.a", registry.folder)
+    ranking = CandidateRanker(registry).rank(workload, "box.a", candidates)
+    assert ranking is not None
+    assert model.score(workload, [*(one.trace for one in candidates), "[]"]) == [*ranking.scores, None]
+    assert (model.device_id, model.version) == ("box.a", "v000001")
+    with pytest.raises(fleet.FleetError, match=r"no model in .* serves device 'ghost'; served are: box.a"):
+        fleet.load_model("ghost", registry.folder)

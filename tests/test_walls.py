@@ -23,10 +23,11 @@ FOLDERS = {
     "fleet": (
         *("", "core", "journal", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
         *("interchange", "transport", "requests", "models", "collection", "planner", "results", "engine"),
-        *("refresh", "api", "onboarding", "tuning", "drivers", "daemon", "report", "doctor", "public", "cli"),
+        *("refresh", "api", "onboarding", "tuning", "drivers", "daemon", "report", "doctor"),
+        *("public", "public_model", "cli"),
     ),
 }
-TOP = {"transfer.tvm_cost_model", "fleet.public"}
+TOP = {"transfer.tvm_cost_model", "fleet.public", "fleet.public_model"}
 MOST_MODULES = 20
 #: Words that end in -ing and are nouns of the field.
 NOUNS = {
