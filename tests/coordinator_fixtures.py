@@ -18,11 +18,11 @@ from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.device_updates import DeviceSource
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
-from fleet.journal.journal import Journal
 from fleet.engine.notices import Notices
 from fleet.engine.request_drivers import Launch
 from fleet.engine.settings import CoordinatorSettings
 from fleet.interchange.export_store import export
+from fleet.journal.journal import Journal
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.workload_choice import WorkloadChoice
 from fleet.store.intake import Intake

@@ -1,31 +1,37 @@
-"""Devices that answer at once, for the tests of what decides: no Ray, no TVM, latencies from a hash."""
+"""An engine whose devices answer at once, for the tests of what decides: no Ray, no TVM, no coordinator.
+
+Latencies come from a hash. Records go into a real store.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
-from agents.device.worker import Batch
 from agents.programs.derivation import Derivation
 from agents.records import (
     Candidate,
     CandidateId,
-    Descriptor,
     DeviceId,
+    DeviceSpec,
     Outcome,
-    Protocol,
     Record,
     Workload,
     content_hash,
 )
-from fleet.transport.ray_start import ActorDiedError
+from fleet.requests.session import DeviceUnusableError
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 from tests.record_fixtures import make_descriptor, make_record
+
+_Value = TypeVar("_Value")
 
 
 class Killed(BaseException):
-    """Stands for a signal that ends the program."""
+    """Stands for a signal that ends the driver."""
 
 
 def latency_secs(device_id: str, trace: str) -> float:
@@ -33,11 +39,21 @@ def latency_secs(device_id: str, trace: str) -> float:
     return (1 + int(content_hash(device_id, trace)[:6], 16)) * 1e-9
 
 
+def done(value: _Value | Exception) -> Future[_Value]:
+    """An answer that is there already."""
+    future: Future[_Value] = Future()
+    if isinstance(value, Exception):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
+    return future
+
+
 class FakeFleet:
-    """The part of `RaySession` that a collection uses; calls are answered when they are submitted.
+    """Implements `fleet.collection.settings.Engine`: every question is answered when it is asked.
 
     Args:
-        device_ids: Devices.
+        specs: Devices.
         fate: What becomes of a candidate on a device at an attempt: changes to its ok record.
         space: Random candidates that a workload has.
         children: Candidates that evolve from one parent.
@@ -45,110 +61,134 @@ class FakeFleet:
 
     def __init__(
         self,
-        device_ids: Iterable[str],
+        specs: Mapping[DeviceId, DeviceSpec],
         fate: Callable[[str, Candidate, int], dict[str, Any]] = lambda *_: {},
         *,
         space: int = 500,
         children: int = 500,
     ) -> None:
-        self.device_ids = [DeviceId(one) for one in device_ids]
+        self.specs = dict(specs)
         self.fate = fate
         self.space, self.children = space, children
         #: What its agents list.
         self.listed: list[Workload] = []
-        #: Batches after which the program is killed; never where None.
+        #: Batches after which the driver is killed; half of the next one is stored all the same.
         self.kill_after: int | None = None
-        #: Batches, counted from 0, in which the agent dies after half of them.
-        self.deaths: set[int] = set()
+        #: Batches, counted from 0 on each device, after which a device is out of order.
+        self.lasts: dict[str, int] = {}
+        #: Candidates whose job is put under quarantine: they give no record.
+        self.killers: set[CandidateId] = set()
         #: (device, method, arguments) of every call.
         self.calls: list[tuple[DeviceId, str, tuple[Any, ...]]] = []
-        self.batches: list[tuple[DeviceId, Batch]] = []
-        self._spool: dict[DeviceId, list[Record]] = {one: [] for one in self.device_ids}
-        self._answers: dict[int, Any] = {}
-        self._references = itertools.count()
+        self.batches: Counter[DeviceId] = Counter()
+        self._store: Store | None = None
+        self._reader: StoreReader | None = None
+        self._known: set[tuple[DeviceId, CandidateId, int]] = set()
         self._clock = itertools.count(1_700_000_000)
 
-    def submit(self, device_id: DeviceId, method: str, *arguments: Any) -> int:
-        self.calls.append((device_id, method, arguments))
-        reference = next(self._references)
-        self._answers[reference] = getattr(self, f"_{method}")(device_id, *arguments)
-        return reference
+    def use(self, store: Store) -> None:
+        """Store what the devices are, and what they measure from here on."""
+        self._store, self._reader = store, None
+        for spec in self.specs.values():
+            store.put_device(spec, make_descriptor())
+        self._known = set(map(_key, store.records()))
 
-    def wait(self, references: Iterable[int]) -> list[int]:
-        return [min(references)]
+    def ready(self, device_ids: Iterable[DeviceId]) -> None:
+        for one in device_ids:
+            self._asked(one, "ready")
 
-    def result(self, reference: int, device_id: DeviceId) -> Any:
-        answer = self._answers.pop(reference)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def environment_id(self, device_id: DeviceId) -> str:
+        return content_hash(device_id, "environment")
 
-    def call(self, device_id: DeviceId, method: str, *arguments: Any) -> Any:
-        return self.result(self.submit(device_id, method, *arguments), device_id)
+    def network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
+        self._asked(device_id, "network_workloads", networks)
+        self._writer.put_workloads(self.listed, own=True)
+        self._reader = None
+        return self.listed
 
-    def await_restart(self, device_id: DeviceId) -> None:
-        pass
-
-    def _descriptor(self, device_id: DeviceId) -> Descriptor:
-        return make_descriptor()
-
-    def _pids(self, device_id: DeviceId) -> list[int]:
-        return [1]
-
-    def _environment_id(self, device_id: DeviceId, protocol: Protocol) -> str:
-        return content_hash(device_id, str(protocol))
-
-    def _pending(self, device_id: DeviceId) -> list[Record]:
-        return list(self._spool[device_id])
-
-    def _acknowledge(self, device_id: DeviceId, record_ids: Sequence[str]) -> None:
-        self._spool[device_id] = [r for r in self._spool[device_id] if r.record_id not in record_ids]
-
-    def _propose(
-        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Sequence[CandidateId]
-    ) -> list[Candidate]:
+    def propose(
+        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Collection[CandidateId]
+    ) -> Future[list[Candidate]]:
         drawn = (f"random-{seed}-{number}" for number in range(self.space))
-        return self._fresh(workload, drawn, count, exclude, "random")
+        made = _fresh(workload, drawn, count, exclude, "random")
+        return self._answer(made, device_id, "propose", workload, count, seed, exclude)
 
-    def _evolve(
+    def evolve(
         self,
         device_id: DeviceId,
         workload: Workload,
         parents: Sequence[str],
         count: int,
         seed: int,
-        exclude: Sequence[CandidateId],
-    ) -> list[Candidate]:
+        exclude: Collection[CandidateId],
+    ) -> Future[list[Candidate]]:
         drawn = (f"{parent}/{number}" for number in range(self.children) for parent in parents)
-        return self._fresh(workload, drawn, count, exclude, "evolved")
+        made = _fresh(workload, drawn, count, exclude, "evolved")
+        return self._answer(made, device_id, "evolve", workload, parents, count, seed, exclude)
 
-    def _network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
-        return self.listed
-
-    def _derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Derivation:
+    def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
         good = [f"derived-{one}" for one in traces if "evil" not in one]
         refused = Counter("its instructions are evil" for one in traces if "evil" in one)
-        return Derivation(tuple(self._fresh(workload, good, len(good), (), "derived")), refused)
+        made = Derivation(tuple(_fresh(workload, good, len(good), (), "derived")), refused)
+        return self._answer(made, device_id, "derive", workload, traces)
 
-    def _fresh(
-        self, workload: Workload, traces: Iterable[str], count: int, exclude: Sequence[str], origin: str
-    ) -> list[Candidate]:
-        made = (Candidate(workload_id=workload.workload_id, trace=trace, origin=origin) for trace in traces)
-        return list(itertools.islice((one for one in made if one.candidate_id not in exclude), count))
-
-    def _measure(self, device_id: DeviceId, batch: Batch) -> list[Record] | Exception:
-        if self.kill_after is not None and len(self.batches) >= self.kill_after:
+    def measure(
+        self,
+        device_id: DeviceId,
+        candidates: Sequence[Candidate],
+        *,
+        attempt: int = 0,
+        model_version: str = "",
+    ) -> Future[list[Record]]:
+        is_killed = self.kill_after is not None and self.batches.total() >= self.kill_after
+        self.batches[device_id] += 1
+        chosen = [one for one in candidates if one.candidate_id not in self.killers]
+        records = [self._record(device_id, one, attempt, model_version) for one in chosen]
+        if is_killed or self._is_out(device_id):
+            records = records[: len(records) // 2]
+        fresh = self._stored(records)
+        if is_killed:
             raise Killed
-        self.batches.append((device_id, batch))
-        records = [self._record(device_id, batch, candidate) for candidate in batch.candidates]
-        if len(self.batches) - 1 in self.deaths:
-            self._spool[device_id] += records[: len(records) // 2]
-            return ActorDiedError(f"device {device_id}: its agent process died")
-        self._spool[device_id] += records
-        return records
+        return self._answer(fresh, device_id, "measure", candidates, attempt)
 
-    def _record(self, device_id: DeviceId, batch: Batch, candidate: Candidate) -> Record:
-        changes = self.fate(device_id, candidate, batch.attempt)
+    def wait(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
+        return [next(iter(futures))]
+
+    def store(self) -> StoreReader:
+        if self._reader is None:
+            self._reader = Store.read(self._writer.path)
+        return self._reader
+
+    @property
+    def _writer(self) -> Store:
+        assert self._store is not None, "a test opens the store"
+        return self._store
+
+    def _asked(self, device_id: DeviceId, method: str, *arguments: Any) -> None:
+        self.calls.append((device_id, method, arguments))
+        if self._is_out(device_id):
+            raise DeviceUnusableError(f"device {device_id}: it broke")
+
+    def _answer(self, value: _Value, device_id: DeviceId, method: str, *arguments: Any) -> Future[_Value]:
+        try:
+            self._asked(device_id, method, *arguments)
+        except DeviceUnusableError as error:
+            return done(error)
+        return done(value)
+
+    def _is_out(self, device_id: DeviceId) -> bool:
+        return self.batches[device_id] > self.lasts.get(device_id, self.batches[device_id])
+
+    def _stored(self, records: Sequence[Record]) -> list[Record]:
+        """Store records; those of an attempt that is stored already do not come again."""
+        fresh = [one for one in records if _key(one) not in self._known]
+        self._writer.append(fresh)
+        self._known.update(map(_key, fresh))
+        self._reader = None
+        return fresh
+
+    def _record(self, device_id: DeviceId, candidate: Candidate, attempt: int, model_version: str) -> Record:
+        changes = self.fate(device_id, candidate, attempt)
         is_ok = changes.get("outcome", Outcome.OK) is Outcome.OK
         return make_record(
             1,
@@ -160,10 +200,21 @@ class FakeFleet:
                 "origin": candidate.origin,
                 "outcome": Outcome.OK,
                 "run_secs": (latency_secs(device_id, candidate.trace),) if is_ok else (),
-                "environment_id": self._environment_id(device_id, batch.protocol),
-                "protocol": batch.protocol,
-                "attempt": batch.attempt,
+                "environment_id": self.environment_id(device_id),
+                "attempt": attempt,
+                "model_version": model_version,
                 "measured_at": float(next(self._clock)),
             }
             | changes,
         )
+
+
+def _key(record: Record) -> tuple[DeviceId, CandidateId, int]:
+    return record.device_id, record.candidate_id, record.attempt
+
+
+def _fresh(
+    workload: Workload, traces: Iterable[str], count: int, exclude: Collection[str], origin: str
+) -> list[Candidate]:
+    made = (Candidate(workload_id=workload.workload_id, trace=trace, origin=origin) for trace in traces)
+    return list(itertools.islice((one for one in made if one.candidate_id not in exclude), count))

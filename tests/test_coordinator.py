@@ -19,8 +19,8 @@ from agents.records import Candidate, DeviceId, ModelRef, Workload
 from fleet.core.events import ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
-from fleet.journal.journal import Journal
 from fleet.errors import FleetError, StoreFull
+from fleet.journal.journal import Journal
 from fleet.planner.candidate_ranker import Ranking
 from fleet.store.intake import Intake
 from fleet.store.store import Store

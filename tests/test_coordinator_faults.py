@@ -27,9 +27,9 @@ from fleet.core.limits import Limits
 from fleet.core.state import FleetState
 from fleet.engine.agent_events import events_of
 from fleet.engine.coordinator import Coordinator
-from fleet.journal.journal import Journal
 from fleet.engine.notices import Notices
 from fleet.errors import StoreFull
+from fleet.journal.journal import Journal
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.spool.frames import frame
-from fleet.journal.journal import Journal
 from fleet.errors import FleetError, StoreError, StoreFull
+from fleet.journal.journal import Journal
 
 GROUPS = [[{"n": 1}], [{"n": 2}, {"n": 3}], [{"n": 4, "text": "ü" * 50}]]
 

@@ -15,8 +15,8 @@ from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingS
 from fleet.core.request_words import Request
 from fleet.core.state import FleetState
 from fleet.engine.coordinator import Coordinator
-from fleet.journal.journal import Journal
 from fleet.errors import StoreFull
+from fleet.journal.journal import Journal
 from fleet.requests.checks import (
     KnownFleet,
     RequestConflict,

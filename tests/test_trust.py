@@ -168,17 +168,20 @@ def test_records_say_which_candidates_came_with_a_log(tmp_path: Path) -> None:
         assert sorted(traces.values()) == ["laundered", "theirs"]
 
 
+def fleet_of(*devices: DeviceId) -> FakeFleet:
+    return FakeFleet({one: SPECS[one] for one in devices})
+
+
 def collection(store: Store, fleet: FakeFleet, *devices: DeviceId) -> tuple[Collection, Log]:
     log = Log()
     how = CollectSettings(samples=6, minimum=6, protocol=Protocol(), batch_size=4)
     specs = {one: SPECS[one] for one in devices}
-    made = Collection(fleet, store, specs, how, log)  # type: ignore[arg-type]
-    made.register()
-    return made, log
+    fleet.use(store)
+    return Collection(fleet, specs, how, log), log
 
 
 def test_a_collection_measures_what_is_derived_and_tells_what_is_not(tmp_path: Path) -> None:
-    fleet = FakeFleet([BOARD])
+    fleet = fleet_of(BOARD)
     with Store.open(tmp_path) as store:
         fill(
             store,
@@ -202,7 +205,7 @@ def test_a_collection_measures_what_is_derived_and_tells_what_is_not(tmp_path: P
 
 
 def test_live_devices_take_nothing_from_replay_devices_beside_them(tmp_path: Path) -> None:
-    fleet = FakeFleet([AGAIN, BOARD])
+    fleet = fleet_of(AGAIN, BOARD)
     fleet.listed = [OURS]
     with Store.open(tmp_path) as store:
         fill(store, record(AGAIN, "replayed"), record(BOARD, "mine"))
@@ -217,7 +220,7 @@ def test_live_devices_take_nothing_from_replay_devices_beside_them(tmp_path: Pat
 
 
 def test_a_live_device_is_given_modules_of_ours_only(tmp_path: Path) -> None:
-    fleet = FakeFleet([BOARD, AGAIN])
+    fleet = fleet_of(BOARD, AGAIN)
     fleet.listed = [OURS]
     unknown = make_workload(7, networks=(("a torch model", 1),))
     with Store.open(tmp_path) as store:

@@ -16,7 +16,6 @@ from fleet.api.client import DaemonClient, find_daemon
 from fleet.cli.requests import finish, run_request
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
-from fleet.store.lock import HOLDER
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -144,6 +143,8 @@ def _embedded(
 
 def _writer(store: Path) -> int | None:
     """Process that writes a store, as it says itself."""
+    from fleet.store.lock import HOLDER
+
     try:
         return int((store / HOLDER).read_text())
     except (OSError, ValueError):

@@ -92,11 +92,14 @@ class Collection:
             family: [one for one in device_ids if one in self._live] or device_ids
             for family, device_ids in self._families.items()
         }
-        self._proposer = Proposer(engine, asked, self._imported_of, settings, watcher, self._ledger)
+        self._proposer = Proposer(
+            engine, asked, self._imported_of, settings, watcher, self._ledger, self._leave
+        )
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """The workloads of some networks, as an agent lists them: a live device's, if there is one."""
-        return self._engine.network_workloads((self._live or list(self._specs))[0], networks)
+        asked = [one for one in self._live or self._specs if one not in self.fallen]
+        return self._engine.network_workloads(asked[0], networks)
 
     def stored_workloads(self, wanted: Iterable[WorkloadId]) -> dict[WorkloadId, Workload]:
         """Those of some workloads of the store that the session's devices may be given.
@@ -302,6 +305,7 @@ class Collection:
             DeviceUnusableError: No other is left.
         """
         self.fallen[device_id] = str(error)
+        self._proposer.leave(device_id)
         if self.fallen.keys() >= self._specs.keys():
             raise error
 

@@ -7,12 +7,14 @@ the store, and measures nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 
 from agents.records import Candidate, CandidateId, DeviceId, Family, Record, Workload, WorkloadId
 from fleet.collection.selection import KnownCandidates, best_traces, choose_parents, random_share, survey
 from fleet.collection.settings import CollectSettings, Engine, Pools, Watcher
 from fleet.collection.time_spent import Ledger
 from fleet.collection.trust import claims, imported_traces, ours, siblings
+from fleet.requests.session import DeviceUnusableError
 from fleet.store.reader import StoreReader
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
@@ -34,6 +36,7 @@ class Proposer:
         settings: How many candidates of which kind.
         watcher: Told of every workload.
         ledger: Told of the time.
+        leave: Told of a device that is out of order while it is asked; calls `leave` here, or raises.
 
     Attributes:
         quarantined: Candidates that a device of the family has under quarantine, as far as it was asked for.
@@ -47,15 +50,23 @@ class Proposer:
         settings: CollectSettings,
         watcher: Watcher,
         ledger: Ledger,
+        leave: Callable[[DeviceId, DeviceUnusableError], None],
     ) -> None:
         self._engine = engine
-        self._families = families
+        self._families = {family: list(device_ids) for family, device_ids in families.items()}
+        self._leave = leave
         self._imported = imported
         self._settings = settings
         self._watcher = watcher
         self._ledger = ledger
         self._known: dict[tuple[Family, WorkloadId], KnownCandidates] = {}
         self.quarantined: set[tuple[Family, CandidateId]] = set()
+
+    def leave(self, device_id: DeviceId) -> None:
+        """Ask a device nothing more."""
+        for device_ids in self._families.values():
+            if device_id in device_ids:
+                device_ids.remove(device_id)
 
     def begin(self, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]) -> Pools:
         """Known candidates first, so that labels line up across devices, then the random share.
@@ -159,11 +170,17 @@ class Proposer:
             self._engine.store(), family, [one for ids in chosen.values() for one in ids]
         )
         device_ids = self._families[family]
-        with self._ledger.proposing(device_ids):
+        with self._ledger.proposing(list(device_ids)):
             for place, workload in enumerate(one for one in workloads if one.workload_id in chosen):
+                if not device_ids:
+                    break
                 device_id = device_ids[place % len(device_ids)]
                 traces = [traces_of[one] for one in chosen[workload.workload_id]]
-                made = self._engine.derive(device_id, workload, traces).result()
+                try:
+                    made = self._engine.derive(device_id, workload, traces).result()
+                except DeviceUnusableError as error:
+                    self._leave(device_id, error)  # random candidates take their place
+                    continue
                 if made.refused:
                     self._watcher.refused(workload, made.refused)
                 ids = known[workload.workload_id].ids
@@ -184,27 +201,45 @@ class Proposer:
         The space belongs to the family, so its devices share the work, whoever measures in the end.
         """
         device_ids = self._families[family]
-        with self._ledger.proposing(device_ids):
-            answers = {}
-            for place, (workload, count) in enumerate(asked):
+        with self._ledger.proposing(list(device_ids)):
+            wanted = [(workload, count) for workload, count in asked if count > 0]
+            while wanted and device_ids:
+                answers = []
+                for place, (workload, count) in enumerate(wanted):
+                    device_id, there = device_ids[place % len(device_ids)], pool[workload.workload_id]
+                    exclude = sorted(
+                        self._known[family, workload.workload_id].ids | {one.candidate_id for one in there}
+                    )
+                    near = parents.get(workload.workload_id, ())
+                    drawn = self._drawn(device_id, workload, near, count, exclude)
+                    answers.append((workload, count, device_id, drawn))
+                wanted = []
+                for workload, count, device_id, drawn in answers:
+                    try:
+                        pool[workload.workload_id] += drawn.result()
+                    except DeviceUnusableError as error:
+                        self._leave(device_id, error)
+                        wanted.append((workload, count))
+                    else:
+                        self._watcher.proposed(workload, len(pool[workload.workload_id]))
+            for workload, count in asked:
                 if count <= 0:
-                    continue
-                device_id = device_ids[place % len(device_ids)]
-                known = self._known[family, workload.workload_id].ids
-                exclude = sorted(known | {one.candidate_id for one in pool[workload.workload_id]})
-                near = parents.get(workload.workload_id)
-                # Draws of a seed are the same each time, less what is excluded: right for random candidates,
-                # but parents may be the same again, and their next children should not be.
-                seed = self._settings.seed + (len(exclude) if near else 0)
-                answers[workload.workload_id] = (
-                    self._engine.evolve(device_id, workload, near, count, seed, exclude)
-                    if near
-                    else self._engine.propose(device_id, workload, count, seed, exclude)
-                )
-            for workload, _ in asked:
-                if workload.workload_id in answers:
-                    pool[workload.workload_id] += answers[workload.workload_id].result()
-                self._watcher.proposed(workload, len(pool[workload.workload_id]))
+                    self._watcher.proposed(workload, len(pool[workload.workload_id]))
+
+    def _drawn(
+        self,
+        device_id: DeviceId,
+        workload: Workload,
+        near: Sequence[str],
+        count: int,
+        exclude: Sequence[CandidateId],
+    ) -> Future[list[Candidate]]:
+        # Draws of a seed are the same each time, less what is excluded: right for random candidates, but
+        # parents may be the same again, and their next children should not be.
+        seed = self._settings.seed + (len(exclude) if near else 0)
+        if near:
+            return self._engine.evolve(device_id, workload, near, count, seed, exclude)
+        return self._engine.propose(device_id, workload, count, seed, exclude)
 
 
 def records_of(store: StoreReader, device_ids: Iterable[DeviceId]) -> Iterator[Record]:

@@ -21,7 +21,7 @@ from rich.console import Console
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.daemon.daemon import UpOptions, come_to_rest, engine, stop_signals, take_turn
 from fleet.errors import FleetError
-from fleet.requests.channel import Channel
+from fleet.requests.channel import DriverChannel
 from fleet.requests.session import EngineSession
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 class _Thread(Generic[_Result]):
     """A driver in a thread; implements `fleet.engine.request_drivers.Driver`."""
 
-    channel: Channel
+    channel: DriverChannel
     result: _Result | None = None
     error: BaseException | None = None
 
@@ -82,9 +82,9 @@ def run_embedded(
         if asked.request_id != request.request_id:
             return None  # it waits for the next daemon
         ours, theirs = socket.socketpair()
-        driver: _Thread[_Result] = _Thread(Channel(ours))
+        driver: _Thread[_Result] = _Thread(DriverChannel(ours))
         drivers.append(driver)
-        session = EngineSession(Channel(theirs), Path(settings.store.path))
+        session = EngineSession(DriverChannel(theirs), Path(settings.store.path))
         arguments = (driver, session, work)
         threading.Thread(target=_drive, args=arguments, name="driver", daemon=True).start()
         return driver

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from agents.host.own_program import command, environment
 from fleet.core.request_words import Request
 from fleet.durable import disk_errors
-from fleet.requests.channel import Channel
+from fleet.requests.channel import DriverChannel
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -70,7 +70,7 @@ class DriverProcess:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
-        self.channel = Channel(ours)
+        self.channel = DriverChannel(ours)
 
     def stop(self) -> None:
         """End it and what it started."""

@@ -18,7 +18,7 @@ from agents.errors import AgentError
 from agents.sandbox.zygote import die_with_parent
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
-from fleet.requests.channel import Channel
+from fleet.requests.channel import DriverChannel
 from fleet.requests.session import EngineSession
 
 #: A collection waits most of the time, an adaptation computes: neither must disturb a timing.
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     os.nice(_NICE)
     if value["cores"]:
         os.sched_setaffinity(0, value["cores"])
-    session = EngineSession(Channel(socket.socket(fileno=end)), Path(settings.store.path))
+    session = EngineSession(DriverChannel(socket.socket(fileno=end)), Path(settings.store.path))
     work = Work(
         kind=RequestKind(value["kind"]),
         arguments=value["arguments"],

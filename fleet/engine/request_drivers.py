@@ -30,7 +30,7 @@ from fleet.core.events import DeviceState, JobId
 from fleet.core.request_words import Request, RequestId
 from fleet.engine.composition import Composition
 from fleet.errors import FleetError, StoreFull
-from fleet.requests.channel import Channel, ChannelClosedError
+from fleet.requests.channel import ChannelClosedError, DriverChannel
 
 #: Times that the driver of a request is started again after it ended without a word.
 _MOST_STARTS = 3
@@ -46,7 +46,7 @@ class Driver(Protocol):
     """A driver at work."""
 
     @property
-    def channel(self) -> Channel:
+    def channel(self) -> DriverChannel:
         """To it."""
 
     def stop(self) -> None:

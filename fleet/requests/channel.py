@@ -22,7 +22,7 @@ class ChannelClosedError(Exception):
     """The other end is gone."""
 
 
-class Channel:
+class DriverChannel:
     """One end.
 
     Args:
@@ -103,4 +103,4 @@ def _value(line: bytes) -> dict[str, Any]:
     return value
 
 
-__all__ = ["Channel", "ChannelClosedError"]
+__all__ = ["ChannelClosedError", "DriverChannel"]

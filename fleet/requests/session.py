@@ -17,7 +17,7 @@ from agents.codec import record_from_json, workload_from_json
 from agents.programs.derivation import Derivation
 from agents.records import Candidate, CandidateId, DeviceId, Record, Workload
 from fleet.errors import FleetError
-from fleet.requests.channel import Channel, ChannelClosedError
+from fleet.requests.channel import ChannelClosedError, DriverChannel
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
@@ -34,13 +34,15 @@ class EngineSession:
         store: Path of the store.
     """
 
-    def __init__(self, channel: Channel, store: Path) -> None:
+    def __init__(self, channel: DriverChannel, store: Path) -> None:
         self._channel, self._path = channel, store
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, tuple[Future[Any], Callable[[Any], Any]]] = {}
         self._is_over = False
+        #: What was read of the store, and after how many answers about measurements.
         self._reader: StoreReader | None = None
+        self._read_after = self._measured = 0
         threading.Thread(target=self._hear, name="engine", daemon=True).start()
 
     # ---- what agents do ----
@@ -112,8 +114,7 @@ class EngineSession:
             "model_version": model_version,
             "candidates": [[one.workload_id, one.dialect, one.origin, one.trace] for one in candidates],
         }
-        self._reader = None
-        return self.ask(question, lambda answer: [record_from_json(one) for one in answer])
+        return self.ask(question, self._records)
 
     def wait(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
         """Wait until at least one is over; returns those that are."""
@@ -123,9 +124,10 @@ class EngineSession:
 
     def store(self) -> StoreReader:
         """The store as it is now: all that was measured for this driver is in it."""
-        if self._reader is None:
+        measured = self._measured
+        if self._reader is None or self._read_after != measured:
             self.ask({"op": "flush"}).result()
-            self._reader = Store.read(self._path)
+            self._reader, self._read_after = Store.read(self._path), measured
         return self._reader
 
     # ---- what is told ----
@@ -182,6 +184,10 @@ class EngineSession:
     def _draw(self, device_id: DeviceId, workload: Workload, how: dict[str, Any]) -> Future[list[Candidate]]:
         question = {"op": "draw", "device": device_id, "workload": workload.workload_id}
         return self.ask(question | how, _candidates)
+
+    def _records(self, answer: Any) -> list[Record]:
+        self._measured += 1
+        return [record_from_json(one) for one in answer]
 
     def _hear(self) -> None:
         """Give answers to those who wait for them, until the coordinator is gone."""
