@@ -15,7 +15,7 @@ from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.engine.coordinator import Coordinator
 from fleet.errors import FleetError
-from fleet.requests.channel import Channel
+from fleet.requests.channel import DriverChannel
 from fleet.requests.session import DeviceUnusableError, EngineSession
 from tests.coordinator_fixtures import WORKLOADS, Fleet, make_fleet
 
@@ -29,7 +29,7 @@ class Driver:
 
     def __init__(self, store: Path, work: Callable[[EngineSession], dict[str, Any]]) -> None:
         ours, theirs = socket.socketpair()
-        self.channel, self._other = Channel(ours), Channel(theirs)
+        self.channel, self._other = DriverChannel(ours), DriverChannel(theirs)
         self.session, self.work = EngineSession(self._other, store), work
         self.is_stopped = False
         threading.Thread(target=self._run, daemon=True).start()

@@ -1,0 +1,249 @@
+"""A new device beside a daemon at work: `python -m benchmarks.arrival --json`.
+
+Three ISA profiles of this host are collected and learnt, and a real `fleet up` goes on with them. Then the
+file of a fourth appears: when it is known, when its head serves, and with how many samples. Afterwards the
+daemon measures the candidates that it had not asked for, which tell what the head is worth: its top-1 against
+that of a head from scratch of the same samples, workload by workload, on candidates that neither has seen.
+Last, the device is timed in another way, which is another environment: how long and how many samples until
+its head was made anew.
+
+The folder is kept where one is given, and a second run goes on from what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from agents.records import DeviceId, Outcome
+from fleet.api.client import DaemonClient, find_daemon
+from fleet.config.settings import load_fleet, select_devices
+from fleet.models.versions import load_snapshot, train_config
+from fleet.report.demo import choose_devices
+from fleet.store.store import Store
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKLOADS = 16
+#: Candidates of each workload on each known device; the new one is judged on those that it was not asked for.
+CANDIDATES = 24
+#: Bounds as in the demo: larger programs would make the benchmark an hour.
+_BOUNDS = {"min_flops": 2e5, "max_flops": 2.5e7}
+_START_SECS, _HEAD_SECS, _STEP_SECS, _STOP_SECS = 120.0, 1800.0, 3600.0, 90.0
+_POLL_SECS = 0.25
+
+
+def run(folder: Path, samples: int) -> dict[str, Any]:
+    """Do all of it in a folder.
+
+    Args:
+        folder: Gets device files, store, models and the daemon's folder.
+        samples: Candidates that the new device measures for its head.
+    """
+    sources, target = choose_devices(list(select_devices(load_fleet(None).config).values()))
+    known = [spec.device_id for spec in sources[-3:]]
+    files, away = folder / "configs" / "hardware", folder / "away"
+    for place in (files, away):
+        place.mkdir(parents=True, exist_ok=True)
+    for name in known:
+        (files / f"{name}.yaml").write_bytes(_file_of(name).read_bytes())
+    (files / f"{target.device_id}.yaml").unlink(missing_ok=True)
+    settings = {
+        "daemon": {"arrival_samples": samples, "return_samples": 32},
+        "workloads": {**_BOUNDS, "count": WORKLOADS},
+    }
+    (folder / "configs" / "fleet.yaml").write_text(yaml.safe_dump(settings))
+    _fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named(known))
+    if not (folder / "runs" / "models").exists():
+        _fleet(folder, "train")
+    with _daemon(folder) as daemon:
+        _until(lambda: _is_at_work(daemon, known), _START_SECS, "the known devices are at work")
+        began = time.monotonic()
+        (files / f"{target.device_id}.yaml").write_bytes(_file_of(target.device_id).read_bytes())
+        name = target.device_id
+        _until(lambda: name in daemon.get("/v1/devices"), _START_SECS, "the new device is known")
+        known_secs = time.monotonic() - began
+        arrived = _onboarded(daemon, name, 0)
+        head_secs = time.monotonic() - began
+        asked = _measured(folder, name)
+        _fleet(
+            folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named([name])
+        )
+        truth = _judge(folder, DeviceId(name), arrived["version"], asked)
+        before = time.monotonic()
+        changed = yaml.safe_load(_file_of(name).read_text())
+        changed["protocol"] = {**changed.get("protocol", {}), "min_repeat_ms": 31}
+        (files / f"{name}.yaml").write_text(yaml.safe_dump(changed))
+        again = _onboarded(daemon, name, 1)
+        refreshed_secs = time.monotonic() - before
+    expected = arrived["expected"] or {}
+    return {
+        "benchmark": "arrival",
+        "known_devices": known,
+        "device": name,
+        "workloads": WORKLOADS,
+        "known_secs": round(known_secs, 1),
+        "head_secs": round(head_secs, 1),
+        "parts": {part: round(secs, 1) for part, secs in arrived["seconds"].items()},
+        "samples": len(asked),
+        "asked_samples": arrived["samples"],
+        "strategy": arrived["taken"],
+        "served_by": arrived["served_by"],
+        **truth,
+        "expected_top1": expected.get("top1"),
+        "expected_interval": expected.get("top1_interval"),
+        "refreshed_secs": round(refreshed_secs, 1),
+        "refreshed_samples": again["samples"],
+        "refreshed_served": again["served_by"] == again["version"],
+    }
+
+
+def _judge(folder: Path, target: DeviceId, version: str, asked: set[str]) -> dict[str, Any]:
+    """Top-1 of the head and of one from scratch on the candidates that the device was not asked for."""
+    from transfer.adapt.kept import load_adapted
+    from transfer.adapt.registry import strategies
+    from transfer.baselines.situation import FewShotSet, with_support
+    from transfer.data.intervals import paired_bootstrap
+    from transfer.data.metrics import evaluate_ranking
+    from transfer.evaluate.onboarding_cases import Case, Regime, shown
+
+    dataset = load_snapshot(Store.read(folder / "runs" / "store")).dataset
+    truth = dataset.latency_secs[:, dataset.column(target)]
+    was_asked = np.array([one in asked for one in dataset.candidate_ids])
+    support = np.flatnonzero(was_asked & np.isfinite(truth))
+    test = np.flatnonzero(~was_asked & np.isfinite(truth))
+    rows = np.arange(len(dataset))
+    case = Case(
+        regime=Regime.DEVICE_NEW,
+        target=target,
+        split="",
+        pool=support,
+        source_rows=rows,
+        test=test,
+        seed=0,
+    )
+    view = with_support(shown(dataset, case), target, FewShotSet(support, truth[support]))
+    head = load_adapted(folder / "runs" / "models" / version, target)
+    scratch = strategies()["scratch"].adapt(
+        None, view, target, support, source_rows=rows, config=train_config(24), seed=0
+    )
+    found = [
+        evaluate_ranking(one.score(view, test), truth[test], dataset.group[test], least=2)
+        for one in (head, scratch)
+    ]
+    gain, low, high = paired_bootstrap(found[0].top1_by_workload, found[1].top1_by_workload, 0)
+    return {
+        "top1": round(found[0].top1, 4),
+        "scratch_top1": round(found[1].top1, 4),
+        "random_top1": round(found[0].random_top1, 4),
+        "top1_minus_scratch": [round(one, 4) for one in (gain, low, high)],
+        "judged_workloads": len(found[0].groups),
+        "judged_candidates": len(test),
+    }
+
+
+def _measured(folder: Path, device_id: str) -> set[str]:
+    """Candidates that a device has any record of."""
+    reader = Store.read(folder / "runs" / "store")
+    records = reader.records(device_id=DeviceId(device_id))
+    return {str(one.candidate_id) for one in records if one.outcome is not Outcome.LOST}
+
+
+def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> dict[str, Any]:
+    """Wait for the result of a device's onboarding, counted from 0."""
+
+    def ended() -> Any:
+        listed = [
+            one
+            for one in daemon.get("/v1/requests")
+            if one["kind"] == "onboarding" and one["arguments"]["device"] == device_id
+        ]
+        return listed[number] if len(listed) > number and listed[number]["ended_at"] is not None else None
+
+    request = _until(ended, _HEAD_SECS, f"onboarding {number} of {device_id}")
+    if request["state"] != "succeeded":
+        raise SystemExit(f"the onboarding of {device_id} {request['state']}: {request['reason']}")
+    result: dict[str, Any] = request["result"]
+    return result
+
+
+def _is_at_work(daemon: DaemonClient, names: list[DeviceId]) -> bool:
+    found = daemon.get("/v1/devices")
+    return all(found.get(one, {}).get("leases") and found[one]["champion"] for one in names)
+
+
+def _until(look: Any, secs: float, what: str) -> Any:
+    ends_at = time.monotonic() + secs
+    while time.monotonic() < ends_at:
+        if found := look():
+            return found
+        time.sleep(_POLL_SECS)
+    raise SystemExit(f"not within {secs:.0f} s: {what}")
+
+
+@contextmanager
+def _daemon(folder: Path) -> Iterator[DaemonClient]:
+    """A `fleet up` in a process of its own, until the block ends."""
+    with (folder / "up.log").open("ab") as log:
+        process = subprocess.Popen(_command("up"), cwd=folder, stdout=log, stderr=log)
+    try:
+        yield _until(lambda: find_daemon(folder / "runs" / "fleet"), _START_SECS, "the daemon is up")
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _fleet(folder: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        _command(*arguments), cwd=folder, capture_output=True, text=True, timeout=_STEP_SECS, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"fleet {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "fleet.cli", *arguments]
+
+
+def _named(names: list[DeviceId]) -> list[str]:
+    return [part for name in names for part in ("--device", name)]
+
+
+def _file_of(name: str) -> Path:
+    return ROOT / "configs" / "hardware" / f"{name}.yaml"
+
+
+def main() -> None:
+    """Run it and print what came of it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--samples", type=int, default=64, help="candidates for the new head (64)")
+    parser.add_argument("--folder", type=Path, help="where to work, and to go on (a temporary one)")
+    asked = parser.parse_args()
+    if asked.folder is not None:
+        asked.folder.mkdir(parents=True, exist_ok=True)
+        found = run(asked.folder.absolute(), asked.samples)
+    else:
+        with tempfile.TemporaryDirectory(prefix="arrival-") as folder:
+            found = run(Path(folder), asked.samples)
+    print(json.dumps(found) if asked.json else "\n".join(f"{key}: {value}" for key, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()
