@@ -69,11 +69,11 @@ class Queues:
 
     def jobs_of(
         self, device_id: DeviceId, candidate_ids: Iterable[CandidateId], attempt: int
-    ) -> dict[CandidateId, JobId]:
+    ) -> dict[CandidateId, Job]:
         """The jobs in which some candidates of a device wait to be measured, of one attempt."""
         taken = self._taken.get(device_id, {})
-        found = {one: taken[one] for one in candidate_ids if one in taken}
-        return {one: job_id for one, job_id in found.items() if self._jobs[job_id].attempt == attempt}
+        found = {one: self._jobs[taken[one]] for one in candidate_ids if one in taken}
+        return {one: job for one, job in found.items() if job.attempt == attempt}
 
     def waiting(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
         """About how many of them are of a workload."""
