@@ -7,9 +7,10 @@ from typing import Any
 
 from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.core import events as ev
-from fleet.core.event_json import event_from_json, event_to_json
+from fleet.core.event_json import event_from_json, event_to_json, value_from_json
 from fleet.core.events import DeviceState, Event, Instruction, Job, JobId, JobState
 from fleet.core.limits import Limits
+from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
 from fleet.core.state import FleetState, StateError
 
 #: Small enough that a few steps reach every rule.
@@ -36,6 +37,11 @@ def job(name: str, device: str, *, size: int = 2, expected_secs: float = 10.0) -
     )
 
 
+def request_of(entry: dict[str, Any]) -> Request:
+    """The request of an entry of a written state."""
+    return value_from_json(Request, entry["request"])
+
+
 class World:
     """Applies events as the coordinator does, and keeps books of its own."""
 
@@ -54,6 +60,8 @@ class World:
         self.expired: set[tuple[DeviceId, int]] = set()
         self.counted: set[tuple[JobId, int]] = set()
         self.is_training = False
+        #: Requests whose driver was started, and not ended since.
+        self.driven: set[RequestId] = set()
 
     def tell(self, event: Event) -> list[Instruction]:
         """Journal and apply an event if it is news; an impossible one must leave the state as it was."""
@@ -73,6 +81,7 @@ class World:
             return []
         self.journal.append(json.dumps(event_to_json(event)))
         self._note(event, made, overdue, before)
+        self._note_drivers(event, made)
         self.check()
         return made
 
@@ -134,6 +143,50 @@ class World:
                 self._check_grant(one)
                 self.grants.append(one)
 
+    def _note_drivers(self, event: Event, made: list[Instruction]) -> None:
+        """Drivers are started once and stopped once, no more than there may be, and leave no job behind."""
+        if isinstance(event, ev.CoordinatorStarted):
+            self.driven.clear()  # they ended with the one before
+        for one in made:
+            if isinstance(one, ev.StopDriver):
+                assert one.request_id in self.driven
+                self.driven.remove(one.request_id)
+                self._check_no_job(one.request_id)
+        if isinstance(event, ev.RequestEnded) and event.request_id in self.driven:
+            self.driven.remove(event.request_id)
+            self._check_no_job(event.request_id)
+        for one in made:
+            if isinstance(one, ev.StartDriver):
+                assert one.request_id not in self.driven
+                self.driven.add(one.request_id)
+        running = {
+            request_id
+            for request_id, shown in self._requests()
+            if shown["state"] == RequestState.RUNNING and RequestKind(shown["kind"]).has_driver
+        }
+        assert self.driven == running
+        assert len(running) <= self.state.limits.drivers
+
+    def _check_no_job(self, request_id: RequestId) -> None:
+        """None waits; what was at work when its request ended may come back, and is cancelled then."""
+        entries = self.state.to_json()["leasing"]["jobs"]["entries"]
+        states = {one["state"] for one in entries if one["job"]["request_id"] == request_id}
+        assert JobState.QUEUED not in states
+
+    def _requests(self) -> list[tuple[RequestId, dict[str, Any]]]:
+        shown = {one: self.state.request(one) for one in self.state.request_ids()}
+        return [(key, value) for key, value in shown.items() if value is not None]
+
+    def reserved(self) -> set[DeviceId]:
+        """Devices that the driver of a running request measures on."""
+        values = self.state.to_json()["requests"]
+        return {
+            device_id
+            for one in values
+            if one["state"] == RequestState.RUNNING and one["is_measuring"]
+            for device_id in request_of(one).device_ids
+        }
+
     @staticmethod
     def _is_there(values: dict[str, Any], job_id: JobId) -> bool:
         return any(entry["job"]["job_id"] == job_id for entry in values["leasing"]["jobs"]["entries"])
@@ -181,6 +234,12 @@ class World:
         assert shown["incarnation"] == grant.incarnation
         assert shown["state"] == DeviceState.LEASED
         assert self.state.job_state(grant.job_id) is JobState.LEASED
+        granted = self.state.job(grant.job_id)
+        assert granted is not None
+        assert granted.priority > 0 or grant.device_id not in self.reserved()
+        waiting = self.state.to_json()["leasing"]["jobs"]["queues"].get(grant.device_id, [])
+        others = [one for one in map(self.state.job, waiting) if one is not None]
+        assert all(one.priority <= granted.priority for one in others)
 
     def check(self) -> None:
         """What must hold at any time."""

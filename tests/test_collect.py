@@ -31,7 +31,13 @@ from fleet.store.store import Store
 from tests.record_fixtures import make_record
 from tests.test_proposing import Log
 
-pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.tvm,
+    pytest.mark.timeout(300),
+    # On a busy host Ray may need a second start, and forgets the processes of the first one, which are ended.
+    pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"),
+]
 
 GENERIC, TWO_CORES = DeviceId("generic"), DeviceId("two-cores")
 #: What is tested here must not depend on how quiet the host is.
@@ -113,7 +119,7 @@ def collect(session: EngineSession, specs: dict[DeviceId, DeviceSpec], matmul: W
     seen.ray_mode = os.environ["RAY_AUTH_MODE"]
     sockets = each_below(os.getpid(), lambda process: process.net_connections("tcp"))
     seen.listening = {one.laddr.ip for found in sockets for one in found if one.status == psutil.CONN_LISTEN}
-    how = CollectSettings(samples=12, protocol=Protocol(), batch_size=4, remeasure=3)
+    how = CollectSettings(samples=8, protocol=Protocol(), batch_size=4, remeasure=2)
     log = KillingLog()
     collection = Collection(session, specs, how, log)
     listed = collection.network_workloads(["bert-tiny"])
@@ -173,7 +179,7 @@ def test_records_nobody_acknowledged_are_taken_over_at_the_next_start(
 
 
 def test_every_device_measures_the_same_candidates_once(seen: Seen, settings: FleetConfig) -> None:
-    assert len(seen.wanted) == 12
+    assert len(seen.wanted) == 8
     for device_id in (GENERIC, TWO_CORES):
         records = first_hand(settings, device_id)
         assert sorted(one.candidate_id for one in records) == seen.wanted
@@ -181,7 +187,7 @@ def test_every_device_measures_the_same_candidates_once(seen: Seen, settings: Fl
         assert all(len(record.run_secs) == QUICK["repeat"] for record in records)
     store = Store.read(settings.store.path)
     # A drifting device has some of them measured once more than asked.
-    assert sum(one.attempt > 0 for one in store.records()) >= 2 * 3
+    assert sum(one.attempt > 0 for one in store.records()) >= 2 * 2
     entry = store.devices()[GENERIC]
     assert entry.descriptor is not None
     assert entry.descriptor.logical_cores == psutil.cpu_count()

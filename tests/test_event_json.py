@@ -35,10 +35,20 @@ st.register_type_strategy(
         minutes=st.none() | st.floats(0, 1e6),
     ),
 )
+st.register_type_strategy(
+    ev.RequestEnded,
+    st.builds(
+        ev.RequestEnded,
+        at_secs=st.floats(),
+        request_id=WORDS,
+        result=st.dictionaries(WORDS, JSON, max_size=3),
+        reason=WORDS,
+    ),
+)
 
 
 def event_strategy() -> st.SearchStrategy[Any]:
-    return st.one_of([st.builds(kind) for kind in KINDS])
+    return st.one_of([st.from_type(kind) for kind in KINDS])
 
 
 @settings(max_examples=300, deadline=None)

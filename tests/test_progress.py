@@ -7,13 +7,13 @@ from io import StringIO
 from rich.console import Console
 
 from agents.records import CONFIRM, REMEASURE, DeviceId
-from fleet.collection.progress import Display
+from fleet.collection.progress import TerminalDisplay
 from tests.record_fixtures import make_batch
 
 
 def test_more_records_than_planned_do_not_pass_the_total() -> None:
     out = StringIO()
-    display = Display(Console(file=out, width=100))
+    display = TerminalDisplay(Console(file=out, width=100))
     device = DeviceId("dev-a")
     display.phase("measure", 4)
     display.stored(device, [*make_batch(1, 3), *make_batch(1, 2, origin=CONFIRM)])

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingStarted
-from fleet.core.request_words import Request
+from fleet.core.request_words import Request, RequestId
 from fleet.core.state import FleetState
 from fleet.engine.coordinator import Coordinator
 from fleet.errors import StoreFull
@@ -27,7 +27,11 @@ from fleet.requests.checks import (
 from fleet.requests.desk import DeskFull, RequestDesk
 from tests.coordinator_fixtures import Fleet, Killed, killed_at, make_fleet
 
-FLEET = KnownFleet(families={"one": "cpu", "two": "cpu", "gpu-1": "gpu"}, trains=True)
+FLEET = KnownFleet(
+    families={"one": "cpu", "two": "cpu", "gpu-1": "gpu"},
+    trains=True,
+    devices=frozenset({"one", "two", "gpu-1"}),
+)
 
 
 def body(request_id: str = "t1", **changes: Any) -> bytes:
@@ -260,6 +264,63 @@ def test_arguments_that_fit_nothing_are_refused_with_what_there_is(
     assert state.request_ids() == []
 
 
+def driven(request_id: str, kind: str, **arguments: Any) -> Request:
+    return a_request(request_id, kind=kind, arguments=arguments)
+
+
+def test_a_collection_is_for_the_devices_that_were_there_when_it_came() -> None:
+    state, answers = served(driven("c1", "collection", samples=8), driven("c1", "collection", samples=8))
+    assert answers == ["running", "running"], "sent twice it exists once"
+    shown = state.request(RequestId("c1"))
+    assert shown is not None
+    assert shown["arguments"] == {"devices": ["gpu-1", "one", "two"], "samples": 8}
+    _, answers = served(driven("c1", "collection", samples=8), state=state)
+    assert answers == ["running"]
+    _, answers = served(driven("c1", "collection", samples=9), state=state)
+    assert kinds(answers) == [RequestConflict]
+
+
+def test_one_request_of_a_kind_works_on_a_device() -> None:
+    state, answers = served(
+        driven("t1", "tuning", device="one", trials=8),
+        driven("t2", "tuning", device="one", trials=8),
+        driven("t3", "tuning", device="two", trials=8),
+        driven("c1", "collection", devices=["one"]),
+        driven("c2", "collection"),
+        driven("o1", "onboarding", device="one"),
+    )
+    assert kinds(answers) == ["running", RequestConflict, "running", "queued", RequestConflict, "queued"]
+    assert str(answers[1]).startswith("tuning: request t1 works on one already; follow it")
+    assert state.request_ids() == ["t1", "t3", "c1", "o1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "why"),
+    [
+        ("collection", {"devices": ["gone"]}, "no device 'gone' here; there are: gpu-1, one, two"),
+        ("collection", {"devices": "one"}, "devices: input should be a valid list, got 'one'"),
+        ("collection", {"samples": 0}, "samples: input should be greater than or equal to 1, got 0"),
+        ("collection", {"samples": True}, "samples: input should be a valid integer"),
+        ("collection", {"sampels": 8}, "sampels: extra inputs are not permitted, got 8"),
+        ("onboarding", {}, "device: field required"),
+        ("onboarding", {"device": "gone"}, "no device 'gone' here"),
+        ("onboarding", {"device": {"a": 1}}, "device: input should be a valid string"),
+        ("tuning", {"device": "one"}, "trials: field required"),
+        ("tuning", {"device": "one", "trials": 1e9}, "trials: input should be"),
+        ("tuning", {"device": "one", "trials": 8, "seed": -1}, "seed: input should be"),
+    ],
+)
+def test_arguments_of_a_driver_are_refused_with_their_name(
+    kind: str, arguments: dict[str, Any], why: str
+) -> None:
+    state, (refusal,) = served(driven("r1", kind, **arguments))
+    assert isinstance(refusal, RequestRefused)
+    assert str(refusal).startswith(f"{kind}: ")
+    assert why in str(refusal)
+    assert "\n" not in str(refusal)
+    assert state.request_ids() == []
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -271,7 +332,7 @@ def test_arguments_that_fit_nothing_are_refused_with_what_there_is(
         (body(id=""), "id: expected"),
         (body(id="../x"), "id: expected"),
         (body(id="x" * 65), "id: expected"),
-        (body(kind="dance"), "kind: expected one of training, got 'dance'"),
+        (body(kind="dance"), "kind: expected one of collection, onboarding, training, tuning, got 'dance'"),
         (body(kind=["training"]), "kind: expected"),
         (body(arguments=[]), "arguments: expected a JSON object"),
         (body(minutes=0), "minutes: expected a number above 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -34,6 +35,9 @@ POLICIES = st.sampled_from(
 ENDS = [*["finished"] * 6, "crashed", "crashed", "died", "expired"]
 #: What happens seldom in life, and would leave little to happen if it came as often as the rest.
 SELDOM = st.sampled_from([True, False, False, False, False])
+#: Requests that have a driver, and all.
+DRIVEN = st.integers(0, 4).map(lambda number: RequestId(f"d{number}"))
+ANY_REQUEST = DRIVEN | st.integers(0, 6).map(lambda number: RequestId(f"r{number}"))
 STEPS = st.sampled_from([-5.0, 0.0, 0.5, 2.0, 20.0, 61.0, 250.0, 5000.0])
 
 
@@ -297,10 +301,12 @@ class Fleet(RuleBasedStateMachine):
         records=st.dictionaries(DEVICES, st.integers(0, 500), max_size=2),
         step=STEPS | st.sampled_from([-1e5, 1e6, -1e6]),
         rules=st.sampled_from([ev.RULES, ev.RULES, ev.RULES, 1]),
+        limits=st.sampled_from([None, LIMITS, replace(LIMITS, drivers=1), replace(LIMITS, drivers=9)]),
     )
-    def coordinator(self, records: dict[str, int], step: float, rules: int) -> None:
+    def coordinator(self, records: dict[str, int], step: float, rules: int, limits: Any) -> None:
         counts = {DeviceId(name): count for name, count in records.items()}
-        self.world.tell(ev.CoordinatorStarted(at_secs=self.at(step), records=counts, rules=rules))
+        started = ev.CoordinatorStarted(at_secs=self.at(step), records=counts, rules=rules, limits=limits)
+        self.world.tell(started)
 
     @rule(device=ANY_DEVICE, count=st.integers(1, 150))
     def stored(self, device: str, count: int) -> None:
@@ -343,16 +349,68 @@ class Fleet(RuleBasedStateMachine):
             self.ended.pop(made.request_id, None)  # it was so long ago that it is not kept
         self.world.tell(ev.RequestSubmitted(at_secs=at_secs, request=made))
 
-    @rule(number=st.integers(0, 6), now=SELDOM)
-    def request_cancelled(self, number: int, now: bool) -> None:
-        if now:
-            self.world.tell(ev.RequestCancelled(at_secs=self.at(), request_id=RequestId(f"r{number}")))
+    @rule(
+        request_id=DRIVEN,
+        kind=st.sampled_from([one for one in RequestKind if one.has_driver]),
+        devices=st.sets(DEVICES, min_size=1),
+        minutes=st.sampled_from([None, None, 1.0, 60.0]),
+    )
+    def driver_requested(
+        self, request_id: RequestId, kind: RequestKind, devices: set[str], minutes: float | None
+    ) -> None:
+        named: dict[str, Any] = {"device": min(devices)}
+        if kind is RequestKind.COLLECTION:
+            named = {"devices": sorted(devices)}
+        made = Request(request_id=request_id, kind=kind, arguments=named, minutes=minutes)
+        at_secs = self.at()
+        if request_id not in self.world.state.request_ids():
+            self.ended.pop(request_id, None)
+        self.world.tell(ev.RequestSubmitted(at_secs=at_secs, request=made))
 
-    @rule(number=st.integers(0, 6), done=st.integers(0, 3))
-    def request_progressed(self, number: int, done: int) -> None:
-        request_id = RequestId(f"r{number}")
+    @rule(request_id=DRIVEN, count=st.integers(1, 3))
+    def job_of_a_request(self, request_id: RequestId, count: int) -> None:
+        """A driver has jobs made, mostly while it is at work; its last ones may come too late."""
+        asked = [one for one in self.world.state.open_requests() if one.request_id == request_id]
+        for one in asked:
+            for device_id in sorted(one.device_ids):
+                for _ in range(count):
+                    self.jobs += 1
+                    made = replace(
+                        job(f"j{self.jobs}", device_id), request_id=request_id, priority=one.kind.priority
+                    )
+                    self.world.tell(ev.JobSubmitted(at_secs=self.at(), job=made))
+
+    @rule(request_id=DRIVEN, reason=st.sampled_from(["", "", "it broke"]))
+    def driver_ended(self, request_id: RequestId, reason: str) -> None:
+        ended = ev.RequestEnded(at_secs=self.at(), request_id=request_id, result={"n": 1}, reason=reason)
+        self.world.tell(ended)
+
+    @rule(request_id=DRIVEN, is_cancelled=st.booleans())
+    def request_ends_with_work_left(self, request_id: RequestId, is_cancelled: bool) -> None:
+        """The usual way of a request that is given up; random events seldom meet one."""
+        self.driver_requested(request_id, RequestKind.COLLECTION, {"a", "b"}, None)
+        self.job_of_a_request(request_id, 3)
+        if is_cancelled:
+            self.request_cancelled(request_id, True)
+        else:
+            self.driver_ended(request_id, "it broke")
+
+    @rule(request_id=ANY_REQUEST, now=SELDOM)
+    def request_cancelled(self, request_id: RequestId, now: bool) -> None:
+        if now:
+            self.world.tell(ev.RequestCancelled(at_secs=self.at(), request_id=request_id))
+
+    @rule(request_id=ANY_REQUEST, done=st.integers(0, 3), is_measuring=st.booleans())
+    def request_progressed(self, request_id: RequestId, done: int, is_measuring: bool) -> None:
         self.world.tell(
-            ev.RequestProgressed(at_secs=self.at(), request_id=request_id, done=done, of=3, left_secs=1.0)
+            ev.RequestProgressed(
+                at_secs=self.at(),
+                request_id=request_id,
+                done=done,
+                of=3,
+                left_secs=1.0,
+                is_measuring=is_measuring,
+            )
         )
 
     @rule()
@@ -398,9 +456,11 @@ class Fleet(RuleBasedStateMachine):
             assert shown is not None
             is_over = RequestState(shown["state"]).is_end
             assert (shown["ended_at"] is not None) is is_over
-            if shown["state"] == RequestState.RUNNING:
+            has_driver = RequestKind(shown["kind"]).has_driver
+            if shown["state"] == RequestState.RUNNING and not has_driver:
                 assert request_id in at_work
                 assert training["family"] == shown["arguments"]["family"]
+            assert not (has_driver and request_id in at_work)
             if is_over:
                 assert request_id not in at_work
                 assert bool(shown["reason"]) is (shown["state"] == RequestState.FAILED)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from log_fixtures import CUDA_TARGET, autotvm, write_log
 from rich.text import Text
 
-from fleet.collection.progress import Display
+from fleet.collection.progress import TerminalDisplay
 from fleet.terminal_console import TerminalConsole
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import make_logs_visible, visible
@@ -57,7 +57,7 @@ def test_progress_shows_names_as_they_are() -> None:
     console = TerminalConsole()
     console.file = out = io.StringIO()
     console._force_terminal = True
-    display = Display(console)
+    display = TerminalDisplay(console)
     with display.live():
         display.phase("Reading", 10)
         display.step(1, "\x1b[2J [/red]")

@@ -69,15 +69,14 @@ class Queues:
 
     def jobs_of(
         self, device_id: DeviceId, candidate_ids: Iterable[CandidateId], attempt: int
-    ) -> dict[CandidateId, JobId]:
+    ) -> dict[CandidateId, Job]:
         """The jobs of requests in which some candidates of a device wait to be measured, of one attempt.
 
         Those of the background may have to wait for the request that asks.
         """
         taken = self._taken.get(device_id, {})
         found = {one: self._jobs[taken[one]] for one in candidate_ids if one in taken}
-        same = {one: job for one, job in found.items() if job.attempt == attempt and job.request_id}
-        return {one: job.job_id for one, job in same.items()}
+        return {one: job for one, job in found.items() if job.attempt == attempt and job.request_id}
 
     def waiting(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
         """About how many of them are of a workload."""

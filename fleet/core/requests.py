@@ -205,11 +205,15 @@ def request_ended(core: Core, event: RequestEnded) -> list[Instruction]:
 
 
 def drivers_begun(core: Core) -> list[Instruction]:
-    """A coordinator took over: drivers that had been begun are started again, and those that waited."""
-    begun = [one for one in core.requests.open() if one.state is RequestState.RUNNING]
-    again = [one.request for one in begun if one.request.kind.has_driver]
-    made = [*(StartDriver(request_id=one.request_id) for one in again), *_start_drivers(core)]
-    return made + reserve_devices(core)
+    """A coordinator took over: drivers begin anew, those that had been begun and those that waited.
+
+    Not all of them at once: a coordinator with other limits may have begun more than there is room for.
+    """
+    for entry in core.requests.open():
+        if entry.state is RequestState.RUNNING and entry.request.kind.has_driver:
+            entry.state, entry.started_at = RequestState.QUEUED, None
+            entry.changes += 1
+    return _start_drivers(core) + reserve_devices(core)
 
 
 def reserve_devices(core: Core) -> list[Instruction]:

@@ -26,7 +26,7 @@ from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId,
 from agents.trust import is_live
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core import events as ev
-from fleet.core.events import DeviceState, JobId
+from fleet.core.events import DeviceState, JobId, JobState
 from fleet.core.request_words import Request, RequestId
 from fleet.engine.composition import Composition
 from fleet.errors import FleetError, StoreFull
@@ -119,6 +119,7 @@ class RequestDrivers:
 
     def serve(self) -> None:
         """Take up what drivers ask for, and ask agents that have come up."""
+        self._cancel_orphans()
         for request_id in list(self._drivers):
             self._hear(request_id)
         for key, question in list(self._questions.items()):
@@ -320,12 +321,20 @@ class RequestDrivers:
         return True
 
     def _measure(self, key: str, question: _Question) -> None:
-        """Make jobs of candidates, but of those that wait in one already."""
+        """Make jobs of candidates, but of those that wait for this request already, or are at work for another.
+
+        What waits for others may not come: the background waits until this request is done, and another
+        request may be cancelled. What they measure first is not measured again.
+        """
         parts, values, device_id = self._parts, question.values, question.device_ids[0]
         family, attempt = parts.roster.sharing[device_id], int(values["attempt"])
         found = {one.candidate_id: one for one in map(_unpack, values["candidates"])}
         question.candidates = frozenset(found)
-        waiting = parts.feeder.queues.jobs_of(device_id, found, attempt)
+        waiting = {
+            one: job.job_id
+            for one, job in parts.feeder.queues.jobs_of(device_id, found, attempt).items()
+            if job.request_id == question.request_id or parts.state.job_state(job.job_id) is JobState.LEASED
+        }
         question.jobs.update(waiting.values())
         fresh = [one for name, one in found.items() if name not in waiting]
         by_workload: dict[WorkloadId, list[Candidate]] = {}
@@ -347,6 +356,17 @@ class RequestDrivers:
             parts.chronicle.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
         if not question.jobs:
             self._answer(key, value=[])
+
+    def _cancel_orphans(self) -> None:
+        """Cancel jobs that wait though their request has ended: they were at work then, or just made."""
+        parts = self._parts
+        jobs = [one for one in parts.feeder.queues.jobs() if one.request_id]
+        wanted = {one.request_id for one in parts.state.open_requests()} if jobs else set()
+        for job in jobs:
+            if job.request_id not in wanted and parts.state.job_state(job.job_id) is JobState.QUEUED:
+                reason = f"request {job.request_id} has ended"
+                names = {"device_id": job.device_id, "job_id": job.job_id, "reason": reason}
+                parts.chronicle.tell(ev.JobCancelled(at_secs=parts.clock(), **names))
 
     # ---- small things ----
 
