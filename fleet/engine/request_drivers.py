@@ -321,7 +321,7 @@ class RequestDrivers:
         return True
 
     def _measure(self, key: str, question: _Question) -> None:
-        """Make jobs of candidates, but of those that wait for this request already, or are at work for another.
+        """Make jobs of candidates, but of those that wait for this request, or are at work for another.
 
         What waits for others may not come: the background waits until this request is done, and another
         request may be cancelled. What they measure first is not measured again.
@@ -365,8 +365,10 @@ class RequestDrivers:
         for job in jobs:
             if job.request_id not in wanted and parts.state.job_state(job.job_id) is JobState.QUEUED:
                 reason = f"request {job.request_id} has ended"
-                names = {"device_id": job.device_id, "job_id": job.job_id, "reason": reason}
-                parts.chronicle.tell(ev.JobCancelled(at_secs=parts.clock(), **names))
+                cancelled = ev.JobCancelled(
+                    at_secs=parts.clock(), device_id=job.device_id, job_id=job.job_id, reason=reason
+                )
+                parts.chronicle.tell(cancelled)
 
     # ---- small things ----
 
