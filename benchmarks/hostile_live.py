@@ -57,7 +57,7 @@ _LIMIT_SECS = 600.0
 
 
 class DirectSession:
-    """What a collection uses of `fleet.transport.ray_start.RaySession`, over one device in this process.
+    """What a collection uses of `fleet.transport.ray_session.RaySession`, over one device in this process.
 
     Attributes:
         traces: Every trace that the device was asked to measure.

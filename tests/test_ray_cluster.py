@@ -16,7 +16,7 @@ import pytest
 from agents.device.messages import AgentGone, AgentUp, Heartbeat, Message
 from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError
-from fleet.transport.ray_start import join_ray
+from fleet.transport.ray_session import join_ray
 from fleet.transport.ray_transport import RayTransport
 from tests.link_fixtures import PROTOCOL, first, poll_until
 

@@ -21,7 +21,7 @@ import pytest
 from agents.host.own_program import environment
 from fleet.errors import FleetError
 from fleet.transport.ray_folder import PREFIX, RayFolder
-from fleet.transport.ray_start import join_ray
+from fleet.transport.ray_session import join_ray
 from fleet.transport.ray_token import give_cluster_token, give_own_token, token_path
 
 ROOT = Path(__file__).parent.parent
@@ -211,7 +211,7 @@ def test_a_place_where_others_could_replace_it_is_refused(base: Path) -> None:
 #: Starts a Ray of our own as `fleet up` does; tells what it sees, and waits.
 SESSION = """
 import json, os, sys
-from fleet.transport.ray_start import start_ray
+from fleet.transport.ray_session import start_ray
 os.umask(0)
 folder = start_ray({}, 2, 100 << 20)
 import ray

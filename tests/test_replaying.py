@@ -205,7 +205,7 @@ def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Pa
 
 @pytest.mark.ray
 def test_a_replay_behind_ray_is_like_any_device(store: Path, tmp_path: Path) -> None:
-    from fleet.transport.ray_start import RaySession
+    from fleet.transport.ray_session import RaySession
 
     specs = ready(replaying(store), tmp_path / "replay")
     [device_id] = specs

@@ -26,7 +26,7 @@ from agents.sandbox.pool import WorkerPool
 from agents.trust import claimed_id, is_imported
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.store.store import Store
-from fleet.transport.ray_start import RaySession
+from fleet.transport.ray_session import RaySession
 from tests.hostile_fixtures import (
     GENERIC,
     QUICK,

@@ -1,7 +1,7 @@
 """Train with several workers: Ray Train starts them, `transfer.train.training` does the work in each.
 
 Called by `fleet.models.training`. One of the modules that import Ray (the others are
-`agents.device.ray_actors` and `fleet.transport.ray_start`). Ray Train gives each worker its rank and a
+`agents.device.ray_actors` and `fleet.transport.ray_session`). Ray Train gives each worker its rank and a
 process group, and starts all of them again where one dies; training then goes on from the run folder. No word
 of Ray gets into the loop itself.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fleet.errors import FleetError
-from fleet.transport.ray_start import start_ray
+from fleet.transport.ray_session import start_ray
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset

@@ -23,7 +23,7 @@ from fleet.errors import FleetError
 from fleet.transport.client import AgentClient
 from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_hosts import Cluster, HostProcess
-from fleet.transport.ray_start import join_ray, resource_of, start_ray
+from fleet.transport.ray_session import join_ray, resource_of, start_ray
 from fleet.transport.transport import BEAT_SECS
 
 _LOG = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from agents.device.device_cores import agent_cores, quiet_cores
 from agents.records import DeviceKind, DeviceSpec
 from fleet.errors import FleetError
 from fleet.transport.ray_folder import RayFolder
-from fleet.transport.ray_start import start_ray
+from fleet.transport.ray_session import start_ray
 from tests.record_fixtures import make_spec
 
 EIGHT = tuple(range(8))
@@ -74,7 +74,7 @@ def test_a_start_that_fails_leaves_our_handlers_of_signals(
         raise RuntimeError("The current node timed out during startup")
 
     monkeypatch.setattr("ray.init", init)
-    monkeypatch.setattr("fleet.transport.ray_start.RayFolder", lambda: RayFolder(tmp_path))
+    monkeypatch.setattr("fleet.transport.ray_session.RayFolder", lambda: RayFolder(tmp_path))
     with pytest.raises(FleetError, match="does not start"):
         start_ray({}, 2)
     assert {number: signal.getsignal(number) for number in before} == before
