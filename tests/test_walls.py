@@ -145,6 +145,7 @@ def test_each_heavy_package_has_its_places() -> None:
         "agents/device/ray_actors.py",
         "fleet/transport/ray_hosts.py",
         "fleet/transport/ray_session.py",
+        "fleet/transport/ray_start.py",
         "fleet/models/ray_train.py",
     }
     assert {name.split("/")[0] for name in found["torch"]} == {"transfer"}

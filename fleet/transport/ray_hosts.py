@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.device.messages import Message
+from agents.device.messages import AgentRefused, Message
 from agents.device.requests import AgentRequest
 from agents.host.process_control import (
     ProcessName,
@@ -20,6 +20,8 @@ from agents.host.process_control import (
     stderr_tail,
 )
 from agents.records import DeviceId
+from fleet.transport.host_versions import SHARED_PACKAGES, own_versions, version_refusal
+from fleet.transport.ray_errors import end_cause, first_line, is_of_host
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class Cluster:
     """The Ray that this process is connected to.
 
     Args:
-        is_own: Whether this process started it.
+        is_own: Whether this process started it, with its own Python and packages.
     """
 
     def __init__(self, *, is_own: bool) -> None:
@@ -58,6 +60,7 @@ class Cluster:
             for child in psutil.Process().children()
             if is_own and child.name() in _SERVERS
         }
+        self.is_own = is_own
         self._here_id = ray.get_runtime_context().get_node_id()
         self._nodes: list[Node] = []
         self._looked_at = -_NODES_SECS
@@ -114,6 +117,14 @@ class Cluster:
             self._keepers[node_id] = ProcessControlActor.options(scheduling_strategy=where).remote()  # type: ignore[attr-defined]
         return self._keepers[node_id]
 
+    def versions(self, node_id: str) -> Any:
+        """Ask a host for what its processes run: the call to wait for (`ray_actors.host_versions`)."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+        from agents.device.ray_actors import host_versions
+
+        return host_versions.options(scheduling_strategy=On(node_id, soft=False)).remote(SHARED_PACKAGES)
+
     def _look(self) -> list[Node]:
         """The living hosts, as of a moment ago."""
         import ray
@@ -169,10 +180,6 @@ class HostProcess:
         resource: str | None,
         clock: Callable[[], float],
     ) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
-
-        from agents.device.ray_actors import AgentHostActor
-
         self.keys: set[tuple[DeviceId, int]] = set()
         self.requests: list[AgentRequest] = []
         self.is_shared = is_shared
@@ -183,17 +190,17 @@ class HostProcess:
         self._why = ""
         self.is_host_gone = self._lacked_memory = False
         self._has_insisted = False
-        self._node, self._stderr_path = node, stderr_path
-        # Ready before it is needed: on a host that has gone wrong nothing starts any more.
-        self._keeper = cluster.keeper(node.node_id)
-        #: Processes that the kernel of its host had killed before it began, or the call that asks for them.
-        self._oom_kills: Any = oom_kills() if self._keeper is None else self._keeper.oom_kills.remote()
-        where = On(node.node_id, soft=False)
-        self._actor = AgentHostActor.options(  # type: ignore[attr-defined]  # added by ray.remote
-            scheduling_strategy=where,
-            resources={} if resource is None else {resource: 1},
-        ).remote(is_shared, beat_secs, stderr_path)
-        self.call: Any = self._actor.who.remote()
+        self._cluster, self._node, self._stderr_path = cluster, node, stderr_path
+        self._beat_secs, self._resource = beat_secs, resource
+        self._keeper: Any = None
+        self._oom_kills: Any = None
+        #: None until its host is known to have the versions that this side has.
+        self._actor: Any = None
+        self.call: Any = None
+        if cluster.is_own:
+            self._begin()
+        else:
+            self.call = cluster.versions(node.node_id)
         self._again_at = 0.0
         self._taken = 0
 
@@ -204,7 +211,7 @@ class HostProcess:
 
     def send(self, take_secs: float) -> None:
         """Hand over the requests, and ask for messages."""
-        if self.requests and self.killed_at is None:
+        if self.requests and self._actor is not None and self.killed_at is None:
             self._actor.ask.remote(self.requests)
             self.requests = []
         if self.call is None and self._clock() >= self._again_at:
@@ -222,14 +229,20 @@ class HostProcess:
             self._again_at = self._clock() + _AGAIN_SECS
             return [], None
         except ray.exceptions.RayActorError as error:
-            self.is_host_gone = _is_of_host(error)
+            self.is_host_gone = is_of_host(error)
             self._lacked_memory = "low on memory" in str(error)
-            return [], self._why or _cause(error)
+            return [], self._why or end_cause(error)
         except ray.exceptions.RayTaskError as error:
-            self.kill(f"its process failed: {_first_line(error)}")  # the next call tells when it is gone
+            if self._actor is None:
+                return [], self._why or f"its host cannot tell its versions: {first_line(error)}"
+            self.kill(f"its process failed: {first_line(error)}")  # the next call tells when it is gone
             return [], None
         except ray.exceptions.RayError as error:
-            return [], self._why or f"its process could not be started: {_first_line(error)}"
+            gone = (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError)
+            self.is_host_gone = isinstance(error, gone)
+            return [], self._why or f"its process could not be started: {first_line(error)}"
+        if self._actor is None:
+            return self._compare(answer)
         if isinstance(answer, ProcessName):
             self.name = answer
             return [], None
@@ -242,7 +255,10 @@ class HostProcess:
 
         if self.killed_at is None:
             self.killed_at, self._why = self._clock(), why
-            ray.kill(self._actor, no_restart=True)
+            if self._actor is not None:
+                ray.kill(self._actor, no_restart=True)
+            elif self.call is not None:
+                ray.cancel(self.call, force=True)
 
     def insist(self) -> None:
         """Have the kernel end a killed process that lives: stopped by a signal it does not hear Ray."""
@@ -292,6 +308,8 @@ class HostProcess:
         """The end of what it printed; empty if its host is out of reach."""
         import ray
 
+        if self._actor is None:
+            return ""
         if self._keeper is None:
             return stderr_tail(Path(self._stderr_path).expanduser())
         try:
@@ -300,19 +318,33 @@ class HostProcess:
             return ""
         return tail
 
+    def _begin(self) -> None:
+        """Start the process."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-def _cause(error: Exception) -> str:
-    """Why an actor ended, in one line, from what Ray says in many."""
-    if _is_of_host(error):
-        return "its host left the cluster"
-    return "its process died: " + " ".join(str(error).split())[:300]
+        from agents.device.ray_actors import AgentHostActor
 
+        # Ready before it is needed: on a host that has gone wrong nothing starts any more.
+        self._keeper = self._cluster.keeper(self._node.node_id)
+        # Processes that the kernel of its host had killed before it began, or the call that asks for them.
+        self._oom_kills = oom_kills() if self._keeper is None else self._keeper.oom_kills.remote()
+        self._actor = AgentHostActor.options(  # type: ignore[attr-defined]  # added by ray.remote
+            scheduling_strategy=On(self._node.node_id, soft=False),
+            resources={} if self._resource is None else {self._resource: 1},
+        ).remote(self.is_shared, self._beat_secs, self._stderr_path)
+        self.call = self._actor.who.remote()
 
-def _is_of_host(error: Exception) -> bool:
-    """Whether an actor ended with its host, by what Ray says."""
-    text = str(error).lower()
-    return "died" in text and "actor's node" in text
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    def _compare(self, theirs: Mapping[str, str]) -> tuple[list[Message], str | None]:
+        """Start the process if its host has our versions; else refuse its devices. As `answer`."""
+        ours = own_versions()
+        if self.killed_at is not None:
+            return [], self._why
+        refused: list[Message] = [
+            AgentRefused(device_id=device_id, incarnation=incarnation, reason=reason)
+            for device_id, incarnation in sorted(self.keys)
+            if (reason := version_refusal(device_id, theirs, ours))
+        ]
+        if refused:
+            return refused, "its host has other versions"
+        self._begin()
+        return [], None

@@ -1,8 +1,8 @@
 """Start Ray on this host, put one actor on each device, end both in order.
 
-One of the modules that import Ray (the others are `agents.device.ray_actors`, `fleet.transport.ray_hosts` and
-`fleet.models.ray_train`). A Ray of our own listens on the loopback interface only, which is checked after
-the start, asks for a token (`fleet.transport.ray_token`), and has a folder of its own
+One of the modules that import Ray (the others are `agents.device.ray_actors`, `fleet.models.ray_train` and
+here `ray_hosts` and `ray_start`). A Ray of our own listens on the loopback interface only, which is checked
+after the start, asks for a token (`fleet.transport.ray_token`), and has a folder of its own
 (`fleet.transport.ray_folder`).
 """
 
@@ -27,6 +27,7 @@ from agents.host.probe import core_groups
 from agents.host.process_control import pin_process
 from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError
+from fleet.transport.host_versions import join_refusal
 from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_token import give_cluster_token, give_own_token
 
@@ -245,7 +246,8 @@ def join_ray(address: str) -> None:
         address: `host:port` of its head.
 
     Raises:
-        FleetError: There is no token, others may read it, there is no cluster, or no node of it on this host.
+        FleetError: There is no token, others may read it, there is no cluster, no node of it on this host, or
+            its Ray or Python is another version.
     """
     give_cluster_token(address)
     if address.rpartition(":")[0] in {"127.0.0.1", "localhost"} and "ray" not in sys.modules:
@@ -256,6 +258,8 @@ def join_ray(address: str) -> None:
         raise
     except Exception as error:
         words = " ".join(str(error).split())
+        if refusal := join_refusal(words, address):
+            raise FleetError(refusal) from error
         raise FleetError(
             f"the Ray cluster at {address} cannot be joined: {words:.400}; its head must run, this host must "
             "have joined it with `ray start`, and both need the same token"
