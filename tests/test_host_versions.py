@@ -11,17 +11,15 @@ import pytest
 from ray._private.utils import check_version_info
 
 from agents.device.ray_actors import host_versions
-from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.transport import ray_session, ray_start
 from fleet.transport.host_versions import SHARED_PACKAGES, join_refusal, own_versions, version_refusal
 
 OURS = {"tensor-fleet": "0.1.0", "apache-tvm": "0.27.0.post1", "python": "3.11.7"}
-BOARD = DeviceId("board-2")
 
 
 def test_equal_versions_are_no_reason() -> None:
-    assert version_refusal(BOARD, {**OURS, "host": "far"}, OURS) is None
+    assert version_refusal({**OURS, "host": "far"}, OURS) is None
 
 
 @pytest.mark.parametrize(
@@ -34,14 +32,12 @@ def test_equal_versions_are_no_reason() -> None:
     ],
 )
 def test_another_version_is_named_beside_ours(name: str, theirs: str, said: str) -> None:
-    line = version_refusal(BOARD, {**OURS, "host": "far", name: theirs}, OURS)
-    assert line == (
-        f"device board-2 is refused: its host far has {said}; install the coordinator's versions there"
-    )
+    line = version_refusal({**OURS, "host": "far", name: theirs}, OURS)
+    assert line == f"its host far has {said}; install the coordinator's versions there"
 
 
 def test_every_version_that_differs_is_named() -> None:
-    line = version_refusal(BOARD, {**OURS, "tensor-fleet": "1", "python": "3.12.1"}, OURS)
+    line = version_refusal({**OURS, "tensor-fleet": "1", "python": "3.12.1"}, OURS)
     assert line is not None
     assert "tensor-fleet 1 (coordinator: 0.1.0), python 3.12.1 (coordinator: 3.11.7)" in line
     assert "apache-tvm" not in line

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 
 from agents.host.probe import installed_version
-from agents.records import DeviceId
 
 #: Packages whose versions must be equal on all hosts; Python's must be too.
 SHARED_PACKAGES = ("tensor-fleet", "apache-tvm")
@@ -29,11 +28,10 @@ def own_versions() -> dict[str, str]:
     return {**found, _PYTHON: platform.python_version()}
 
 
-def version_refusal(device_id: DeviceId, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str | None:
+def version_refusal(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str | None:
     """Say in one line why an agent's host is refused; None where it has the same versions.
 
     Args:
-        device_id: The agent's device.
         theirs: Version of each package and of Python on the agent's host, and the name of that `host`.
         ours: Those of the coordinator.
     """
@@ -42,7 +40,7 @@ def version_refusal(device_id: DeviceId, theirs: Mapping[str, str], ours: Mappin
         return None
     pairs = (f"{name} {theirs.get(name) or 'none'} (coordinator: {ours[name] or 'none'})" for name in differ)
     return (
-        f"device {device_id} is refused: its host {theirs.get(_HOST) or 'of unknown name'} has "
+        f"its host {theirs.get(_HOST) or 'of unknown name'} has "
         f"{', '.join(pairs)}; install the coordinator's versions there"
     )
 

@@ -336,15 +336,14 @@ class HostProcess:
 
     def _compare(self, theirs: Mapping[str, str]) -> tuple[list[Message], str | None]:
         """Start the process if its host has our versions; else refuse its devices. As `answer`."""
-        ours = own_versions()
         if self.killed_at is not None:
             return [], self._why
+        reason = version_refusal(theirs, own_versions())
+        if reason is None:
+            self._begin()
+            return [], None
         refused: list[Message] = [
             AgentRefused(device_id=device_id, incarnation=incarnation, reason=reason)
             for device_id, incarnation in sorted(self.keys)
-            if (reason := version_refusal(device_id, theirs, ours))
         ]
-        if refused:
-            return refused, "its host has other versions"
-        self._begin()
-        return [], None
+        return refused, reason

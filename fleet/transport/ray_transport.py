@@ -121,7 +121,8 @@ class RayTransport(AgentClient):
                 self._gone(
                     key,
                     f"no living host of the cluster offers {resource_of(spec.device_id)}; its host offers it "
-                    f"with `ray start --address ... --resources '{{\"{resource_of(spec.device_id)}\": 1}}'`",
+                    "with `python -m fleet.transport.ray_start --address ... --resources "
+                    f"'{{\"{resource_of(spec.device_id)}\": 1}}'`",
                     is_host_gone=True,
                 )
                 return
