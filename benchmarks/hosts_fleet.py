@@ -1,7 +1,6 @@
 """One fleet on two hosts: a Ray node and a real device on each, the coordinator on the near one.
 
-For `benchmarks.hosts`. All runs as `docs/cluster.md` says, with the settings that a user has by default; only
-the workloads are few and small.
+For `benchmarks.hosts`. All runs as `docs/cluster.md` says for several hosts; the workloads are few and small.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ devices: {{folder: {hardware}, ids: [{ids}]}}
 workloads: {{networks: [bert-tiny], count: 3, max_flops: 2.0e+7, noise_samples: 0}}
 protocol: {{repeat: 3, extra_repeats: 0, min_repeat_ms: 2, visits: 2, check_share: 0}}
 store: {{path: {disk}/store}}
-daemon: {{root: {disk}/fleet, api_port: 0, refresh: false, stop_secs: 20}}
+daemon: {{root: {disk}/fleet, api_port: 0, refresh: false, lease_secs: 150, stop_secs: 20}}
 """
 
 
@@ -75,7 +74,8 @@ class TwoHostFleet:
             log=root / "up.log",
         )
         self._far_spool = self._home(FAR) / _REMOTE_SPOOL / FAR_DEVICE
-        self.witness = Witness(self._log, self._disk, self._far_spool)
+        spools = {NEAR_DEVICE: self._disk / "spool" / NEAR_DEVICE, FAR_DEVICE: self._far_spool}
+        self.witness = Witness(self._log, self._disk, spools)
 
     def start(self) -> None:
         """Start both hosts and the coordinator, which is up when this returns."""
@@ -109,23 +109,29 @@ class TwoHostFleet:
             self.tend()
             time.sleep(0.1)
 
-    def until_stored(self, *devices: str, after: float) -> float:
-        """Wait until records of devices came into the store after a moment; returns the seconds since it.
+    def until_stored(self, device: str, *, after: float) -> float:
+        """Wait until a record of a device came into the store after a moment; returns the seconds since it.
 
         Args:
-            devices: All of them.
+            device: Its id.
             after: Of the monotonic clock.
         """
         last = self.witness.last_stored_at
-        self.until(lambda: all(last.get(one, 0.0) > after for one in devices), f"records of {devices}")
-        return max(last[one] for one in devices) - after
+        self.until(lambda: last.get(device, 0.0) > after, f"a record of {device}")
+        return last[device] - after
+
+    def until_measured(self, device: str) -> None:
+        """Wait until a record of a device is stored that was not even spooled when this began."""
+        self.witness.look(at_once=True)
+        before, stored = self.witness.known(device), self.witness.stored
+        self.until(lambda: bool(stored.get(device, set()) - before), f"a new record of {device}")
 
     def stop(self) -> int:
         """End the coordinator in order, then both hosts at once; returns the coordinator's exit code."""
         code = self.up.stop(signal.SIGTERM, patience(_STOP_SECS))
         for service in (self.near_ray, self.far_ray):
             service.kill()
-        self.witness.look()
+        self.witness.look(at_once=True)
         return code
 
     def judge(self) -> Verdict:

@@ -14,6 +14,7 @@ from agents.device.ray_actors import host_versions
 from fleet.errors import FleetError
 from fleet.transport import ray_session, ray_start
 from fleet.transport.host_versions import SHARED_PACKAGES, join_refusal, own_versions, version_refusal
+from fleet.transport.ray_settings import COORDINATOR_SETTINGS, NODE_SETTINGS
 
 OURS = {"tensor-fleet": "0.1.0", "apache-tvm": "0.27.0.post1", "python": "3.11.7"}
 
@@ -84,12 +85,26 @@ def test_a_coordinator_that_ray_refuses_says_so_in_one_line(monkeypatch: pytest.
 
 def test_what_the_user_has_set_goes_before_what_a_start_of_ray_needs() -> None:
     found = ray_start.environment({"RAY_worker_niceness": "3", "HOME": "/root"})
-    assert found == {
-        "RAY_worker_niceness": "3",
-        "HOME": "/root",
-        "RAY_AUTH_MODE": "token",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
+    mine = {"RAY_worker_niceness": "3", "HOME": "/root"}
+    assert found == {**mine, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", **NODE_SETTINGS}
+
+
+def test_the_documentation_has_what_a_start_of_ray_sets() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "cluster.md").read_text()
+    assert all(f"{name}={value}`" in text for name, value in ray_start.environment({}).items())
+
+
+def test_a_coordinator_that_joins_finds_a_link_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    [first, second] = COORDINATOR_SETTINGS
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
+    monkeypatch.setenv(first, "7")
+    monkeypatch.setenv(second, "")
+    monkeypatch.delenv(second)
+    monkeypatch.setattr(ray_session, "_connect", lambda **_: None)
+    ray_session.join_ray("head:6379")
+    assert (os.environ[first], os.environ[second]) == ("7", COORDINATOR_SETTINGS[second])
+    # The head would give up a host as soon as its connection.
+    assert not COORDINATOR_SETTINGS.keys() & ray_start.environment({}).keys()
 
 
 @pytest.mark.parametrize("address", [["--address=h:1"], ["--address", "h:1"]])

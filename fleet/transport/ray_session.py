@@ -29,6 +29,7 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError
 from fleet.transport.host_versions import join_refusal
 from fleet.transport.ray_folder import RayFolder
+from fleet.transport.ray_settings import COORDINATOR_SETTINGS
 from fleet.transport.ray_token import give_cluster_token, give_own_token
 
 _LOG = logging.getLogger(__name__)
@@ -250,6 +251,8 @@ def join_ray(address: str) -> None:
             its Ray or Python is another version.
     """
     give_cluster_token(address)
+    for name, value in COORDINATOR_SETTINGS.items():
+        os.environ.setdefault(name, value)
     if address.rpartition(":")[0] in {"127.0.0.1", "localhost"} and "ray" not in sys.modules:
         os.environ[_LOOPBACK_VARIABLE] = "0"
     try:

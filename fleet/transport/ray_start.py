@@ -1,6 +1,7 @@
 """`ray start` as a host of a fleet needs it: `python -m fleet.transport.ray_start --address=... ...`.
 
-It asks for the token, and what Ray starts is not timed at a lower priority. A host with another Python or Ray
+It asks for the token, what Ray starts is not timed at a lower priority, and a network that fails for a minute
+ends nothing. A host with another Python or Ray
 than the cluster's gets one line about it instead of Ray's traceback. All arguments go to `ray start` as they
 are.
 """
@@ -12,9 +13,15 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from fleet.transport.host_versions import join_refusal
+from fleet.transport.ray_settings import NODE_SETTINGS
 
 #: Names and values are Ray's; what the user has set goes first.
-_ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    **NODE_SETTINGS,
+}
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
