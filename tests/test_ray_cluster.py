@@ -186,5 +186,26 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
         links.close(10.0)
 
 
+def test_a_coordinator_whose_raylet_has_ended_says_so_and_ends(
+    cluster: tuple[str, psutil.Process], tmp_path: Path
+) -> None:
+    address, other = cluster
+    links = RayTransport([], tmp_path / "here", PROTOCOL, address=address)
+    try:
+        [mine] = [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if one.info["cmdline"] and "/raylet/raylet" in one.info["cmdline"][0]
+            if one.ppid() == other.ppid() and one != other
+        ]
+        other.kill()
+        assert links.poll(1.5) == []  # another host is another matter
+        mine.kill()
+        with pytest.raises(FleetError, match="its raylet ended; have `ray start` run again here"):
+            poll_until(links, lambda _: False, 20.0)
+    finally:
+        links.close(5.0)
+
+
 def ups(messages: list[Message]) -> set[DeviceId]:
     return {one.device_id for one in messages if isinstance(one, AgentUp)}
