@@ -1,8 +1,8 @@
 """Start Ray on this host, put one actor on each device, end both in order.
 
 One of the modules that import Ray (the others are `agents.device.ray_actors`, `fleet.models.ray_train`, and
-here `ray_cluster`, `ray_hosts` and `ray_start`). A Ray of our own listens on the loopback interface only, which
-is checked after the start, asks for a token (`fleet.transport.ray_token`), and has a folder of its own
+here `ray_cluster`, `ray_hosts` and `ray_start`). A Ray of our own listens on the loopback interface only,
+which is checked after the start, asks for a token (`fleet.transport.ray_token`), and has a folder of its own
 (`fleet.transport.ray_folder`).
 """
 
