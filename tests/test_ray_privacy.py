@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -315,7 +316,7 @@ def test_documented_services_and_clusters_keep_others_out() -> None:
     starts = [
         line
         for line in joined.splitlines()
-        if "ray start" in line and ("--head" in line or "--address" in line)
+        if re.search(r"ray[ _]start", line) and ("--head" in line or "--address" in line)
     ]
     commands = [line for line in starts if not line.startswith("|")]
     assert len(commands) >= 6

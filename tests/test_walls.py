@@ -143,8 +143,10 @@ def test_each_heavy_package_has_its_places() -> None:
     }
     assert found["ray"] == {
         "agents/device/ray_actors.py",
+        "fleet/transport/ray_cluster.py",
         "fleet/transport/ray_hosts.py",
         "fleet/transport/ray_session.py",
+        "fleet/transport/ray_start.py",
         "fleet/models/ray_train.py",
     }
     assert {name.split("/")[0] for name in found["torch"]} == {"transfer"}

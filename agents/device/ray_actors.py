@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import ray
@@ -63,6 +64,29 @@ class AgentHostActor:
         """End every agent after the request that it is doing; returns when that is done."""
         self._host.close()
         self._thread.join()
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def host_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of packages and of Python on the host that this runs on, and its name as `host`.
+
+    Ray sends the function itself, and the answer is plain data. So it works with whatever version of this
+    project the host has: nothing of it may be named here.
+
+    Args:
+        packages: Names of distributions; the version of one that is not installed is empty.
+    """
+    import importlib.metadata
+    import platform
+    import socket
+
+    found = {"python": platform.python_version(), "host": socket.gethostname()}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = ""
+    return found
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)

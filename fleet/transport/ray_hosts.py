@@ -1,139 +1,32 @@
-"""The processes of agents in Ray, and the hosts of the cluster: what `ray_transport.py` needs of Ray."""
+"""The processes of agents in Ray: what `ray_transport.py` needs of them."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.device.messages import Message
+from agents.device.messages import AgentRefused, Message
 from agents.device.requests import AgentRequest
 from agents.host.process_control import (
     ProcessName,
     end_process,
-    is_alive,
     oom_kills,
     shows_fault,
     stderr_tail,
 )
 from agents.records import DeviceId
+from fleet.transport.host_versions import own_versions, version_refusal
+from fleet.transport.ray_cluster import Cluster, Node
+from fleet.transport.ray_errors import end_cause, first_line, is_of_host
 
 _LOG = logging.getLogger(__name__)
 
 #: How long the answer of another host is waited for, where it is only wanted for people to read.
 _TAIL_SECS = 1.0
-#: Ray's processes without which it does not work.
-_SERVERS = frozenset({"raylet", "gcs_server"})
-#: Hosts come and go; looking takes some milliseconds.
-_NODES_SECS = 1.0
 #: Pause before a process that could not be reached for a moment is asked again.
 _AGAIN_SECS = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A living host of the cluster."""
-
-    node_id: str
-    #: Custom resources that it offers.
-    resources: frozenset[str]
-
-
-class Cluster:
-    """The Ray that this process is connected to.
-
-    Args:
-        is_own: Whether this process started it.
-    """
-
-    def __init__(self, *, is_own: bool) -> None:
-        import psutil
-        import ray
-
-        self._servers = {
-            child.name(): ProcessName.of(child.pid)
-            for child in psutil.Process().children()
-            if is_own and child.name() in _SERVERS
-        }
-        self._here_id = ray.get_runtime_context().get_node_id()
-        self._nodes: list[Node] = []
-        self._looked_at = -_NODES_SECS
-        self._keepers: dict[str, Any] = {}
-        self.here = Node(node_id=self._here_id, resources=frozenset())
-
-    def broken(self) -> str | None:
-        """Why this Ray will not work again; None while it may. Cheap.
-
-        Without its raylet nothing starts any more; without its head Ray ends this process after a minute.
-        """
-        ended = [name for name, process in self._servers.items() if not is_alive(process)]
-        return f"its {ended[0]} ended" if ended else None
-
-    def is_host_dead(self) -> bool:
-        """Whether the cluster has given up the host that this process runs on."""
-        return self.here.node_id not in {one.node_id for one in self._look()}
-
-    def node_with(self, resource: str) -> Node | None:
-        """The living host that offers a resource."""
-        return next((one for one in self._look() if resource in one.resources), None)
-
-    def ready(self, calls: list[Any], timeout_secs: float) -> list[Any]:
-        """The calls that are over; waits for the first one."""
-        import ray
-
-        if not calls:
-            time.sleep(timeout_secs)
-            return []
-        done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-        if not done and timeout_secs > 0:
-            done, _ = ray.wait(calls, num_returns=1, timeout=timeout_secs)
-        return list(done)
-
-    def wait_all(self, calls: Sequence[Any], timeout_secs: float) -> bool:
-        """Wait until all calls are over, however they end; false if some are not in the time."""
-        import ray
-
-        if not calls:
-            return True
-        _, left = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_secs)
-        return not left
-
-    def keeper(self, node_id: str) -> Any | None:
-        """What ends processes on another host; None for this one."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
-
-        from agents.device.ray_actors import ProcessControlActor
-
-        if node_id == self._here_id:
-            return None
-        if node_id not in self._keepers:
-            where = On(node_id, soft=False)
-            self._keepers[node_id] = ProcessControlActor.options(scheduling_strategy=where).remote()  # type: ignore[attr-defined]
-        return self._keepers[node_id]
-
-    def _look(self) -> list[Node]:
-        """The living hosts, as of a moment ago."""
-        import ray
-
-        now = time.monotonic()
-        if now >= self._looked_at + _NODES_SECS:
-            self._looked_at = now
-            self._nodes = [
-                Node(node_id=one["NodeID"], resources=frozenset(one["Resources"]))
-                for one in ray.nodes()  # type: ignore[no-untyped-call]
-                if one["Alive"]
-            ]
-        return self._nodes
-
-    def leave(self) -> None:
-        """End the connection, and Ray if it is our own."""
-        import ray
-
-        self._keepers.clear()
-        ray.shutdown()
 
 
 class HostProcess:
@@ -169,10 +62,6 @@ class HostProcess:
         resource: str | None,
         clock: Callable[[], float],
     ) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
-
-        from agents.device.ray_actors import AgentHostActor
-
         self.keys: set[tuple[DeviceId, int]] = set()
         self.requests: list[AgentRequest] = []
         self.is_shared = is_shared
@@ -183,17 +72,17 @@ class HostProcess:
         self._why = ""
         self.is_host_gone = self._lacked_memory = False
         self._has_insisted = False
-        self._node, self._stderr_path = node, stderr_path
-        # Ready before it is needed: on a host that has gone wrong nothing starts any more.
-        self._keeper = cluster.keeper(node.node_id)
-        #: Processes that the kernel of its host had killed before it began, or the call that asks for them.
-        self._oom_kills: Any = oom_kills() if self._keeper is None else self._keeper.oom_kills.remote()
-        where = On(node.node_id, soft=False)
-        self._actor = AgentHostActor.options(  # type: ignore[attr-defined]  # added by ray.remote
-            scheduling_strategy=where,
-            resources={} if resource is None else {resource: 1},
-        ).remote(is_shared, beat_secs, stderr_path)
-        self.call: Any = self._actor.who.remote()
+        self._cluster, self._node, self._stderr_path = cluster, node, stderr_path
+        self._beat_secs, self._resource = beat_secs, resource
+        self._keeper: Any = None
+        self._oom_kills: Any = None
+        #: None until its host is known to have the versions that this side has.
+        self._actor: Any = None
+        self.call: Any = None
+        if cluster.is_own:
+            self._begin()
+        else:
+            self.call = cluster.versions(node.node_id)
         self._again_at = 0.0
         self._taken = 0
 
@@ -204,7 +93,7 @@ class HostProcess:
 
     def send(self, take_secs: float) -> None:
         """Hand over the requests, and ask for messages."""
-        if self.requests and self.killed_at is None:
+        if self.requests and self._actor is not None and self.killed_at is None:
             self._actor.ask.remote(self.requests)
             self.requests = []
         if self.call is None and self._clock() >= self._again_at:
@@ -222,14 +111,20 @@ class HostProcess:
             self._again_at = self._clock() + _AGAIN_SECS
             return [], None
         except ray.exceptions.RayActorError as error:
-            self.is_host_gone = _is_of_host(error)
+            self.is_host_gone = is_of_host(error)
             self._lacked_memory = "low on memory" in str(error)
-            return [], self._why or _cause(error)
+            return [], self._why or end_cause(error)
         except ray.exceptions.RayTaskError as error:
-            self.kill(f"its process failed: {_first_line(error)}")  # the next call tells when it is gone
+            if self._actor is None:
+                return [], self._why or f"its host cannot tell its versions: {first_line(error)}"
+            self.kill(f"its process failed: {first_line(error)}")  # the next call tells when it is gone
             return [], None
         except ray.exceptions.RayError as error:
-            return [], self._why or f"its process could not be started: {_first_line(error)}"
+            gone = (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError)
+            self.is_host_gone = isinstance(error, gone)
+            return [], self._why or f"its process could not be started: {first_line(error)}"
+        if self._actor is None:
+            return self._compare(answer)
         if isinstance(answer, ProcessName):
             self.name = answer
             return [], None
@@ -242,7 +137,10 @@ class HostProcess:
 
         if self.killed_at is None:
             self.killed_at, self._why = self._clock(), why
-            ray.kill(self._actor, no_restart=True)
+            if self._actor is not None:
+                ray.kill(self._actor, no_restart=True)
+            elif self.call is not None:
+                ray.cancel(self.call, force=True)
 
     def insist(self) -> None:
         """Have the kernel end a killed process that lives: stopped by a signal it does not hear Ray."""
@@ -292,6 +190,8 @@ class HostProcess:
         """The end of what it printed; empty if its host is out of reach."""
         import ray
 
+        if self._actor is None:
+            return ""
         if self._keeper is None:
             return stderr_tail(Path(self._stderr_path).expanduser())
         try:
@@ -300,19 +200,32 @@ class HostProcess:
             return ""
         return tail
 
+    def _begin(self) -> None:
+        """Start the process."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-def _cause(error: Exception) -> str:
-    """Why an actor ended, in one line, from what Ray says in many."""
-    if _is_of_host(error):
-        return "its host left the cluster"
-    return "its process died: " + " ".join(str(error).split())[:300]
+        from agents.device.ray_actors import AgentHostActor
 
+        # Ready before it is needed: on a host that has gone wrong nothing starts any more.
+        self._keeper = self._cluster.keeper(self._node.node_id)
+        # Processes that the kernel of its host had killed before it began, or the call that asks for them.
+        self._oom_kills = oom_kills() if self._keeper is None else self._keeper.oom_kills.remote()
+        self._actor = AgentHostActor.options(  # type: ignore[attr-defined]  # added by ray.remote
+            scheduling_strategy=On(self._node.node_id, soft=False),
+            resources={} if self._resource is None else {self._resource: 1},
+        ).remote(self.is_shared, self._beat_secs, self._stderr_path)
+        self.call = self._actor.who.remote()
 
-def _is_of_host(error: Exception) -> bool:
-    """Whether an actor ended with its host, by what Ray says."""
-    text = str(error).lower()
-    return "died" in text and "actor's node" in text
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    def _compare(self, theirs: Mapping[str, str]) -> tuple[list[Message], str | None]:
+        """Start the process if its host has our versions; else refuse its devices. As `answer`."""
+        if self.killed_at is not None:
+            return [], self._why
+        reason = version_refusal(theirs, own_versions())
+        if reason is None:
+            self._begin()
+            return [], None
+        refused: list[Message] = [
+            AgentRefused(device_id=device_id, incarnation=incarnation, reason=reason)
+            for device_id, incarnation in sorted(self.keys)
+        ]
+        return refused, reason

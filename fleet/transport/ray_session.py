@@ -1,8 +1,8 @@
 """Start Ray on this host, or join a cluster that runs.
 
-One of the modules that import Ray (the others are `agents.device.ray_actors`, `fleet.transport.ray_hosts` and
-`fleet.models.ray_train`). A Ray of our own listens on the loopback interface only, which is checked after
-the start, asks for a token (`fleet.transport.ray_token`), and has a folder of its own
+One of the modules that import Ray (the others are `agents.device.ray_actors`, `fleet.models.ray_train`, and
+here `ray_cluster`, `ray_hosts` and `ray_start`). A Ray of our own listens on the loopback interface only,
+which is checked after the start, asks for a token (`fleet.transport.ray_token`), and has a folder of its own
 (`fleet.transport.ray_folder`).
 """
 
@@ -21,7 +21,9 @@ import psutil
 
 from agents.records import DeviceId
 from fleet.errors import FleetError
+from fleet.transport.host_versions import join_refusal
 from fleet.transport.ray_folder import RayFolder
+from fleet.transport.ray_settings import COORDINATOR_SETTINGS
 from fleet.transport.ray_token import give_cluster_token, give_own_token
 
 _LOG = logging.getLogger(__name__)
@@ -113,9 +115,12 @@ def join_ray(address: str) -> None:
         address: `host:port` of its head.
 
     Raises:
-        FleetError: There is no token, others may read it, there is no cluster, or no node of it on this host.
+        FleetError: There is no token, others may read it, there is no cluster, no node of it on this host, or
+            its Ray or Python is another version.
     """
     give_cluster_token(address)
+    for name, value in COORDINATOR_SETTINGS.items():
+        os.environ.setdefault(name, value)
     if address.rpartition(":")[0] in {"127.0.0.1", "localhost"} and "ray" not in sys.modules:
         os.environ[_LOOPBACK_VARIABLE] = "0"
     try:
@@ -124,6 +129,8 @@ def join_ray(address: str) -> None:
         raise
     except Exception as error:
         words = " ".join(str(error).split())
+        if refusal := join_refusal(words, address):
+            raise FleetError(refusal) from error
         raise FleetError(
             f"the Ray cluster at {address} cannot be joined: {words:.400}; its head must run, this host must "
             "have joined it with `ray start`, and both need the same token"

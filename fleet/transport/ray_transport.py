@@ -21,8 +21,9 @@ from agents.host.process_control import pin_process
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
 from fleet.errors import FleetError
 from fleet.transport.client import AgentClient
+from fleet.transport.ray_cluster import Cluster
 from fleet.transport.ray_folder import RayFolder
-from fleet.transport.ray_hosts import Cluster, HostProcess
+from fleet.transport.ray_hosts import HostProcess
 from fleet.transport.ray_session import join_ray, resource_of, start_ray
 from fleet.transport.transport import BEAT_SECS
 
@@ -121,7 +122,8 @@ class RayTransport(AgentClient):
                 self._gone(
                     key,
                     f"no living host of the cluster offers {resource_of(spec.device_id)}; its host offers it "
-                    f"with `ray start --address ... --resources '{{\"{resource_of(spec.device_id)}\": 1}}'`",
+                    "with `python -m fleet.transport.ray_start --address ... --resources "
+                    f"'{{\"{resource_of(spec.device_id)}\": 1}}'`",
                     is_host_gone=True,
                 )
                 return
@@ -243,14 +245,22 @@ class RayTransport(AgentClient):
             self._end(process, end)
 
     def _look_at_ray(self) -> None:
-        """Start our Ray again if one of its servers has ended."""
+        """Start our Ray again if one of its servers has ended.
+
+        Raises:
+            FleetError: It is of a cluster; or it cannot be started again.
+        """
         now = time.monotonic()
-        if not self._is_own or now < self._look_again_at:
+        if now < self._look_again_at:
             return
         self._look_again_at = now + _LOOK_SECS
         why = self._cluster.broken()
         if why is None:
             return
+        if not self._is_own:
+            raise FleetError(
+                f"the Ray of this host broke down: {why}; have `ray start` run again here, then start again"
+            )
         _LOG.warning("Ray is started again: %s", why)
         for process in list(self._processes):
             process.insist()

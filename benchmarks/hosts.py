@@ -1,0 +1,181 @@
+"""Two hosts, really run, and one of them lost: `python -m benchmarks.hosts --json`.
+
+Two network namespaces of this machine are the hosts (`benchmarks.hosts_network`): each has an address of its
+own, a Ray node and a real device, a profile of this machine's CPU. The coordinator runs on the near one. Both
+collect; then the link between them is down for a while and comes back; the far host's Ray node is killed, and
+the near host's with the head of the cluster. A killed node is started again after 2 s, as systemd would, and
+so is `fleet up` where it ends, with the same command. What was stored and spooled is watched from outside,
+and `benchmarks.chaos_history.check` judges it at the end.
+
+Exit code 1 if anything was lost, stored twice or unaccounted for, or did not come back; the folder of such a
+run is kept and named. Where two hosts cannot be made, the JSON says why in `skipped`, and the exit code is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hosts_fleet import FAR_DEVICE, NEAR_DEVICE, TwoHostFleet
+from benchmarks.hosts_network import TwoHosts, why_not
+
+PARTITION_SECS, SHORT_PARTITION_SECS = 60.0, 10.0
+#: Records of each device before anything happens.
+_RECORDS = 8
+
+
+class Story:
+    """What is done to a fleet of two hosts, one step after the other.
+
+    Args:
+        fleet: Not started yet.
+        hosts: The two hosts.
+
+    Attributes:
+        found: What was measured, by key of the JSON.
+    """
+
+    def __init__(self, fleet: TwoHostFleet, hosts: TwoHosts) -> None:
+        self._fleet, self._hosts = fleet, hosts
+        self.found: dict[str, Any] = {}
+
+    def collect(self) -> None:
+        """Both hosts measure, and their records are stored."""
+        fleet, witness, began = self._fleet, self._fleet.witness, time.monotonic()
+        fleet.start()
+        devices = (NEAR_DEVICE, FAR_DEVICE)
+        fleet.until(lambda: all(witness.count(one) >= _RECORDS for one in devices), "records of both hosts")
+        self.found["collected_secs"] = round(time.monotonic() - began, 1)
+
+    def cut_link(self, secs: float) -> None:
+        """The link is down for a while; what the far agent has spooled meanwhile arrives afterwards.
+
+        Args:
+            secs: How long at least: it stays down until the far agent has spooled something.
+        """
+        fleet, witness = self._fleet, self._fleet.witness
+        # In the middle of its work: right after a batch it would have none to go on with.
+        fleet.until_stored(FAR_DEVICE, after=time.monotonic())
+        before, down_at = witness.known(FAR_DEVICE), time.monotonic()
+        self._hosts.set_link(is_up=False)
+        fleet.pause(secs)
+        spool = witness.spooled[FAR_DEVICE]
+        fleet.until(lambda: bool(spool - before), "a record in the far spool, the link being down")
+        spooled = spool - before
+        self._hosts.set_link(is_up=True)
+        at = time.monotonic()
+        recovered = fleet.until_stored(FAR_DEVICE, after=at)
+
+        def has_arrived() -> bool:
+            return not spooled - witness.stored.get(FAR_DEVICE, set()) - witness.late()
+
+        fleet.until(has_arrived, f"{len(spooled)} records that were spooled while the link was down")
+        self.found |= {
+            "partition_secs": round(at - down_at, 1),
+            "partition_recovered_secs": round(recovered, 1),
+            "spooled_in_partition": len(spooled),
+            "spooled_arrived_secs": round(time.monotonic() - at, 1),
+            "spooled_came_late": len(spooled & witness.late()),
+        }
+
+    def kill_far_node(self) -> None:
+        """The far host's Ray is killed with its agent, and started again."""
+        at = time.monotonic()
+        self._fleet.far_ray.kill()
+        self._fleet.until_measured(FAR_DEVICE)
+        self.found["far_node_recovered_secs"] = round(time.monotonic() - at, 1)
+
+    def kill_near_node(self) -> None:
+        """The head of the cluster is killed with the agent beside it, and started again: all goes on."""
+        at = time.monotonic()
+        self._fleet.near_ray.kill()
+        # What the far agent measures goes to the coordinator for a while, even without a head.
+        for device in (NEAR_DEVICE, FAR_DEVICE):
+            self._fleet.until_measured(device)
+        self.found["near_node_recovered_secs"] = round(time.monotonic() - at, 1)
+
+    def end(self) -> None:
+        """Stop all, and judge what is left."""
+        fleet, witness = self._fleet, self._fleet.witness
+        code = fleet.stop()
+        verdict = fleet.judge()
+        self.found |= {
+            "records": {one: witness.count(one) for one in (NEAR_DEVICE, FAR_DEVICE)},
+            "starts": {"near_ray": fleet.near_ray.starts, "far_ray": fleet.far_ray.starts}
+            | {"fleet_up": fleet.up.starts},
+            "exit_code": code,
+            "lost": len(verdict.lost),
+            "duplicated": len({*verdict.duplicated, *witness.twice}),
+            "unaccounted": len(verdict.unaccounted),
+            "invented": len(verdict.invented),
+            "wrong": list(verdict.wrong),
+        }
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all came back and nothing is wrong."""
+        names = ("lost", "duplicated", "unaccounted", "invented", "wrong", "exit_code")
+        return not any(self.found[name] for name in names)
+
+
+def measure(*, is_short: bool = False) -> dict[str, Any]:
+    """Run the story, or its short form without killed nodes.
+
+    Returns:
+        What was measured; with `skipped` alone where this machine cannot be two hosts. `failure` is there
+        where something did not come back, `folder` where anything is wrong.
+    """
+    reason = why_not()
+    if reason is not None:
+        return {"benchmark": "hosts", "skipped": reason}
+    base, began = Path(tempfile.mkdtemp(prefix="fleet-hosts-")), time.monotonic()
+    with TwoHosts() as hosts:
+        story = Story(TwoHostFleet(base, hosts), hosts)
+        try:
+            story.collect()
+            story.cut_link(SHORT_PARTITION_SECS if is_short else PARTITION_SECS)
+            if not is_short:
+                story.kill_far_node()
+                story.kill_near_node()
+            story.end()
+        except TimeoutError as error:
+            story.found["failure"] = str(error)
+    if "failure" in story.found or not story.is_clean:
+        story.found["folder"] = str(base)
+    else:
+        shutil.rmtree(base)
+    return {
+        "benchmark": "hosts",
+        "hosts": 2,
+        **story.found,
+        "secs": round(time.monotonic() - began, 1),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_1m": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    """Parse the command line, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument(
+        "--short", action="store_true", help=f"only the link, down for {SHORT_PARTITION_SECS:g} s"
+    )
+    options = parser.parse_args()
+    # The namespaces, and all in them, go even where somebody ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    result = measure(is_short=options.short)
+    print(json.dumps(result, indent=None if options.json else 2))
+    sys.exit(1 if "folder" in result else 0)
+
+
+if __name__ == "__main__":
+    main()

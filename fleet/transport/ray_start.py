@@ -1,0 +1,74 @@
+"""`ray start` as a host of a fleet needs it: `python -m fleet.transport.ray_start --address=... ...`.
+
+It asks for the token, what Ray starts is not timed at a lower priority, and a network that fails for a minute
+ends nothing. A host with another Python or Ray
+than the cluster's gets one line about it instead of Ray's traceback. All arguments go to `ray start` as they
+are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from fleet.transport.host_versions import join_refusal
+from fleet.transport.ray_settings import NODE_SETTINGS
+
+#: Names and values are Ray's; what the user has set goes first.
+_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    **NODE_SETTINGS,
+}
+
+
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """The environment that Ray's processes on a host of a fleet need."""
+    return {**_ENVIRONMENT, **given}
+
+
+def start(arguments: Sequence[str]) -> str | None:
+    """Run `ray start` in this process.
+
+    Returns:
+        One line if the cluster refuses this host for its versions; None when Ray runs.
+
+    Raises:
+        SystemExit: Ray ends the process, for another fault or because `--block` is over.
+    """
+    from ray.scripts.scripts import cli
+
+    try:
+        cli.main(["start", *arguments], prog_name="ray")
+    except SystemExit as ending:
+        if ending.code:
+            raise
+    except RuntimeError as error:
+        line = join_refusal(str(error), _address(arguments))
+        if line is None:
+            raise
+        return line
+    return None
+
+
+def _address(arguments: Sequence[str]) -> str:
+    """The address among the arguments, for the error."""
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == "--address":
+            return value if equals else "".join(arguments[number + 1 : number + 2])
+    return "?"
+
+
+def main() -> None:
+    """Entry of the module."""
+    # Ray reads them when it is imported.
+    os.environ.update(environment(os.environ))
+    if line := start(sys.argv[1:]):
+        sys.exit(f"error: {line}")
+
+
+if __name__ == "__main__":
+    main()
