@@ -30,10 +30,10 @@ from benchmarks.patience import patience
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
-from fleet.journal.journal import Journal
 from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import StoreFull
+from fleet.journal.journal import Journal
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker

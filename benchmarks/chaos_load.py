@@ -30,8 +30,8 @@ from benchmarks.chaos_observer import observer_load
 from benchmarks.chaos_records import make_recorded
 from benchmarks.chaos_trainer import trainer_load
 from benchmarks.chaos_watch import look_at_fleet
-from fleet.journal.journal import Journal
 from fleet.errors import StoreError, StoreFull
+from fleet.journal.journal import Journal
 from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.store import Store
 
