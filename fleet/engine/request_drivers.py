@@ -373,7 +373,9 @@ class RequestDrivers:
         state = self._parts.state
         for device_id in question.device_ids:
             told = state.describe(device_id)
-            if told["state"] in _OUT or told["failures"] >= _MOST_FAILURES:
+            # A job that kills its agent is put under quarantine before its device is.
+            is_failing = question.op != "measure" and told["failures"] >= _MOST_FAILURES
+            if told["state"] in _OUT or is_failing:
                 return f"device {device_id}: {told['reason'] or told['state']}"
         return ""
 
