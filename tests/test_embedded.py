@@ -203,7 +203,7 @@ def test_the_noise_is_told_once(settings: FleetConfig) -> None:
 
     def measure(session: EngineSession) -> None:
         session.ready([ONE, TWO])
-        made, _ = collection(session, log, noise=6)
+        made, _ = collection(session, log, noise=6, batch_size=64)
         assert made.measure_noise(only_due=False) == []
 
     run(settings, measure)
