@@ -3,7 +3,8 @@
 A database names a public workload by its hash, with the real module and with one that calls the C library.
 Its traces are honest ones of the real design space, honest ones with an attack put in, attacks alone, and
 anything. What runs foreign code leaves a folder or ends the worker with a known exit code. The device is a
-`DeviceWorker` with its processes, without Ray between; planning, store and import are those of the command.
+`DeviceWorker` with its processes, without coordinator and Ray between; planning, store and import are those
+of the command.
 At last the same traces are given to the device as if they were planned.
 
 Run as a program of its own by `run_live`: what runs may do anything to the process.
@@ -12,22 +13,25 @@ Run as a program of its own by `run_live`: what runs may do anything to the proc
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Collection as Ids
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from agents.device.batch import Batch
 from agents.host.own_program import environment
 from agents.records import (
     Candidate,
+    CandidateId,
     DeviceId,
     DeviceKind,
     DeviceSpec,
@@ -43,8 +47,13 @@ from benchmarks.hostile_stranger import TARGET, attacked, programs, write_databa
 
 if TYPE_CHECKING:
     from agents.device.worker import DeviceWorker
+    from agents.programs.derivation import Derivation
     from benchmarks.hostile_found import Found
     from fleet.collection.settings import Pools
+    from fleet.store.reader import StoreReader
+    from fleet.store.store import Store
+
+_Value = TypeVar("_Value")
 
 STRANGER, OWN = DeviceId("stranger"), DeviceId("own")
 _PROTOCOL = Protocol(
@@ -56,52 +65,85 @@ _OWN_SAMPLES, _HONEST = 4, 8
 _LIMIT_SECS = 600.0
 
 
-class DirectSession:
-    """What a collection uses of `fleet.transport.ray_session.RaySession`, over one device in this process.
+class DirectEngine:
+    """Implements `fleet.collection.settings.Engine` over one device in this process.
+
+    Args:
+        worker: The device.
+        store: Gets what is listed and measured.
 
     Attributes:
         traces: Every trace that the device was asked to measure.
     """
 
-    def __init__(self, worker: DeviceWorker) -> None:
-        self._worker = worker
-        self._answers: dict[int, Any] = {}
-        self._references = itertools.count()
-        self.device_ids = [OWN]
+    def __init__(self, worker: DeviceWorker, store: Store) -> None:
+        self._worker, self._store = worker, store
         self.traces: Counter[str] = Counter()
+        store.put_device(worker.spec, worker.descriptor)
 
-    def submit(self, device_id: DeviceId, method: str, *arguments: Any) -> int:
-        """Ask, and keep the answer."""
-        reference = next(self._references)
-        self._answers[reference] = self.call(device_id, method, *arguments)
-        return reference
+    def ready(self, device_ids: Iterable[DeviceId]) -> None:
+        """It is."""
 
-    def wait(self, references: Iterable[int]) -> list[int]:
-        """All are answered."""
-        return [min(references)]
+    def environment_id(self, device_id: DeviceId) -> str:
+        """See `Engine`."""
+        return self._worker.environment_id(_PROTOCOL)
 
-    def result(self, reference: int, _device_id: DeviceId) -> Any:
-        """Give an answer."""
-        return self._answers.pop(reference)
+    def network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
+        """See `Engine`."""
+        found = self._worker.network_workloads(networks)
+        self._store.put_workloads(found, own=True)
+        return found
 
-    def await_restart(self, device_id: DeviceId) -> None:
-        """Nothing restarts: the device is in this process."""
+    def propose(
+        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Ids[CandidateId]
+    ) -> Future[list[Candidate]]:
+        """See `Engine`."""
+        return _done(self._worker.propose(workload, count, seed=seed, exclude=exclude))
 
-    def call(self, _device_id: DeviceId, method: str, *arguments: Any) -> Any:
-        """Ask the device."""
-        worker = self._worker
-        if method == "descriptor":
-            return worker.descriptor
-        if method == "propose":
-            workload, count, seed, exclude = arguments
-            return worker.propose(workload, count, seed=seed, exclude=exclude)
-        if method == "evolve":
-            workload, parents, count, seed, exclude = arguments
-            return worker.evolve(workload, parents, count, seed=seed, exclude=exclude)
-        if method == "measure":
-            self.traces.update(one.trace for one in arguments[0].candidates)
-            return worker.measure(*arguments)
-        return getattr(worker, method)(*arguments)
+    def evolve(
+        self,
+        device_id: DeviceId,
+        workload: Workload,
+        parents: Sequence[str],
+        count: int,
+        seed: int,
+        exclude: Ids[CandidateId],
+    ) -> Future[list[Candidate]]:
+        """See `Engine`."""
+        return _done(self._worker.evolve(workload, parents, count, seed=seed, exclude=exclude))
+
+    def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
+        """See `Engine`."""
+        return _done(self._worker.derive(workload, traces))
+
+    def measure(
+        self,
+        device_id: DeviceId,
+        candidates: Sequence[Candidate],
+        *,
+        attempt: int = 0,
+        model_version: str = "",
+    ) -> Future[list[Record]]:
+        """See `Engine`; with the modules of the store, as the coordinator sends them."""
+        self.traces.update(one.trace for one in candidates)
+        batch = Batch(
+            candidates=tuple(candidates),
+            workloads=self._store.workloads(),
+            protocol=_PROTOCOL,
+            attempt=attempt,
+        )
+        records = self._worker.measure(batch)
+        self._store.append(records)
+        self._worker.acknowledge([one.record_id for one in records])
+        return _done(records)
+
+    def wait(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
+        """All are over."""
+        return list(futures)
+
+    def store(self) -> StoreReader:
+        """See `Engine`."""
+        return self._store
 
 
 class Watched:
@@ -157,20 +199,20 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
             request = ImportRequest(paths=(log,), device_id=STRANGER, devices_folder=folder / "none")
             imported = import_logs(store, request)
             known = {one.trace for one in store.records(device_id=STRANGER)}
-            session, watcher = DirectSession(worker), Watched()
+            engine, watcher = DirectEngine(worker, store), Watched()
             settings = CollectSettings(
                 samples=len(known) + _OWN_SAMPLES, protocol=_PROTOCOL, seed=seed, noise=2
             )
-            collection = Collection(session, store, {OWN: spec}, settings, watcher)  # type: ignore[arg-type]
-            collection.register()
+            collection = Collection(engine, {OWN: spec}, settings, watcher)
+            store.put_workloads([workload], own=True)
             pools = collection.propose([workload])
-            # The daemon takes modules from the store, where the stranger's came first.
+            # The coordinator takes modules from the store, where the stranger's came first.
             stored = store.workloads()[WorkloadId(workload.workload_id)]
             collection.measure(_pools(workload, ["[[],[]]"]), [stored])
             collection.measure(pools, [workload])
             collection.measure_noise(only_due=False)
             ours = {canonical_json(one) for one in honest}
-            reached = sum(one in known and one not in ours for one in session.traces)
+            reached = sum(one in known and one not in ours for one in engine.traces)
             planned = len(watcher.records)
             # Whatever planning lets through, the device itself must refuse what is no trace of ours.
             collection.measure(_pools(workload, [canonical_json(one) for one in traces]), [workload])
@@ -185,6 +227,12 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
         "ended_by_exit": sum(f"status {EXIT_CODE}" in record.error for record in watcher.records),
         "module_is_ours": stored.module_json == workload.module_json,
     }
+
+
+def _done(value: _Value) -> Future[_Value]:
+    future: Future[_Value] = Future()
+    future.set_result(value)
+    return future
 
 
 def _outcomes(records: Sequence[Record]) -> dict[str, int]:

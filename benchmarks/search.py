@@ -26,10 +26,14 @@ from rich.console import Console
 
 from agents.device.worker import Batch, DeviceWorker
 from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
-from fleet.collection.progress import Display
+from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
+from fleet.core.request_words import RequestKind
+from fleet.daemon.daemon import UpOptions
+from fleet.daemon.embedded import run_embedded
 from fleet.models.holdout import held_out
 from fleet.models.training import train_version
+from fleet.requests.session import EngineSession
 from fleet.store.store import Store
 from fleet.tuning.tuning import TuneOptions, tune_device
 
@@ -73,12 +77,13 @@ class Bench:
         settings = self._settings.model_copy(
             update={
                 "store": self._settings.store.model_copy(update={"path": str(store)}),
+                "daemon": self._settings.daemon.model_copy(update={"root": str(store.parent / "fleet")}),
                 "workloads": self._settings.workloads.model_copy(update={"networks": networks}),
                 "training": self._settings.training.model_copy(update={"seed": seed}),
             }
         )
+        settings = settings.with_devices(self.spec.device_id)
         options = TuneOptions(
-            device=self.spec.device_id,
             trials=trials,
             workloads=(workload.name,),
             models=self._folder / "models" if head else self._folder / "none",
@@ -86,7 +91,7 @@ class Bench:
         )
         os.sched_setaffinity(0, self._cores)
         began = time.perf_counter()
-        found = tune_device(settings, options, Display(Console(stderr=True)))
+        found = _tuned(settings, self.spec, options)
         secs = time.perf_counter() - began
         if head and found["model"] is None:
             raise RuntimeError(f"no head ranked the candidates: {found['why_no_model']}")
@@ -159,6 +164,19 @@ class Bench:
             confirm_within=confirm_within,
         )
         return worker.measure(batch)
+
+
+def _tuned(settings: FleetConfig, spec: DeviceSpec, options: TuneOptions) -> dict[str, Any]:
+    """What `fleet tune` does where no daemon runs."""
+    console = Console(stderr=True)
+
+    def work(session: EngineSession) -> dict[str, Any]:
+        session.ready([spec.device_id])
+        return tune_device(session, settings, spec, options, TerminalDisplay(console))
+
+    arguments = {"device": spec.device_id, "trials": options.trials}
+    up = UpOptions(models=options.models)
+    return run_embedded(settings, RequestKind.TUNING, arguments, up, console, work)
 
 
 def _searched(settings: FleetConfig, count: int) -> list[Workload]:

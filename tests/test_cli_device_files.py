@@ -14,12 +14,10 @@ import yaml
 from host_fixtures import x86_host
 from typer.testing import CliRunner, Result
 
-from agents.records import DeviceId
+from agents.records import DeviceId, DeviceSpec
 from fleet.cli import device_files, devices
 from fleet.collection.device_choice import DeviceChoice
-from fleet.collection.jobs import fitting_devices
-from fleet.collection.replay_files import ready_device
-from fleet.config.settings import load_fleet, select_devices
+from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.errors import FleetError
 
 app = typer.Typer()
@@ -135,10 +133,17 @@ def test_the_daemon_says_which_devices_it_has(monkeypatch: pytest.MonkeyPatch) -
     assert "the daemon follows within five seconds" in run("devices", "retire", "other").output
 
 
+def measured(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
+    """What a start looks after; it says what it leaves out."""
+    choice = DeviceChoice(settings)
+    choice.warn()
+    return dict(choice.files.specs)
+
+
 def test_a_broken_file_disturbs_no_other_device(caplog: pytest.LogCaptureFixture) -> None:
     (FOLDER / "broken.yaml").write_text("schema: 1\nschema: 2\n")
     settings = load_fleet(environ={}).config
-    for read in (select_devices, fitting_devices):
+    for read in (select_devices, measured):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert set(read(settings)) == {"box"}
@@ -146,15 +151,12 @@ def test_a_broken_file_disturbs_no_other_device(caplog: pytest.LogCaptureFixture
         assert line.startswith("left out: configs/hardware/broken.yaml: line 2: bad YAML: key 'schema'")
     assert run("probe", "--device", "box").exit_code == 0
     assert run("doctor", "--json").stdout.startswith("[")
-    assert ready_device(settings, "box").device_id == "box"
-    with pytest.raises(FleetError, match=r"broken\.yaml: line 2: "):
-        ready_device(settings, "broken")
     asked = load_fleet(overrides={"devices.ids": ["box"]}, environ={}).config
     caplog.clear()
-    assert set(fitting_devices(asked)) == set(select_devices(asked)) == {"box"}
+    assert set(measured(asked)) == set(select_devices(asked)) == {"box"}
     assert not caplog.messages, "nobody asked for it"
     wrong = load_fleet(overrides={"devices.ids": ["broken"]}, environ={}).config
-    for read in (select_devices, fitting_devices):
+    for read in (select_devices, measured):
         with pytest.raises(FleetError, match=r"broken\.yaml: line 2: "):
             read(wrong)
 
@@ -200,4 +202,4 @@ def test_nothing_but_broken_files_is_an_error() -> None:
     (FOLDER / "box.yaml").write_text("schema: [")
     (FOLDER / "two.yaml").write_text("- 1")
     with pytest.raises(FleetError, match=r"(?s)box\.yaml.*\n.*two\.yaml"):
-        fitting_devices(load_fleet(environ={}).config)
+        DeviceChoice(load_fleet(environ={}).config)

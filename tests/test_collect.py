@@ -212,7 +212,8 @@ def test_nothing_is_left_behind(seen: Seen) -> None:
 def test_a_device_that_the_host_cannot_be_is_refused(settings: FleetConfig, tmp_path: Path) -> None:
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware" / "box.yaml").write_text(
-        "schema: 1\ndevice_id: box\nkind: local\nfamily: cpu\ntarget: {kind: llvm}\ncores: [100000]\n"
+        "schema: 1\ndevice_id: box\nkind: local\nfamily: cpu\n"
+        "target: {kind: llvm, num-cores: 1}\ncores: [100000]\n"
     )
     changes = {"folder": str(tmp_path / "hardware"), "ids": ("box",)}
     refused = settings.model_copy(update={"devices": settings.devices.model_copy(update=changes)})

@@ -56,7 +56,7 @@ def measuring_processes(pid: int) -> list[psutil.Process]:
     """Agents and their worker processes below a process."""
 
     def look(process: psutil.Process) -> tuple[psutil.Process, bool]:
-        return process, "DeviceActor" in process.name() or "agents.sandbox.child" in process.cmdline()
+        return process, "AgentHostActor" in process.name() or "agents.sandbox.child" in process.cmdline()
 
     return [process for process, is_measuring in each_below(pid, look) if is_measuring]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +122,6 @@ def test_a_replay_has_the_descriptor_target_and_family_of_what_it_replays(
 def test_a_worker_knows_its_descriptor_and_processes(subject: Subject) -> None:
     assert isinstance(subject.worker.descriptor, Descriptor)
     assert subject.worker.descriptor.vector_bytes > 0
-    assert os.getpid() in subject.worker.pids
 
 
 def test_the_same_seed_gives_the_same_draws_and_exclude_only_filters(subject: Subject) -> None:
@@ -179,12 +177,12 @@ def test_a_candidate_that_cannot_be_measured_gets_an_outcome_and_the_batch_goes_
 
 
 def test_records_are_pending_until_they_are_acknowledged(subject: Subject) -> None:
-    subject.worker.acknowledge([record.record_id for record in subject.worker.pending()])
+    subject.worker.acknowledge([record.record_id for _, record in subject.worker.pending_tagged()])
     [first] = measure(subject, subject.candidates[:1], attempt=50)
     [second] = measure(subject, subject.candidates[1:2], attempt=50)
 
     def waiting() -> list[Record]:
-        return [record for record in subject.worker.pending() if record.attempt == 50]
+        return [record for _, record in subject.worker.pending_tagged() if record.attempt == 50]
 
     assert waiting() == [first, second]
     subject.worker.acknowledge([first.record_id])
@@ -194,7 +192,7 @@ def test_records_are_pending_until_they_are_acknowledged(subject: Subject) -> No
 
 
 def test_parts_come_with_the_lease_that_the_spool_notes(subject: Subject) -> None:
-    subject.worker.acknowledge([record.record_id for record in subject.worker.pending()])
+    subject.worker.acknowledge([record.record_id for _, record in subject.worker.pending_tagged()])
     tag = LeaseTag(job_id="job-7", epoch=7)
     before = subject.worker.finished
     batch = Batch(

@@ -13,14 +13,18 @@ import torch
 from rich.console import Console
 
 from agents.records import DeviceId, Family, WorkloadId
-from fleet.collection.progress import Display
+from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig
+from fleet.core.request_words import RequestKind
+from fleet.daemon.daemon import UpOptions
+from fleet.daemon.embedded import run_embedded
+from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
 from fleet.models.versions import load_snapshot
 from fleet.onboarding.adaptation import history, more_samples, remember, strategy_for
 from fleet.onboarding.choice import pools_of, siblings_of
-from fleet.onboarding.onboarding import CURVES, _onboarding, _without_head, onboard_device
+from fleet.onboarding.onboarding import CURVES, _onboarding, _without_head
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
@@ -239,16 +243,29 @@ def world(recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
     return store, folder, models
 
 
-@pytest.mark.ray
+def onboarded(device: str, samples: int, store: Path, folder: Path, models: Path) -> dict[str, Any]:
+    """What `fleet onboard` does where no daemon runs."""
+    settings = settings_of(store, folder, samples=samples).with_devices(device)
+    console = Console(quiet=True)
+    kind, arguments = RequestKind.ONBOARDING, {"device": device}
+    work = Work(kind=kind, arguments=arguments, minutes=None, settings=settings, models=models)
+    return run_embedded(
+        settings,
+        kind,
+        arguments,
+        UpOptions(models=models),
+        console,
+        lambda session: perform(work, session, TerminalDisplay(console)),
+    )
+
+
 def test_a_device_goes_on_from_few_samples_to_more(world: tuple[Path, Path, Path]) -> None:
     store, folder, models = world
 
     def onboard(samples: int) -> tuple[dict[str, Any], set[str]]:
-        display = Display(Console(stderr=True, quiet=True))
-        result = onboard_device(settings_of(store, folder, samples=samples), "board", models, display)
-        display.finish()
-        with Store.open(store) as opened:
-            measured = [record.candidate_id for record in opened.records(device_id=DeviceId("board"))]
+        result = onboarded("board", samples, store, folder, models)
+        records = Store.read(store).records(device_id=DeviceId("board"))
+        measured = [record.candidate_id for record in records]
         assert len(measured) == len(set(measured))
         return result, set(map(str, measured))
 
@@ -267,12 +284,8 @@ def test_a_device_goes_on_from_few_samples_to_more(world: tuple[Path, Path, Path
     assert history(models.parent / CURVES, "board")[-1]["samples"] == 48
 
 
-@pytest.mark.ray
 def test_a_device_on_which_nothing_runs_is_one_clear_error(world: tuple[Path, Path, Path]) -> None:
-    store, folder, models = world
-    display = Display(Console(stderr=True, quiet=True))
-    settings = settings_of(store, folder, samples=16)
     with pytest.raises(FleetError, match=r"none of the 16 samples ran on dead.*build_failed 16.*it broke"):
-        onboard_device(settings, "dead", models, display)
+        onboarded("dead", 16, *world)
     with pytest.raises(FleetError, match="have measured 192 candidates"):
-        onboard_device(settings_of(store, folder, samples=193), "board", models, display)
+        onboarded("board", 193, *world)

@@ -1,4 +1,4 @@
-"""Cores of the devices of a host, and signals around a start; `test_collect.py` starts a session for real."""
+"""Cores of the devices of a host, and signals around a start; `test_collect.py` starts Ray for real."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from agents.device.replay import ReplayWorker
 from agents.device.worker import Batch
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Protocol, Replay
-from fleet.collection.jobs import fitting_devices
+from fleet.collection.device_choice import DeviceChoice
 from fleet.collection.replay_files import ready
 from fleet.config.settings import ConfigError, load_fleet, parse_device
 from fleet.errors import FleetError
@@ -167,7 +167,7 @@ def test_replay_devices_are_measured_on_only_when_they_are_named(
     def fitting(**devices: Any) -> dict[DeviceId, DeviceSpec]:
         changes = {"devices.folder": str(folder), "store.path": str(tmp_path / "new" / "store")}
         changes |= {f"devices.{key}": value for key, value in devices.items()}
-        return fitting_devices(load_fleet(None, changes, {}).config)
+        return dict(DeviceChoice(load_fleet(None, changes, {}).config).files.specs)
 
     with pytest.raises(FleetError, match="or name a replay device with --device"):
         fitting()
@@ -201,25 +201,3 @@ def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Pa
     again = ReplayWorker(third, tmp_path / "spool").measure(batch)
     assert [(one.outcome, one.run_secs) for one in again] == [(one.outcome, one.run_secs) for one in records]
     assert {one.outcome for one in again} == {Outcome.OK, Outcome.RUN_TIMEOUT}
-
-
-@pytest.mark.ray
-def test_a_replay_behind_ray_is_like_any_device(store: Path, tmp_path: Path) -> None:
-    from fleet.transport.ray_session import RaySession
-
-    specs = ready(replaying(store), tmp_path / "replay")
-    [device_id] = specs
-    with RaySession(list(specs.values()), tmp_path / "spool") as session:
-        assert session.call(device_id, "descriptor") == make_descriptor()
-        [workload] = session.call(device_id, "network_workloads", ["bert-tiny"])
-        candidates = session.call(device_id, "propose", workload, 5, 0, [])
-        batch = Batch(
-            candidates=tuple(candidates), workloads={workload.workload_id: workload}, protocol=Protocol()
-        )
-        records = session.call(device_id, "measure", batch)
-        assert session.call(device_id, "pending") == records
-        session.call(device_id, "acknowledge", [one.record_id for one in records])
-        assert session.call(device_id, "pending") == []
-        with pytest.raises(FleetError, match="device again: no workload of resnet-50 was recorded"):
-            session.call(device_id, "network_workloads", ["resnet-50"])
-    assert {one.outcome for one in records} == {Outcome.OK}

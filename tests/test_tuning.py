@@ -18,6 +18,7 @@ from fleet.collection.clock import Clock
 from fleet.store.store import Store
 from fleet.tuning.search import PARENTS, Search, choose, next_search
 from fleet.tuning.tuning import _Rounds, network_seconds
+from tests.fake_fleet import done
 
 
 def search(number: int, *, uses: int = 1, best: float = math.inf, rounds: int = 0, idle: int = 0) -> Search:
@@ -112,11 +113,9 @@ def test_what_several_siblings_share_is_measured_once() -> None:
     """Twice in a round it would take the place, and the trial, of another candidate."""
     one = make_workload(1)
     shared = [each.trace for each in candidates(4)]
-    answers = SimpleNamespace(
-        call=lambda device, method, *_: candidates(30)[10:] if method == "propose" else []
-    )
+    engine = SimpleNamespace(propose=lambda *_: done(candidates(30)[10:]), evolve=lambda *_: done([]))
     nobody = SimpleNamespace(rank=lambda *_: None)
-    rounds = _Rounds(answers, None, DeviceId("new"), [one], nobody, Clock())  # type: ignore[arg-type]
+    rounds = _Rounds(engine, DeviceId("new"), [one], nobody, Clock())  # type: ignore[arg-type]
     rounds._foreign = {one.workload_id: shared * 3}
     [search] = rounds.searches
     search.known = {candidates(4)[3].candidate_id}

@@ -6,11 +6,12 @@ Real Ray, real agents, real programs: what `fleet collect` does. The daemon: `te
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from agents.records import (
     Candidate,
@@ -25,8 +26,12 @@ from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.trust import claimed_id, is_imported
 from fleet.collection.collect import Collection, CollectSettings
+from fleet.config.settings import FleetConfig
+from fleet.core.request_words import RequestKind
+from fleet.daemon.daemon import UpOptions
+from fleet.daemon.embedded import run_embedded
+from fleet.requests.session import EngineSession
 from fleet.store.store import Store
-from fleet.transport.ray_session import RaySession
 from tests.hostile_fixtures import (
     GENERIC,
     QUICK,
@@ -72,15 +77,20 @@ def hostile(honest: list[Any], marker: Path) -> list[Any]:
     return hostile_traces(honest, marker)
 
 
-@pytest.fixture(scope="module")
-def session(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaySession]:
-    with RaySession([generic_spec], tmp_path_factory.mktemp("spool")) as running:
-        yield running
+def collect(session: EngineSession, spec: DeviceSpec, matmul: Workload, log: Log) -> Workload:
+    """Measure one workload, and give its module as our agent listed it."""
+    session.ready([GENERIC])
+    how = CollectSettings(samples=8, protocol=QUICK, minimum=6, exploration=0.5, noise=2)
+    collection = Collection(session, {GENERIC: spec}, how, log)
+    listed = collection.network_workloads(["bert-tiny"])
+    workload = next(one for one in listed if one.workload_id == matmul.workload_id)
+    collection.run([workload])
+    collection.measure_noise()
+    return workload
 
 
 @pytest.mark.parametrize("layout", ["import", "store of an earlier version"])
 def test_a_collection_runs_nothing_of_an_imported_log(
-    session: RaySession,
     generic_spec: DeviceSpec,
     matmul: Workload,
     honest: list[Any],
@@ -90,24 +100,38 @@ def test_a_collection_runs_nothing_of_an_imported_log(
     layout: str,
 ) -> None:
     log = Log()
-    how = CollectSettings(samples=8, protocol=QUICK, minimum=6, exploration=0.5, noise=2)
     with Store.open(tmp_path / "store") as store:
         if layout == "import":
             forge(store, tmp_path, matmul, honest, hostile)
         else:
             store_as_before(store, generic_spec, matmul, [*hostile, *honest])
         before = len(list(store.records(device_id=GENERIC)))
-        collection = Collection(session, store, {GENERIC: generic_spec}, how, log)
-        collection.register()
-        listed = collection.network_workloads(["bert-tiny"])
-        workload = next(one for one in listed if one.workload_id == matmul.workload_id)
-        collection.run([workload])
-        collection.measure_noise()
-        records = list(store.records(device_id=GENERIC))
-        # The stranger's module is under no id of ours any more.
-        assert store.own_workloads()[matmul.workload_id] == workload
-        imported = [one for one in store.workloads() if is_imported(one)]
-        assert [claimed_id(one) for one in imported] == [matmul.workload_id] * (layout == "import")
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "generic.yaml").write_text(
+        "schema: 1\ndevice_id: generic\nkind: local\nfamily: cpu\ntarget: {kind: llvm, num-cores: 1}\n"
+    )
+    names = ("repeat", "extra_repeats", "min_repeat_ms", "visits", "reject_interval", "early_stop_ratio")
+    settings = FleetConfig.model_validate(
+        {
+            "store": {"path": str(tmp_path / "store")},
+            "devices": {"folder": str(tmp_path / "hardware")},
+            "protocol": {name: getattr(QUICK, name) for name in names},
+        }
+    )
+    workload = run_embedded(
+        settings,
+        RequestKind.COLLECTION,
+        {"devices": [GENERIC]},
+        UpOptions(models=tmp_path / "models"),
+        Console(quiet=True),
+        lambda session: collect(session, generic_spec, matmul, log),
+    )
+    store = Store.read(tmp_path / "store")
+    records = list(store.records(device_id=GENERIC))
+    # The stranger's module is under no id of ours any more.
+    assert store.own_workloads()[matmul.workload_id] == workload
+    imported = [one for one in store.workloads() if is_imported(one)]
+    assert [claimed_id(one) for one in imported] == [matmul.workload_id] * (layout == "import")
     assert not marker.exists()
     check_records(records, before, hostile, honest)
     assert log.reasons == {

@@ -81,9 +81,11 @@ def test_every_record_says_how_far_it_can_be_trusted(
         assert seen["versions"].keys() >= {"apache-tvm", "llvm"}
         assert {"kernel", "load", "threads"} <= seen.keys()
         assert record.environment_id == worker.environment_id(QUICK)
-    assert {record.record_id for record in worker.pending()} >= {record.record_id for record in records}
+    assert {record.record_id for _, record in worker.pending_tagged()} >= {
+        record.record_id for record in records
+    }
     worker.acknowledge([record.record_id for record in records])
-    assert worker.pending() == []
+    assert list(worker.pending_tagged()) == []
 
 
 def test_a_wrong_program_gets_its_outcome_and_the_batch_goes_on(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import random
 import re
 import time
@@ -126,11 +125,6 @@ class ReplayWorker:
             self._records.close()
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the worker: there are no others."""
-        return [os.getpid()]
-
-    @property
     def busy(self) -> Activity:
         """Nothing runs on it, ever."""
         return Activity.IDLE
@@ -237,12 +231,8 @@ class ReplayWorker:
             canonical_json([replay.seed, replay.noise, replay.failures]),
         )
 
-    def pending(self) -> list[Record]:
-        """Records that were made but never acknowledged, oldest first."""
-        return [record for _, record in self._spool.pending_tagged()]
-
     def pending_tagged(self) -> Iterator[TaggedRecord]:
-        """Give the same, each with the lease that it was made under."""
+        """Records that nobody acknowledged, oldest first, each with the lease that it was made under."""
         return self._spool.pending_tagged()
 
     def acknowledge(self, record_ids: Collection[str]) -> None:

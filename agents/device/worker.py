@@ -7,7 +7,6 @@ candidate may harm happens in the processes of `pool.py`.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -118,11 +117,6 @@ class DeviceWorker:
         """End the worker processes; records that nobody acknowledged stay in the spool."""
         self.pool.close()
         self._spool.close()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the worker and its worker processes."""
-        return [os.getpid(), *self.pool.pids]
 
     @property
     def busy(self) -> Activity:
@@ -260,12 +254,8 @@ class DeviceWorker:
             snapshot |= remote_environment(self.spec, self.descriptor)
         return environment_id(snapshot, self.spec, protocol)
 
-    def pending(self) -> list[Record]:
-        """Records that were measured but never acknowledged, oldest first."""
-        return self._spool.pending()
-
     def pending_tagged(self) -> Iterator[TaggedRecord]:
-        """Give the same one by one, each with the lease that it was made under."""
+        """Records that nobody acknowledged, oldest first, each with the lease that it was made under."""
         return self._spool.pending_tagged()
 
     def acknowledge(self, record_ids: Collection[str]) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from agents.device.replay_file import Recorded, open_file, read_head
 from agents.errors import AgentError
 from agents.records import DeviceId, DeviceKind, DeviceSpec
-from fleet.config.settings import FleetConfig, load_device
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
@@ -42,16 +41,6 @@ def ready(specs: Mapping[DeviceId, DeviceSpec], folder: Path) -> dict[DeviceId, 
     return {
         name: _ready(spec, folder) if spec.kind is DeviceKind.REPLAY else spec for name, spec in specs.items()
     }
-
-
-def ready_device(settings: FleetConfig, device: str) -> DeviceSpec:
-    """The spec of one device of the settings, completed as `ready` does.
-
-    Raises:
-        FleetError: The device is unknown, its file has a fault, or its records will not do.
-    """
-    spec = load_device(Path(settings.devices.folder), device)
-    return ready({spec.device_id: spec}, Path(settings.store.path).parent / REPLAY)[spec.device_id]
 
 
 def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:

@@ -140,8 +140,8 @@ def engine(
     """
     root, is_embedded = Path(settings.daemon.root), launch is not None
     raise_open_files()
+    devices = _devices(settings, options)  # before any folder is made
     with _held(root, Path(settings.store.path)), seldom_collected():
-        devices = _devices(settings, options)
         specs = devices.files.specs
         told = _told(settings, options, is_embedded=is_embedded)
         clock = FleetClock()

@@ -12,7 +12,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -35,7 +35,8 @@ class _Thread(Generic[_Result]):
     """A driver in a thread; implements `fleet.engine.request_drivers.Driver`."""
 
     channel: DriverChannel
-    result: _Result | None = None
+    #: What it gave, in a list of one; empty while it has given nothing.
+    results: list[_Result] = field(default_factory=list)
     error: BaseException | None = None
 
     def stop(self) -> None:
@@ -108,21 +109,21 @@ def run_embedded(
     driver = drivers[-1]
     if driver.error is not None:
         raise driver.error
-    if driver.result is None:
-        raise FleetError(f"{kind.value}: {shown['reason'] if shown else 'it did not begin'}")
-    return driver.result
+    if not driver.results:
+        raise FleetError(f"{kind.value}: {(shown and shown['reason']) or 'it did not come to its end'}")
+    return driver.results[0]
 
 
 def _drive(
     driver: _Thread[_Result], session: EngineSession, work: Callable[[EngineSession], _Result]
 ) -> None:
     try:
-        driver.result = work(session)
+        driver.results.append(work(session))
     except BaseException as error:
         driver.error = error
         session.end({}, str(error) or type(error).__name__)
     else:
-        session.end(_plain(driver.result))
+        session.end(_plain(driver.results[0]))
 
 
 def _plain(result: Any) -> dict[str, Any]:

@@ -71,10 +71,19 @@ class _Question:
     values: Mapping[str, Any] = field(default_factory=dict)
     #: Life of the agent that was asked; None while there is none to ask.
     incarnation: int | None = None
-    #: Jobs that are not over, the candidates of all of them, and the records that came.
+    #: Jobs that are not over, the candidates of all of them with their origins, and the records that came.
     jobs: set[JobId] = field(default_factory=set)
     candidates: frozenset[CandidateId] = frozenset()
+    origins: frozenset[str] = frozenset()
     records: list[Record] = field(default_factory=list)
+
+    def is_about(self, record: Record) -> bool:
+        """Whether a record is of what was asked for, or one that the agent has made beside it.
+
+        The other half of an A/A run has the same candidates, and may run at the same time.
+        """
+        is_same = record.attempt == self.values["attempt"] or record.origin not in self.origins
+        return is_same and record.candidate_id in self.candidates
 
 
 class RequestDrivers:
@@ -159,7 +168,7 @@ class RequestDrivers:
         for question in self._questions.values():
             if question.op == "measure":
                 records = fresh.get(question.device_ids[0], ())
-                question.records += [one for one in records if one.candidate_id in question.candidates]
+                question.records += [one for one in records if question.is_about(one)]
 
     def job_ended(self, job_id: JobId) -> None:
         """Note a job that brings nothing any more; that is durable."""
@@ -329,7 +338,10 @@ class RequestDrivers:
         parts, values, device_id = self._parts, question.values, question.device_ids[0]
         family, attempt = parts.roster.sharing[device_id], int(values["attempt"])
         found = {one.candidate_id: one for one in map(_unpack, values["candidates"])}
-        question.candidates = frozenset(found)
+        question.candidates, question.origins = (
+            frozenset(found),
+            frozenset(one.origin for one in found.values()),
+        )
         waiting = {
             one: job.job_id
             for one, job in parts.feeder.queues.jobs_of(device_id, found, attempt).items()
@@ -377,7 +389,9 @@ class RequestDrivers:
         state = self._parts.state
         for device_id in question.device_ids:
             told = state.describe(device_id)
-            if told["state"] in _OUT or told["failures"] >= _MOST_FAILURES:
+            # A job that kills its agent is put under quarantine before its device is.
+            is_failing = question.op != "measure" and told["failures"] >= _MOST_FAILURES
+            if told["state"] in _OUT or is_failing:
                 return f"device {device_id}: {told['reason'] or told['state']}"
         return ""
 

@@ -33,12 +33,10 @@ _LOG = logging.getLogger(__name__)
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 #: Records and workloads are small; Ray's default takes a third of the host's memory.
 _OBJECT_STORE_BYTES = 256 << 20
-_CLOSE_TIMEOUT_SEC = 20.0
-_RESTART_TIMEOUT_SEC = 60.0
+#: How long what a failed start has left may take to end.
+_END_SECS = 20.0
 #: Ray gives its processes 30 s; on a host whose cores are all busy that may be too short.
 _MOST_STARTS = 3
-#: A fresh agent takes about a second to start.
-_RESTART_POLL_SEC = 0.2
 
 
 def resource_of(device_id: DeviceId) -> str:
@@ -89,7 +87,7 @@ def start_ray(
             for child in set(psutil.Process().children()) - before:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
-                    child.wait(_CLOSE_TIMEOUT_SEC)
+                    child.wait(_END_SECS)
             if attempt == _MOST_STARTS or "timed out during startup" not in str(error):
                 raise FleetError(
                     f"Ray does not start on this host: {error}; a session left behind ends with `ray stop`, "
