@@ -99,9 +99,6 @@ class Engine(TypingProtocol):
     def store(self) -> StoreReader:
         """See `EngineSession`."""
 
-    def published(self, version: str, device_ids: Sequence[DeviceId]) -> None:
-        """See `EngineSession`."""
-
 
 class Watcher(TypingProtocol):
     """Sees the collection as it goes; for progress displays."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection as CollectionOf
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.records import (
     CandidateId,
@@ -49,8 +50,15 @@ if TYPE_CHECKING:
 CURVES = "onboarding"
 
 
+class PublishingEngine(Engine, Protocol):
+    """An engine that wants to know of models, too."""
+
+    def published(self, version: str, device_ids: Sequence[DeviceId]) -> None:
+        """See `fleet.requests.session.EngineSession`."""
+
+
 def onboard_device(
-    engine: Engine,
+    engine: PublishingEngine,
     settings: FleetConfig,
     spec: DeviceSpec,
     models: Path,
