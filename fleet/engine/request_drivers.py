@@ -375,8 +375,10 @@ class RequestDrivers:
         for job in jobs:
             if job.request_id not in wanted and parts.state.job_state(job.job_id) is JobState.QUEUED:
                 reason = f"request {job.request_id} has ended"
-                names = {"device_id": job.device_id, "job_id": job.job_id, "reason": reason}
-                parts.chronicle.tell(ev.JobCancelled(at_secs=parts.clock(), **names))
+                cancelled = ev.JobCancelled(
+                    at_secs=parts.clock(), device_id=job.device_id, job_id=job.job_id, reason=reason
+                )
+                parts.chronicle.tell(cancelled)
 
     # ---- small things ----
 
