@@ -186,7 +186,7 @@ def test_a_device_file_that_appears_is_known_and_gets_an_agent_of_our_own_ray(
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process."""
 
-    def links(settings: Any, options: Any, specs: Any, clock: Any) -> LocalTransport:
+    def links(settings: Any, options: Any, specs: Any, clock: Any, *, is_embedded: bool) -> LocalTransport:
         folder = Path(settings.store.path).parent / "spool"
         return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 
@@ -286,7 +286,7 @@ def test_policies_become_those_of_the_devices(settings: Path) -> None:
     policies = {"two": {"secs_per_hour": 900.0, "idle_only": True, "windows": ["22:00-06:30"]}}
     changes = {"daemon.policies": policies, "daemon.training_records": 7, "workloads.exploration": 0.3}
     config = load_fleet(settings, changes).config
-    told = _told(config, UpOptions(models=Path("m")))
+    told = _told(config, UpOptions(models=Path("m")), is_embedded=False)
     assert isinstance(told, CoordinatorSettings)
     window = TimeWindow(begin_secs=22 * 3600.0, end_secs=6.5 * 3600.0)
     assert told.policy_of(DeviceId("one")) == told.policy_of(DeviceId("to-come")) == DevicePolicy()
@@ -303,13 +303,13 @@ def test_a_policy_of_no_device_is_refused_and_of_one_not_chosen_is_not(
 ) -> None:
     options = UpOptions(models=Path("m"))
     changes: dict[str, Any] = {"devices.ids": ids, "daemon.policies": {"two": {"idle_only": True}}}
-    assert list(_told(load_fleet(settings, changes).config, options).policies) == ["two"]
+    assert list(_told(load_fleet(settings, changes).config, options, is_embedded=False).policies) == ["two"]
     (settings.parent / "hardware" / "retired").mkdir()
     (settings.parent / "hardware" / "two.yaml").rename(settings.parent / "hardware" / "retired" / "two.yaml")
-    assert list(_told(load_fleet(settings, changes).config, options).policies) == ["two"]
+    assert list(_told(load_fleet(settings, changes).config, options, is_embedded=False).policies) == ["two"]
     changes["daemon.policies"] = {"onne": {"idle_only": True}}
     with pytest.raises(FleetError, match=r"daemon\.policies: no device 'onne' in .*; did you mean 'one'"):
-        _told(load_fleet(settings, changes).config, options)
+        _told(load_fleet(settings, changes).config, options, is_embedded=False)
 
 
 @pytest.mark.usefixtures("local")
@@ -342,14 +342,14 @@ def test_the_end_of_a_daemon_on_a_disk_that_became_read_only_tells_of_the_disk(
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
     def fail() -> None:
-        with _held(tmp_path):
+        with _held(tmp_path, tmp_path / "store"):
             monkeypatch.setattr(Path, "unlink", refuse)
             raise FleetError("what was being done")
 
     with pytest.raises(FleetError, match="what was being done"):
         fail()
     monkeypatch.undo()
-    with _held(tmp_path):  # the lock was let go of
+    with _held(tmp_path, tmp_path / "store"):  # the lock was let go of
         pass
 
 

@@ -119,7 +119,7 @@ def test_a_replay_has_the_descriptor_target_and_family_of_what_it_replays(
     assert replay.worker.spec.family is real.worker.spec.family
 
 
-def test_a_worker_knows_its_descriptor_and_processes(subject: Subject) -> None:
+def test_a_worker_knows_its_descriptor(subject: Subject) -> None:
     assert isinstance(subject.worker.descriptor, Descriptor)
     assert subject.worker.descriptor.vector_bytes > 0
 
