@@ -66,6 +66,11 @@ class Request:
     minutes: float | None = None
 
     @property
+    def is_embedded(self) -> bool:
+        """Whether its driver is in the command that asked for it, and ends with it."""
+        return bool(self.arguments.get("embedded"))
+
+    @property
     def device_ids(self) -> frozenset[DeviceId]:
         """The devices that its driver measures on."""
         if not self.kind.has_driver:

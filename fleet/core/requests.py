@@ -207,13 +207,21 @@ def request_ended(core: Core, event: RequestEnded) -> list[Instruction]:
 def drivers_begun(core: Core) -> list[Instruction]:
     """A coordinator took over: drivers begin anew, those that had been begun and those that waited.
 
-    Not all of them at once: a coordinator with other limits may have begun more than there is room for.
+    Not all of them at once: a coordinator with other limits may have begun more than there is room for. Those
+    in commands ended with these.
     """
+    made: list[Instruction] = []
     for entry in core.requests.open():
-        if entry.state is RequestState.RUNNING and entry.request.kind.has_driver:
+        if entry.request.is_embedded:
+            reason = "its command has ended; the same command goes on from what is stored"
+            entry.reason = reason
+            core.requests.end(entry, RequestState.CANCELLED, core.leasing.now)
+            made.append(ShowRequest(request_id=entry.request.request_id))
+            made += _without_jobs(core, entry.request.request_id)
+        elif entry.state is RequestState.RUNNING and entry.request.kind.has_driver:
             entry.state, entry.started_at = RequestState.QUEUED, None
             entry.changes += 1
-    return _start_drivers(core) + reserve_devices(core)
+    return made + _start_drivers(core) + reserve_devices(core)
 
 
 def reserve_devices(core: Core) -> list[Instruction]:
@@ -293,16 +301,21 @@ def _train_instead(core: Core, request: Request) -> None:
 
 
 def _start_drivers(core: Core) -> list[Instruction]:
-    """Start the drivers of waiting requests, as far as there is room for them."""
+    """Start the drivers of waiting requests, as far as there is room for them; those in commands at once."""
+    limits = core.leasing.limits
     found = [one for one in core.requests.open() if one.request.kind.has_driver]
     waiting = [one for one in found if one.state is RequestState.QUEUED]
-    room = core.leasing.limits.drivers - (len(found) - len(waiting))
-    made: list[Instruction] = []
-    waiting.sort(key=lambda one: -one.request.kind.priority)
+    begun = [one for one in waiting if one.request.is_embedded]
+    others = [one for one in waiting if not one.request.is_embedded]
+    others.sort(key=lambda one: -one.request.kind.priority)
+    room = limits.drivers - sum(one.state is RequestState.RUNNING for one in found)
     # An arrival waits for other arrivals only.
-    is_arrival = bool(waiting) and waiting[0].request.kind is RequestKind.ONBOARDING
-    runs = any(one.request.kind is RequestKind.ONBOARDING for one in found if one not in waiting)
-    for entry in waiting[: max(int(is_arrival and not runs), room)]:
+    running = {one.request.kind for one in found if one.state is RequestState.RUNNING}
+    is_first = bool(others) and others[0].request.kind is RequestKind.ONBOARDING
+    if is_first and RequestKind.ONBOARDING not in running and not limits.requests_only:
+        room = max(1, room)
+    made: list[Instruction] = []
+    for entry in [*begun, *others[: max(0, room)]]:
         entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
         entry.is_measuring = True
         entry.changes += 1

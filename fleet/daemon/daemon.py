@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 _TURN_SECS = 0.25
 #: The same while a driver asks.
 _DRIVEN_TURN_SECS = 0.02
-_EMBEDDED_DRIVERS = 1_000_000
 #: How long agents may take to end; then they are ended.
 _CLOSE_SECS = 20.0
 LOCK, HOLDER = "daemon.lock", "daemon.pid"
@@ -249,8 +248,8 @@ def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> Co
             training_pause_secs=daemon.training_pause_secs,
             arrival_samples=0 if is_embedded or not daemon.refresh else daemon.arrival_samples,
             return_samples=0 if is_embedded or not daemon.refresh else daemon.return_samples,
-            # A command begins its own request at once, whatever waits for the next daemon.
-            drivers=_EMBEDDED_DRIVERS if is_embedded else Limits().drivers,
+            # A command does its own request at once; what others asked for waits for the next daemon.
+            drivers=0 if is_embedded else Limits().drivers,
             requests_only=is_embedded,
         ),
         noise=0 if is_embedded else settings.workloads.noise_samples,

@@ -242,12 +242,10 @@ class Coordinator:
         for job in parts.chronicle.jobs:
             parts.feeder.queues.opened(job)
         self._flush()
+        for job in list(parts.feeder.queues.jobs()):
+            if state.job_state(job.job_id) is None:  # of a command that has ended
+                parts.feeder.queues.closed(job.job_id)
         parts.desk.open(parts.state)
-        for request in state.open_requests():
-            if request.arguments.get("embedded"):
-                reason = "its command has ended; the same command goes on from what is stored"
-                tell(ev.RequestCancelled(at_secs=now, request_id=request.request_id, reason=reason))
-        self._flush()
         parts.feeder.heads.update(one for one in state.device_ids() if state.describe(one)["champion"])
         self._look()
 
