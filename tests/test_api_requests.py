@@ -22,10 +22,11 @@ from fleet.api.connections import ConnectionLimits
 from fleet.api.requests import MOST_FOLLOWERS
 from fleet.api.server import ApiServer
 from fleet.cli.app import run
+from fleet.cli.engine import daemon_of
 from fleet.cli.interruption import Interrupted
 from fleet.cli.options import load_settings
 from fleet.cli.requests import follow_request
-from fleet.cli.training_request import request_trainings, training_daemon
+from fleet.cli.training_request import request_trainings
 from fleet.core import events as ev
 from fleet.core.request_words import RequestId
 from fleet.core.state import FleetState
@@ -280,24 +281,25 @@ def test_the_verbs_show_follow_and_cancel(
     assert [one["id"] for one in json.loads(capsys.readouterr().out)] == ["t1"]
 
 
-def test_fleet_train_asks_the_daemon_of_its_store_and_models_only(
+def test_a_verb_asks_the_daemon_of_its_store_and_models_only(
     start: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, models = tmp_path / "store", tmp_path / "models"
     monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
     config = load_settings(None, {"store.path": str(store)})
-    assert training_daemon(config, models) is None, "none runs"
+    assert daemon_of(config, models) is None, "none runs"
     daemon = start()
-    assert training_daemon(config, models) is None, "it writes no store that is there"
+    assert daemon_of(config, models) is None, "it writes no store that is there"
     store.mkdir()
     (store / HOLDER).write_text(f"{os.getpid()}\n")
-    assert training_daemon(config, models) is None, "it trains nothing"
     daemon.view["training"]["models"] = str(models)
-    assert training_daemon(config, tmp_path / "others") is None
+    with pytest.raises(FleetError, match=r"the daemon of .* uses the models .*: give --models"):
+        daemon_of(config, tmp_path / "others")
     monkeypatch.chdir(tmp_path)
-    assert training_daemon(config, Path("models")) is not None
+    assert daemon_of(config, Path("models")) is not None
+    assert daemon_of(config) is not None
     (store / HOLDER).write_text(f"{os.getppid()}\n")
-    assert training_daemon(config, models) is None, "another process writes the store"
+    assert daemon_of(config, models) is None, "another process writes the store"
 
 
 def test_fleet_train_sends_a_request_for_each_family(

@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray._private.utils import check_version_info
 
-from agents.device.ray_actors import host_versions
 from fleet.errors import FleetError
 from fleet.transport import ray_session, ray_start
 from fleet.transport.host_versions import SHARED_PACKAGES, join_refusal, own_versions, version_refusal
@@ -45,6 +43,8 @@ def test_every_version_that_differs_is_named() -> None:
 
 
 def test_a_host_tells_what_the_coordinator_compares() -> None:
+    from agents.device.ray_actors import host_versions
+
     found = host_versions._function(SHARED_PACKAGES)
     assert found.pop("host")
     assert found == own_versions()
@@ -52,6 +52,8 @@ def test_a_host_tells_what_the_coordinator_compares() -> None:
 
 def rays_words() -> str:
     """What Ray says to a process of this host where the cluster has another Python."""
+    from ray._private.utils import check_version_info
+
     with pytest.raises(RuntimeError) as caught:
         check_version_info({"ray_version": _ray(), "python_version": "3.12.1"}, "node 10.8.0.2")
     return str(caught.value)
