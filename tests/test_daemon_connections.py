@@ -36,7 +36,7 @@ from fleet.daemon import daemon
 from fleet.transport.local import LocalTransport
 from fleet.models.registry_reader import RegistryReader
 
-def links(settings, options, specs, clock):
+def links(settings, options, specs, clock, **_):
     folder = Path(settings.store.path).parent / "spool"
     return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 

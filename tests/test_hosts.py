@@ -54,6 +54,9 @@ def until(is_so: Callable[[], bool]) -> None:
 @pytest.mark.ray
 @pytest.mark.tvm
 @pytest.mark.slow
+@pytest.mark.skipif(
+    "FLEET_TEST_HOSTS" not in os.environ, reason="minutes of both cores: set FLEET_TEST_HOSTS to run it"
+)
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_when_the_link_to_another_host_is_down_for_a_while(possible: None) -> None:
     found = hosts.measure(is_short=True)
