@@ -216,7 +216,7 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
             store.put_device(*cpu_device(device))
             made = [(one, candidate(one, *tiles)) for one in its for tiles in TILES[:4]]
             store.append([record_of(each, device, 1e-3 * (1 + n)) for n, (_, each) in enumerate(made)])
-        pools, holds_out = pools_of(store, [DeviceId("dev-a"), DeviceId("dev-b")], 8)
+        pools, holds_out, _ = pools_of(store, [DeviceId("dev-a"), DeviceId("dev-b")], 8)
         snapshot = load_snapshot(store)
     samples = frozenset(one.candidate_id for pool in pools.values() for one in pool)
     nothing: Any = None

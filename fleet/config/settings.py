@@ -138,7 +138,7 @@ class FleetConfig(_Section):
     @model_validator(mode="after")
     def _folder_beside_the_store(self) -> Self:
         """Another store has another folder for its engine, unless one is named."""
-        if "root" not in self.daemon.model_fields_set:
+        if self.daemon.root == DaemonSection().root:
             root = str(Path(self.store.path).parent / ROOT_NAME)
             object.__setattr__(self, "daemon", self.daemon.model_copy(update={"root": root}))
         return self
