@@ -44,9 +44,13 @@ class Search:
 
     def know(self, records: Iterable[Record]) -> None:
         """Take in what was measured on the device before the search."""
+        self.see(records)
+        self.before_secs = self.best_secs
+
+    def see(self, records: Iterable[Record]) -> None:
+        """Take in measurements of the device that belong to no round."""
         for record in records:
             self._take(record)
-        self.before_secs = self.best_secs
 
     def learn(self, chosen: Sequence[Candidate], records: Iterable[Record]) -> None:
         """Take in a round.

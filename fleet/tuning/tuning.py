@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.store.reader import StoreReader
 from fleet.tuning.search import PARENTS, Search, choose, next_search, unmeasured
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def tune_device(
         guide = CandidateRanker(RegistryReader(options.models))
         rounds = _Rounds(engine, target, workloads, guide, clock)
         with clock.part("read"):
-            rounds.read(engine.environment_id(target))
+            environment_id = engine.environment_id(target)
+            rounds.read(environment_id)
         display.phase("tune", options.trials)
         left = options.trials
         while left and rounds.open and time.monotonic() < ends_at:
@@ -126,6 +128,9 @@ def tune_device(
                 collection.measure(pool, [one.workload], version)
             one.learn(candidates, [r for r in watcher.records if r.workload_id == one.workload.workload_id])
         display.finish()
+        # A leader of one round may be timed again in a later one, and beside another workload.
+        for one, records in rounds.measured(engine.store(), environment_id):
+            one.see(records)
     searches = rounds.searches
     if not any(math.isfinite(one.best_secs) for one in searches):
         failed = sum(one.failed for one in searches)
@@ -165,6 +170,8 @@ class _Rounds:
         self._clock = clock
         self._exhausted: set[WorkloadId] = set()
         self._foreign: Mapping[WorkloadId, list[str]] = {}
+        #: Candidates that a live device does not measure; None where the device is no live one.
+        self._imported: set[CandidateId] | None = None
         #: In the order of the workloads.
         self.searches = [Search(workload) for workload in workloads]
         #: Version of the model that ranks; empty until one did.
@@ -184,28 +191,36 @@ class _Rounds:
 
     def read(self, environment_id: str) -> None:
         """Take in what the store knows: of the device in its present environment, and of its siblings."""
-        by_id = {one.workload.workload_id: one for one in self.searches}
         store = self._engine.store()
         devices = store.devices()
         live = is_live(devices[self._device_id].spec)
-        imported = set[CandidateId]().union(*imported_candidates(store).values() if live else ())
-        mine: dict[WorkloadId, list[Record]] = {}
-        records = store.records(device_id=self._device_id)
-        for record in ours(records, imported) if live else records:
-            if record.environment_id == environment_id and record.workload_id in by_id:
-                mine.setdefault(record.workload_id, []).append(record)
-        for workload_id, measured in mine.items():
-            by_id[workload_id].know(measured)
+        if live:
+            self._imported = set[CandidateId]().union(*imported_candidates(store).values())
+        for one, measured in self.measured(store, environment_id):
+            one.know(measured)
+        workload_ids = [one.workload.workload_id for one in self.searches]
         found: dict[WorkloadId, list[str]] = {}
         for sibling in siblings(devices, devices[self._device_id].spec.family, live=live):
             if sibling == self._device_id:
                 continue
-            theirs = store.records(device_id=sibling)
-            theirs = ours(theirs, imported) if live else theirs
-            best = best_traces(theirs, by_id.keys(), PARENTS // 2)
+            best = best_traces(self._records(store, sibling), workload_ids, PARENTS // 2)
             for workload_id, traces in best.items():
                 found.setdefault(workload_id, []).extend(traces)
         self._foreign = found
+
+    def measured(self, store: StoreReader, environment_id: str) -> Iterator[tuple[Search, list[Record]]]:
+        """Give what the device has measured in an environment, search by search; none without a record."""
+        of: dict[WorkloadId, list[Record]] = {}
+        for record in self._records(store, self._device_id):
+            if record.environment_id == environment_id:
+                of.setdefault(record.workload_id, []).append(record)
+        for one in self.searches:
+            if one.workload.workload_id in of:
+                yield one, of[one.workload.workload_id]
+
+    def _records(self, store: StoreReader, device_id: DeviceId) -> Iterable[Record]:
+        records = store.records(device_id=device_id)
+        return records if self._imported is None else ours(records, self._imported)
 
     def draw(self, count: int, seed: int) -> tuple[Search, list[Candidate], str]:
         """Choose a workload and candidates of it; none where its space gives no more.
