@@ -174,8 +174,9 @@ def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None
 
 
 def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = calling("calls_usleep", "usleep", 200_000)
-    protocol = dataclasses.replace(QUICK, run_timeout_sec=5.0)
+    slow = calling("calls_usleep", "usleep", 50_000)
+    # Far more than the program takes with all its extra repeats, and less than the pause.
+    protocol = dataclasses.replace(QUICK, run_timeout_sec=4.0)
     with WorkerPool([child_settings()]) as own:
         paused: list[int] = []
         select = selectors.DefaultSelector.select
@@ -185,7 +186,7 @@ def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(monkeypatch: pytest.M
                 paused.extend(own.pids[1:])
                 for pid in paused:
                     os.kill(pid, signal.SIGSTOP)
-                time.sleep(6.0)
+                time.sleep(4.5)
                 for pid in paused:
                     os.kill(pid, signal.SIGCONT)
             return select(selector, timeout)

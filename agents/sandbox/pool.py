@@ -88,6 +88,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """End every process."""
+        if self._zygote is not None and not any(process.pid for process in self._processes):
+            self._zygote.kill_all()
         for process in list(self._processes):
             self._discard(process)
         self._end_zygote()

@@ -112,6 +112,10 @@ class Zygote:
                 self._control.send(json.dumps({"op": "kill", "token": token}).encode())
         return self.end_of(token, _DEATH_TIMEOUT_SEC)
 
+    def kill_all(self) -> None:
+        """End it and every process it forked, even while it imports TVM, or waits to, and hears nothing."""
+        self._process.kill()
+
     def end_of(self, token: int, timeout_sec: float) -> str:
         """Wait for the end of a worker process, and say how it ended."""
         deadline = time.monotonic() + timeout_sec
