@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from agents.host.own_program import leave_out_torch
 from agents.host.rpc_tracker import NotYetError, host_and_port, listing
 from agents.sandbox.zygote import die_with_parent
 
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
     parser.add_argument("--shown-as", default="", help="host name that the tracker gives to clients")
     given = parser.parse_args(arguments)
+    leave_out_torch()
     try:
         serve(given.tracker, given.key, host=given.host, port=given.port, shown_as=given.shown_as)
     except (NotYetError, RuntimeError, OSError) as error:

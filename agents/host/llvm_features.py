@@ -15,7 +15,7 @@ from typing import Any
 
 from agents.errors import AgentError
 from agents.host import cpu_features as isa
-from agents.host.own_program import command, environment
+from agents.host.own_program import command, environment, leave_out_torch
 
 # Importing TVM takes two to five seconds on an idle core; a board or a busy host needs longer.
 _TIMEOUT_SEC = 120.0
@@ -74,4 +74,5 @@ def _judge(target: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
+    leave_out_torch()
     print(json.dumps(_judge(json.load(sys.stdin))))
