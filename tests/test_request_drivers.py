@@ -5,19 +5,27 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.records import DeviceId, Record
+from fleet.config.settings import FleetConfig
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.coverage.table_summary import TableSummary
+from fleet.drivers.driver_display import DriverDisplay
+from fleet.drivers.work import Work, perform
 from fleet.engine.coordinator import Coordinator
 from fleet.errors import FleetError
+from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.channel import DriverChannel
 from fleet.requests.session import DeviceUnusableError, EngineSession
+from fleet.store.store import Store
 from tests.coordinator_fixtures import WORKLOADS, Fleet, make_fleet
+from tests.log_fixtures import autotvm, write_log
 
 ONE = DeviceId("one")
 R1 = RequestId("r1")
@@ -291,3 +299,83 @@ def test_a_second_collection_on_the_same_device_is_refused(fleet: Fleet) -> None
         coordinator.turn(0.0)
         with pytest.raises(FleetError, match="request r1 works on one already"):
             second.result(1)
+
+
+def import_logs_of(
+    log: Path, folder: Path, device: str, **changes: Any
+) -> Callable[[EngineSession], dict[str, Any]]:
+    """What the driver of an import does."""
+    arguments = {"paths": [str(log)], "device": device, **changes}
+    settings = FleetConfig.model_validate({"devices": {"folder": str(folder)}})
+    folder.mkdir(exist_ok=True)
+    work = Work(
+        kind=RequestKind.IMPORT,
+        arguments=arguments,
+        minutes=None,
+        settings=settings,
+        models=folder,
+        folder=folder,
+    )
+    return lambda session: perform(work, session, DriverDisplay(session))
+
+
+def import_request(**arguments: Any) -> Request:
+    return Request(request_id=R1, kind=RequestKind.IMPORT, arguments=arguments)
+
+
+@pytest.mark.parametrize("device", ["board-7", "one"])
+def test_an_import_beside_a_coordinator_leaves_the_store_as_one_without_it(
+    fleet: Fleet, tmp_path: Path, device: str
+) -> None:
+    log = write_log(tmp_path / "log.json", [autotvm(n) for n in range(40)] + ["no record"])
+    fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", device))
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(import_request(paths=[str(log)], device=device))
+        ended = run_to_end(fleet, coordinator)
+    assert ended["state"] == "succeeded", ended["reason"]
+    assert (ended["result"]["imported"], ended["result"]["unaccounted_lines"]) == (40, 0)
+    assert list((tmp_path / "driver").glob("*")) == []
+    with Store.open(tmp_path / "alone") as alone:
+        report = import_logs(alone, ImportRequest(paths=(log,), device_id=device))
+        wanted = {one.record_id for one in alone.records(device_id=DeviceId(device))}
+        workloads = alone.workloads()
+    assert report.imported == 40
+    with Store.open(fleet.folder / "store") as store:
+        found = {one.record_id for one in store.records(device_id=DeviceId(device))}
+        assert wanted == found
+        assert workloads.keys() <= store.workloads().keys()
+        # What was counted while it ran is what the next start counts.
+        assert TableSummary.open(store).counts[DeviceId(device)].imported == 40
+    # The same once more adds nothing.
+    fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", device, again=True))
+    with fleet.coordinator() as (coordinator, _):
+        again = import_request(paths=[str(log)], device=device, again=True)
+        coordinator.desk.submit(replace(again, request_id=RequestId("r2")))
+        ended = run_to_end(fleet, coordinator, "r2")
+    assert (ended["result"]["imported"], ended["result"]["duplicates"]) == (0, 40)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"paths": [], "device": "board"}, "paths: list should have at least 1 item"),
+        ({"paths": ["logs"], "device": "board"}, "paths.0: string should match pattern"),
+        ({"paths": ["/logs"]}, "device: field required"),
+        ({"paths": ["/logs"], "device": "board", "dialect": 3}, "dialect: input should be a valid string"),
+    ],
+)
+def test_an_import_of_nothing_is_refused(fleet: Fleet, arguments: dict[str, Any], words: str) -> None:
+    with fleet.coordinator() as (coordinator, _):
+        answer = coordinator.desk.submit(import_request(**arguments))
+        Fleet.turn_until(coordinator, lambda _: answer.done())
+    assert words in str(answer.exception())
+
+
+def test_an_import_that_cannot_be_read_ends_with_one_reason(fleet: Fleet, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    fleet.launch = Drivers(fleet, import_logs_of(missing, tmp_path / "driver", "board-7"))
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(import_request(paths=[str(missing)], device="board-7"))
+        ended = run_to_end(fleet, coordinator)
+    assert ended["state"] == "failed"
+    assert str(missing) in ended["reason"]

@@ -28,6 +28,8 @@ MinutesOption = Annotated[
     float | None, typer.Option("--minutes", min=0.1, help="Begin nothing new after so many minutes.")
 ]
 
+NOBODY_TO_DETACH_TO = "--detach leaves it to a daemon, but none runs on this store; `fleet up` starts one"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -103,7 +105,7 @@ def do_request(
         result: dict[str, Any] = ended["result"]
         return result
     if options.is_detached:
-        raise FleetError("--detach leaves it to a daemon, but none runs on this store; `fleet up` starts one")
+        raise FleetError(NOBODY_TO_DETACH_TO)
     return _embedded(settings, kind, given, options)
 
 
@@ -152,6 +154,7 @@ def _writer(store: Path) -> int | None:
 
 
 __all__ = [
+    "NOBODY_TO_DETACH_TO",
     "AddressOption",
     "DetachOption",
     "EngineOptions",

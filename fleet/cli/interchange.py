@@ -6,19 +6,22 @@ came of it, as one JSON value with `--json`. Loads nothing heavy before a verb r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli.engine import NOBODY_TO_DETACH_TO, DetachOption, daemon_of
 from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.cli.requests import finish, run_request
+from fleet.core.request_words import RequestKind
+from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:
-    from fleet.collection.progress import TerminalDisplay
-    from fleet.interchange.import_report import ImportReport
+    from fleet.interchange.import_logs import FoundLogs, ImportRequest
 
 _Store = Annotated[Path | None, typer.Option("--store", help="Folder of the store (store.path).")]
 _Folder = Annotated[
@@ -45,6 +48,7 @@ def import_(
     again: Annotated[
         bool, typer.Option("--again", help="Read files again that were imported before.")
     ] = False,
+    is_detached: DetachOption = False,
     store: _Store = None,
     folder: _Folder = None,
     config: ConfigOption = None,
@@ -57,11 +61,8 @@ def import_(
 
     Example: fleet import logs/board-7 --device board-7
     """
-    from fleet.collection.progress import TerminalDisplay
     from fleet.config.settings import load_fleet
-    from fleet.interchange.import_logs import DIALECTS, ImportRequest, check_request, import_logs
-    from fleet.store.store import Store
-    from fleet.terminal_console import TerminalConsole
+    from fleet.interchange.import_logs import DIALECTS, ImportRequest, check_request
 
     if dialect not in DIALECTS:
         raise typer.BadParameter(f"--dialect {dialect}: expected {', '.join(DIALECTS)}")
@@ -75,72 +76,75 @@ def import_(
         devices_folder=Path(settings.devices.folder),
         again=again,
     )
-    console = TerminalConsole(stderr=as_json)
-    display = TerminalDisplay(console)
     found = check_request(request)
-    with Store.open(settings.store.path) as opened, display.live():
-        report = import_logs(opened, request, _kilobytes(display), found)
-        display.finish()
+    daemon = daemon_of(settings)
+    if daemon is None:
+        if is_detached:
+            raise FleetError(NOBODY_TO_DETACH_TO)
+        report = _import_here(settings.store.path, request, found, as_json=as_json)
+    else:
+        asked: dict[str, Any] = {"network": network, "again": again}
+        asked |= {"paths": [str(path.absolute()) for path in paths], "device": device, "dialect": dialect}
+        ended = run_request(daemon, RequestKind.IMPORT.value, asked, is_detached=is_detached)
+        if is_detached:
+            return
+        finish(ended, is_printed=False)
+        report = ended["result"]
     if as_json:
-        print_json(report.to_json())
+        print_json(report)
     else:
         _print_import(report, settings.store.path)
 
 
-def _kilobytes(display: TerminalDisplay) -> Callable[[int, int, str], None]:
-    """Progress in kilobytes of the files: how many lines they hold is known at the end only."""
-    told: list[int] = []
+def _import_here(path: str, request: ImportRequest, found: FoundLogs, *, as_json: bool) -> dict[str, Any]:
+    from fleet.collection.progress import TerminalDisplay, kilobytes
+    from fleet.interchange.import_logs import import_logs
+    from fleet.store.store import Store
+    from fleet.terminal_console import TerminalConsole
 
-    def watch(read: int, total: int, note: str) -> None:
-        if not told:
-            display.phase("Reading (KB)", max(1, total // 1000))
-            told.append(0)
-        display.step(read // 1000 - told[0], note)
-        told[0] = read // 1000
-
-    return watch
+    display = TerminalDisplay(TerminalConsole(stderr=as_json))
+    with Store.open(path) as opened, display.live():
+        report = import_logs(opened, request, kilobytes(display), found)
+        display.finish()
+    return report.to_json()
 
 
-def _print_import(report: ImportReport, store: str) -> None:
+def _print_import(report: Mapping[str, Any], store: str) -> None:
     from fleet.interchange.import_report import NO_MEASUREMENTS
 
-    seconds = f"{report.seconds:.1f} s"
-    if report.seconds:
-        seconds += f", {report.counts.lines / report.seconds:,.0f} lines/s"
-    rows = [("lines", f"{report.counts.lines:,}", f"{report.files} files, {seconds}")]
-    rows.append(("imported", f"{report.imported:,}", "new records"))
-    known = f", {report.files_known} files were imported before" if report.files_known else ""
-    rows.append(("duplicates", f"{report.duplicates:,}", f"the store has them{known}"))
-    reasons = sorted(report.counts.rejected.items(), key=lambda item: (-item[1], item[0]))
+    seconds = f"{report['seconds']:.1f} s"
+    if report["lines_per_s"]:
+        seconds += f", {report['lines_per_s']:,.0f} lines/s"
+    rows = [("lines", f"{report['lines']:,}", f"{report['files']} files, {seconds}")]
+    rows.append(("imported", f"{report['imported']:,}", "new records"))
+    known = f", {report['files_known']} files were imported before" if report["files_known"] else ""
+    rows.append(("duplicates", f"{report['duplicates']:,}", f"the store has them{known}"))
+    reasons = sorted(report["rejected_by_reason"].items(), key=lambda item: (-item[1], item[0]))
     for reason, count in reasons:
         rows.append(("not meant" if reason in NO_MEASUREMENTS else "rejected", f"{count:,}", reason))
-    print_rows((f"device {report.device_id}", "", ""), rows)
+    print_rows((f"device {report['device']}", "", ""), rows)
     for reason, _ in reasons:
-        if reason in report.examples and reason not in NO_MEASUREMENTS:
-            say(f"first {reason}: {report.examples[reason]}")
-    say(f"measurements: {_joined(report.counts.dialects) or 'none'}")
-    say(f"outcomes: {_joined(report.counts.outcomes) or 'none'}")
-    if report.networks:
-        say(f"networks: {', '.join(sorted(report.networks))}")
-    if report.described_by:
+        if reason in report["first_examples"] and reason not in NO_MEASUREMENTS:
+            say(f"first {reason}: {report['first_examples'][reason]}")
+    say(f"measurements: {_joined(report['dialects']) or 'none'}")
+    say(f"outcomes: {_joined(report['outcomes']) or 'none'}")
+    if report["networks"]:
+        say(f"networks: {', '.join(report['networks'])}")
+    if report["described_by"]:
         say(
-            f"workloads: {report.workloads:,} new; device described by {report.described_by}"
-            f" ({', '.join(sorted(report.targets))})"
+            f"workloads: {report['workloads_new']:,} new; device described by {report['described_by']}"
+            f" ({', '.join(report['targets'])})"
         )
-    for path, damage in report.damaged.items():
+    for path, damage in report["damaged"].items():
         say(f"damaged: {path}: {damage}; what came before the damage was imported")
-    if report.files_skipped:
-        say(f"not logs: {', '.join(path.name for path in report.files_skipped[:5])}{_more(report)}")
-    say(f"store {store}, table version {report.table_version}")
+    if skipped := report["files_skipped"]:
+        rest = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+        say(f"not logs: {', '.join(Path(path).name for path in skipped[:5])}{rest}")
+    say(f"store {store}, table version {report['table_version']}")
 
 
 def _joined(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def _more(report: ImportReport) -> str:
-    rest = len(report.files_skipped) - 5
-    return f" and {rest} more" if rest > 0 else ""
 
 
 def export(

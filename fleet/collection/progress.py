@@ -6,7 +6,7 @@ Implements `fleet.collection.settings.Display`; knows nothing of stores, agents 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -22,6 +22,7 @@ from rich.progress import (
 )
 
 from agents.records import REPEATS, DeviceId, Outcome, Record, Workload
+from fleet.collection.settings import Display
 
 #: Pause between plain lines: often enough to see life in a log, seldom enough not to flood it.
 _PLAIN_EVERY_SECS = 20.0
@@ -141,3 +142,17 @@ class TerminalDisplay:
         seconds = time.monotonic() - self._began
         rate = f"{self._done / seconds:.1f}/s" if seconds > 0 else ""
         self.say(f"{self._phase}: {self._done}/{self._total} in {seconds:.0f} s ({rate}) {note}".rstrip())
+
+
+def kilobytes(display: Display) -> Callable[[int, int, str], None]:
+    """Show an import in kilobytes of the files: how many lines they hold is known at the end only."""
+    shown: list[int] = []
+
+    def watch(read: int, total: int, note: str) -> None:
+        if not shown:
+            display.phase("Reading (KB)", max(1, total // 1000))
+            shown.append(0)
+        display.step(read // 1000 - shown[0], note)
+        shown[0] = read // 1000
+
+    return watch

@@ -26,10 +26,12 @@ class RequestKind(StrEnum):
     ONBOARDING = "onboarding"
     #: A search for fast programs on a device.
     TUNING = "tuning"
+    #: Logs of other tools, read into the store; nothing is measured.
+    IMPORT = "import"
 
     @property
     def has_driver(self) -> bool:
-        """Whether a driver, in a process of its own, decides what the engine measures for it."""
+        """Whether a driver does it: a process of its own that decides what is measured, or reads logs."""
         return self is not RequestKind.TRAINING
 
     @property
@@ -73,7 +75,7 @@ class Request:
     @property
     def device_ids(self) -> frozenset[DeviceId]:
         """The devices that its driver measures on."""
-        if not self.kind.has_driver:
+        if not self.kind.has_driver or self.kind is RequestKind.IMPORT:
             return frozenset()
         named = self.arguments.get("devices") or [self.arguments.get("device", "")]
         return frozenset(map(DeviceId, named))

@@ -14,6 +14,8 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+import pyarrow as pa
+
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from fleet.coverage.coverage_rows import COLUMNS, take_rows
 from fleet.coverage.matrix import BEST, MAX_LOSSES, Matrix, Row, Space
@@ -106,6 +108,10 @@ class Coverage:
         row = self._of(device_id)
         row.losses.clear()
         row.given_up.clear()
+
+    def add_rows(self, batches: Iterable[tuple[DeviceId, pa.RecordBatch]]) -> None:
+        """Take in rows that the store has kept now, with the columns of `coverage_rows.COLUMNS`."""
+        take_rows(self._matrix, self._families, self._wanted, batches)
 
     def add(self, records: Iterable[Record]) -> None:
         """Take in records that the store has kept now."""

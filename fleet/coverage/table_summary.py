@@ -79,6 +79,12 @@ class Counts:
         self.ok += ok
         self.last_at = max(self.last_at, last_at)
 
+    def add_rows(self, batch: pa.RecordBatch) -> None:
+        """Count rows with `COLUMNS`, those that came with a log among them."""
+        ok = pc.sum(pc.equal(batch.column("outcome"), Outcome.OK.value)).as_py()
+        self.add(batch.num_rows, ok, pc.max(batch.column("measured_at")).as_py())
+        self.imported += pc.sum(pc.equal(batch.column("origin"), IMPORTED)).as_py()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
@@ -257,10 +263,7 @@ class TableSummary:
 
     def _count(self, batches: Iterable[tuple[DeviceId, pa.RecordBatch]]) -> None:
         for device_id, batch in batches:
-            ok = pc.sum(pc.equal(batch.column("outcome"), Outcome.OK.value)).as_py()
-            counts = self.counts.setdefault(device_id, Counts())
-            counts.add(batch.num_rows, ok, pc.max(batch.column("measured_at")).as_py())
-            counts.imported += pc.sum(pc.equal(batch.column("origin"), IMPORTED)).as_py()
+            self.counts.setdefault(device_id, Counts()).add_rows(batch)
 
     def _forget(self) -> None:
         self.counts, self.parts = {}, None

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         minutes=value["minutes"],
         settings=settings,
         models=Path(value["models"]),
+        folder=path.parent,
     )
     try:
         result = perform(work, session, DriverDisplay(session))

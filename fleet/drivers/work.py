@@ -17,6 +17,7 @@ from fleet.core.request_words import RequestKind
 from fleet.requests.arguments import (
     Arguments,
     CollectionArguments,
+    ImportArguments,
     OnboardingArguments,
     TuningArguments,
     devices_of,
@@ -40,6 +41,8 @@ class Work:
     settings: FleetConfig
     #: Folder of the model versions.
     models: Path
+    #: Of the driver's own; None inside of a command.
+    folder: Path | None = None
 
 
 def perform(work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
@@ -52,6 +55,8 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
         FleetError, AgentError, TransferError: It cannot be done; what was measured is stored.
     """
     arguments = read_arguments(work.kind, work.arguments)
+    if isinstance(arguments, ImportArguments):
+        return _import(work, arguments, session, display)
     settings = _with_arguments(work.settings, arguments)
     names = [DeviceId(one) for one in devices_of(arguments)]
     display.phase("wait", 0)
@@ -88,6 +93,29 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
                 minutes=work.minutes,
             )
             return tune_device(session, settings, specs[names[0]], options, display)
+
+
+def _import(
+    work: Work, arguments: ImportArguments, session: EngineSession, display: Display
+) -> dict[str, Any]:
+    from fleet.collection.progress import kilobytes
+    from fleet.interchange.import_logs import ImportRequest, import_logs
+    from fleet.requests.store_proxy import StoreProxy
+
+    assert work.folder is not None
+    request = ImportRequest(
+        paths=tuple(map(Path, arguments.paths)),
+        device_id=arguments.device,
+        dialect=arguments.dialect,
+        network=arguments.network,
+        devices_folder=Path(work.settings.devices.folder),
+        again=arguments.again,
+    )
+    store = StoreProxy(session, work.folder)
+    report = import_logs(store, request, kilobytes(display))
+    display.finish()
+    store.finish()
+    return report.to_json()
 
 
 def _with_arguments(settings: FleetConfig, arguments: Arguments) -> FleetConfig:

@@ -14,6 +14,7 @@ from fleet.coverage.table_summary import Saving
 from fleet.engine.announcements import announce_event, announce_instruction
 from fleet.engine.composition import Composition, Drawn
 from fleet.engine.lease_searches import LeaseSearch, LeaseSearches
+from fleet.engine.record_imports import ClaimsAsked
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
 from fleet.planner.noise_runs import NoisePlan
@@ -136,6 +137,8 @@ class EffectRunner:
             case Drawn() as drawn:
                 candidates, version = answer.value or (drawn.candidates, "")
                 parts.feeder.ranked(drawn.device_id, drawn.request_id, candidates, version)
+            case ClaimsAsked():
+                parts.imports.add(answer.value or {})
             case ImportedAsked() as imported:
                 traces = list((answer.value or {}).values())
                 parts.feeder.found_imported(imported.device_id, imported.request_id, traces)

@@ -1,8 +1,8 @@
 """The coordinator's side of the drivers of requests: starts them, does what they ask for, notes their ends.
 
-A driver is a process that decides what is measured for one request (`fleet.requests.session` is its side).
-What it asks for becomes questions to agents and jobs like any others: with leases, journalled, stored by the
-same hands. Nothing here waits.
+A driver is a process that decides what is measured for one request, or reads logs for it
+(`fleet.requests.session` is its side). What it asks for becomes questions to agents, and jobs like others:
+with leases, journalled, stored by the same hands. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+import pyarrow as pa
 
 from agents.codec import record_to_json
 from agents.device.messages import (
@@ -22,6 +24,7 @@ from agents.device.messages import (
     ProposeRequest,
     WorkloadsListed,
 )
+from agents.errors import AgentError
 from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
 from agents.trust import is_live
 from fleet.collection.batch_plan import BATCH_SIZE
@@ -29,6 +32,7 @@ from fleet.core import events as ev
 from fleet.core.events import DeviceState, JobId, JobState
 from fleet.core.request_words import Request, RequestId
 from fleet.engine.composition import Composition
+from fleet.engine.record_imports import OPS, take_import
 from fleet.errors import FleetError, StoreFull
 from fleet.requests.channel import ChannelClosedError, DriverChannel
 
@@ -263,6 +267,13 @@ class RequestDrivers:
                 self._answer(key, error=str(error))
             else:
                 self._answer(key, value=True)
+        elif op in OPS:
+            try:
+                self._answer(key, value=take_import(parts, message))
+            except (FleetError, AgentError, OSError, pa.ArrowInvalid) as error:
+                if isinstance(error, StoreFull):
+                    parts.disk.full(error)
+                self._answer(key, error=str(error))
         elif op == "measure":
             self._measure(key, question)
         else:

@@ -6,16 +6,45 @@ Called by `fleet.interchange.import_logs`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
-from agents.records import DeviceId, Family
+import pyarrow as pa
+
+from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload
 from fleet.config.device_files import load_device
 from fleet.errors import FleetError
 from fleet.interchange.logs.targets import Machine, device_from_log
-from fleet.store.store import Store
+from fleet.store.catalog import DeviceEntry
+from fleet.store.results import AppendResult
 
 # As in device files: an id names a file, a table partition, a Ray resource and a head of the model.
 _DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+class ImportTarget(Protocol):
+    """What an import writes to (`fleet.store.store.Store`, `fleet.requests.store_proxy.StoreProxy`)."""
+
+    @property
+    def path(self) -> Path:
+        """Folder of the store."""
+
+    @property
+    def version(self) -> int:
+        """Version of its table."""
+
+    def devices(self) -> Mapping[DeviceId, DeviceEntry]:
+        """What it knows of devices."""
+
+    def put_device(self, spec: DeviceSpec, descriptor: Descriptor | None = None) -> bool:
+        """Keep what a device is."""
+
+    def put_workloads(self, workloads: Iterable[Workload]) -> int:
+        """Keep workloads, not as our own; returns how many are new."""
+
+    def append_table(self, device_id: str, table: pa.Table) -> AppendResult:
+        """Keep rows of a device."""
 
 
 def check_device_id(device_id: str) -> DeviceId:
@@ -36,7 +65,7 @@ def _suggested(device_id: str) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", device_id.lower()).strip("-_")[:64] or "board-1"
 
 
-def family_of(store: Store, folder: Path, device_id: DeviceId) -> Family | None:
+def family_of(store: ImportTarget, folder: Path, device_id: DeviceId) -> Family | None:
     """Family of a device that the store or the device files know; None for a new one.
 
     Raises:
@@ -50,11 +79,11 @@ def family_of(store: Store, folder: Path, device_id: DeviceId) -> Family | None:
     return None
 
 
-def keep_device(store: Store, folder: Path, device_id: DeviceId, machine: Machine) -> str:
+def keep_device(store: ImportTarget, folder: Path, device_id: DeviceId, machine: Machine) -> str:
     """Make sure that the store knows the device.
 
     Args:
-        store: The store.
+        store: Where the import goes.
         folder: Of the device files.
         device_id: The device.
         machine: What the first line says, for a device that is described nowhere else.
@@ -73,4 +102,4 @@ def keep_device(store: Store, folder: Path, device_id: DeviceId, machine: Machin
     return "the logs"
 
 
-__all__ = ["check_device_id", "family_of", "keep_device"]
+__all__ = ["ImportTarget", "check_device_id", "family_of", "keep_device"]

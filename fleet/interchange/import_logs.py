@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from agents.records import DeviceId, Family, Workload
 from fleet.errors import FleetError
-from fleet.interchange.import_device import check_device_id, family_of, keep_device
+from fleet.interchange.import_device import ImportTarget, check_device_id, family_of, keep_device
 from fleet.interchange.import_files import LogFile, find_logs, is_network, workload_file
 from fleet.interchange.import_journal import FileState, ImportJournal
 from fleet.interchange.import_report import BLANK, COMMENT, WORKLOAD_LINE, ImportReport, LineCounts
@@ -31,7 +31,6 @@ from fleet.interchange.logs.meta_schedule import (
     is_workload_line,
     read_workload_lines,
 )
-from fleet.store.store import Store
 from fleet.terminal_text import visible
 
 #: Dialects by name; `auto` takes each line for what it looks like.
@@ -132,14 +131,14 @@ def check_request(request: ImportRequest) -> FoundLogs:
 
 
 def import_logs(
-    store: Store, request: ImportRequest, watch: Watch | None = None, found: FoundLogs | None = None
+    store: ImportTarget, request: ImportRequest, watch: Watch | None = None, found: FoundLogs | None = None
 ) -> ImportReport:
     """Import files into an open store.
 
     Durable in batches as it goes on; after a kill the same call goes on, and a second call adds nothing.
 
     Args:
-        store: Where records go.
+        store: Where records go: an open store, or the way into that of a daemon.
         request: What to import.
         watch: Told of the progress.
         found: What `check_request` said, if it was asked already.
@@ -163,7 +162,7 @@ def import_logs(
 class _Import:
     """The state of one import."""
 
-    def __init__(self, store: Store, request: ImportRequest, watch: Watch | None) -> None:
+    def __init__(self, store: ImportTarget, request: ImportRequest, watch: Watch | None) -> None:
         self._store = store
         self._request = request
         self._watch = watch

@@ -2,7 +2,7 @@
 
 `fleet.planner.job_planner` takes some when a device has room for known candidates. They are never planned,
 and their traces go to agents only to be derived from (`agents.programs.derivation`); what comes back is a
-candidate of our own like any other. Made from the store at the start: logs come in while no daemon runs.
+candidate of our own like any other. Made from the store at the start, and again after each import.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class ImportedCandidates:
     def __init__(self, families: Mapping[str, Family]) -> None:
         self._families = families
         self._waiting: dict[tuple[str, WorkloadId], deque[CandidateId]] = {}
+        #: All that ever waited.
+        self._offered: dict[tuple[str, WorkloadId], set[CandidateId]] = {}
         self.refused: Counter[str] = Counter()
 
     def load(
@@ -47,12 +49,30 @@ class ImportedCandidates:
             device_ids: Devices that have records which came with a log.
         """
         self._waiting.clear()
+        self._offered.clear()
         barred = imported_candidates(reader, wanted, device_ids) if self._families else {}
-        for name, family in self._families.items():
+        for name in self._families:
             for workload_id in barred:
                 coverage.bar(name, workload_id, barred[workload_id])
-            for workload_id, candidate_ids in claims(reader, family, wanted, device_ids).items():
-                self._waiting[name, workload_id] = deque(candidate_ids)
+        self.add(self.claims(reader, wanted, device_ids))
+
+    def claims(
+        self, reader: StoreReader, wanted: Collection[WorkloadId], device_ids: Collection[DeviceId]
+    ) -> dict[tuple[str, WorkloadId], list[CandidateId]]:
+        """Find the candidates in a store; any thread may ask. Arguments as of `load`."""
+        return {
+            (name, workload_id): list(candidate_ids)
+            for name, family in self._families.items()
+            for workload_id, candidate_ids in claims(reader, family, wanted, device_ids).items()
+        }
+
+    def add(self, found: Mapping[tuple[str, WorkloadId], Iterable[CandidateId]]) -> None:
+        """Have the candidates wait that did not wait before."""
+        for key, candidate_ids in found.items():
+            offered = self._offered.setdefault(key, set())
+            fresh = [one for one in candidate_ids if one not in offered]
+            offered.update(fresh)
+            self._waiting.setdefault(key, deque()).extend(fresh)
 
     def count(self, name: str, workload_id: WorkloadId) -> int:
         """How many of a workload wait."""

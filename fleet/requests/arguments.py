@@ -65,12 +65,27 @@ class TuningArguments(_Arguments):
     out: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
 
 
-Arguments = CollectionArguments | OnboardingArguments | TuningArguments
+class ImportArguments(_Arguments):
+    """Logs of other tools, on the coordinator's host."""
+
+    #: Absolute paths of files and folders.
+    paths: Annotated[list[Annotated[str, Field(pattern="^/", max_length=4000)]], Field(min_length=1)]
+    #: Device that measured them; it need not be one of the fleet.
+    device: _Name
+    dialect: _Name = "auto"
+    #: Network of all files; empty: told by the layout of the folders.
+    network: Annotated[str, Field(max_length=200)] = ""
+    #: Read files again that an earlier import had read to their end.
+    again: bool = False
+
+
+Arguments = CollectionArguments | OnboardingArguments | TuningArguments | ImportArguments
 
 _KINDS: Final[Mapping[RequestKind, type[Arguments]]] = {
     RequestKind.COLLECTION: CollectionArguments,
     RequestKind.ONBOARDING: OnboardingArguments,
     RequestKind.TUNING: TuningArguments,
+    RequestKind.IMPORT: ImportArguments,
 }
 
 
@@ -94,14 +109,21 @@ def read_arguments(kind: RequestKind, values: Mapping[str, Any]) -> Arguments:
 
 
 def devices_of(arguments: Arguments) -> list[str]:
-    """The devices that a request names; none where it is for all."""
-    return arguments.devices if isinstance(arguments, CollectionArguments) else [arguments.device]
+    """The devices that a request measures on; none where it is for all, or measures nothing."""
+    match arguments:
+        case CollectionArguments(devices=devices):
+            return devices
+        case ImportArguments():
+            return []
+        case _:
+            return [arguments.device]
 
 
 __all__ = [
     "Arguments",
     "ArgumentsError",
     "CollectionArguments",
+    "ImportArguments",
     "OnboardingArguments",
     "TuningArguments",
     "devices_of",

@@ -15,7 +15,7 @@ from typing import Any
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import family_of
 from fleet.errors import FleetError
-from fleet.requests.arguments import ArgumentsError, devices_of, read_arguments
+from fleet.requests.arguments import ArgumentsError, ImportArguments, devices_of, read_arguments
 
 #: Longest body that holds a request.
 MOST_BYTES = 64 << 10
@@ -115,6 +115,10 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
         arguments = read_arguments(kind, request.arguments)
     except ArgumentsError as error:
         raise RequestRefused(str(error)) from None
+    if isinstance(arguments, ImportArguments):
+        return _checked_import(
+            replace(request, arguments=arguments.model_dump(exclude_unset=True)), open_requests
+        )
     named = devices_of(arguments)
     if unknown := [one for one in named if one not in fleet.devices]:
         raise RequestRefused(
@@ -134,6 +138,18 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
     if kind is RequestKind.COLLECTION:
         values["devices"] = sorted(mine)
     return replace(request, arguments=values)
+
+
+def _checked_import(request: Request, open_requests: Iterable[Request]) -> Request:
+    """Check an import: no other one reads logs of the same device. Its files are looked at by its driver."""
+    device = request.arguments["device"]
+    for other in open_requests:
+        if other.kind is RequestKind.IMPORT and other.arguments["device"] == device:
+            raise RequestConflict(
+                f"import: request {other.request_id} reads logs of {device} already; follow it (fleet "
+                f"requests follow {other.request_id}) or cancel it"
+            )
+    return request
 
 
 def _training(arguments: Mapping[str, Any], families: Mapping[str, str]) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +17,8 @@ class AppendResult:
     duplicates: int
     #: Version of the table that holds all of them.
     table_version: int
+    #: Rows that are new, by device.
+    rows: Mapping[str, pa.Table] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,7 +201,9 @@ class Store(TableWriter):
                 fresh[name] = table if len(rows) == table.num_rows else table.take(rows)
         self._keep(fresh, seen)
         given = sum(table.num_rows for table in tables.values())
-        return AppendResult(appended=len(seen), duplicates=given - len(seen), table_version=self.version)
+        return AppendResult(
+            appended=len(seen), duplicates=given - len(seen), table_version=self.version, rows=fresh
+        )
 
     def known(self, record_ids: Sequence[str]) -> list[bool]:
         """Say of each id whether the table has a record with it.

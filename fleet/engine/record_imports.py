@@ -1,0 +1,84 @@
+"""Logs that a driver reads come into the store of a running coordinator: workloads, a device, rows.
+
+`fleet.engine.request_drivers` calls it for what `fleet.requests.store_proxy` asks. The driver has read and
+checked the logs (`fleet.interchange.import_logs`); rows and workloads come as files in its own folder, each
+durable in the store before its answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from agents.codec import device_from_json, workload_from_json
+from agents.records import DeviceId
+from fleet.core import events as ev
+from fleet.coverage.coverage_rows import COLUMNS
+from fleet.coverage.table_summary import Counts
+
+if TYPE_CHECKING:
+    from fleet.engine.composition import Composition
+
+#: What a driver may ask for.
+OPS: Final = frozenset({"import_workloads", "import_device", "import_rows", "import_end"})
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsAsked:
+    """Stands for a search for imported candidates that live devices may derive from."""
+
+
+def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
+    """Do what the driver of an import asks for.
+
+    Returns:
+        The answer, JSON-ready.
+
+    Raises:
+        StoreFull: No room; what was taken in before stays.
+        StoreError: What came is nothing that the store can keep, or the disk failed.
+    """
+    match question["op"]:
+        case "import_workloads":
+            lines = Path(question["file"]).read_text().splitlines()
+            return parts.store.put_workloads(workload_from_json(json.loads(one)) for one in lines)
+        case "import_device":
+            return parts.store.put_device(*device_from_json(question["spec"], question["descriptor"]))
+        case "import_rows":
+            return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
+        case _:
+            devices = parts.summary.imported_devices
+            wanted = parts.coverage.wanted
+            parts.thread.ask(ClaimsAsked(), lambda reader: parts.imports.claims(reader, wanted, devices))
+            return True
+
+
+def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str, int]:
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all()
+        # A row that waits on its way into the table would come twice.
+        parts.intake.flush()
+        done = parts.store.append_table(device_id, table)
+        counts = parts.storing.counts.setdefault(device_id, Counts())
+        before = counts.records, counts.ok
+        for name, rows in done.rows.items():
+            for batch in _batches(rows):
+                parts.coverage.add_rows([(DeviceId(name), batch)])
+                counts.add_rows(batch)
+    if device_id in parts.roster.specs and done.appended:
+        fresh, ok = counts.records - before[0], counts.ok - before[1]
+        told = ev.RecordsStored(at_secs=parts.clock(), device_id=device_id, count=fresh, ok=ok)
+        parts.chronicle.tell(told)
+    return {"appended": done.appended, "duplicates": done.duplicates, "table_version": done.table_version}
+
+
+def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    yield from rows.select(list(COLUMNS)).combine_chunks().to_batches()
+
+
+__all__ = ["OPS", "ClaimsAsked", "take_import"]

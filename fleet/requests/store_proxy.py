@@ -1,0 +1,78 @@
+"""The store of a running coordinator, as an import inside of a driver writes to it.
+
+Has of `fleet.store.store.Store` what `fleet.interchange.import_logs` needs. The coordinator alone writes
+(`fleet.engine.record_imports`): rows and workloads go to it as files, which are deleted after its answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_dict
+from fleet.durable import disk_errors
+from fleet.requests.session import EngineSession
+from fleet.store.catalog import DeviceEntry
+from fleet.store.results import AppendResult
+
+
+class StoreProxy:
+    """A way into the store.
+
+    Args:
+        session: To the coordinator.
+        folder: Of the driver's own.
+    """
+
+    def __init__(self, session: EngineSession, folder: Path) -> None:
+        self._session, self._folder = session, folder
+        reader = session.store()
+        self._devices: dict[DeviceId, DeviceEntry] = dict(reader.devices())
+        #: Folder of the store, and version of its table after the last answer.
+        self.path, self.version = reader.path, reader.version
+
+    def devices(self) -> Mapping[DeviceId, DeviceEntry]:
+        """What the store knows of devices."""
+        return self._devices
+
+    def put_device(self, spec: DeviceSpec, descriptor: Descriptor | None = None) -> bool:
+        """See `fleet.store.store.Store.put_device`."""
+        told = None if descriptor is None else as_json_dict(descriptor)
+        question = {"op": "import_device", "spec": as_json_dict(spec), "descriptor": told}
+        return bool(self._session.ask(question).result())
+
+    def put_workloads(self, workloads: Iterable[Workload]) -> int:
+        """See `fleet.store.store.Store.put_workloads`; not as our own."""
+        lines = [json.dumps(as_json_dict(one)) for one in workloads]
+        if not lines:
+            return 0
+        path = self._folder / "workloads.jsonl"
+        with disk_errors("handing on workloads", path):
+            path.write_text("\n".join(lines))
+        return int(self._ask(path, {"op": "import_workloads"}))
+
+    def append_table(self, device_id: str, table: pa.Table) -> AppendResult:
+        """See `fleet.store.store.Store.append_table`."""
+        path = self._folder / "rows.arrow"
+        with disk_errors("handing on records", path), pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+        done = AppendResult(**self._ask(path, {"op": "import_rows", "of": device_id}))
+        self.version = done.table_version
+        return done
+
+    def finish(self) -> None:
+        """Have the coordinator look at what came."""
+        self._session.ask({"op": "import_end"}).result()
+
+    def _ask(self, path: Path, question: dict[str, Any]) -> Any:
+        try:
+            return self._session.ask({**question, "file": str(path)}).result()
+        finally:
+            path.unlink(missing_ok=True)
+
+
+__all__ = ["StoreProxy"]
