@@ -2,10 +2,10 @@
 
 Two network namespaces of this machine are the hosts (`benchmarks.hosts_network`): each has an address of its
 own, a Ray node and a real device, a profile of this machine's CPU. The coordinator runs on the near one. Both
-collect; then the link between them is down for a while and comes back; the far host's Ray node is killed, and
-the near host's with the head of the cluster. A killed node is started again after 2 s, as systemd would, and
-so is `fleet up` where it ends, with the same command. What was stored and spooled is watched from outside,
-and `benchmarks.chaos_history.check` judges it at the end.
+collect; then the link between them is down for a while and comes back. The far device is onboarded and tuned.
+The far host's Ray node is killed, and the near host's with the head of the cluster. A killed node is started
+again after 2 s, as systemd would, and so is `fleet up` where it ends, with the same command. What was stored
+and spooled is watched from outside, and `benchmarks.chaos_history.check` judges it at the end.
 
 Exit code 1 if anything was lost, stored twice or unaccounted for, or did not come back; the folder of such a
 run is kept and named. Where two hosts cannot be made, the JSON says why in `skipped`, and the exit code is 0.
@@ -30,6 +30,9 @@ from benchmarks.hosts_network import TwoHosts, why_not
 PARTITION_SECS, SHORT_PARTITION_SECS = 60.0, 10.0
 #: Records of each device before anything happens.
 _RECORDS = 8
+#: Candidates that the far device measures for a head, and in a search.
+_SAMPLES, _TRIALS = 16, 8
+_VERB_SECS = 300.0
 
 
 class Story:
@@ -54,6 +57,20 @@ class Story:
         devices = (NEAR_DEVICE, FAR_DEVICE)
         fleet.until(lambda: all(witness.count(one) >= _RECORDS for one in devices), "records of both hosts")
         self.found["collected_secs"] = round(time.monotonic() - began, 1)
+
+    def use_far_host(self) -> None:
+        """A head for the device of the far host, from a few samples, and a search on it."""
+        fleet, began = self._fleet, time.monotonic()
+        samples, strategy = ("--samples", str(_SAMPLES)), ("--strategy", "nearest", "--epochs", "4")
+        made = fleet.verb("onboard", FAR_DEVICE, *samples, *strategy, timeout_secs=_VERB_SECS)
+        onboarded = time.monotonic()
+        found = fleet.verb("tune", FAR_DEVICE, "--trials", str(_TRIALS), timeout_secs=_VERB_SECS)
+        self.found |= {
+            "remote_onboarded": made is not None and made["samples"] > 0,
+            "remote_onboarded_secs": round(onboarded - began, 1),
+            "remote_tuned": found is not None and found["trials"] == _TRIALS,
+            "remote_tuned_secs": round(time.monotonic() - onboarded, 1),
+        }
 
     def cut_link(self, secs: float) -> None:
         """The link is down for a while; what the far agent has spooled meanwhile arrives afterwards.
@@ -123,7 +140,8 @@ class Story:
     def is_clean(self) -> bool:
         """Whether all came back and nothing is wrong."""
         names = ("lost", "duplicated", "unaccounted", "invented", "wrong", "exit_code")
-        return not any(self.found[name] for name in names)
+        is_used = all(self.found.get(name, True) for name in ("remote_onboarded", "remote_tuned"))
+        return is_used and not any(self.found[name] for name in names)
 
 
 def measure(*, is_short: bool = False) -> dict[str, Any]:
@@ -143,6 +161,7 @@ def measure(*, is_short: bool = False) -> dict[str, Any]:
             story.collect()
             story.cut_link(SHORT_PARTITION_SECS if is_short else PARTITION_SECS)
             if not is_short:
+                story.use_far_host()
                 story.kill_far_node()
                 story.kill_near_node()
             story.end()

@@ -5,7 +5,9 @@ For `benchmarks.hosts`. All runs as `docs/cluster.md` says for several hosts; th
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -13,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -125,6 +128,25 @@ class TwoHostFleet:
         self.witness.look(at_once=True)
         before, stored = self.witness.known(device), self.witness.stored
         self.until(lambda: bool(stored.get(device, set()) - before), f"a new record of {device}")
+
+    def verb(self, *arguments: str, timeout_secs: float) -> dict[str, Any] | None:
+        """Run a verb of the command line beside the coordinator, on its host.
+
+        Returns:
+            The JSON that it printed last; None where it failed, with the reason in its log.
+        """
+        out = self._root / f"{arguments[0]}.json"
+        told = ("--json", "--config", str(self._settings), "--models", str(self._disk / "models"))
+        command = [sys.executable, "-m", "fleet.cli", *arguments, *told]
+        with out.open("wb") as stream:
+            process = self._hosts.start(
+                NEAR, command, environment=self._environment(NEAR), folder=ROOT, out=stream
+            )
+        what, deadline = f"`fleet {arguments[0]}`", patience(timeout_secs)
+        wait_until(lambda: process.poll() is not None, what, deadline, meanwhile=self.tend)
+        # What it says while it works goes to the same file.
+        printed = re.search(r"^\{.*\Z", out.read_text(), re.MULTILINE | re.DOTALL)
+        return json.loads(printed[0]) if process.returncode == 0 and printed else None
 
     def stop(self) -> int:
         """End the coordinator in order, then both hosts at once; returns the coordinator's exit code."""

@@ -32,10 +32,10 @@ from fleet.refresh.refresher import Refresher
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
+from tests.daemon_fixtures import ROOT, Up, fleet_command
 from tests.refresh_fixtures import DEVICES, make_store, some_workloads
 
 ALL = OFFERED * len(WORKLOADS)
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -58,34 +58,6 @@ def settings(tmp_path: Path) -> Path:
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump(value))
     return path
-
-
-class Up:
-    """One `fleet up` in a process of its own."""
-
-    def __init__(self, settings: Path, *options: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fleet.cli", "up", "--config", str(settings), *options],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def wait_for_line(self, words: str) -> str:
-        assert self.process.stdout is not None
-        seen = ""
-        for line in self.process.stdout:
-            seen += line
-            if words in line:
-                return line
-        raise AssertionError(f"it ended without a word of {words!r}: {seen}")
-
-    def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        assert self.process.stdout is not None
-        self.process.stdout.read()
-        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -362,18 +334,6 @@ def trains(settings: Path, tmp_path: Path) -> Path:
     settings.write_text(yaml.safe_dump(value))
     make_store(tmp_path / "runs" / "store", some_workloads(8, 4), candidates=8)
     return settings
-
-
-def fleet_command(settings: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fleet.cli", *arguments, "--config", str(settings)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        **options,
-    )
 
 
 @pytest.mark.ray

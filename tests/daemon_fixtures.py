@@ -1,0 +1,50 @@
+"""`fleet up` and other verbs as processes, as a user has them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+class Up:
+    """One `fleet up` in a process of its own."""
+
+    def __init__(self, settings: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fleet.cli", "up", "--config", str(settings), *options],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_for_line(self, words: str) -> str:
+        assert self.process.stdout is not None
+        seen = ""
+        for line in self.process.stdout:
+            seen += line
+            if words in line:
+                return line
+        raise AssertionError(f"it ended without a word of {words!r}: {seen}")
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        assert self.process.stdout is not None
+        self.process.stdout.read()
+        return self.process.wait(60)
+
+
+def fleet_command(settings: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fleet.cli", *arguments, "--config", str(settings)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        **options,
+    )

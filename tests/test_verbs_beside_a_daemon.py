@@ -1,0 +1,193 @@
+"""Every verb beside a running `fleet up`, as a user types it: a real daemon, real agents, one store.
+
+The devices answer from recorded schedules, so that nothing but their timing is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agents.records import DeviceId
+from fleet.api.client import ask
+from fleet.store.store import Store
+from tests.daemon_fixtures import Up, fleet_command
+from tests.log_fixtures import autotvm, write_log
+from tests.onboarding_fixtures import BROKEN, NEW, SIBLINGS, fill
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+LINES = 20
+_WITH_MODELS = {"collect", "train", "eval", "onboard", "tune", "models"}
+
+
+def device_file(path: Path, device_id: str, recorded: Path, device: str) -> Path:
+    value = {"schema": 1, "device_id": device_id, "kind": "replay", "family": "cpu"}
+    value |= {"records": str(recorded), "device": device}
+    path.write_text(yaml.safe_dump(value))
+    return path
+
+
+class Fleet:
+    """A daemon on two devices, and commands beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.models = folder / "models"
+        self.store = folder / "runs" / "store"
+        self.recorded = fill(folder / "recorded", *SIBLINGS, NEW, BROKEN)
+        hardware = folder / "hardware"
+        hardware.mkdir()
+        for name, device in (("one", SIBLINGS[0]), ("two", SIBLINGS[1])):
+            device_file(hardware / f"{name}.yaml", name, self.recorded, device)
+        value = {
+            "schema": 1,
+            "devices": {"folder": str(hardware)},
+            "workloads": {"networks": ["a", "b"], "noise_samples": 0},
+            "store": {"path": str(self.store)},
+            "training": {"epochs": 2},
+            # The background has measured all there is soon; what trains, and onboards, is asked for here.
+            "daemon": {"api_port": 0, "training_records": 1_000_000, "arrival_samples": 0},
+        }
+        self.settings = folder / "fleet.yaml"
+        self.settings.write_text(yaml.safe_dump(value))
+        self.up = Up(self.settings, "--models", str(self.models))
+
+    def fails(self, *arguments: str) -> str:
+        """Run a command that must fail in one line, and return this."""
+        command = fleet_command(self.settings, *arguments, *self._models(arguments[0]))
+        out, told = command.communicate(timeout=300)
+        assert command.returncode == 1, (arguments, out, told)
+        *_, last = told.strip().splitlines()
+        assert "Traceback" not in told
+        return last
+
+    def does(self, *arguments: str) -> Any:
+        """Run a command, and return what it printed."""
+        command = fleet_command(self.settings, *arguments, *self._models(arguments[0]))
+        out, told = command.communicate(timeout=300)
+        assert command.returncode == 0, (arguments, told)
+        return json.loads(out) if "--json" in arguments else out
+
+    def _models(self, verb: str) -> tuple[str, ...]:
+        return ("--models", str(self.models)) if verb in _WITH_MODELS else ()
+
+    def requests(self) -> list[tuple[str, str]]:
+        """Kind and state of every request, the oldest first."""
+        return [(one["kind"], one["state"]) for one in self.does("requests", "list", "--json")]
+
+    def state_of(self, device_id: str) -> str:
+        view = ask(self.store.parent / "fleet", "/v1/status")["devices"]
+        return str(view[device_id]["state"]) if device_id in view else ""
+
+    def wait_for(self, device_id: str, *states: str) -> None:
+        deadline = time.monotonic() + 60
+        while self.state_of(device_id) not in states:
+            assert time.monotonic() < deadline, self.state_of(device_id)
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    made = Fleet(tmp_path_factory.mktemp("beside"))
+    made.up.wait_for_line("fleet is up")
+    yield made
+    code = made.up.end(signal.SIGTERM)
+    assert code == 0
+
+
+def test_collect_measures_on_all_devices_of_the_daemon(fleet: Fleet) -> None:
+    found = fleet.does("collect", "--workloads", "4", "--samples", "6", "--json")
+    assert set(found["devices"]) == {"one", "two"}
+    counts = Store.read(fleet.store).counts()
+    assert min(counts[DeviceId(one)].records for one in ("one", "two")) >= 24
+    assert ("collection", "succeeded") in fleet.requests()
+
+
+def test_train_publishes_and_eval_scores_what_is_served(fleet: Fleet) -> None:
+    [trained] = fleet.does("train", "--json")
+    assert trained["state"] == "succeeded"
+    assert set(trained["result"]["serves"]) == {"one", "two"}
+    scored = fleet.does("eval", "--json")
+    assert {"one", "two"} <= {row["device"] for row in scored["devices"]}
+
+
+def test_a_device_that_is_added_is_onboarded_tuned_and_retired(fleet: Fleet) -> None:
+    unknown = fleet.fails("onboard", "board", "--samples", "8")
+    assert "board" in unknown
+    path = device_file(fleet.folder / "board.yaml", "board", fleet.recorded, NEW)
+    assert "the daemon follows" in fleet.does("devices", "add", str(path))
+    fleet.wait_for("board", "idle", "leased")
+    made = fleet.does(
+        *(
+            "onboard",
+            "board",
+            "--models",
+            str(fleet.models),
+            "--samples",
+            "16",
+            "--strategy",
+            "nearest",
+            "--json",
+        )
+    )
+    assert (made["device"], made["samples"]) == ("board", 16)
+    tuned = fleet.does(
+        *(
+            "tune",
+            "board",
+            "--models",
+            str(fleet.models),
+            "--trials",
+            "4",
+            "--out",
+            str(fleet.folder / "tuned"),
+        ),
+        "--json",
+    )
+    assert tuned["trials"] == 4
+    assert (fleet.folder / "tuned" / "board" / "database_workload.json").exists()
+    fleet.does("devices", "retire", "board")
+    fleet.wait_for("board", "", "retired")
+    assert DeviceId("board") in Store.read(fleet.store).devices()
+    assert {("onboarding", "succeeded"), ("tuning", "succeeded")} <= set(fleet.requests())
+
+
+def test_import_is_read_by_the_daemon_and_export_reads_beside_it(fleet: Fleet) -> None:
+    log = write_log(fleet.folder / "log.json", [autotvm(number) for number in range(LINES)] + ["no record"])
+    report = fleet.does("import", str(log), "--device", "their-board", "--json")
+    assert (report["imported"], report["unaccounted_lines"]) == (LINES, 0)
+    assert report["rejected_by_reason"]
+    again = fleet.does("import", str(log), "--device", "their-board", "--again")
+    assert f"duplicates  {LINES}" in again
+    assert "imported    0" in again
+    exported = fleet.does("export", str(fleet.folder / "out.parquet"), "--device", "their-board", "--json")
+    assert exported["records"] == LINES
+    assert "missing" in fleet.fails("import", str(fleet.folder / "missing"), "--device", "their-board")
+
+
+def test_status_and_a_rollback_by_hand(fleet: Fleet) -> None:
+    view = fleet.does("status", "--json")
+    assert {"one", "two"} <= set(view["devices"])
+    [again] = fleet.does("train", "--json")
+    versions = {row["version"] for row in fleet.does("models", "list", "--json")}
+    assert len(versions) >= 2
+    serves = again["result"]["serves"]
+    if "one" in serves:
+        fleet.does("models", "rollback", "one")
+        deadline = time.monotonic() + 30
+        while (
+            ask(fleet.store.parent / "fleet", "/v1/status")["devices"]["one"]["champion"]
+            == again["result"]["version"]
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    else:
+        assert "one" in again["result"]["kept_champions"]
