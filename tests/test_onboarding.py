@@ -284,6 +284,37 @@ def test_a_device_goes_on_from_few_samples_to_more(world: tuple[Path, Path, Path
     assert history(models.parent / CURVES, "board")[-1]["samples"] == 48
 
 
+def test_in_another_environment_the_device_as_it_was_is_a_source(world: tuple[Path, Path, Path]) -> None:
+    """A changed driver costs a few samples, and what they cannot tell comes from the records before it."""
+    store, folder, models = world
+    first = onboarded("board", 48, *world)
+    assert first["earlier_environment"] is None
+    with (folder / "board.yaml").open("a") as stream:
+        stream.write("seed: 7\n")
+    again = onboarded("board", 16, *world)
+    assert again["earlier_environment"] is not None
+    assert (again["samples"], again["outcomes"]) == (16, {"ok": 16})
+    assert again["served_by"] == again["version"] != first["version"]
+    [before] = {one.environment_id for one in Store.read(store).records(device_id=DeviceId("board"))} - {
+        present_of(store, again)
+    }
+    assert before == again["earlier_environment"]
+    manifest = json.loads((models / again["version"] / "manifest.json").read_text())
+    assert "board" in manifest["heads"]
+    assert not [head for head in manifest["heads"] if "@" in head]
+    # In the same environment nobody judged which of two heads is better.
+    more = onboarded("board", 24, *world)
+    assert more["earlier_environment"] == before
+    assert more["served_by"] == again["version"]
+    assert DeviceId("board@before") not in Store.read(store).devices()
+
+
+def present_of(store: Path, result: dict[str, Any]) -> str:
+    """The environment of the newest record of a device."""
+    records = Store.read(store).records(device_id=result["device"])
+    return max(records, key=lambda one: one.measured_at).environment_id
+
+
 def test_a_device_on_which_nothing_runs_is_one_clear_error(world: tuple[Path, Path, Path]) -> None:
     with pytest.raises(FleetError, match=r"none of the 16 samples ran on dead.*build_failed 16.*it broke"):
         onboarded("dead", 16, *world)

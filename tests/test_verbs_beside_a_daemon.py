@@ -9,6 +9,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from fleet.api.client import ask
 from fleet.store.store import Store
 from tests.daemon_fixtures import Up, fleet_command
 from tests.log_fixtures import autotvm, write_log
-from tests.onboarding_fixtures import BROKEN, NEW, SIBLINGS, fill
+from tests.onboarding_fixtures import NEW, SIBLINGS, WORKLOADS, fill
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LINES = 20
+NETWORK = "bert-tiny"
 _WITH_MODELS = {"collect", "train", "eval", "onboard", "tune", "models"}
 
 
@@ -36,21 +38,24 @@ def device_file(path: Path, device_id: str, recorded: Path, device: str) -> Path
 
 
 class Fleet:
-    """A daemon on two devices, and commands beside it."""
+    """A daemon on three devices, and commands beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.models = folder / "models"
         self.store = folder / "runs" / "store"
-        self.recorded = fill(folder / "recorded", *SIBLINGS, NEW, BROKEN)
+        self.recorded = fill(folder / "recorded", *SIBLINGS, NEW)
+        with Store.open(self.recorded) as store:
+            store.put_workloads(replace(one, networks=((NETWORK, 1),)) for one in WORKLOADS)
         hardware = folder / "hardware"
         hardware.mkdir()
-        for name, device in (("one", SIBLINGS[0]), ("two", SIBLINGS[1])):
+        names = {"one": SIBLINGS[0], "two": SIBLINGS[1], "board": NEW}
+        for name, device in names.items():
             device_file(hardware / f"{name}.yaml", name, self.recorded, device)
         value = {
             "schema": 1,
-            "devices": {"folder": str(hardware)},
-            "workloads": {"networks": ["a", "b"], "noise_samples": 0},
+            "devices": {"folder": str(hardware), "ids": list(names)},
+            "workloads": {"networks": [NETWORK], "noise_samples": 0},
             "store": {"path": str(self.store)},
             "training": {"epochs": 2},
             # The background has measured all there is soon; what trains, and onboards, is asked for here.
@@ -97,15 +102,19 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     made = Fleet(tmp_path_factory.mktemp("beside"))
-    made.up.wait_for_line("fleet is up")
-    yield made
-    code = made.up.end(signal.SIGTERM)
-    assert code == 0
+    try:
+        made.up.wait_for_line("fleet is up")
+        yield made
+        assert made.up.end(signal.SIGTERM) == 0
+    finally:
+        if made.up.process.poll() is None:
+            made.up.process.kill()
+        made.up.process.communicate()
 
 
 def test_collect_measures_on_all_devices_of_the_daemon(fleet: Fleet) -> None:
     found = fleet.does("collect", "--workloads", "4", "--samples", "6", "--json")
-    assert set(found["devices"]) == {"one", "two"}
+    assert set(found["devices"]) == {"one", "two", "board"}
     counts = Store.read(fleet.store).counts()
     assert min(counts[DeviceId(one)].records for one in ("one", "two")) >= 24
     assert ("collection", "succeeded") in fleet.requests()
@@ -114,50 +123,29 @@ def test_collect_measures_on_all_devices_of_the_daemon(fleet: Fleet) -> None:
 def test_train_publishes_and_eval_scores_what_is_served(fleet: Fleet) -> None:
     [trained] = fleet.does("train", "--json")
     assert trained["state"] == "succeeded"
-    assert set(trained["result"]["serves"]) == {"one", "two"}
+    assert {"one", "two"} <= set(trained["result"]["serves"])
     scored = fleet.does("eval", "--json")
     assert {"one", "two"} <= {row["device"] for row in scored["devices"]}
 
 
-def test_a_device_that_is_added_is_onboarded_tuned_and_retired(fleet: Fleet) -> None:
-    unknown = fleet.fails("onboard", "board", "--samples", "8")
-    assert "board" in unknown
+def test_a_device_is_onboarded_and_tuned(fleet: Fleet) -> None:
+    assert "nobody" in fleet.fails("onboard", "nobody", "--samples", "8")
+    made = fleet.does("onboard", "board", "--samples", "16", "--strategy", "nearest", "--json")
+    assert (made["device"], made["samples"]) == ("board", 16)
+    tuned = fleet.does("tune", "board", "--trials", "4", "--out", str(fleet.folder / "tuned"), "--json")
+    assert tuned["trials"] == 4
+    assert (fleet.folder / "tuned" / "board" / "database_workload.json").exists()
+    assert {("onboarding", "succeeded"), ("tuning", "succeeded")} <= set(fleet.requests())
+
+
+def test_a_device_is_retired_and_added_again(fleet: Fleet) -> None:
+    moved = fleet.does("devices", "retire", "board")
+    fleet.wait_for("board", "", "retired")
+    assert DeviceId("board") in Store.read(fleet.store).devices()
+    assert "board" in moved
     path = device_file(fleet.folder / "board.yaml", "board", fleet.recorded, NEW)
     assert "the daemon follows" in fleet.does("devices", "add", str(path))
     fleet.wait_for("board", "idle", "leased")
-    made = fleet.does(
-        *(
-            "onboard",
-            "board",
-            "--models",
-            str(fleet.models),
-            "--samples",
-            "16",
-            "--strategy",
-            "nearest",
-            "--json",
-        )
-    )
-    assert (made["device"], made["samples"]) == ("board", 16)
-    tuned = fleet.does(
-        *(
-            "tune",
-            "board",
-            "--models",
-            str(fleet.models),
-            "--trials",
-            "4",
-            "--out",
-            str(fleet.folder / "tuned"),
-        ),
-        "--json",
-    )
-    assert tuned["trials"] == 4
-    assert (fleet.folder / "tuned" / "board" / "database_workload.json").exists()
-    fleet.does("devices", "retire", "board")
-    fleet.wait_for("board", "", "retired")
-    assert DeviceId("board") in Store.read(fleet.store).devices()
-    assert {("onboarding", "succeeded"), ("tuning", "succeeded")} <= set(fleet.requests())
 
 
 def test_import_is_read_by_the_daemon_and_export_reads_beside_it(fleet: Fleet) -> None:

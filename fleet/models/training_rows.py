@@ -6,7 +6,7 @@ then traces and seconds of those are read. Environments and protocols never are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +26,11 @@ _COLUMNS = ("record_id", "workload_id", "candidate_id", "dialect", "trace", "out
 
 
 def counting_rows(
-    reader: StoreReader, device_id: DeviceId, version: int, workload_ids: Collection[WorkloadId] = ()
+    reader: StoreReader,
+    device_id: DeviceId,
+    version: int,
+    workload_ids: Collection[WorkloadId] = (),
+    names: Mapping[str, DeviceId] | None = None,
 ) -> Iterator[MeasuredRow]:
     """Yield what a dataset takes of the records that count (`fleet.store.noise.settled`) of one device.
 
@@ -35,6 +39,8 @@ def counting_rows(
         device_id: A device.
         version: Version of the table.
         workload_ids: Only of these workloads; of all if empty.
+        names: Device that the rows of an environment are of; those of other environments are left out. None:
+            all rows are of the device.
 
     Yields:
         One row a candidate and environment, in the order of the store.
@@ -42,9 +48,9 @@ def counting_rows(
     Raises:
         StoreError: The store is damaged, or a newer version wrote it.
     """
-    names = (*SETTLING_COLUMNS, "workload_id")
-    counts = settled_rows(_batches(reader, device_id, version, names, workload_ids))
-    yield from rows_at(reader, device_id, version, counts, workload_ids)
+    columns = (*SETTLING_COLUMNS, "workload_id")
+    counts = settled_rows(_batches(reader, device_id, version, columns, workload_ids))
+    yield from rows_at(reader, device_id, version, counts, workload_ids, names)
 
 
 def rows_at(
@@ -53,6 +59,7 @@ def rows_at(
     version: int,
     chosen: NDArray[np.bool_],
     workload_ids: Collection[WorkloadId] = (),
+    names: Mapping[str, DeviceId] | None = None,
 ) -> Iterator[MeasuredRow]:
     """Yield what a dataset takes of some rows of one device.
 
@@ -62,6 +69,7 @@ def rows_at(
         version: Version of the table.
         chosen: (n,) which of the device's rows, in the order of the store.
         workload_ids: The rows are counted among these workloads only; among all if empty.
+        names: As of `counting_rows`.
 
     Yields:
         One value a chosen row.
@@ -72,14 +80,18 @@ def rows_at(
     from transfer.data.joined_records import MeasuredRow
 
     start = 0
-    for batch in _batches(reader, device_id, version, _COLUMNS, workload_ids):
+    columns_of = (*_COLUMNS, "environment_id")
+    for batch in _batches(reader, device_id, version, columns_of, workload_ids):
         rows = batch.filter(pa.array(chosen[start : start + batch.num_rows]))
         start += batch.num_rows
         columns = {name: rows.column(name).to_pylist() for name in _COLUMNS}
         columns["outcome"] = [outcome_of(text) for text in columns["outcome"]]
         columns["run_secs"] = [tuple(secs) for secs in columns["run_secs"]]
-        for record_id, *rest in zip(*columns.values(), strict=True):
-            yield MeasuredRow(record_id, device_id, *rest)
+        environments = rows.column("environment_id").to_pylist() if names is not None else ()
+        for place, (record_id, *rest) in enumerate(zip(*columns.values(), strict=True)):
+            of = device_id if names is None else names.get(environments[place])
+            if of is not None:
+                yield MeasuredRow(record_id, of, *rest)
 
 
 def _batches(

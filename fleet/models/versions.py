@@ -6,6 +6,7 @@ The bridge between `fleet.store.store` and `transfer`; used by the demo and the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from agents.records import (
     WorkloadId,
 )
 from fleet.errors import FleetError
+from fleet.models.earlier_environment import Earlier
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
 from fleet.store.store import Store, StoreReader
@@ -49,8 +51,16 @@ def load_snapshot(
     *,
     device_ids: Collection[DeviceId] = (),
     workload_ids: Collection[WorkloadId] = (),
+    environments: Mapping[DeviceId, Mapping[str, DeviceId]] | None = None,
 ) -> DatasetSnapshot:
     """Read records into a dataset; empty collections mean all.
+
+    Args:
+        reader: The store.
+        device_ids: Only of these devices.
+        workload_ids: Only of these workloads.
+        environments: Of some devices only the records of these environments, each as those of a device of its
+            own; all records of the others.
 
     Of each candidate and environment one record counts (`fleet.store.noise.settled`). A suspect latency
     counts where no steady one took its place: they repeat hardly worse (`docs/measuring.md`), and a device
@@ -73,9 +83,14 @@ def load_snapshot(
         raise FleetError(f"device {unknown[0]!r} has no records in {reader.path}; it holds: {known}")
     version = reader.version
     wanted = set(device_ids) or set(devices)
+    parted = environments or {}
     records = (
-        row for device_id in sorted(wanted) for row in counting_rows(reader, device_id, version, workload_ids)
+        row
+        for device_id in sorted(wanted)
+        for row in counting_rows(reader, device_id, version, workload_ids, parted.get(device_id))
     )
+    for device_id, names in parted.items():
+        devices |= dict.fromkeys(names.values(), devices[device_id])
     workloads = reader.workloads()
     return DatasetSnapshot(
         dataset=build_dataset(records, workloads, devices),
@@ -184,6 +199,8 @@ def adapt_version(
     seed: int,
     *,
     hold_out: bool = False,
+    earlier: Earlier | None = None,
+    since: float = 0.0,
 ) -> tuple[MultiTaskTLP, str]:
     """Give a new device its head from its measured candidates `support`, and keep the model as a version.
 
@@ -191,7 +208,8 @@ def adapt_version(
     learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be compared with
     it. What the strategy needs beside the head to score as it was judged is kept with it
     (`transfer.adapt.kept`). Where the target is served already, `retention_reason` says why it still is by
-    that.
+    that. The head of its `earlier` environment is only a source, and is not kept; the present one began at
+    `since`, in Unix seconds.
     """
     import numpy as np
 
@@ -212,10 +230,13 @@ def adapt_version(
         source, dataset, target, support_rows, source_rows=rows, config=config, seed=seed
     )
     model = adapted.model
+    if earlier is not None and earlier.device_id in model.device_ids:
+        model.drop_head(earlier.device_id)
     manifest = manifest_of(
         snapshot, seed=seed, config=config, seconds=time.perf_counter() - started, sources=source.device_ids
     )
     onboarded = {"onboarded": target, "samples": len(support_rows), "strategy": strategy.name}
+    onboarded |= {"environment_since": since} if earlier is not None else {}
     # A model may have heads of devices that this store never saw.
     heads = [one for one in model.device_ids if one in dataset.device_ids]
     told = training_provenance(dataset, rows, heads, {}, holds_out=bool(kept_out))
@@ -254,7 +275,8 @@ def save_version(
         if why := retention_reason(registry, target, manifest):
             retained[target] = f"{version}: {why}"
         else:
-            told[target] = {"reason": f"{served[target].version} cannot serve any more; not judged"}
+            why = "cannot serve any more, or is of an environment that is gone"
+            told[target] = {"reason": f"{served[target].version} {why}; not judged"}
     registry.publish(version, told, reason="first head, not judged", retained=retained)
     return version
 
@@ -277,6 +299,8 @@ def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mappi
         return ""
     if champion.pinned_at is not None:
         return f"{target} is pinned to {champion.version}"
+    if champion.since <= manifest.get("environment_since", -math.inf):
+        return ""  # it knows nothing of the environment that the device has now
     try:
         model, theirs = registry.load(champion.ref)
         head_of(model, registry.path(champion.version), theirs, target)

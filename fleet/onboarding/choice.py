@@ -52,13 +52,22 @@ def siblings_of(
     return found
 
 
-def source_version(registry: Registry, store: StoreReader, spec: DeviceSpec) -> Path:
-    """The newest version that serves a device of the family, to start from; else the newest of all."""
+def source_version(
+    registry: Registry, store: StoreReader, spec: DeviceSpec, *, with_own: bool = False
+) -> Path:
+    """The newest version that serves a device of the family, to start from; else the newest of all.
+
+    Args:
+        registry: Of the versions.
+        store: Says which devices are of the family.
+        spec: The device that a head is made for.
+        with_own: Whether the version that serves the device itself counts too.
+    """
     devices = store.devices()
     serving = {
         champion.version
         for device_id, champion in registry.champions().items()
-        if device_id != spec.device_id
+        if (with_own or device_id != spec.device_id)
         and device_id in devices
         and devices[device_id].spec.family is spec.family
     }

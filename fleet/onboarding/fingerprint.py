@@ -7,12 +7,14 @@ device's present environment is not measured again.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Workload, WorkloadId
 from fleet.collection.collect import Collection
 from fleet.collection.settings import Engine
 from fleet.errors import FleetError
+from fleet.models.earlier_environment import Earlier
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -43,14 +45,31 @@ def measure_fingerprint(engine: Engine, collection: Collection, spec: DeviceSpec
     if any(pool.values()):
         collection.measure({spec.family: pool}, workloads)
     programs = {one.candidate_id for several in pool.values() for one in several}
-    return from_records(spec.device_id, engine.store().records(device_id=spec.device_id), programs)
+    present = engine.environment_id(spec.device_id)
+    records = engine.store().records(device_id=spec.device_id)
+    mine = (one for one in records if one.environment_id == present)
+    return from_records(spec.device_id, mine, programs)
 
 
-def known_fingerprints(store: StoreReader, device_ids: list[DeviceId]) -> list[Fingerprint]:
-    """Fingerprints of some devices as far as the store has them."""
+def known_fingerprints(
+    store: StoreReader, device_ids: list[DeviceId], earlier: Earlier | None = None, of: str = ""
+) -> list[Fingerprint]:
+    """Fingerprints of some devices as far as the store has them.
+
+    Args:
+        store: The store.
+        device_ids: The devices.
+        earlier: Another environment of the device `of`, told as a device of its own.
+        of: A device.
+    """
     from transfer.adapt.fingerprint import from_records
 
     found = [from_records(one, store.records(device_id=one)) for one in device_ids]
+    if earlier is not None:
+        records = store.records(device_id=of)
+        before = (one for one in records if one.environment_id == earlier.environment_id)
+        renamed = (replace(one, device_id=earlier.device_id) for one in before)
+        found.append(from_records(earlier.device_id, renamed))
     return [one for one in found if one.is_usable]
 
 

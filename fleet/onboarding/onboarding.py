@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection as CollectionOf
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +28,7 @@ from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.settings import Display, Engine
 from fleet.errors import FleetError
+from fleet.models.earlier_environment import Earlier, earlier_environment, environment_since
 from fleet.models.holdout import held_out
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config
@@ -94,22 +95,26 @@ def onboard_device(
     target, live = spec.device_id, is_live(spec)
     seed, samples = settings.training.seed, settings.onboarding.samples
     store = engine.store()
-    served_from = source_version(Registry(models), store, spec)
+    environment_id = engine.environment_id(target)
+    earlier = earlier_environment(store, target, environment_id)
+    served_from = source_version(Registry(models), store, spec, with_own=earlier is not None)
     source, manifest = checkpoint.load(served_from, DEFAULT_SPEC)
-    source = _without_head(source, target)
+    source = _without_head(source, target, earlier)
     clock, config = Clock(), train_config(settings.training.epochs)
     how = CollectSettings(samples=max(1, samples), protocol=settings.timing_protocol(), seed=seed)
     with display.live():
         siblings = siblings_of(store, target, spec.family, source.device_ids, str(manifest["version"]))
         collection = Collection(engine, {target: spec}, how, display)
         with clock.part("choose"):
-            pools, holds_out, samples = pools_of(store, siblings, samples, live=live, fewer=fewer)
+            # What the device itself measured in another environment is as good a sample.
+            known = [*siblings, target] if earlier is not None else siblings
+            pools, holds_out, samples = pools_of(store, known, samples, live=live, fewer=fewer)
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
-            near = _likeness(mine, known_fingerprints(store, siblings))
+            near = _likeness(mine, known_fingerprints(store, siblings, earlier, target))
         with clock.part("choose"):
-            before = load_snapshot(store, device_ids=siblings)
-            measured = {row.candidate_id for row in engine.store().records(device_id=target)}
+            before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
+            measured = _measured(engine.store(), target, environment_id)
             few = choose(before, target, pools, measured, settings, source, samples)
         support = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
         with clock.part("measure"):
@@ -117,8 +122,8 @@ def onboard_device(
         store = engine.store()
         descriptor = store.devices()[target].descriptor
         assert descriptor is not None  # it is ready
-        outcomes = _outcomes(store, target, support)
-        snapshot = _with_target(store, siblings, spec, descriptor)
+        outcomes = _outcomes(store, target, environment_id, support)
+        snapshot = _with_target(store, siblings, spec, descriptor, _parts(target, environment_id, earlier))
         display.finish()
     display.computes(f"{target}: {sum(outcomes.values())} samples are measured; its head is made")
     strategy = _Kept(
@@ -129,7 +134,10 @@ def onboard_device(
         standings = strategy.prepare(one)
     with clock.part("adapt"):
         _, version = adapt_version(
-            snapshot, models, source, target, support, strategy, config, seed, hold_out=holds_out
+            *(snapshot, models, source, target, support, strategy, config, seed),
+            hold_out=holds_out,
+            earlier=earlier,
+            since=environment_since(store, target, environment_id),
         )
     serving = _serving(Registry(models), target, version)
     if serving["served_by"] == version:
@@ -147,6 +155,7 @@ def onboard_device(
         "path": str(models / version),
         **serving,
         "siblings": list(siblings),
+        "earlier_environment": earlier.environment_id if earlier is not None else None,
         "fingerprint": {"programs": mine.tried, "ran": len(mine.latency_secs), "distance": near},
     }
     with clock.part("report"):
@@ -258,7 +267,24 @@ def _likeness(mine: Fingerprint, others: list[Fingerprint]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in distances(mine, others).items()}
 
 
-def _outcomes(store: StoreReader, target: DeviceId, support: CollectionOf[CandidateId]) -> dict[str, int]:
+def _parts(
+    target: DeviceId, environment_id: str, earlier: Earlier | None
+) -> dict[DeviceId, dict[str, DeviceId]]:
+    """How the records of the target are told apart by environment; without its present one if empty."""
+    present = {environment_id: target} if environment_id else {}
+    before = {earlier.environment_id: earlier.device_id} if earlier is not None else {}
+    return {target: present | before} if present or before else {}
+
+
+def _measured(store: StoreReader, target: DeviceId, environment_id: str) -> set[CandidateId]:
+    """What a device has measured in its present environment."""
+    records = store.records(device_id=target)
+    return {row.candidate_id for row in records if row.environment_id == environment_id}
+
+
+def _outcomes(
+    store: StoreReader, target: DeviceId, environment_id: str, support: CollectionOf[CandidateId]
+) -> dict[str, int]:
     """How the samples ended.
 
     Raises:
@@ -267,7 +293,7 @@ def _outcomes(store: StoreReader, target: DeviceId, support: CollectionOf[Candid
     found = {
         record.candidate_id: (record.outcome, record.error)
         for record in store.records(device_id=target)
-        if record.candidate_id in support
+        if record.candidate_id in support and record.environment_id == environment_id
     }
     counts = Counter(str(outcome) for outcome, _ in found.values())
     if support and not counts[Outcome.OK]:
@@ -292,15 +318,18 @@ def _serving(registry: Registry, target: DeviceId, version: str) -> dict[str, st
 
 
 def _with_target(
-    store: StoreReader, siblings: list[DeviceId], spec: DeviceSpec, descriptor: Descriptor
+    store: StoreReader,
+    siblings: list[DeviceId],
+    spec: DeviceSpec,
+    descriptor: Descriptor,
+    parts: Mapping[DeviceId, Mapping[str, DeviceId]],
 ) -> DatasetSnapshot:
     """The records of the siblings and the target; an empty column where it has none (k = 0)."""
     import numpy as np
 
     from transfer.features.extractor import hardware_vector
 
-    has_any = next(iter(store.records(device_id=spec.device_id)), None) is not None
-    snapshot = load_snapshot(store, device_ids=[*siblings, *([spec.device_id] if has_any else [])])
+    snapshot = load_snapshot(store, device_ids=[*siblings, spec.device_id], environments=parts)
     dataset = snapshot.dataset
     if spec.device_id in dataset.device_ids:
         return snapshot
@@ -315,13 +344,17 @@ def _with_target(
     return replace(snapshot, dataset=grown, devices={**snapshot.devices, spec.device_id: (spec, descriptor)})
 
 
-def _without_head(source: MultiTaskTLP, target: DeviceId) -> MultiTaskTLP:
+def _without_head(source: MultiTaskTLP, target: DeviceId, earlier: Earlier | None = None) -> MultiTaskTLP:
     """The model without the head of an earlier onboarding: it saw the samples that check the new one.
 
-    Trees and what is known of the other devices stay as they are.
+    A head of an earlier environment did not, and becomes that of a source. Trees and what is known of the
+    other devices stay as they are.
     """
     if target not in source.device_ids:
         return source
     model = source.copy()
-    model.drop_head(target)
+    if earlier is not None:
+        model.rename_head(target, earlier.device_id)
+    else:
+        model.drop_head(target)
     return model.eval()

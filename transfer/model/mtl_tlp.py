@@ -139,6 +139,19 @@ class MultiTaskTLP(nn.Module):
             if _head_key(device_id) in beside:
                 del beside[_head_key(device_id)]
 
+    def rename_head(self, device_id: str, name: str) -> None:
+        """Give a head another name: what it says is of the same device at another time.
+
+        Raises:
+            TransferError: There is no such head, or there is one of that name.
+        """
+        self.head(device_id)
+        if name in self.device_ids:
+            raise TransferError(f"there is a head {name!r} already")
+        for part in (self.heads, self.validity_outputs, self.hardware):
+            if _head_key(device_id) in part:
+                part[_head_key(name)] = part.pop(_head_key(device_id))
+
     def tells_validity(self, device_id: str) -> bool:
         """Whether anything was learnt about failures on a device."""
         return _head_key(device_id) in self.validity_outputs
