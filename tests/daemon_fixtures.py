@@ -39,8 +39,9 @@ class Up:
 
 
 def fleet_command(settings: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    config = () if arguments[0] == "models" else ("--config", str(settings))
     return subprocess.Popen(
-        [sys.executable, "-m", "fleet.cli", *arguments, "--config", str(settings)],
+        [sys.executable, "-m", "fleet.cli", *arguments, *config],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -59,7 +59,12 @@ class Fleet:
             "store": {"path": str(self.store)},
             "training": {"epochs": 2},
             # The background has measured all there is soon; what trains, and onboards, is asked for here.
-            "daemon": {"api_port": 0, "training_records": 1_000_000, "arrival_samples": 0},
+            "daemon": {
+                "api_port": 0,
+                "training_records": 1_000_000,
+                "reason_records": 1_000_000,
+                "arrival_samples": 0,
+            },
         }
         self.settings = folder / "fleet.yaml"
         self.settings.write_text(yaml.safe_dump(value))
@@ -88,9 +93,13 @@ class Fleet:
         """Kind and state of every request, the oldest first."""
         return [(one["kind"], one["state"]) for one in self.does("requests", "list", "--json")]
 
+    def view(self, device_id: str) -> dict[str, Any]:
+        """How the API shows a device; empty without it."""
+        found: dict[str, Any] = ask(self.store.parent / "fleet", "/v1/status")["devices"].get(device_id, {})
+        return found
+
     def state_of(self, device_id: str) -> str:
-        view = ask(self.store.parent / "fleet", "/v1/status")["devices"]
-        return str(view[device_id]["state"]) if device_id in view else ""
+        return str(self.view(device_id).get("state", ""))
 
     def wait_for(self, device_id: str, *states: str) -> None:
         deadline = time.monotonic() + 60
@@ -113,8 +122,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def test_collect_measures_on_all_devices_of_the_daemon(fleet: Fleet) -> None:
-    found = fleet.does("collect", "--workloads", "4", "--samples", "6", "--json")
-    assert set(found["devices"]) == {"one", "two", "board"}
+    told = fleet.does("collect", "--workloads", "4", "--samples", "6")
+    assert {"one", "two", "board"} <= {line.split()[0] for line in told.splitlines() if line}
     counts = Store.read(fleet.store).counts()
     assert min(counts[DeviceId(one)].records for one in ("one", "two")) >= 24
     assert ("collection", "succeeded") in fleet.requests()
@@ -124,8 +133,8 @@ def test_train_publishes_and_eval_scores_what_is_served(fleet: Fleet) -> None:
     [trained] = fleet.does("train", "--json")
     assert trained["state"] == "succeeded"
     assert {"one", "two"} <= set(trained["result"]["serves"])
-    scored = fleet.does("eval", "--json")
-    assert {"one", "two"} <= {row["device"] for row in scored["devices"]}
+    scored = fleet.does("eval", "--seeds", "1", "--epochs", "1", "--json")
+    assert {"one", "two"} <= scored["devices"].keys()
 
 
 def test_a_device_is_onboarded_and_tuned(fleet: Fleet) -> None:
@@ -133,7 +142,12 @@ def test_a_device_is_onboarded_and_tuned(fleet: Fleet) -> None:
     made = fleet.does("onboard", "board", "--samples", "16", "--strategy", "nearest", "--json")
     assert (made["device"], made["samples"]) == ("board", 16)
     tuned = fleet.does("tune", "board", "--trials", "4", "--out", str(fleet.folder / "tuned"), "--json")
-    assert tuned["trials"] == 4
+    # The background has measured every recorded candidate of so few.
+    assert (tuned["trials"], tuned["why_no_model"]) == (
+        0,
+        "its designs are all measured: none was left to rank",
+    )
+    assert tuned["networks"][NETWORK]["best_secs"] > 0
     assert (fleet.folder / "tuned" / "board" / "database_workload.json").exists()
     assert {("onboarding", "succeeded"), ("tuning", "succeeded")} <= set(fleet.requests())
 
@@ -154,28 +168,21 @@ def test_import_is_read_by_the_daemon_and_export_reads_beside_it(fleet: Fleet) -
     assert (report["imported"], report["unaccounted_lines"]) == (LINES, 0)
     assert report["rejected_by_reason"]
     again = fleet.does("import", str(log), "--device", "their-board", "--again")
-    assert f"duplicates  {LINES}" in again
-    assert "imported    0" in again
+    shown = dict(line.split()[:2] for line in again.splitlines() if len(line.split()) >= 2)
+    assert (shown["duplicates"], shown["imported"]) == (str(LINES), "0")
     exported = fleet.does("export", str(fleet.folder / "out.parquet"), "--device", "their-board", "--json")
     assert exported["records"] == LINES
     assert "missing" in fleet.fails("import", str(fleet.folder / "missing"), "--device", "their-board")
 
 
-def test_status_and_a_rollback_by_hand(fleet: Fleet) -> None:
-    view = fleet.does("status", "--json")
-    assert {"one", "two"} <= set(view["devices"])
-    [again] = fleet.does("train", "--json")
-    versions = {row["version"] for row in fleet.does("models", "list", "--json")}
-    assert len(versions) >= 2
-    serves = again["result"]["serves"]
-    if "one" in serves:
-        fleet.does("models", "rollback", "one")
-        deadline = time.monotonic() + 30
-        while (
-            ask(fleet.store.parent / "fleet", "/v1/status")["devices"]["one"]["champion"]
-            == again["result"]["version"]
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    else:
-        assert "one" in again["result"]["kept_champions"]
+def test_a_head_is_pinned_beside_it_and_the_next_training_leaves_it(fleet: Fleet) -> None:
+    assert "one" in fleet.does("status", "--json")["daemon"]["devices"]
+    before = fleet.view("one")["champion"]
+    fleet.does("models", "pin", "one")
+    deadline = time.monotonic() + 30
+    while not fleet.view("one")["pinned"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    [trained] = fleet.does("train", "--json")
+    assert "one" in trained["result"]["kept_champions"]
+    assert fleet.view("one")["champion"] == before

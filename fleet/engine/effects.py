@@ -57,6 +57,7 @@ class EffectRunner:
                 self._wants[device_id] = room
             case ev.StartTraining(family=family, reasons=reasons):
                 if parts.trainer is not None:
+                    self._flush()  # it reads the table
                     parts.trainer.start(family, reasons)
                 else:
                     text = "nothing trains here"
@@ -100,6 +101,13 @@ class EffectRunner:
                 parts.feeder.heads.update(device_ids)
             case ev.ModelRolledBack(device_id=device_id, version=""):
                 parts.feeder.heads.discard(device_id)
+
+    def _flush(self) -> None:
+        """Bring what the intake holds into the table, as far as the disk has room."""
+        try:
+            self._parts.intake.flush()
+        except StoreFull as error:
+            self._parts.disk.full(error)
 
     def feed(self) -> None:
         """Plan for devices that asked for jobs, as far as it is known what they measure."""

@@ -187,6 +187,8 @@ class _Rounds:
         """Why candidates were taken as drawn; empty where a model ranked them."""
         if self.version:
             return ""
+        if not any(one.tried for one in self.searches):
+            return "its designs are all measured: none was left to rank"
         return self._guide.why_not(self._device_id) or f"no model serves {self._device_id} yet"
 
     def read(self, environment_id: str) -> None:
