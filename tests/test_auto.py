@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from model_fixtures import CONFIG, make_dataset
 
+from agents.records import DeviceId
 from transfer.adapt.base import Adapted, without_device
 from transfer.adapt.multitask import MultiTask
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
-from transfer.auto.leave_one_out import LeaveOneOutScores, leave_one_out
+from transfer.auto.leave_one_out import LeaveOneOutScores, drop_older, leave_one_out, made_ahead
 from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, split_support
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
@@ -162,6 +163,57 @@ def test_standings_are_made_once_for_given_records(tmp_path: Path) -> None:
     kept.write_text("{")
     mended = leave_one_out(siblings, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert mended == made
+
+
+def test_standings_made_ahead_are_good_until_there_is_much_more_to_go_by(tmp_path: Path) -> None:
+    siblings, strategies = without_device(DATASET, TARGET), (Nearest(), Scratch())
+    how = (strategies, Regime.DEVICE_NEW, SHORT)
+    made = leave_one_out(siblings, *how, tmp_path)
+    assert made is not None
+    assert (made.known, made.measured) == (("cpu.a", "cpu.b"), int(np.isfinite(siblings.latency_secs).sum()))
+    other = replace(siblings, latency_secs=siblings.latency_secs * 2)
+    assert made_ahead(other, *how, tmp_path) == made
+    assert made_ahead(other, (Nearest(),), Regime.DEVICE_NEW, SHORT, tmp_path) is None
+    # Of another device, and thus perhaps of the one that is new to whoever asks.
+    alone = replace(DATASET.of_devices(["cpu.a", TARGET]), latency_secs=siblings.latency_secs[:, :2])
+    assert made_ahead(alone, *how, tmp_path) is None
+    # A third of the records that there are now.
+    few = replace(made, measured=made.measured // 3, key="few")
+    [kept] = tmp_path.iterdir()
+    kept.write_text(json.dumps(asdict(few)))
+    assert made_ahead(other, *how, tmp_path) is None
+    assert made_ahead(other, *how, tmp_path, growth=4.0) == few
+    latest = leave_one_out(siblings, *how, tmp_path)
+    assert latest == made
+    drop_older(made, tmp_path)
+    assert made_ahead(other, *how, tmp_path, growth=4.0) == made
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_it_chooses_among_more_where_their_standings_were_made_ahead(
+    source: MultiTaskTLP, tmp_path: Path
+) -> None:
+    auto = Auto(strategies=(Backwards(),), ready=(Backwards(), Nearest()), cache=tmp_path, guard=False)
+    assert run(auto, source, measured(60)).notes["strategy"] == "backwards"
+    leave_one_out(without_device(DATASET, TARGET), auto.ready, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert run(auto, source, measured(60)).notes["strategy"] == "nearest"
+
+
+def test_of_many_devices_some_are_left_out_in_turn() -> None:
+    siblings = without_device(DATASET, TARGET)
+    names = tuple(f"cpu.{number:02}" for number in range(20))
+    columns = [number % 2 for number in range(20)]
+    many = replace(
+        siblings,
+        device_ids=tuple(map(DeviceId, names)),
+        latency_secs=siblings.latency_secs[:, columns],
+        failed=siblings.failed[:, columns],
+        hardware=siblings.hardware[columns],
+    )
+    made = leave_one_out(many, (Nearest(),), Regime.DEVICE_NEW, SHORT, None)
+    assert made is not None
+    assert made.known == names
+    assert made.devices == names[::3]
 
 
 def test_standings_know_nothing_of_the_fingerprint_of_the_new_device(

@@ -29,6 +29,7 @@ from fleet.core.events import (
     TrainingStarted,
 )
 from fleet.errors import FleetError
+from fleet.models.names import STANDINGS
 from fleet.models.registry import Registry
 from fleet.models.versions import save_version
 from fleet.planner.uncertainty import Uncertainty
@@ -37,6 +38,7 @@ from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text
 from fleet.refresh.run import run_refresh
+from fleet.refresh.standings import run_standings
 from fleet.refresh.trainer_process import refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
@@ -48,6 +50,8 @@ from tests.refresh_fixtures import (
     small_model,
     some_workloads,
 )
+from transfer.adapt.nearest import Nearest
+from transfer.adapt.scratch import Scratch
 from transfer.model import checkpoint
 
 #: Workloads that are learnt from, then those that judge.
@@ -418,7 +422,8 @@ def polled(refresher: Refresher, *, until: type[Event], secs: float = 90) -> lis
 
 
 def make_refresher(request: RefreshRequest, **changes: Any) -> Refresher:
-    settings = RefreshSettings(**{"epochs": 4, "watch_secs": 0.0, "watch_records": 50, **changes})
+    values = {"epochs": 4, "watch_secs": 0.0, "watch_records": 50, "score_strategies": False, **changes}
+    settings = RefreshSettings(**values)
     registry = Registry(Path(request.models))
     refresher = Refresher(registry, Path(request.store), Path(request.folder), settings)
     made.append(refresher)
@@ -607,3 +612,35 @@ def test_a_training_tells_how_far_it_is_and_one_that_nobody_wants_leaves_nothing
         assert refresher.poll() == []
     finally:
         refresher.close()
+
+
+@pytest.mark.slow
+def test_after_a_training_all_strategies_are_tried_ahead_of_the_next_arrival(
+    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresher = make_refresher(request_, score_strategies=True)
+    refresher.start("cpu", [])
+    assert refresher.view["scoring"] == ""
+    polled(refresher, until=TrainingFinished)
+    assert refresher.view["scoring"] == "cpu"
+    # A training does not wait for it.
+    refresher.start("cpu", [])
+    assert refresher.view["state"] == "training"
+    refresher.close()
+    assert refresher.view["scoring"] == ""
+
+    # What that process does, with fewer strategies.
+    few = {one.name: one for one in (Nearest(), Scratch())}
+    monkeypatch.setattr("transfer.adapt.registry.strategies", lambda: few)
+    asked = replace(request_, kind="standings", epochs=1)
+    first = run_standings(asked)
+    assert first == {"kind": "standings", "family": "cpu", "devices": list(DEVICES)}
+    [kept] = (Path(request_.models).parent / STANDINGS).iterdir()
+    before = kept.read_bytes()
+    append(Path(request_.store), records_for(LEARNT[:1], 3, seed=9))
+    assert run_standings(asked) == first
+    assert kept.read_bytes() == before, "so few more records change nothing"
+    append(Path(request_.store), records_for(LEARNT, 12, seed=10))
+    run_standings(asked)
+    [made_again] = kept.parent.iterdir()
+    assert made_again != kept

@@ -311,6 +311,7 @@ def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, c
             epochs=settings.training.epochs,
             seed=settings.training.seed,
             cores=lambda: refresh_cores(devices.files.specs.values()),
+            score_strategies=settings.daemon.score_strategies,
             deadline_secs=settings.daemon.training_deadline_secs,
         ),
         clock,

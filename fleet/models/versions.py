@@ -275,7 +275,8 @@ def save_version(
         if why := retention_reason(registry, target, manifest):
             retained[target] = f"{version}: {why}"
         else:
-            why = "cannot serve any more, or is of an environment that is gone"
+            is_older = served[target].since <= manifest.get("environment_since", -math.inf)
+            why = "is of an environment that is gone" if is_older else "cannot serve any more"
             told[target] = {"reason": f"{served[target].version} {why}; not judged"}
     registry.publish(version, told, reason="first head, not judged", retained=retained)
     return version

@@ -31,8 +31,6 @@ Rows = NDArray[np.int64]
 
 #: The strategy that chooses among the others.
 AUTO = "auto"
-#: Folder of what is made once for given records of the siblings, beside the models.
-STANDINGS = "standings"
 #: Parts of the samples that are held back in turn, to see how far scores can be trusted.
 _FOLDS = 3
 
@@ -88,7 +86,7 @@ def strategy_for(
     Args:
         name: A name of `transfer.adapt.registry`, or `auto`.
         regime: What the head will be asked.
-        cache: Where `auto` keeps its standings.
+        cache: Where standings are kept: those that `auto` makes, and those made ahead of it.
         distances: Distance to siblings by fingerprint, for those who use it.
 
     Raises:
@@ -103,7 +101,8 @@ def strategy_for(
         for key, one in strategies().items()
     }
     if name == AUTO:
-        return Auto(strategies=tuple(known[one] for one in CHOICES), regime=regime, cache=cache)
+        few = tuple(known[one] for one in CHOICES)
+        return Auto(strategies=few, regime=regime, ready=tuple(known.values()), cache=cache)
     if name not in known:
         raise FleetError(f"unknown strategy {name!r}; known: {AUTO}, {', '.join(known)}")
     return known[name]
@@ -265,7 +264,6 @@ def _folds(one: Onboarding) -> list[NDArray[np.bool_]]:
 
 __all__ = [
     "AUTO",
-    "STANDINGS",
     "Onboarding",
     "as_json",
     "expectation",

@@ -30,9 +30,10 @@ from fleet.collection.settings import Display, Engine
 from fleet.errors import FleetError
 from fleet.models.earlier_environment import Earlier, earlier_environment, environment_since
 from fleet.models.holdout import held_out
+from fleet.models.names import STANDINGS
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config
-from fleet.onboarding.adaptation import STANDINGS, Onboarding, history, remember, strategy_for, told
+from fleet.onboarding.adaptation import Onboarding, history, remember, strategy_for, told
 from fleet.onboarding.choice import choose, pools_of, siblings_of, source_version, unmeasured
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
 from fleet.store.reader import StoreReader

@@ -15,13 +15,9 @@ import numpy as np
 from agents.records import DeviceId
 from fleet.collection.clock import Clock
 from fleet.errors import FleetError
+from fleet.models.names import STANDINGS
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import (
-    STANDINGS,
-    Onboarding,
-    strategy_for,
-    told,
-)
+from fleet.onboarding.adaptation import Onboarding, strategy_for, told
 from fleet.store.store import Store
 
 if TYPE_CHECKING:

@@ -68,6 +68,10 @@ def _answer(path: Path) -> int:
             from fleet.refresh.freshness_look import run_watch
 
             found = run_watch(request)
+        elif request.kind == "standings":
+            from fleet.refresh.standings import run_standings
+
+            found = run_standings(request)
         else:
             from fleet.refresh.run import run_refresh
 

@@ -29,6 +29,7 @@ from fleet.core.events import (
 from fleet.models.freshness import Freshness
 from fleet.models.registry import KEEP, Registry
 from fleet.refresh.request import RefreshRequest
+from fleet.refresh.scorer import StrategyScorer
 from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
 
 
@@ -43,6 +44,8 @@ class RefreshSettings:
     nice: int = 10
     #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
     compute: str = "cpu"
+    #: Whether leave-one-device-out scores are kept ready for devices that arrive.
+    score_strategies: bool = True
     #: Newest model versions to keep, besides those that serve or may be gone back to.
     keep: int = KEEP
     #: New records of a device before its champion is looked at again, and least seconds between two looks.
@@ -98,6 +101,9 @@ class Refresher:
         self._events: list[Event] = []
         #: Serial of the last change of champions that was told; None before any was.
         self._told: int | None = None
+        self._scorer = StrategyScorer(
+            lambda family: self._request("standings", family, self._folder / "standings")
+        )
         self._last: dict[str, Any] = {}
         self._last_look: dict[str, Any] = {}
 
@@ -110,7 +116,8 @@ class Refresher:
         if self._child is not None:
             if self._child.request.kind == "refresh":
                 return
-            self.close(1.0)
+            self._child.stop(1.0)
+            self._child = None
         texts = [one if isinstance(one, str) else one.text or str(one.kind) for one in reasons]
         left = unfinished(self._folder / family)
         fresh = self._request("refresh", family, self._folder / family)
@@ -166,12 +173,14 @@ class Refresher:
             )
         elif child is None and self._clock() >= self._watching.next_at:
             self._look()
+        self._scorer.poll(may_start=self._child is None)
         self._tell_changes()
         told, self._events = self._events, []
         return told
 
     def close(self, timeout_secs: float = 10.0) -> None:
-        """End the process in order; a later `start` of its family goes on where it was."""
+        """End the processes in order; a later `start` of its family goes on where it was."""
+        self._scorer.close()
         child, self._child = self._child, None
         if child is not None:
             child.stop(timeout_secs)
@@ -190,6 +199,7 @@ class Refresher:
             "models": str(self._registry.folder.absolute()),
             "last": self._last,
             "last_look": self._last_look,
+            "scoring": self._scorer.family,
         }
 
     # ---- the process ----
@@ -225,6 +235,8 @@ class Refresher:
             self._tell_changes()
             self._events.append(_finished(answer, family, now))
             child.forget()
+            if self._settings.score_strategies:
+                self._scorer.want(family)
         else:
             reason = child.failure()
             self._last = {"at": self._wall(), "ok": False, "family": family, "text": reason}

@@ -25,7 +25,7 @@ WARM_EPOCHS = 0.5
 class RefreshRequest:
     """What a refresh process is asked for."""
 
-    #: `refresh`, or `watch`: one look at fresh records.
+    #: `refresh`; `watch`: one look at fresh records; `standings`: leave-one-device-out scores.
     kind: str
     #: A value of `Family`.
     family: str
@@ -61,12 +61,12 @@ def request_from_json(text: str) -> RefreshRequest:
             value[name] = tuple(value[name])
         found = RefreshRequest(**value)
         Family(found.family)
-        if found.kind not in ("refresh", "watch"):
+        if found.kind not in ("refresh", "watch", "standings"):
             raise ValueError(f"kind {found.kind!r}")
         return found
     except (ValueError, TypeError, KeyError) as error:
         raise FleetError(
-            f"not a request for a refresh: {error!r}; see fleet.refresh_request.Request"
+            f"not a request for a refresh: {error!r}; see fleet.refresh.request.RefreshRequest"
         ) from error
 
 

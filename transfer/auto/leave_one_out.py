@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,13 @@ from transfer.train.training import TrainConfig, trainable_devices
 Floats = NDArray[np.float64]
 
 #: Raise it when standings are made otherwise: those kept before are then made again.
-VERSION = 3
+VERSION = 4
 #: Numbers of samples at which strategies are compared; between them the logarithm of k is what counts.
 _SAMPLES = (0, 32, 256)
 #: Most candidates of a workload that are learnt from, and judged on.
 _MOST_POOL, _MOST_JUDGED = 32, 32
+#: Most devices that are looked at: leaving one out costs a training on the others.
+_MOST_DEVICES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,9 @@ class LeaveOneOutScores:
         judged: What heads were judged on: a workload's number for each device and workload.
         by_judged: Top-1 on each of them by strategy, a row for each number of samples; None where it could
             not run.
+        how: Hash of strategies and settings: what they follow from but for the records.
+        known: Devices with records; more than `devices` where there are many.
+        measured: Measurements of those.
         version: Of how they were made.
     """
 
@@ -70,6 +75,9 @@ class LeaveOneOutScores:
     )
     judged: tuple[int, ...] = ()
     by_judged: Mapping[str, tuple[tuple[float | None, ...], ...]] = field(default_factory=dict)
+    how: str = ""
+    known: tuple[str, ...] = ()
+    measured: int = 0
     version: int = VERSION
 
     def at(self, k: int) -> dict[str, float]:
@@ -155,27 +163,103 @@ def leave_one_out(
     Returns:
         None where fewer than two devices have anything to rank.
     """
-    rows = np.arange(len(dataset))
-    devices = trainable_devices(dataset, rows)
-    if len(devices) < 2:
+    found = _Records.of(dataset)
+    if found is None:
         return None
+    how = _how(dataset, strategies, regime, config)
     key = content_hash(
-        str(VERSION),
-        canonical_json([repr(one) for one in strategies]),
-        canonical_json([regime.value, list(devices), list(_SAMPLES), _MOST_POOL, _MOST_JUDGED]),
-        canonical_json(asdict(config)),
-        dataset.spec.hash,
+        how,
+        canonical_json(list(found.devices)),
         digest(
             dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary, dataset.hardware
         ),
     )
     kept = None if cache is None else cache / f"standings-{key}.json"
-    if kept is not None and (found := _read(kept, key)) is not None:
-        return found
-    made = _make(dataset, strategies, regime, config, devices, key)
+    if kept is not None and (again := _read(kept)) is not None and again.key == key:
+        return again
+    made = replace(
+        _make(dataset, strategies, regime, config, found.devices, key),
+        how=how,
+        known=found.devices,
+        measured=found.measured,
+    )
     if kept is not None:
         _write(kept, made)
     return made
+
+
+def made_ahead(
+    dataset: Dataset,
+    strategies: Sequence[Strategy],
+    regime: Regime,
+    config: TrainConfig,
+    cache: Path,
+    *,
+    growth: float = 2.0,
+) -> LeaveOneOutScores | None:
+    """Look up what `leave_one_out` gave of the same devices a while ago.
+
+    A fleet measures all the time, and strategies do not change places with every record.
+
+    Args:
+        dataset: Candidates of the known devices.
+        strategies: As it was given them.
+        regime: What the heads are asked.
+        config: How source models are trained.
+        cache: Folder of what was made before.
+        growth: Times the measurements and the devices of then that there may be now.
+
+    Returns:
+        The standings from most measurements; None where there are none that are good.
+    """
+    found = _Records.of(dataset)
+    if found is None:
+        return None
+    how = _how(dataset, strategies, regime, config)
+    several = [one for path in cache.glob("standings-*.json") if (one := _read(path)) is not None]
+    good = [
+        one
+        for one in several
+        if one.how == how
+        and set(one.known) <= set(found.devices)
+        and len(one.known) * growth >= len(found.devices)
+        and one.measured * growth >= found.measured
+    ]
+    return max(good, key=lambda one: one.measured, default=None)
+
+
+def drop_older(made: LeaveOneOutScores, cache: Path) -> None:
+    """Delete standings of the same devices that were made before."""
+    for path in cache.glob("standings-*.json"):
+        before = _read(path)
+        if before is not None and (before.how, before.known) == (made.how, made.known) and before != made:
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Devices that something can be learnt from, and their measurements."""
+
+    devices: tuple[str, ...]
+    measured: int
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> _Records | None:
+        devices = tuple(map(str, trainable_devices(dataset, np.arange(len(dataset)))))
+        if len(devices) < 2:
+            return None
+        columns = [dataset.column(one) for one in devices]
+        return cls(devices, int(np.isfinite(dataset.latency_secs[:, columns]).sum()))
+
+
+def _how(dataset: Dataset, strategies: Sequence[Strategy], regime: Regime, config: TrainConfig) -> str:
+    return content_hash(
+        str(VERSION),
+        canonical_json([repr(one) for one in strategies]),
+        canonical_json([regime.value, list(_SAMPLES), _MOST_POOL, _MOST_JUDGED, _MOST_DEVICES]),
+        canonical_json(asdict(config)),
+        dataset.spec.hash,
+    )
 
 
 def _make(
@@ -187,6 +271,9 @@ def _make(
     key: str,
 ) -> LeaveOneOutScores:
     selector = FewOfEach()
+    # Of many, some that lie far apart in the order of their names.
+    devices = devices[:: math.ceil(len(devices) / _MOST_DEVICES)]
+    dataset = dataset.of_devices(devices)
     plan = CurvePlan(
         cases=CasePlan(
             regimes=(regime,),
@@ -261,14 +348,14 @@ def _between(samples: Sequence[int], values: Sequence[float | None], k: int) -> 
     return float(np.interp(math.log2(1 + k), places, heights))
 
 
-def _read(path: Path, key: str) -> LeaveOneOutScores | None:
+def _read(path: Path) -> LeaveOneOutScores | None:
     """What was kept; None where it is missing or damaged: it is then made again."""
     try:
         value: dict[str, Any] = json.loads(path.read_text())
-        if value["version"] != VERSION or value["key"] != key:
+        if value["version"] != VERSION:
             return None
         return LeaveOneOutScores(
-            key=key,
+            key=value["key"],
             samples=tuple(value["samples"]),
             top1={name: tuple(several) for name, several in value["top1"].items()},
             agreement={name: tuple(several) for name, several in value["agreement"].items()},
@@ -279,6 +366,9 @@ def _read(path: Path, key: str) -> LeaveOneOutScores | None:
             },
             judged=tuple(value["judged"]),
             by_judged={name: tuple(map(tuple, rows)) for name, rows in value["by_judged"].items()},
+            how=value["how"],
+            known=tuple(value["known"]),
+            measured=value["measured"],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -295,4 +385,4 @@ def _write(path: Path, standings: LeaveOneOutScores) -> None:
         beside.unlink(missing_ok=True)
 
 
-__all__ = ["VERSION", "LeaveOneOutScores", "leave_one_out"]
+__all__ = ["VERSION", "LeaveOneOutScores", "drop_older", "leave_one_out", "made_ahead"]

@@ -9,7 +9,7 @@ protocol.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
-from transfer.auto.leave_one_out import LeaveOneOutScores, leave_one_out
+from transfer.auto.leave_one_out import LeaveOneOutScores, leave_one_out, made_ahead
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import is_beyond_luck
 from transfer.data.ranking import order_agreement
@@ -48,12 +48,15 @@ class Auto:
     Args:
         strategies: To choose from, best guess first: what is taken where nothing is known yet.
         regime: What the head will be asked: candidates that siblings measured, or unseen ones.
+        ready: More to choose from where somebody has made the standings of all of these ahead, as the daemon
+            does in its idle time: they are too many to be tried while a device waits.
         cache: Folder where standings are kept between calls; made again each time where None.
         guard: Check the choice against scratch and nearest.
     """
 
     strategies: tuple[Strategy, ...]
     regime: Regime = Regime.DEVICE_NEW
+    ready: tuple[Strategy, ...] = ()
     cache: Path | None = field(default=None, repr=False)
     guard: bool = True
     name: str = "auto"
@@ -73,25 +76,17 @@ class Auto:
         Returns:
             None where fewer than two other devices have anything to rank, or there is nothing to choose.
         """
-        if len(self.strategies) < 2:
+        if len(self.strategies) + len(self.ready) < 2:
             return None
         known = visible_part(
             dataset, target_device, np.zeros(0, dtype=np.int64), source_rows, need_support=False
         )
-        column = dataset.column(target_device)
-        others = [place for place in range(len(known.device_ids)) if place != column]
-        siblings = replace(
-            known,
-            device_ids=tuple(known.device_ids[place] for place in others),
-            latency_secs=known.latency_secs[:, others],
-            failed=known.failed[:, others],
-            hardware=known.hardware[others],
-        )
-        # Fingerprints tell how far each device is from the target, not from the one that is left out.
-        strategies = [
-            replace(one, distances=None) if isinstance(one, ZeroShot) else one for one in self.strategies
-        ]
-        return leave_one_out(siblings, strategies, self.regime, config, self.cache)
+        siblings = known.of_devices([one for one in known.device_ids if one != target_device])
+        if self.ready and self.cache is not None:
+            found = made_ahead(siblings, standing(self.ready), self.regime, config, self.cache)
+            if found is not None:
+                return found
+        return leave_one_out(siblings, standing(self.strategies), self.regime, config, self.cache)
 
     def adapt(
         self,
@@ -109,7 +104,10 @@ class Auto:
         standings = self.prepare(dataset, target_device, source_rows=source_rows, config=config)
         latency = dataset.latency_secs[:, dataset.column(target_device)]
         measured = int(np.isfinite(latency[support_rows]).sum())
-        able = [one for one in self.strategies if self._can(one, source, dataset, support_rows, latency)]
+        known = {one.name: one for one in (*self.strategies, *self.ready)}
+        if standings is None:
+            known = {one.name: one for one in self.strategies}
+        able = [one for one in known.values() if self._can(one, source, dataset, support_rows, latency)]
         if not able:
             raise TransferError(
                 f"no strategy can give {target_device!r} a head from {measured} measurements; measure at "
@@ -165,6 +163,14 @@ class Auto:
         return len(known) >= strategy.least_samples and bool(
             np.bincount(dataset.group[known], minlength=1).max(initial=0) >= 2
         )
+
+
+def standing(strategies: Sequence[Strategy]) -> list[Strategy]:
+    """The strategies as they are tried among known devices.
+
+    Fingerprints tell how far each device is from the new one, not from the one that is left out.
+    """
+    return [replace(one, distances=None) if isinstance(one, ZeroShot) else one for one in strategies]
 
 
 def split_support(
@@ -274,4 +280,4 @@ def judge(
     }
 
 
-__all__ = ["Auto", "check_agreement", "checking_view", "for_check", "judge", "split_support"]
+__all__ = ["Auto", "check_agreement", "checking_view", "for_check", "judge", "split_support", "standing"]

@@ -84,6 +84,17 @@ class Dataset:
             failed=self.failed[index],
         )
 
+    def of_devices(self, device_ids: Iterable[str]) -> Dataset:
+        """The same candidates with the measurements of some devices only."""
+        columns = [self.column(one) for one in device_ids]
+        return replace(
+            self,
+            device_ids=tuple(self.device_ids[column] for column in columns),
+            latency_secs=self.latency_secs[:, columns],
+            failed=self.failed[:, columns],
+            hardware=self.hardware[columns],
+        )
+
     def labels(self, rows: NDArray[np.integer] | NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Relative speeds; the best candidate of each workload among the rows given has 1.
 

@@ -1,0 +1,60 @@
+"""Leave-one-device-out scores of all strategies, made while nothing else is to be learnt.
+
+A device that arrives then finds them ready (`transfer.auto`), and is given a head by whatever was best among
+the known devices. Runs in the process of `fleet.refresh.process`. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.records import Family
+from fleet.models.holdout import held_out
+from fleet.models.names import STANDINGS
+from fleet.models.versions import load_snapshot, train_config
+from fleet.refresh.data import family_devices
+from fleet.refresh.request import RefreshRequest
+from fleet.store.store import Store
+
+#: Scores are made again where there are so many times their measurements, or devices.
+_GROWTH = 1.5
+
+
+def run_standings(request: RefreshRequest) -> dict[str, Any]:
+    """Try every strategy on the known devices of a family, each left out in turn.
+
+    Returns:
+        What was done, JSON-ready: the devices that were left out; none where fewer than two can be.
+
+    Raises:
+        FleetError: The store cannot be used.
+        TransferError: There is no ok record.
+    """
+    from transfer.adapt.registry import strategies
+    from transfer.auto.leave_one_out import drop_older, leave_one_out, made_ahead
+    from transfer.auto.strategy import standing
+    from transfer.evaluate.onboarding_cases import Regime
+
+    reader = Store.read(Path(request.store))
+    snapshot = load_snapshot(reader, device_ids=family_devices(reader, Family(request.family)))
+    dataset = snapshot.dataset
+    # What judges heads is not looked at when they are chosen.
+    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
+    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
+    shown = dataset.take(is_open) if is_open.any() else dataset
+    how = (standing(list(strategies().values())), Regime.DEVICE_NEW, train_config(request.epochs))
+    cache = Path(request.models).parent / STANDINGS
+    found = made_ahead(shown, *how, cache, growth=_GROWTH) or leave_one_out(shown, *how, cache)
+    if found is not None:
+        drop_older(found, cache)
+    return {
+        "kind": "standings",
+        "family": request.family,
+        "devices": [] if found is None else list(found.devices),
+    }
+
+
+__all__ = ["run_standings"]
