@@ -93,7 +93,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
     parser.add_argument("--shown-as", default="", help="host name that the tracker gives to clients")
     given = parser.parse_args(arguments)
-    leave_out_torch()
     try:
         serve(given.tracker, given.key, host=given.host, port=given.port, shown_as=given.shown_as)
     except (NotYetError, RuntimeError, OSError) as error:
@@ -101,4 +100,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    leave_out_torch()
     main(sys.argv[1:])

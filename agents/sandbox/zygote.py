@@ -35,6 +35,7 @@ from typing import Any
 
 from agents.host.cuda import make_device_files
 from agents.host.host_lock import make_lock
+from agents.host.own_program import leave_out_torch
 from agents.host.rpc_tracker import reachable
 from agents.sandbox.confinement import confine, needs_of
 from agents.sandbox.core_slot import WORKER_NAME, ProcessCores
@@ -224,7 +225,6 @@ def main(arguments: list[str]) -> None:
     die_with_parent(int(parent_pid))
     _name_process(b"fleet-zygote")
     os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    from agents.host.own_program import leave_out_torch
     from agents.host.timing_lock import timing_lock
     from agents.sandbox import child
 
@@ -232,7 +232,6 @@ def main(arguments: list[str]) -> None:
         if lock_path:  # it imports where something is timed
             make_lock(Path(lock_path))
             held.enter_context(timing_lock(Path(lock_path), _LOCK_WAIT_SECS))
-        leave_out_torch()
         import tvm  # noqa: F401  # what the worker processes inherit
     # Objects that are never collected are never written to, so their pages stay shared.
     gc.collect()
@@ -241,4 +240,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    leave_out_torch()
     main(sys.argv[1:])
