@@ -29,6 +29,7 @@ import yaml
 from agents.records import DeviceId, Outcome
 from fleet.api.client import DaemonClient, find_daemon
 from fleet.config.settings import load_fleet, select_devices
+from fleet.models.names import STANDINGS
 from fleet.models.versions import load_snapshot, train_config
 from fleet.report.demo import choose_devices
 from fleet.store.store import Store
@@ -66,8 +67,13 @@ def run(folder: Path, samples: int) -> dict[str, Any]:
     _fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named(known))
     if not (folder / "runs" / "models").exists():
         _fleet(folder, "train")
+    up = time.monotonic()
     with _daemon(folder) as daemon:
         _until(lambda: _is_at_work(daemon, known), _START_SECS, "the known devices are at work")
+        # What a daemon that has been at work for a while has long done in its idle time.
+        scored = folder / "runs" / STANDINGS
+        _until(lambda: list(scored.glob("*.json")), _STEP_SECS, "all strategies are tried on them")
+        ready_secs = time.monotonic() - up
         began = time.monotonic()
         (files / f"{target.device_id}.yaml").write_bytes(_file_of(target.device_id).read_bytes())
         name = target.device_id
@@ -92,6 +98,7 @@ def run(folder: Path, samples: int) -> dict[str, Any]:
         "known_devices": known,
         "device": name,
         "workloads": WORKLOADS,
+        "strategies_tried_secs": round(ready_secs, 1),
         "known_secs": round(known_secs, 1),
         "head_secs": round(head_secs, 1),
         "parts": {part: round(secs, 1) for part, secs in arrived["seconds"].items()},

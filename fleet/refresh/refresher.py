@@ -101,6 +101,8 @@ class Refresher:
         self._events: list[Event] = []
         #: Serial of the last change of champions that was told; None before any was.
         self._told: int | None = None
+        #: Families of which a champion was seen.
+        self._served: set[str] = set()
         self._scorer = StrategyScorer(
             lambda family: self._request("standings", family, self._folder / "standings")
         )
@@ -149,7 +151,14 @@ class Refresher:
         self._events = [one for one in self._events if not isinstance(one, TrainingStarted)]
 
     def records_stored(self, device_id: DeviceId, family: str, count: int) -> None:
-        """Count new records of a device: enough of them ask for a look at its champion."""
+        """Count new records of a device: enough of them ask for a look at its champion.
+
+        The first ones of a family that is served have its strategies tried, where that was not done lately.
+        """
+        if family not in self._served and self._registry.champion(device_id) is not None:
+            self._served.add(family)
+            if self._settings.score_strategies:
+                self._scorer.want(family)
         self._watching.families[device_id] = family
         self._watching.new[device_id] = self._watching.new.get(device_id, 0) + count
 
