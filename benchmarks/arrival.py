@@ -60,6 +60,7 @@ def run(folder: Path, samples: int) -> dict[str, Any]:
         (files / f"{name}.yaml").write_bytes(_file_of(name).read_bytes())
     (files / f"{target.device_id}.yaml").unlink(missing_ok=True)
     settings = {
+        "schema": 1,
         "daemon": {"arrival_samples": samples, "return_samples": 32},
         "workloads": {**_BOUNDS, "count": WORKLOADS},
     }

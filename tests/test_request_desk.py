@@ -333,7 +333,7 @@ def test_arguments_of_a_driver_are_refused_with_their_name(
         (body(id=""), "id: expected"),
         (body(id="../x"), "id: expected"),
         (body(id="x" * 65), "id: expected"),
-        (body(kind="dance"), "kind: expected one of collection, import, onboarding, training, tuning, got 'dance'"),
+        (body(kind="dance"), "expected one of collection, import, onboarding, training, tuning, got 'dance'"),
         (body(kind=["training"]), "kind: expected"),
         (body(arguments=[]), "arguments: expected a JSON object"),
         (body(minutes=0), "minutes: expected a number above 0"),
