@@ -16,6 +16,8 @@ from conftest import each_below
 
 from fleet.errors import FleetError
 from fleet.store.store import Store
+from transfer.adapt.fingerprint import ORIGIN
+from transfer.adapt.registry import NAMES
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -114,7 +116,8 @@ def test_the_same_command_goes_on_after_a_kill(finished: tuple[Path, int]) -> No
     assert len({record.record_id for record in records}) == len(records)
     by_device: dict[str, set[str]] = {}
     for record in first:
-        by_device.setdefault(record.device_id, set()).add(record.candidate_id)
+        if record.origin != ORIGIN:
+            by_device.setdefault(record.device_id, set()).add(record.candidate_id)
     assert len(by_device) >= 2
     candidates = next(iter(by_device.values()))
     assert all(found == candidates for found in by_device.values())
@@ -137,7 +140,7 @@ def test_the_report_keeps_its_contract(finished: tuple[Path, int]) -> None:
     new = report["onboarding"]
     assert new["device"] in report["devices"]
     assert new["samples"] == SUPPORT
-    assert new["strategy"] == "multitask"
+    assert new["strategy"] in NAMES
     assert new["seconds"] > 0
     assert 0 < new["full_samples"] < report["devices"][new["device"]]["ok"]
     for key in ("top1", "top5", "scratch_top1", "scratch_top5", "full_top1"):
@@ -161,7 +164,7 @@ def test_the_kept_model_scores_every_head(finished: tuple[Path, int]) -> None:
     assert manifest["samples"] == SUPPORT
     for device_id in model.device_ids:
         scores = model.score(snapshot.dataset.features, device_id)
-        assert scores.shape == (WORKLOADS * SAMPLES,)
+        assert scores.shape == (len(snapshot.dataset),)
         assert len(set(scores.tolist())) > WORKLOADS * SAMPLES / 2
 
 

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import Candidate, CandidateId, Outcome, Workload, WorkloadId
+from agents.records import Candidate, Outcome, Workload, WorkloadId
 from fleet.collection.selection import (
     allocate,
     best_traces,
     choose_parents,
     choose_workloads,
-    few_of_each,
     random_share,
     survey,
 )
@@ -149,15 +148,3 @@ def test_siblings_are_spared_a_quarantined_candidate() -> None:
         assert set(known.candidates) == {fine[0].candidate_id, fine[2].candidate_id}
         assert known.quarantined == {killer.candidate_id}
         assert killer.candidate_id in known.ids
-
-
-@pytest.mark.parametrize(("count", "workloads", "each"), [(12, 3, 4), (8, 2, 4), (24, 5, 5), (99, 5, 6)])
-def test_few_of_each_gives_companions_before_breadth(count: int, workloads: int, each: int) -> None:
-    pools = {WorkloadId(name): candidates(name, 6) for name in "abcde"}
-    chosen = few_of_each(pools, count, seed=3, per_workload=4)
-    assert sum(len(group) for group in chosen.values()) == min(count, 30)
-    assert len(chosen) == workloads
-    assert max(len(group) for group in chosen.values()) >= each
-    ids: list[CandidateId] = [one.candidate_id for group in chosen.values() for one in group]
-    assert len(set(ids)) == len(ids)
-    assert chosen == few_of_each(pools, count, seed=3, per_workload=4)

@@ -7,17 +7,12 @@ Called by `collect.py`; `batch_plan.py` makes batches of what is chosen. Knows n
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload, WorkloadId
 from fleet.errors import FleetError
-
-#: Candidates of each workload that a new device is asked for: the choice of
-#: `transfer.adapt.sample_selection`, so that held-out checks describe the real onboarding.
-SUPPORT_PER_WORKLOAD = 8
 
 
 def choose_workloads(
@@ -111,41 +106,6 @@ def choose_parents(best: Iterable[Sequence[str]]) -> list[str]:
     """Merge the best traces of several devices, each list best first, into one list without repeats."""
     in_turn = chain.from_iterable(zip_longest(*best))
     return list(dict.fromkeys(trace for trace in in_turn if trace is not None))
-
-
-def few_of_each(
-    pools: Mapping[WorkloadId, Sequence[Candidate]],
-    count: int,
-    *,
-    seed: int,
-    per_workload: int = SUPPORT_PER_WORKLOAD,
-) -> dict[WorkloadId, list[Candidate]]:
-    """Choose `count` candidates that a new device is asked for: a few of each of many workloads.
-
-    A candidate alone in its workload teaches nothing about ranking, so workloads are taken in random order
-    with `per_workload` candidates each, and get more only when all of them have that many.
-
-    Args:
-        pools: Candidates that sibling devices have measured, by workload.
-        count: How many to choose; all of them where there are fewer.
-        seed: Of the choice.
-        per_workload: Candidates that a chosen workload gets first.
-    """
-    draws = random.Random(f"{seed}/few")
-    shuffled = {
-        workload_id: draws.sample(list(pool), len(pool)) for workload_id, pool in sorted(pools.items())
-    }
-    order = draws.sample(list(shuffled), len(shuffled))
-    chosen: dict[WorkloadId, list[Candidate]] = {}
-    left = min(count, sum(len(pool) for pool in shuffled.values()))
-    while left:
-        for workload_id in order:
-            taken = chosen.get(workload_id, [])
-            more = shuffled[workload_id][len(taken) : len(taken) + min(per_workload, left)]
-            if more:
-                chosen[workload_id] = taken + more
-                left -= len(more)
-    return chosen
 
 
 @dataclass(slots=True)

@@ -173,21 +173,6 @@ def hold_out_target(
     return average_repeats(results, seed)
 
 
-def strategy_named(name: str) -> Strategy:
-    """The strategy of adaptation with this name.
-
-    Raises:
-        FleetError: There is none.
-    """
-    from transfer.adapt.multitask import MultiTask
-    from transfer.adapt.scratch import Scratch
-
-    strategies: dict[str, Strategy] = {one.name: one for one in (MultiTask(), Scratch())}
-    if name not in strategies:
-        raise FleetError(f"unknown strategy {name!r}; known: {', '.join(strategies)}")
-    return strategies[name]
-
-
 def adapt_version(
     snapshot: DatasetSnapshot,
     models: Path,

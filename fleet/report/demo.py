@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection as Ids
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from agents.host import cpu_features as isa
 from agents.host.probe import differences, probe
 from agents.programs.networks import NETWORKS
 from agents.records import (
-    CandidateId,
     DeviceId,
     DeviceKind,
     DeviceSpec,
@@ -33,20 +31,17 @@ from agents.records import (
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.progress import TerminalDisplay
-from fleet.collection.selection import choose_workloads, few_of_each
+from fleet.collection.selection import choose_workloads
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.errors import FleetError
-from fleet.models.versions import (
-    DatasetSnapshot,
-    adapt_version,
-    hold_out_target,
-    load_snapshot,
-    strategy_named,
-    train_config,
-)
+from fleet.models.training import train_version
+from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapshot
+from fleet.onboarding.adaptation import AUTO
+from fleet.onboarding.fingerprint import measure_fingerprint
+from fleet.onboarding.onboarding import onboard_device
 from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
@@ -54,7 +49,6 @@ from fleet.store.store import Store
 if TYPE_CHECKING:
     from transfer.evaluate.evaluation import CrossValidation, FoldProgress
     from transfer.model.mtl_tlp import MultiTaskTLP
-    from transfer.train.training import TrainConfig
 
 #: Devices of one run: three to learn from and a new one; more would not fit into ten minutes on two cores.
 _DEVICES = 4
@@ -99,6 +93,8 @@ class DemoRun:
     resumed: bool
     snapshot: DatasetSnapshot
     held_out: CrossValidation
+    #: What `auto` took for the new device.
+    strategy: str
     model: MultiTaskTLP
     model_version: str
     #: Wall seconds by part; those of the onboarding begin with `onboard`.
@@ -155,13 +151,13 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         {"devices": names},
         UpOptions(models=folder / _MODELS),
         console,
-        lambda engine: _measure(engine, sources, target, folder, settings, clock, display),
+        lambda engine: _measure(engine, fleet, sources, target, folder, settings, clock, display),
     )
     with clock.part("judge"):
         snapshot = load_snapshot(
             Store.read(folder / _STORE), device_ids=names, workload_ids={*measured.workload_ids}
         )
-        held_out = _judge(snapshot, target.device_id, settings, display)
+        held_out = _judge(snapshot, target.device_id, measured.strategy, settings, display)
     display.finish()
     return DemoRun(
         settings=settings,
@@ -171,6 +167,7 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         resumed=measured.resumed,
         snapshot=snapshot,
         held_out=held_out,
+        strategy=measured.strategy,
         model=measured.model,
         model_version=measured.version,
         parts=clock.parts,
@@ -185,6 +182,8 @@ class _Measured:
 
     workloads: tuple[Workload, ...]
     resumed: bool
+    #: What `auto` took.
+    strategy: str
     model: MultiTaskTLP
     version: str
 
@@ -200,11 +199,13 @@ def _fleet(config: FleetConfig, folder: Path, settings: DemoSettings, names: lis
     values["daemon"]["root"] = str(folder / _ENGINE)
     values["protocol"] |= {"build_timeout_sec": settings.protocol.build_timeout_sec}
     values["training"] |= {"seed": settings.seed, "epochs": settings.epochs}
+    values["onboarding"] |= {"samples": settings.support, "strategy": AUTO}
     return FleetConfig.model_validate(values)
 
 
 def _measure(
     engine: EngineSession,
+    fleet: FleetConfig,
     sources: Sequence[DeviceSpec],
     target: DeviceSpec,
     folder: Path,
@@ -212,13 +213,19 @@ def _measure(
     clock: Clock,
     display: TerminalDisplay,
 ) -> _Measured:
-    """Measure the known devices, learn from them, give the new one a head, and measure the rest."""
+    """Measure the known devices, learn from them, give the new one a head, and measure the rest.
+
+    Each step is what `fleet collect`, `fleet train` and `fleet onboard` do.
+    """
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
+
     collect = CollectSettings(
         samples=settings.samples, protocol=settings.protocol, seed=settings.seed, remeasure=settings.remeasure
     )
-    config = train_config(settings.epochs)
+    models = folder / _MODELS
+    source_ids = [spec.device_id for spec in sources]
     with display.live():
-        source_ids = [spec.device_id for spec in sources]
         with clock.part("start"):
             engine.ready(source_ids)
         known = Collection(engine, {spec.device_id: spec for spec in sources}, collect, display)
@@ -230,44 +237,40 @@ def _measure(
             pools = known.propose(workloads)[Family.CPU]
         with clock.part("measure"):
             known.measure({Family.CPU: pools}, workloads)
+            for spec in sources:
+                measure_fingerprint(engine, known, spec)
+        display.finish()
 
-        display.say(f"Training on {len(sources)} devices.")
-        all_ids = [*source_ids, target.device_id]
-        chosen_ids = {workload.workload_id for workload in workloads}
-        with clock.part("train"):
-            source_model = _train_sources(engine.store(), source_ids, chosen_ids, config, settings.seed)
+    display.say(f"Training on {len(sources)} devices.")
+    with clock.part("train"):
+        train_version(fleet, models, source_ids)
 
-        with clock.part("onboard: probe"):
-            engine.ready([target.device_id])
-        new = Collection(engine, {target.device_id: target}, collect, display)
-        few = few_of_each(pools, settings.support, seed=settings.seed)
-        support = frozenset(candidate.candidate_id for chosen in few.values() for candidate in chosen)
-        before = engine.store().measured(target.device_id)
-        resumed = any(candidate_id in support for candidate_id, _ in before)
-        with clock.part("onboard: measure"):
-            new.measure({Family.CPU: few}, workloads)
-        if resumed:
-            clock.parts["onboard: measure"] = _work_secs(engine.store(), target.device_id, support)
-        with clock.part("onboard: adapt"):
-            seen = load_snapshot(engine.store(), device_ids=all_ids, workload_ids=chosen_ids)
-            model, version = adapt_version(
-                seen,
-                folder / _MODELS,
-                source_model,
-                target.device_id,
-                support,
-                strategy_named("multitask"),
-                config,
-                settings.seed,
-            )
-        display.say(f"Model {version} has a head for {target.device_id}. Measuring the rest to check it.")
+    with clock.part("onboard: probe"):
+        engine.ready([target.device_id])
+    resumed = bool(engine.store().measured(target.device_id))
+    onboarded = onboard_device(engine, fleet, target, models, display, fewer=True)
+    for part, secs in onboarded["seconds"].items():
+        clock.parts[f"onboard: {part}"] = secs
+    if resumed:
+        clock.parts["onboard: measure"] = _work_secs(engine.store(), target.device_id)
+    version = onboarded["served_by"]
+    taken = str(onboarded["taken"])
+    display.say(f"Model {version} serves {target.device_id} ({taken}). Measuring the rest to check it.")
+    new = Collection(engine, {target.device_id: target}, collect, display)
+    with display.live():
         with clock.part("measure"):
             new.measure({Family.CPU: pools}, workloads)
         with clock.part("remeasure"):
             known.remeasure(workloads)
             new.remeasure(workloads)
         display.finish()
-    return _Measured(workloads=tuple(workloads), resumed=resumed, model=model, version=version)
+    return _Measured(
+        workloads=tuple(workloads),
+        resumed=resumed,
+        strategy=taken,
+        model=checkpoint.load(models / version, DEFAULT_SPEC)[0],
+        version=version,
+    )
 
 
 def start_over(folder: Path) -> None:
@@ -287,36 +290,22 @@ def start_over(folder: Path) -> None:
             raise FleetError(f"cannot delete {path}: {error.strerror}; delete it by hand") from error
 
 
-def _work_secs(store: StoreReader, device_id: DeviceId, candidates: Ids[CandidateId]) -> float:
-    """Seconds spent on building and timing some candidates, one after the other."""
-    return sum(
-        record.build_secs + record.timing_secs
-        for record in store.records(device_id=device_id)
-        if record.attempt == 0 and record.candidate_id in candidates
-    )
-
-
-def _train_sources(
-    store: StoreReader,
-    source_ids: Sequence[DeviceId],
-    workload_ids: Ids[WorkloadId],
-    config: TrainConfig,
-    seed: int,
-) -> MultiTaskTLP:
-    """Train on the known devices alone."""
-    import numpy as np
-
-    from transfer.train.training import train
-
-    dataset = load_snapshot(store, device_ids=source_ids, workload_ids=workload_ids).dataset
-    rows = np.arange(len(dataset.candidate_ids))
-    return train(dataset, rows, config=config, seed=seed).model
+def _work_secs(store: StoreReader, device_id: DeviceId) -> float:
+    """Seconds that a device has spent on building and timing candidates, one after the other."""
+    first = (record for record in store.records(device_id=device_id) if record.attempt == 0)
+    return sum(record.build_secs + record.timing_secs for record in first)
 
 
 def _judge(
-    snapshot: DatasetSnapshot, target: DeviceId, settings: DemoSettings, display: TerminalDisplay
+    snapshot: DatasetSnapshot,
+    target: DeviceId,
+    strategy: str,
+    settings: DemoSettings,
+    display: TerminalDisplay,
 ) -> CrossValidation:
     """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
+    from transfer.adapt.registry import strategies
+
     parts = 4 * settings.folds * settings.repeats
     display.phase("learn", parts)
 
@@ -331,7 +320,7 @@ def _judge(
         epochs=settings.epochs,
         seed=settings.seed,
         workers=len(os.sched_getaffinity(0)),
-        strategy=strategy_named("multitask"),
+        strategy=strategies()[strategy],
         repeats=settings.repeats,
         on_progress=tell,
     )

@@ -198,7 +198,7 @@ def _onboarding(run: DemoRun, names: dict[WorkloadId, str]) -> OnboardingSummary
     return OnboardingSummary(
         device=run.target.device_id,
         samples=held_out.samples,
-        strategy="multitask",
+        strategy=run.strategy,
         seconds_by_part=tuple(
             (name.removeprefix(_ONBOARD), secs)
             for name, secs in run.parts.items()
