@@ -7,7 +7,7 @@ not count):
 - features: TVM's `PerStoreFeature`, which lowers every candidate, against `Extractor.extract_live`, which
   reads traces;
 - scores: TVM's XGBoost cost model (`XGBModel.predict`, its features included), fitted as TVM does on 64 of
-  the candidates with random labels, against our features and `MultiTaskTLP.score`. The weights of our network
+  the candidates with random labels, against our features and `FleetTLP.score`. The weights of our network
   are random, and its trees grown to random values: the time hardly depends on them.
 
 Ours is timed with a fresh extractor, so that each design space is compiled within the time; what a search
@@ -204,13 +204,13 @@ def _model(cases: list[_Case], seed: int) -> Any:
     from transfer.features.extractor import DEFAULT_SPEC, Extractor
     from transfer.features.flat import flat_inputs
     from transfer.features.hardware import HARDWARE_NAMES
-    from transfer.model.mtl_tlp import MultiTaskTLP, model_config
+    from transfer.model.fleet_tlp import FleetTLP, model_config
     from transfer.model.trees import Trees, tree_inputs
     from transfer.train.training import TrainConfig
     from transfer.train.tree_fit import grow
 
     config = TrainConfig()
-    model = MultiTaskTLP(model_config(DEFAULT_SPEC, config.sizes), (_HEAD,))
+    model = FleetTLP(model_config(DEFAULT_SPEC, config.sizes), (_HEAD,))
     workloads = [case.workload for case in cases for _ in case.stored]
     block = Extractor().extract(workloads, [one for case in cases for one in case.stored])
     model.fit_scaler(block)

@@ -9,7 +9,7 @@ import numpy as np
 from agents.records import CandidateId, DeviceId, WorkloadId
 from transfer.data.dataset import Dataset
 from transfer.features.extractor import FeatureBlock, FeatureSpec
-from transfer.model.mtl_tlp import ModelSizes
+from transfer.model.fleet_tlp import ModelSizes
 from transfer.train.losses import LossWeights
 from transfer.train.training import TrainConfig
 

@@ -14,7 +14,7 @@ from fleet.models.holdout import is_held_out
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_trace, gmm_workload, record_of
 from transfer.features.extractor import DEFAULT_SPEC
-from transfer.model.mtl_tlp import ModelSizes, MultiTaskTLP, model_config, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, ModelSizes, model_config, scoped_seed
 
 DEVICES = ("box.a", "box.b")
 SIZES = ModelSizes(
@@ -99,7 +99,7 @@ def append(path: Path, records: Sequence[Record]) -> None:
         store.append(records)
 
 
-def small_model(*heads: str, seed: int = 0) -> MultiTaskTLP:
+def small_model(*heads: str, seed: int = 0) -> FleetTLP:
     """A model that was never trained."""
     with scoped_seed(seed):
-        return MultiTaskTLP(model_config(DEFAULT_SPEC, SIZES), heads).eval()
+        return FleetTLP(model_config(DEFAULT_SPEC, SIZES), heads).eval()

@@ -19,7 +19,7 @@ from transfer.adapt.scratch import Scratch
 from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.errors import TransferError
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.losses import LossWeights, head_loss
 from transfer.train.training import train
 
@@ -51,11 +51,11 @@ def named(strategy: Strategy) -> str:
 
 
 @pytest.fixture(scope="module")
-def source() -> MultiTaskTLP:
+def source() -> FleetTLP:
     return train(DATASET, SOURCE_ROWS, config=CONFIG, seed=0, devices=("cpu.a", "cpu.b")).model
 
 
-def same_weights(a: MultiTaskTLP, b: MultiTaskTLP) -> bool:
+def same_weights(a: FleetTLP, b: FleetTLP) -> bool:
     left, right = a.state_dict(), b.state_dict()
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
@@ -69,11 +69,11 @@ def same(a: Adapted, b: Adapted) -> bool:
     return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
 
 
-def adapted_by(strategy: Strategy, source: MultiTaskTLP, dataset=DATASET, support=SUPPORT, seed=0) -> Adapted:
+def adapted_by(strategy: Strategy, source: FleetTLP, dataset=DATASET, support=SUPPORT, seed=0) -> Adapted:
     return strategy.adapt(source, dataset, TARGET, support, source_rows=SOURCE_ROWS, config=QUICK, seed=seed)
 
 
-def support_loss(model: MultiTaskTLP) -> float:
+def support_loss(model: FleetTLP) -> float:
     part = visible_part(DATASET, TARGET, SUPPORT, SUPPORT)
     scores = model.score(part.features, TARGET)
     labels = part.labels()[:, part.column(TARGET)]

@@ -12,7 +12,7 @@ from transfer.adapt.source_model import fast_weights, fit_siblings, hardware_mix
 from transfer.data.ranking import kendall_tau
 from transfer.errors import TransferError
 from transfer.model.encoder import ModelSizes
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
 
 TARGET = "cpu-new"
@@ -23,7 +23,7 @@ QUICK = replace(CONFIG, epochs=3)
 
 
 @pytest.fixture(scope="module")
-def source() -> MultiTaskTLP:
+def source() -> FleetTLP:
     return train(DATASET, SOURCE_ROWS, config=CONFIG, seed=0, devices=("cpu.a", "cpu.b")).model
 
 

@@ -15,7 +15,7 @@ from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
 from tests.onboarding_fixtures import NEW, SIBLINGS, fill
 from transfer.adapt.nearest import Nearest
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, train
 
 CONFIG = TrainConfig(epochs=1, trees=5)
@@ -33,19 +33,19 @@ def snapshot(store: Path) -> DatasetSnapshot:
 
 
 @pytest.fixture(scope="module")
-def source(snapshot: DatasetSnapshot) -> MultiTaskTLP:
+def source(snapshot: DatasetSnapshot) -> FleetTLP:
     rows = np.arange(len(snapshot.dataset))
     return train(snapshot.dataset, rows, config=CONFIG, seed=0, devices=SIBLINGS).model
 
 
-def onboard(snapshot: DatasetSnapshot, models: Path, source: MultiTaskTLP, samples: int) -> str:
+def onboard(snapshot: DatasetSnapshot, models: Path, source: FleetTLP, samples: int) -> str:
     support = set(snapshot.dataset.candidate_ids[:samples])
     return adapt_version(snapshot, models, source, TARGET, support, Nearest(), CONFIG, 0)[1]
 
 
 @pytest.mark.parametrize("samples", [16, 64])
 def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
-    samples: int, snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path
+    samples: int, snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
 ) -> None:
     registry = Registry(tmp_path)
     first = onboard(snapshot, tmp_path, source, 16)
@@ -68,7 +68,7 @@ def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
 
 
 def test_a_pinned_device_is_onboarded_to_no_effect(
-    snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path
+    snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
 ) -> None:
     registry = Registry(tmp_path)
     first = onboard(snapshot, tmp_path, source, 16)
@@ -83,7 +83,7 @@ def test_a_pinned_device_is_onboarded_to_no_effect(
 
 
 def test_a_champion_that_cannot_serve_is_followed(
-    snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path
+    snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
 ) -> None:
     registry = Registry(tmp_path)
     first = onboard(snapshot, tmp_path, source, 16)
@@ -94,7 +94,7 @@ def test_a_champion_that_cannot_serve_is_followed(
     assert {one.version for device, one in registry.champions().items() if device != TARGET} == {first}
 
 
-def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: MultiTaskTLP, tmp_path: Path) -> None:
+def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     trained = train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
     registry.publish(registry.add(trained, {}), {one: {} for one in trained.device_ids})
@@ -107,7 +107,7 @@ def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: MultiTaskTLP, t
 
 
 def test_a_head_that_the_store_has_no_records_of_is_no_error(
-    store: Path, source: MultiTaskTLP, tmp_path: Path
+    store: Path, source: FleetTLP, tmp_path: Path
 ) -> None:
     """It was seen at the very end, when all samples had been measured."""
     fewer = load_snapshot(Store.read(store), device_ids=[DeviceId("dev-a"), DeviceId("dev-b"), TARGET])

@@ -32,7 +32,7 @@ from fleet.results.record_sink import Counts
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
 from transfer.model import checkpoint
-from transfer.model.mtl_tlp import MultiTaskTLP, model_config
+from transfer.model.fleet_tlp import FleetTLP, model_config
 
 BOARD = "board-7"
 
@@ -88,7 +88,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for version in ("v000001", "v000002"):
         checkpoint.save(
             folder / version,
-            MultiTaskTLP(model_config(SPEC, SIZES), (BOARD,)),
+            FleetTLP(model_config(SPEC, SIZES), (BOARD,)),
             {"version": version, "table_version": 3},
         )
     return folder
@@ -195,7 +195,7 @@ def test_a_champion_shows_at_once(tmp_path: Path) -> None:
     try:
         assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
         checkpoint.save(
-            folder / "v000001", MultiTaskTLP(model_config(SPEC, SIZES), (BOARD,)), {"version": "v000001"}
+            folder / "v000001", FleetTLP(model_config(SPEC, SIZES), (BOARD,)), {"version": "v000001"}
         )
         assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
     finally:
@@ -206,7 +206,7 @@ def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry(tmp_path / "models")
-    model = MultiTaskTLP(model_config(SPEC, SIZES), (BOARD,))
+    model = FleetTLP(model_config(SPEC, SIZES), (BOARD,))
     registry.publish(registry.add(model, {}), {BOARD: {}})
     server = ApiServer(a_view, RegistryReader(registry.folder), tmp_path, "127.0.0.1", 0)
     try:

@@ -21,7 +21,7 @@ from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, 
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Regime
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, train
 
 TARGET = "cpu-new"
@@ -32,7 +32,7 @@ LATENCY = DATASET.latency_secs[:, DATASET.column(TARGET)]
 
 
 @pytest.fixture(scope="module")
-def source() -> MultiTaskTLP:
+def source() -> FleetTLP:
     view = without_device(DATASET, TARGET)
     return train(view, ROWS, config=replace(CONFIG, epochs=12), seed=0, devices=("cpu.a", "cpu.b")).model
 
@@ -46,7 +46,7 @@ class Backwards:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: np.ndarray,
@@ -65,7 +65,7 @@ class Backwards:
         return adapted
 
 
-def run(auto: Auto, source: MultiTaskTLP | None, support: np.ndarray) -> Adapted:
+def run(auto: Auto, source: FleetTLP | None, support: np.ndarray) -> Adapted:
     return auto.adapt(source, DATASET, TARGET, support, source_rows=ROWS, config=SHORT, seed=0)
 
 
@@ -74,7 +74,7 @@ def measured(count: int) -> np.ndarray:
     return np.flatnonzero(np.isfinite(LATENCY))[:count]
 
 
-def test_a_harmful_choice_is_found_out_and_replaced(source: MultiTaskTLP) -> None:
+def test_a_harmful_choice_is_found_out_and_replaced(source: FleetTLP) -> None:
     auto = Auto(strategies=(Backwards(), Nearest()))
     adapted = run(replace(auto, strategies=(Backwards(),)), source, measured(80))
     check = adapted.notes["check"]
@@ -84,13 +84,13 @@ def test_a_harmful_choice_is_found_out_and_replaced(source: MultiTaskTLP) -> Non
     assert check["agreement"]["backwards"] < check["agreement"][check["taken"]]
 
 
-def test_without_the_guard_the_harm_is_done(source: MultiTaskTLP) -> None:
+def test_without_the_guard_the_harm_is_done(source: FleetTLP) -> None:
     adapted = run(Auto(strategies=(Backwards(),), guard=False), source, measured(80))
     assert adapted.notes["strategy"] == "backwards"
     assert "check" not in adapted.notes
 
 
-def test_the_known_devices_tell_which_strategy(source: MultiTaskTLP, tmp_path: Path) -> None:
+def test_the_known_devices_tell_which_strategy(source: FleetTLP, tmp_path: Path) -> None:
     auto = Auto(strategies=(Backwards(), Nearest(), Scratch()), cache=tmp_path, guard=False)
     adapted = run(auto, source, measured(60))
     assert adapted.notes["strategy"] != "backwards"
@@ -102,7 +102,7 @@ def test_the_known_devices_tell_which_strategy(source: MultiTaskTLP, tmp_path: P
     assert expected[0].low <= standings.at(0)["nearest"] <= expected[0].high
 
 
-def test_with_no_samples_it_takes_what_needs_none(source: MultiTaskTLP) -> None:
+def test_with_no_samples_it_takes_what_needs_none(source: FleetTLP) -> None:
     adapted = run(Auto(strategies=(Scratch(), MultiTask(), Nearest())), source, measured(0))
     assert adapted.notes["strategy"] == "nearest"
     assert "too few" in adapted.notes["check"]
@@ -119,13 +119,13 @@ def test_nothing_to_go_by_is_one_clear_error() -> None:
         run(Auto(strategies=(MultiTask(), Scratch())), None, measured(0))
 
 
-def test_the_same_arguments_give_the_same_head(source: MultiTaskTLP) -> None:
+def test_the_same_arguments_give_the_same_head(source: FleetTLP) -> None:
     auto = Auto(strategies=(MultiTask(), Scratch()))
     one, other = (run(auto, source, measured(50)).score(DATASET, ROWS) for _ in range(2))
     np.testing.assert_array_equal(one, other)
 
 
-def test_unseen_latencies_of_the_target_change_nothing(source: MultiTaskTLP) -> None:
+def test_unseen_latencies_of_the_target_change_nothing(source: FleetTLP) -> None:
     support = measured(50)
     changed = DATASET.latency_secs.copy()
     rest = np.setdiff1d(ROWS, support)
@@ -191,7 +191,7 @@ def test_standings_made_ahead_are_good_until_there_is_much_more_to_go_by(tmp_pat
 
 
 def test_it_chooses_among_more_where_their_standings_were_made_ahead(
-    source: MultiTaskTLP, tmp_path: Path
+    source: FleetTLP, tmp_path: Path
 ) -> None:
     auto = Auto(strategies=(Backwards(),), ready=(Backwards(), Nearest()), cache=tmp_path, guard=False)
     assert run(auto, source, measured(60)).notes["strategy"] == "backwards"
@@ -217,7 +217,7 @@ def test_of_many_devices_some_are_left_out_in_turn() -> None:
 
 
 def test_standings_know_nothing_of_the_fingerprint_of_the_new_device(
-    source: MultiTaskTLP, tmp_path: Path
+    source: FleetTLP, tmp_path: Path
 ) -> None:
     """Its distances say nothing of the devices that are left out in turn, even where one of two has any."""
     told, plain = (
@@ -351,7 +351,7 @@ def test_too_few_samples_are_not_split(regime: Regime) -> None:
     assert split_support(DATASET, measured(10), LATENCY, regime, seed=0) is None
 
 
-def test_agreement_is_told_by_workload(source: MultiTaskTLP) -> None:
+def test_agreement_is_told_by_workload(source: FleetTLP) -> None:
     check = measured(30)
     adapted = Nearest().adapt(source, DATASET, TARGET, check, source_rows=ROWS, config=SHORT, seed=0)
     found = check_agreement(adapted, DATASET, check, LATENCY, Regime.DEVICE_NEW)

@@ -12,19 +12,19 @@ from tests.model_fixtures import SIZES, SPEC, make_block
 from transfer import checked_folder
 from transfer.model import checkpoint
 from transfer.model.checkpoint import CheckpointError, load, save
-from transfer.model.mtl_tlp import MultiTaskTLP, model_config, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 
 
 @pytest.fixture
-def model() -> MultiTaskTLP:
+def model() -> FleetTLP:
     with scoped_seed(1):
-        model = MultiTaskTLP(model_config(SPEC, SIZES), ("pi.local", "cpu_b"))
+        model = FleetTLP(model_config(SPEC, SIZES), ("pi.local", "cpu_b"))
     model.fit_scaler(make_block(50, 7))
     return model.eval()
 
 
 @pytest.fixture
-def saved(tmp_path: Path, model: MultiTaskTLP) -> Path:
+def saved(tmp_path: Path, model: FleetTLP) -> Path:
     directory = tmp_path / "models" / "v1"
     save(directory, model, {"seed": 3, "table_version": 12, "metrics": {"top1": {"pi.local": 0.8}}})
     return directory

@@ -32,7 +32,7 @@ from transfer.evaluate.rankers import KeptRanker
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.model import checkpoint
 from transfer.model.checkpoint import CheckpointError
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
 from transfer.tvm_cost_model import load_scorer
 
@@ -43,12 +43,12 @@ QUICK = replace(CONFIG, epochs=3)
 
 
 @pytest.fixture(scope="module")
-def source() -> MultiTaskTLP:
+def source() -> FleetTLP:
     return train(DATASET, ROWS, config=QUICK, seed=0, devices=("cpu.a", "cpu.b")).model
 
 
 @pytest.fixture(scope="module")
-def adapted(source: MultiTaskTLP) -> Adapted:
+def adapted(source: FleetTLP) -> Adapted:
     support = DATASET.rows_of(TARGET)[:40]
     return SourceDevices(nets=2).adapt(
         source, DATASET, TARGET, support, source_rows=ROWS, config=QUICK, seed=0
@@ -77,7 +77,7 @@ def test_what_nobody_measured_is_scored_as_it_was_judged(adapted: Adapted) -> No
     )
 
 
-def test_a_head_that_is_all_is_kept_alone(source: MultiTaskTLP, tmp_path: Path) -> None:
+def test_a_head_that_is_all_is_kept_alone(source: FleetTLP, tmp_path: Path) -> None:
     plain = Nearest().adapt(source, DATASET, TARGET, ROWS[:40], source_rows=ROWS, config=QUICK, seed=0)
     assert files_of(plain) == {}
     checkpoint.save(tmp_path / "v", plain.model, {}, beside=files_of(plain))

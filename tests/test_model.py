@@ -10,10 +10,10 @@ from tests.model_fixtures import SIZES, SPEC, make_block
 from transfer.errors import TransferError
 from transfer.features.extractor import FeatureBlock
 from transfer.model.encoder import PiecewiseLinear
-from transfer.model.mtl_tlp import (
+from transfer.model.fleet_tlp import (
+    FleetTLP,
     ModelConfig,
     ModelSizes,
-    MultiTaskTLP,
     block_tensors,
     model_config,
     scoped_seed,
@@ -21,14 +21,14 @@ from transfer.model.mtl_tlp import (
 
 
 @pytest.fixture
-def model() -> MultiTaskTLP:
+def model() -> FleetTLP:
     with scoped_seed(1):
-        model = MultiTaskTLP(model_config(SPEC, SIZES), ("cpu.a", "cpu_b"))
+        model = FleetTLP(model_config(SPEC, SIZES), ("cpu.a", "cpu_b"))
     model.fit_scaler(make_block(50, 7))
     return model.eval()
 
 
-def scores_of(model: MultiTaskTLP, tensors: tuple[torch.Tensor, ...]) -> np.ndarray:
+def scores_of(model: FleetTLP, tensors: tuple[torch.Tensor, ...]) -> np.ndarray:
     with torch.no_grad():
         return model.logits(model.backbone(*tensors), "cpu.a").numpy()
 
@@ -139,7 +139,7 @@ def test_each_head_touches_only_the_backbone_and_itself(model):
     "device_id", ["pi.local:9190", "a%2Eb", "keys", "forward", "Ünï code", "x86-64-v3", ""]
 )
 def test_any_device_id_names_a_head(device_id):
-    model = MultiTaskTLP(model_config(SPEC, SIZES), ("first",))
+    model = FleetTLP(model_config(SPEC, SIZES), ("first",))
     model.add_head(device_id)
     assert model.device_ids == ("first", device_id)
     assert model.score(make_block(2), device_id).shape == (2,)
@@ -211,7 +211,7 @@ def test_errors_name_what_is_there(model):
 def test_default_sizes_stay_small():
     from transfer.features.extractor import DEFAULT_SPEC
 
-    model = MultiTaskTLP(model_config(DEFAULT_SPEC), ("a",))
+    model = FleetTLP(model_config(DEFAULT_SPEC), ("a",))
     total = sum(p.numel() for p in model.parameters())
     head = sum(p.numel() for p in model.head("a").parameters())
     assert 100_000 < total < 600_000
@@ -247,7 +247,7 @@ def test_ramps_lie_between_quantiles_of_the_training_rows():
 def test_ramps_widen_the_join_and_older_models_have_none(model):
     sizes = replace(SIZES, summary_ramps=4)
     with scoped_seed(1):
-        other = MultiTaskTLP(model_config(SPEC, sizes), ("cpu.a",))
+        other = FleetTLP(model_config(SPEC, sizes), ("cpu.a",))
     other.fit_scaler(make_block(50, 7))
     assert other.join.in_features == model.join.in_features + 4
     assert "ramps.edges" in other.state_dict()

@@ -25,7 +25,7 @@ from transfer.evaluate.onboarding_contenders import Adapting
 from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.evaluate.onboarding_points import Point
 from transfer.evaluate.onboarding_table import RANDOM, CurveTable
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig
 
 DATASET = make_dataset(workloads=9, candidates=12)
@@ -134,7 +134,7 @@ class Spy:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: np.ndarray,

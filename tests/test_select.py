@@ -12,7 +12,7 @@ from transfer.adapt.base import without_device
 from transfer.adapt.sample_choice import Choice, embed, places_in
 from transfer.adapt.sample_selection import SELECTORS, Paired, Stratified, Uncertain, selector_named
 from transfer.errors import TransferError
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
 
 TARGET = "cpu-new"
@@ -22,12 +22,12 @@ POOL = np.flatnonzero(np.isfinite(DATASET.latency_secs[:, :2]).any(axis=1))
 
 
 @pytest.fixture(scope="module")
-def source() -> MultiTaskTLP:
+def source() -> FleetTLP:
     config = replace(CONFIG, epochs=3)
     return train(DATASET, np.arange(len(DATASET)), config=config, seed=0, devices=("cpu.a", "cpu.b")).model
 
 
-def choice_of(source: MultiTaskTLP, *, seed: int = 0, taken: np.ndarray | None = None) -> Choice:
+def choice_of(source: FleetTLP, *, seed: int = 0, taken: np.ndarray | None = None) -> Choice:
     return Choice(
         dataset=DATASET,
         target=TARGET,
@@ -40,14 +40,14 @@ def choice_of(source: MultiTaskTLP, *, seed: int = 0, taken: np.ndarray | None =
 
 @pytest.mark.parametrize("name", list(SELECTORS))
 @pytest.mark.parametrize("count", [0, 1, 7, 40])
-def test_as_many_as_asked_for_and_none_twice(name: str, count: int, source: MultiTaskTLP) -> None:
+def test_as_many_as_asked_for_and_none_twice(name: str, count: int, source: FleetTLP) -> None:
     rows = selector_named(name).choose(choice_of(source), count)
     assert len(set(rows.tolist())) == len(rows) == count
     assert np.isin(rows, POOL).all()
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))
-def test_goes_on_with_what_is_left(name: str, source: MultiTaskTLP) -> None:
+def test_goes_on_with_what_is_left(name: str, source: FleetTLP) -> None:
     selector = selector_named(name)
     first = selector.choose(choice_of(source), 24)
     more = selector.choose(choice_of(source, taken=first), len(POOL) - 24)
@@ -56,14 +56,14 @@ def test_goes_on_with_what_is_left(name: str, source: MultiTaskTLP) -> None:
 
 
 @pytest.mark.parametrize("name", ["few-of-each", "random", "stratified", "paired", "uncertainty"])
-def test_more_samples_begin_with_the_fewer(name: str, source: MultiTaskTLP) -> None:
+def test_more_samples_begin_with_the_fewer(name: str, source: FleetTLP) -> None:
     selector = selector_named(name)
     few, many = (selector.choose(choice_of(source), count) for count in (16, 48))
     np.testing.assert_array_equal(few, many[:16])
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))
-def test_the_same_seed_chooses_the_same(name: str, source: MultiTaskTLP) -> None:
+def test_the_same_seed_chooses_the_same(name: str, source: FleetTLP) -> None:
     selector = selector_named(name)
     np.testing.assert_array_equal(
         selector.choose(choice_of(source, seed=4), 20), selector.choose(choice_of(source, seed=4), 20)
@@ -71,14 +71,14 @@ def test_the_same_seed_chooses_the_same(name: str, source: MultiTaskTLP) -> None
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))
-def test_latencies_of_the_target_change_nothing(name: str, source: MultiTaskTLP) -> None:
+def test_latencies_of_the_target_change_nothing(name: str, source: FleetTLP) -> None:
     told = replace(choice_of(source), dataset=WHOLE)
     selector = selector_named(name)
     np.testing.assert_array_equal(selector.choose(told, 20), selector.choose(choice_of(source), 20))
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))
-def test_more_than_there_are_is_one_clear_error(name: str, source: MultiTaskTLP) -> None:
+def test_more_than_there_are_is_one_clear_error(name: str, source: FleetTLP) -> None:
     with pytest.raises(TransferError, match=f"{len(POOL)} of {len(POOL)} known ones were not measured"):
         selector_named(name).choose(choice_of(source), len(POOL) + 1)
 
@@ -89,18 +89,18 @@ def test_an_unknown_way_names_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ["few-of-each", "paired"])
-def test_eight_of_a_workload_are_taken_before_the_next(name: str, source: MultiTaskTLP) -> None:
+def test_eight_of_a_workload_are_taken_before_the_next(name: str, source: FleetTLP) -> None:
     """Expectations and the check need samples that can be compared with each other."""
     rows = selector_named(name).choose(choice_of(source), 24)
     assert sorted(np.unique(DATASET.group[rows], return_counts=True)[1].tolist()) == [8, 8, 8]
 
 
-def test_random_touches_more_workloads_than_few_of_each(source: MultiTaskTLP) -> None:
+def test_random_touches_more_workloads_than_few_of_each(source: FleetTLP) -> None:
     random = selector_named("random").choose(choice_of(source), 24)
     assert len(np.unique(DATASET.group[random])) > 3
 
 
-def test_stratified_takes_fast_and_slow_ones_of_every_workload(source: MultiTaskTLP) -> None:
+def test_stratified_takes_fast_and_slow_ones_of_every_workload(source: FleetTLP) -> None:
     choice = choice_of(source)
     rows = Stratified().choose(choice, 20)
     groups, counts = np.unique(DATASET.group[rows], return_counts=True)
@@ -114,7 +114,7 @@ def test_stratified_takes_fast_and_slow_ones_of_every_workload(source: MultiTask
         assert min(chosen) == min(mine)
 
 
-def test_paired_takes_what_all_siblings_measured_first(source: MultiTaskTLP) -> None:
+def test_paired_takes_what_all_siblings_measured_first(source: FleetTLP) -> None:
     rows = Paired(per_workload=3).choose(choice_of(source), 30)
     measured = np.isfinite(DATASET.latency_secs[:, :2]).sum(axis=1)
     for group in np.unique(DATASET.group[rows]):
@@ -122,7 +122,7 @@ def test_paired_takes_what_all_siblings_measured_first(source: MultiTaskTLP) -> 
         assert (measured[rows[DATASET.group[rows] == group]] == 2).sum() == min(3, both)
 
 
-def test_uncertainty_takes_what_siblings_disagree_on(source: MultiTaskTLP) -> None:
+def test_uncertainty_takes_what_siblings_disagree_on(source: FleetTLP) -> None:
     group = DATASET.group
     latency = DATASET.latency_secs.copy()
     # Two siblings agree on everything but two candidates of each workload, which they put in opposite order.
@@ -143,7 +143,7 @@ def test_uncertainty_takes_what_siblings_disagree_on(source: MultiTaskTLP) -> No
     }
 
 
-def test_clusters_are_spread_over_unlike_candidates(source: MultiTaskTLP) -> None:
+def test_clusters_are_spread_over_unlike_candidates(source: FleetTLP) -> None:
     x = embed(source, DATASET, POOL)
     clustered = selector_named("kmeans").choose(choice_of(source), 12)
     random = selector_named("random").choose(choice_of(source), 12)

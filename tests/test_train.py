@@ -8,19 +8,19 @@ import torch
 
 from tests.model_fixtures import CONFIG, DEVICES, make_dataset
 from transfer.errors import TransferError
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.losses import LossWeights
 from transfer.train.training import TrainConfig, train, trainable_devices
 
 QUICK = replace(CONFIG, epochs=2)
 
 
-def same_weights(a: MultiTaskTLP, b: MultiTaskTLP) -> bool:
+def same_weights(a: FleetTLP, b: FleetTLP) -> bool:
     left, right = a.state_dict(), b.state_dict()
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
-def order_found(model: MultiTaskTLP, dataset, device_id: str, rows: np.ndarray) -> float:
+def order_found(model: FleetTLP, dataset, device_id: str, rows: np.ndarray) -> float:
     """Share of the pairs inside a workload that the scores put in the right order."""
     latency = dataset.latency_secs[rows, dataset.column(device_id)]
     scores = model.score(dataset.features.take(rows), device_id)

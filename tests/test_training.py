@@ -19,7 +19,7 @@ from tests.model_fixtures import CONFIG, DEVICES, make_dataset
 from tests.test_train import same_weights
 from transfer.errors import TransferError
 from transfer.model.checkpoint import CheckpointError
-from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors, model_config, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, block_tensors, model_config, scoped_seed
 from transfer.train import CURVES_NAME
 from transfer.train.config import torch_device
 from transfer.train.losses import head_loss
@@ -167,7 +167,7 @@ def test_a_batch_gives_the_mean_over_heads_of_the_mean_over_workloads():
     config = replace(CONFIG, sizes=replace(CONFIG.sizes, dropout=0.0))
     data = gather_rows(DATASET, ROWS, DEVICES)
     with scoped_seed(0):
-        model = MultiTaskTLP(model_config(DATASET.spec, config.sizes), DEVICES)
+        model = FleetTLP(model_config(DATASET.spec, config.sizes), DEVICES)
     parts = list(data.groups[:3])
     expected = []
     with torch.no_grad():

@@ -17,7 +17,7 @@ from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
 from transfer.features.flat import flat_inputs
 from transfer.model import checkpoint
-from transfer.model.mtl_tlp import MultiTaskTLP, model_config
+from transfer.model.fleet_tlp import FleetTLP, model_config
 from transfer.model.trees import Trees, joint_scores
 from transfer.train.training import train
 from transfer.train.tree_fit import teach_trees
@@ -30,7 +30,7 @@ FLAT = flat_inputs(DATASET.features, DATASET.spec.category_sizes)
 
 
 @pytest.fixture(scope="module")
-def model() -> MultiTaskTLP:
+def model() -> FleetTLP:
     return train(DATASET, ROWS, config=RUN, seed=0).model
 
 
@@ -38,7 +38,7 @@ def hardware(device_id: str) -> np.ndarray:
     return DATASET.hardware[DATASET.column(device_id)]
 
 
-def test_they_rank_workloads_that_they_never_saw(model: MultiTaskTLP) -> None:
+def test_they_rank_workloads_that_they_never_saw(model: FleetTLP) -> None:
     assert model.trees is not None
     told = model.trees.log_speeds(FLAT[HELD], hardware("cpu.a"))
     found = []
@@ -48,7 +48,7 @@ def test_they_rank_workloads_that_they_never_saw(model: MultiTaskTLP) -> None:
     assert np.mean(found) > 0.75
 
 
-def test_a_score_is_the_vote_of_both(model: MultiTaskTLP) -> None:
+def test_a_score_is_the_vote_of_both(model: FleetTLP) -> None:
     assert model.trees is not None
     block = DATASET.features.take(HELD)
     network = model.copy()
@@ -60,7 +60,7 @@ def test_a_score_is_the_vote_of_both(model: MultiTaskTLP) -> None:
     assert np.array_equal(np.argsort(scores), np.argsort(alone + told))
 
 
-def test_a_score_does_not_depend_on_its_company(model: MultiTaskTLP) -> None:
+def test_a_score_does_not_depend_on_its_company(model: FleetTLP) -> None:
     block = DATASET.features
     whole = model.score(block, "cpu.a")
     for rows in (np.array([5]), np.arange(3, 200, 7), np.arange(len(block))[::-1]):
@@ -81,7 +81,7 @@ def test_slow_candidates_keep_the_score_that_was_estimated() -> None:
 
 
 def test_equal_seeds_give_equal_trees_and_weights_count() -> None:
-    models = [MultiTaskTLP(SHAPE) for _ in range(3)]
+    models = [FleetTLP(SHAPE) for _ in range(3)]
     weights = np.ones(len(ROWS))
     for model, seed in zip(models, (1, 1, 2), strict=True):
         teach_trees(model, DATASET, ROWS, ("cpu.a",), weights, config=replace(RUN, trees=20), seed=seed)
@@ -105,7 +105,7 @@ def fastest(group: int) -> int:
 
 
 def test_one_device_may_have_trees_of_its_own_beside_those_of_all() -> None:
-    models = [MultiTaskTLP(SHAPE) for _ in range(3)]
+    models = [FleetTLP(SHAPE) for _ in range(3)]
     how = {"config": replace(RUN, trees=20), "seed": 1}
     teach_trees(models[0], DATASET, ROWS, ("cpu.a", "cpu.b"), **how)
     teach_trees(models[1], DATASET, ROWS, ("cpu.b",), **how)
@@ -129,7 +129,7 @@ def test_without_trees_the_network_stands_alone() -> None:
         replace(RUN, trees=-1)
 
 
-def test_they_are_kept_with_the_model(model: MultiTaskTLP, tmp_path: Path) -> None:
+def test_they_are_kept_with_the_model(model: FleetTLP, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "v1", model, {})
     again, _ = checkpoint.load(tmp_path / "v1")
     block = make_block(30, seed=5)
@@ -140,7 +140,7 @@ def test_they_are_kept_with_the_model(model: MultiTaskTLP, tmp_path: Path) -> No
     assert twin.trees is None
 
 
-def test_trees_of_an_older_program_are_refused(model: MultiTaskTLP, tmp_path: Path) -> None:
+def test_trees_of_an_older_program_are_refused(model: FleetTLP, tmp_path: Path) -> None:
     old = model.copy()
     assert old.trees is not None
     del old.trees._buffers["weight"]
@@ -149,7 +149,7 @@ def test_trees_of_an_older_program_are_refused(model: MultiTaskTLP, tmp_path: Pa
         checkpoint.load(tmp_path / "v1")
 
 
-def test_a_new_head_is_judged_by_its_own_hardware(model: MultiTaskTLP) -> None:
+def test_a_new_head_is_judged_by_its_own_hardware(model: FleetTLP) -> None:
     source = model.copy()
     source.drop_head("cpu-new")
     assert "hardware.head:cpu-new.values" not in source.state_dict()
@@ -164,7 +164,7 @@ def test_a_new_head_is_judged_by_its_own_hardware(model: MultiTaskTLP) -> None:
 def test_damaged_trees_and_other_inputs_are_refused() -> None:
     with pytest.raises(TransferError, match="trees cannot be read"):
         Trees(b"no trees", 0.0).log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
-    model = MultiTaskTLP(SHAPE)
+    model = FleetTLP(SHAPE)
     teach_trees(model, DATASET, ROWS, ("cpu.a",), config=replace(RUN, trees=3), seed=0)
     assert model.trees is not None
     with pytest.raises(TransferError, match="trees read 21 numbers a candidate, this program has 5"):

@@ -16,7 +16,7 @@ from agents.records import Candidate, Family, Workload
 from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.model.checkpoint import CheckpointError
-from transfer.model.mtl_tlp import ModelSizes, MultiTaskTLP, model_config, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, ModelSizes, model_config, scoped_seed
 from transfer.train.training import torch_threads
 from transfer.tvm_cost_model import (
     LEAST_SCORE,
@@ -78,19 +78,19 @@ def schedules(workload: Workload) -> list[Any]:
     return made
 
 
-def make_model(workload: Workload, schedules: Sequence[Any], seed: int = 0) -> MultiTaskTLP:
+def make_model(workload: Workload, schedules: Sequence[Any], seed: int = 0) -> FleetTLP:
     with scoped_seed(seed):
-        model = MultiTaskTLP(model_config(DEFAULT_SPEC, ModelSizes()), (DEVICE, "other"))
+        model = FleetTLP(model_config(DEFAULT_SPEC, ModelSizes()), (DEVICE, "other"))
     model.fit_scaler(Extractor().extract_live(workload, schedules))
     return model.eval()
 
 
 @pytest.fixture(scope="module")
-def model(workload: Workload, schedules: list[Any]) -> MultiTaskTLP:
+def model(workload: Workload, schedules: list[Any]) -> FleetTLP:
     return make_model(workload, schedules)
 
 
-def offline(model: MultiTaskTLP, workload: Workload, schedules: Sequence[Any]) -> np.ndarray:
+def offline(model: FleetTLP, workload: Workload, schedules: Sequence[Any]) -> np.ndarray:
     """Scores of the stored traces, by the way that evaluation takes."""
     candidates = [Candidate(workload_id=workload.workload_id, trace=stored_trace(one)) for one in schedules]
     block = Extractor().extract({workload.workload_id: workload}, candidates)
@@ -108,7 +108,7 @@ def predict(served: Any, context: Any, schedules: Sequence[Any]) -> np.ndarray:
 
 
 def test_served_scores_are_the_offline_scores_bit_for_bit(
-    workload: Workload, context: Any, schedules: list[Any], model: MultiTaskTLP
+    workload: Workload, context: Any, schedules: list[Any], model: FleetTLP
 ) -> None:
     served = predict(cost_model(Scorer(model, DEVICE, [workload])), context, schedules)
     expected = offline(model, workload, schedules)
@@ -118,7 +118,7 @@ def test_served_scores_are_the_offline_scores_bit_for_bit(
 
 
 def test_a_score_does_not_depend_on_what_it_is_asked_together_with(
-    workload: Workload, schedules: list[Any], model: MultiTaskTLP
+    workload: Workload, schedules: list[Any], model: FleetTLP
 ) -> None:
     scorer = Scorer(model, DEVICE, [workload])
     whole = scorer.score(workload, schedules)
@@ -128,7 +128,7 @@ def test_a_score_does_not_depend_on_what_it_is_asked_together_with(
 
 
 def test_a_saved_head_gives_the_same_bits_after_loading(
-    tmp_path: Path, workload: Workload, context: Any, schedules: list[Any], model: MultiTaskTLP
+    tmp_path: Path, workload: Workload, context: Any, schedules: list[Any], model: FleetTLP
 ) -> None:
     served = cost_model(Scorer(model, DEVICE, [workload]))
     before = predict(served, context, schedules)
@@ -142,7 +142,7 @@ def test_a_saved_head_gives_the_same_bits_after_loading(
 
 
 def test_a_checkpoint_without_the_head_is_refused(
-    tmp_path: Path, workload: Workload, schedules: list[Any], model: MultiTaskTLP
+    tmp_path: Path, workload: Workload, schedules: list[Any], model: FleetTLP
 ) -> None:
     Scorer(model, DEVICE, [workload]).save(tmp_path / "kept")
     with pytest.raises(TransferError, match="no head for device 'board'"):
@@ -155,7 +155,7 @@ def test_a_checkpoint_without_the_head_is_refused(
 
 
 def test_an_unknown_workload_is_described_or_refused(
-    workload: Workload, context: Any, schedules: list[Any], model: MultiTaskTLP
+    workload: Workload, context: Any, schedules: list[Any], model: FleetTLP
 ) -> None:
     from agents.programs.workloads import workload_from_module
 
@@ -175,7 +175,7 @@ def test_an_unknown_workload_is_described_or_refused(
 
 
 def test_a_trace_that_cannot_be_read_gets_the_least_score_and_harms_no_other(
-    workload: Workload, schedules: list[Any], model: MultiTaskTLP
+    workload: Workload, schedules: list[Any], model: FleetTLP
 ) -> None:
     scorer = Scorer(model, DEVICE, [workload])
     broken = SimpleNamespace(trace=None)
@@ -198,7 +198,7 @@ def test_scores_never_reach_zero(workload: Workload, schedules: list[Any]) -> No
 
 
 def test_a_round_of_the_evolutionary_search_runs_on_served_scores(
-    workload: Workload, model: MultiTaskTLP
+    workload: Workload, model: FleetTLP
 ) -> None:
     """TVM's own search: asks for scores, proposes by them, and tells the results."""
     from tvm.s_tir.meta_schedule import database

@@ -13,7 +13,7 @@ from tests.test_train import same_weights
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import checkpoint
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
 from transfer.train.validity import LEAST_OF_EACH
 
@@ -35,11 +35,11 @@ ROWS, HELD = np.flatnonzero(DATASET.group < 9), np.flatnonzero(DATASET.group >= 
 
 
 @pytest.fixture(scope="module")
-def model() -> MultiTaskTLP:
+def model() -> FleetTLP:
     return train(DATASET, ROWS, config=RUN, seed=0).model
 
 
-def test_failures_are_told_from_candidates_that_run(model: MultiTaskTLP) -> None:
+def test_failures_are_told_from_candidates_that_run(model: FleetTLP) -> None:
     found = model.validity(DATASET.features.take(HELD), "cpu.a")
     failed = DATASET.failed[HELD, 0]
     assert ((found > 0) & (found <= 1)).all()
@@ -48,7 +48,7 @@ def test_failures_are_told_from_candidates_that_run(model: MultiTaskTLP) -> None
     assert found.mean() == pytest.approx(1 - failed.mean(), abs=0.15)
 
 
-def test_where_too_few_failed_nothing_is_claimed(model: MultiTaskTLP) -> None:
+def test_where_too_few_failed_nothing_is_claimed(model: FleetTLP) -> None:
     for device_id in ("cpu.b", "cpu-new"):
         assert not model.tells_validity(device_id)
         assert (model.validity(DATASET.features, device_id) == 1).all()
@@ -56,7 +56,7 @@ def test_where_too_few_failed_nothing_is_claimed(model: MultiTaskTLP) -> None:
         model.validity(DATASET.features, "gpu")
 
 
-def test_the_ranking_is_the_same_with_and_without_failures(model: MultiTaskTLP) -> None:
+def test_the_ranking_is_the_same_with_and_without_failures(model: FleetTLP) -> None:
     calm = replace(DATASET, failed=np.zeros_like(DATASET.failed))
     other = train(calm, ROWS, config=RUN, seed=0).model
     assert not other.tells_validity("cpu.a")
@@ -66,13 +66,13 @@ def test_the_ranking_is_the_same_with_and_without_failures(model: MultiTaskTLP) 
         )
 
 
-def test_a_probability_does_not_depend_on_company(model: MultiTaskTLP) -> None:
+def test_a_probability_does_not_depend_on_company(model: FleetTLP) -> None:
     together = model.validity(DATASET.features, "cpu.a")
     few = np.array([5, 3, 77])
     assert np.array_equal(model.validity(DATASET.features.take(few), "cpu.a"), together[few])
 
 
-def test_checkpoints_hold_it_and_older_ones_do_without(tmp_path, model: MultiTaskTLP) -> None:
+def test_checkpoints_hold_it_and_older_ones_do_without(tmp_path, model: FleetTLP) -> None:
     block = make_block(30)
     state = torch.random.get_rng_state()
     for name, one in (("new", model), ("old", model.copy())):
@@ -86,7 +86,7 @@ def test_checkpoints_hold_it_and_older_ones_do_without(tmp_path, model: MultiTas
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_a_new_head_starts_with_what_its_like_tells(model: MultiTaskTLP) -> None:
+def test_a_new_head_starts_with_what_its_like_tells(model: FleetTLP) -> None:
     twin = model.copy()
     twin.add_head("alike", like=("cpu.a", "cpu-new"))
     block = make_block(20)
@@ -98,7 +98,7 @@ def test_a_new_head_starts_with_what_its_like_tells(model: MultiTaskTLP) -> None
     assert not twin.tells_validity("alike")
 
 
-def test_training_on_makes_it_anew(model: MultiTaskTLP) -> None:
+def test_training_on_makes_it_anew(model: FleetTLP) -> None:
     calm = replace(DATASET, failed=np.zeros_like(DATASET.failed))
     assert not train(calm, ROWS, config=RUN, seed=1, init=model).model.tells_validity("cpu.a")
     again = train(DATASET, ROWS, config=RUN, seed=1, init=model).model

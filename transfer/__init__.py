@@ -1,1 +1,1 @@
-"""What is learned: primitives, features, MTL-TLP, adaptation to new devices, evaluation."""
+"""What is learned: primitives, features, FleetTLP, adaptation to new devices, evaluation."""

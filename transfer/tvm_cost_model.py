@@ -5,7 +5,7 @@
     ms.tune_tir(module, target, work_dir, max_trials_global=64, cost_model=cost_model(scorer))
 
 The scores are those of `Adapted.score_unseen` for the same traces, bit for bit; of a head with nothing beside
-it, those of `MultiTaskTLP.score`. MetaSchedule's evolutionary search draws parents in proportion to
+it, those of `FleetTLP.score`. MetaSchedule's evolutionary search draws parents in proportion to
 max(score, 0): scores are relative speeds above 0, so a candidate that is thought twice as fast has twice as
 many children, and there is always one to draw (all scores 0 would make the chances 0 / 0). TLP's own plug-in
 hands out the sums of a ranking loss, whose zero is anywhere. Imports TVM when `cost_model` is called; knows
@@ -29,7 +29,7 @@ from transfer.adapt.kept import files_of, load_adapted
 from transfer.errors import TraceError, TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
 from transfer.model import checkpoint
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import torch_threads
 
 #: Score of a candidate whose trace cannot be read, and the least score of all: never a parent as long as
@@ -71,7 +71,7 @@ class Scorer:
 
     def __init__(
         self,
-        model: MultiTaskTLP,
+        model: FleetTLP,
         device_id: str,
         workloads: Iterable[Workload] = (),
         *,
@@ -89,7 +89,7 @@ class Scorer:
         self._head = self._checked(Adapted(device_id=device_id, model=model, correction=correction))
 
     @property
-    def model(self) -> MultiTaskTLP:
+    def model(self) -> FleetTLP:
         """The model whose head is served."""
         return self._head.model
 

@@ -19,7 +19,7 @@ from fleet.models.registry_reader import RegistryReader
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.features.extractor import Extractor
-    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.model.fleet_tlp import FleetTLP
 
 #: Models held in memory: one version serves many devices.
 _MOST_MODELS = 4
@@ -36,7 +36,7 @@ class HeadCache:
 
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry
-        self._models: dict[tuple[str, str], MultiTaskTLP] = {}
+        self._models: dict[tuple[str, str], FleetTLP] = {}
         self._heads: dict[ModelRef, Adapted] = {}
 
     def head(self, ref: ModelRef) -> Adapted:
@@ -58,7 +58,7 @@ class HeadCache:
             self._heads[ref] = head
         return self._heads[ref]
 
-    def _model(self, ref: ModelRef) -> MultiTaskTLP:
+    def _model(self, ref: ModelRef) -> FleetTLP:
         """The model of a version; one for all devices that it serves."""
         key = ref.version, ref.sha256
         if key not in self._models:

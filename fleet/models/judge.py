@@ -33,7 +33,7 @@ from transfer.errors import TransferError
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.data.dataset import Dataset
-    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.model.fleet_tlp import FleetTLP
 
 _WORDS = 200
 
@@ -66,10 +66,10 @@ class Judge:
         self._workloads = workloads
         self._unguided = unguided
         self._floors = dict(floors or {})
-        self._loaded: dict[str, tuple[MultiTaskTLP, dict[str, Any]]] = {}
+        self._loaded: dict[str, tuple[FleetTLP, dict[str, Any]]] = {}
 
     def verdicts(
-        self, model: MultiTaskTLP, heads: Sequence[str], trained: Collection[WorkloadId]
+        self, model: FleetTLP, heads: Sequence[str], trained: Collection[WorkloadId]
     ) -> list[DeviceDecision]:
         """Decide about the heads of a challenger.
 
@@ -81,7 +81,7 @@ class Judge:
         return [self._verdict(model, DeviceId(head), trained) for head in heads]
 
     def _verdict(
-        self, model: MultiTaskTLP, device_id: DeviceId, trained: Collection[WorkloadId]
+        self, model: FleetTLP, device_id: DeviceId, trained: Collection[WorkloadId]
     ) -> DeviceDecision:
         held = held_out(self._workloads[one] for one in self._dataset.workload_ids)
         floor = self._floors.get(device_id, 0.0)
@@ -165,7 +165,7 @@ class Judge:
         return np.flatnonzero(chosen)
 
     def _standing(
-        self, model: MultiTaskTLP, device_id: str, rows: NDArray[np.int64], floor: float
+        self, model: FleetTLP, device_id: str, rows: NDArray[np.int64], floor: float
     ) -> Standing | None:
         """How a head of the challenger, which has nothing beside it yet, orders some rows."""
         from transfer.adapt.base import Adapted
@@ -237,7 +237,7 @@ def training_provenance(
 
 
 def publish_if_better(
-    registry: Registry, model: MultiTaskTLP, manifest: Mapping[str, Any], verdicts: Sequence[DeviceDecision]
+    registry: Registry, model: FleetTLP, manifest: Mapping[str, Any], verdicts: Sequence[DeviceDecision]
 ) -> tuple[str, list[str]]:
     """Keep a challenger as a version and let it serve the devices that it won; the others keep why not.
 

@@ -41,7 +41,7 @@ from fleet.models.registry_file import (
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
 
 if TYPE_CHECKING:
-    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.model.fleet_tlp import FleetTLP
 
 #: Newest versions that pruning leaves, whoever they serve.
 KEEP = 8
@@ -76,7 +76,7 @@ class Registry(RegistryReader):
         self._clock = clock
 
     def add(
-        self, model: MultiTaskTLP, manifest: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
+        self, model: FleetTLP, manifest: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
     ) -> str:
         """Keep a model as the next version, which serves nobody yet.
 

@@ -20,7 +20,7 @@ from fleet.models.registry_file import CHAMPIONS, HISTORY, Champion, Change, Sta
 from transfer.checked_folder import MANIFEST_NAME
 
 if TYPE_CHECKING:
-    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.model.fleet_tlp import FleetTLP
 
 
 class RegistryError(FleetError):
@@ -146,7 +146,7 @@ class RegistryReader:
         serving = sorted({one.version for one in self.state().champions.values()})
         return self.path(serving[-1]) if serving else latest(self.folder)
 
-    def load(self, ref: ModelRef) -> tuple[MultiTaskTLP, dict[str, Any]]:
+    def load(self, ref: ModelRef) -> tuple[FleetTLP, dict[str, Any]]:
         """Read the model of a champion and check that it is the one that was published.
 
         Raises:

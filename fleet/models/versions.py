@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transfer.adapt.base import Strategy
     from transfer.data.dataset import Dataset
     from transfer.evaluate.evaluation import CrossValidation, FoldProgress
-    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.model.fleet_tlp import FleetTLP
     from transfer.train.training import TrainConfig
 
 
@@ -176,7 +176,7 @@ def hold_out_target(
 def adapt_version(
     snapshot: DatasetSnapshot,
     models: Path,
-    source: MultiTaskTLP,
+    source: FleetTLP,
     target: DeviceId,
     support: Collection[CandidateId],
     strategy: Strategy,
@@ -186,7 +186,7 @@ def adapt_version(
     hold_out: bool = False,
     earlier: Earlier | None = None,
     since: float = 0.0,
-) -> tuple[MultiTaskTLP, str]:
+) -> tuple[FleetTLP, str]:
     """Give a new device its head from its measured candidates `support`, and keep the model as a version.
 
     Of the target only the support is seen, whatever else the snapshot holds of it. With `hold_out` nothing is
@@ -231,7 +231,7 @@ def adapt_version(
 
 def save_version(
     folder: Path,
-    model: MultiTaskTLP,
+    model: FleetTLP,
     manifest: Mapping[str, Any],
     beside: Mapping[str, bytes] | None = None,
 ) -> str:

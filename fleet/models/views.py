@@ -199,7 +199,7 @@ def _tensors(registry: RegistryReader, version: str) -> dict[str, NDArray[Any]]:
 
 
 def _head_name(tensor: str) -> str:
-    """Device of a head's tensor, as `transfer.model.mtl_tlp` names it."""
+    """Device of a head's tensor, as `transfer.model.fleet_tlp` names it."""
     key = tensor.removeprefix("heads.head:").split(".", 1)[0]
     return key.replace("%2E", ".").replace("%25", "%")
 

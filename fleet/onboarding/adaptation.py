@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.data.intervals import Estimate
     from transfer.evaluate.onboarding_cases import Regime
-    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.model.fleet_tlp import FleetTLP
     from transfer.train.training import TrainConfig
 
 Rows = NDArray[np.int64]
@@ -53,7 +53,7 @@ class Onboarding:
     dataset: Dataset
     target: str
     support: Rows
-    source: MultiTaskTLP
+    source: FleetTLP
     source_rows: Rows
     regime: Regime
     config: TrainConfig

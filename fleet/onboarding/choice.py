@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fleet.config.settings import FleetConfig
-    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.model.fleet_tlp import FleetTLP
 
 #: Candidates of each workload that are chosen among, at least; traces take some 20 KB each.
 _LEAST_POOL = 32
@@ -123,7 +123,7 @@ def choose(
     pools: Mapping[WorkloadId, list[Candidate]],
     measured: CollectionOf[CandidateId],
     settings: FleetConfig,
-    source: MultiTaskTLP,
+    source: FleetTLP,
     samples: int,
 ) -> dict[WorkloadId, list[Candidate]]:
     """The candidates to measure, those of earlier onboardings first: they need no measurement."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transfer.adapt.base import Adapted, Strategy
     from transfer.adapt.fingerprint import Fingerprint
     from transfer.data.dataset import Dataset
-    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.model.fleet_tlp import FleetTLP
     from transfer.train.training import TrainConfig
 
 #: Where the curve so far of each device is kept, beside the models.
@@ -203,7 +203,7 @@ class _Kept:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: np.ndarray,
@@ -235,7 +235,7 @@ def _onboarding(
     snapshot: DatasetSnapshot,
     target: DeviceId,
     support: CollectionOf[CandidateId],
-    source: MultiTaskTLP,
+    source: FleetTLP,
     config: TrainConfig,
     seed: int,
     *,
@@ -345,7 +345,7 @@ def _with_target(
     return replace(snapshot, dataset=grown, devices={**snapshot.devices, spec.device_id: (spec, descriptor)})
 
 
-def _without_head(source: MultiTaskTLP, target: DeviceId, earlier: Earlier | None = None) -> MultiTaskTLP:
+def _without_head(source: FleetTLP, target: DeviceId, earlier: Earlier | None = None) -> FleetTLP:
     """The model without the head of an earlier onboarding: it saw the samples that check the new one.
 
     A head of an earlier environment did not, and becomes that of a source. Trees and what is known of the

@@ -35,7 +35,7 @@ from fleet.store.store import Store, StoreReader
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.model.mtl_tlp import MultiTaskTLP
+    from transfer.model.fleet_tlp import FleetTLP
     from transfer.train.training import TrainConfig
 
 #: Learning rate of a warm start over that of a training from nothing (the trade: `docs/models.md`).
@@ -143,7 +143,7 @@ def _devices(reader: StoreReader, request: RefreshRequest) -> list[DeviceId]:
 
 def _planned(
     request: RefreshRequest, registry: Registry, reader: StoreReader, devices: Sequence[DeviceId]
-) -> tuple[_Plan, MultiTaskTLP | None]:
+) -> tuple[_Plan, FleetTLP | None]:
     """The plan of this request as it was made first, and the model to start from."""
     from transfer.errors import TransferError
     from transfer.features.extractor import DEFAULT_SPEC
@@ -202,12 +202,12 @@ def _heads(
 def _challenger(
     request: RefreshRequest,
     plan: _Plan,
-    base: MultiTaskTLP | None,
+    base: FleetTLP | None,
     dataset: Dataset,
     rows: np.ndarray,
     heads: Sequence[str],
     data: RefreshData,
-) -> tuple[MultiTaskTLP, dict[str, Any]]:
+) -> tuple[FleetTLP, dict[str, Any]]:
     """The trained challenger and what its manifest says of the training; read where it is there already."""
     from fleet.models.training import divide
     from transfer.model import checkpoint
@@ -262,8 +262,8 @@ def warm_config(config: TrainConfig) -> TrainConfig:
 
 
 def _with_heads(
-    base: MultiTaskTLP, dataset: Dataset, rows: np.ndarray, heads: Sequence[str], seed: int
-) -> MultiTaskTLP:
+    base: FleetTLP, dataset: Dataset, rows: np.ndarray, heads: Sequence[str], seed: int
+) -> FleetTLP:
     """The base with exactly these heads; a new one begins like the head that orders its candidates best."""
     from transfer.adapt.heads import with_target_head
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.extractor import FeatureBlock
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig
 
 
@@ -43,11 +43,11 @@ class Correction(Protocol):
         """Everything else, as JSON values."""
         ...
 
-    def score(self, model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def score(self, model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Score rows with the help of what the dataset shows of siblings. See `Adapted.score`."""
         ...
 
-    def score_unseen(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
+    def score_unseen(self, model: FleetTLP, block: FeatureBlock) -> NDArray[np.float64]:
         """Score candidates that nobody has measured. See `Adapted.score_unseen`."""
         ...
 
@@ -58,7 +58,7 @@ class Adapted:
 
     device_id: str
     #: Has a head for the device: what is published, and what a search asks about unseen candidates.
-    model: MultiTaskTLP
+    model: FleetTLP
     #: Used by `score` beside the head; None where the head is all.
     correction: Correction | None = None
     #: What the strategy chose on the way (learning rate, sources ...), as JSON values, for reports.
@@ -121,7 +121,7 @@ class Strategy(Protocol):
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],
@@ -212,7 +212,7 @@ def unmeasured(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
     )
 
 
-def need_source(source: MultiTaskTLP | None, strategy: str) -> MultiTaskTLP:
+def need_source(source: FleetTLP | None, strategy: str) -> FleetTLP:
     """The source model, refused where it is missing or has no head.
 
     Raises:

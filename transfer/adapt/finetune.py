@@ -15,7 +15,7 @@ from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import Trained, choose_rate, only, tune
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig
 
 
@@ -41,7 +41,7 @@ class FineTune:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],
@@ -56,7 +56,7 @@ class FineTune:
         start = with_target_head(need_source(source, self.name), part, target_device, seed=seed)
         epochs = max(1, round(config.epochs * self.epoch_share))
 
-        def fit(shown: Dataset, rate: float) -> MultiTaskTLP:
+        def fit(shown: Dataset, rate: float) -> FleetTLP:
             model = start.copy()
             with only(model, target_device, self.trained):
                 how = replace(config, epochs=epochs, learning_rate=rate)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from transfer.data.dataset import Dataset
 from transfer.features.extractor import FeatureBlock
-from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, block_tensors, scoped_seed
 from transfer.train.training import torch_threads
 
 #: Candidates of a forward pass of the backbone.
@@ -27,7 +27,7 @@ _BATCH = 512
 _HEAD_STEPS, _HEAD_RATE = 200, 3e-3
 
 
-def with_target_head(source: MultiTaskTLP, part: Dataset, target_device: str, *, seed: int) -> MultiTaskTLP:
+def with_target_head(source: FleetTLP, part: Dataset, target_device: str, *, seed: int) -> FleetTLP:
     """Copy a model and give the copy a head like the most similar source head.
 
     Args:
@@ -44,14 +44,14 @@ def with_target_head(source: MultiTaskTLP, part: Dataset, target_device: str, *,
     return model
 
 
-def tell_hardware(model: MultiTaskTLP, part: Dataset, device_id: str) -> None:
+def tell_hardware(model: FleetTLP, part: Dataset, device_id: str) -> None:
     """Have a model's trees, if it has any, judge for a device by its own hardware."""
     if model.trees is not None:
         vector = part.hardware[part.column(device_id)].astype(np.float32)
         model.set_hardware(device_id, torch.from_numpy(vector))
 
 
-def most_similar_heads(source: MultiTaskTLP, part: Dataset, target_device: str) -> tuple[str, ...]:
+def most_similar_heads(source: FleetTLP, part: Dataset, target_device: str) -> tuple[str, ...]:
     """Source heads that order the target's measured pairs best; of those that tie, the nearest hardware.
 
     Args:
@@ -73,7 +73,7 @@ def most_similar_heads(source: MultiTaskTLP, part: Dataset, target_device: str) 
     return tuple(device_id for device_id in tied if distance[device_id] <= least)
 
 
-def ordered_pairs(source: MultiTaskTLP, part: Dataset, target_device: str) -> dict[str, int]:
+def ordered_pairs(source: FleetTLP, part: Dataset, target_device: str) -> dict[str, int]:
     """Pairs of the target's measured candidates that each source head puts in the right order."""
     rows = part.rows_of(target_device)
     latency = part.latency_secs[rows, part.column(target_device)]
@@ -120,7 +120,7 @@ def likeness(distances: Mapping[str, float], bandwidth: float) -> dict[str, floa
     return dict(zip(distances, (weight / weight.sum()).tolist(), strict=True))
 
 
-def represent(model: MultiTaskTLP, block: FeatureBlock) -> Tensor:
+def represent(model: FleetTLP, block: FeatureBlock) -> Tensor:
     """(N, T) representations of candidates, without gradients."""
     was_training = model.training
     model.eval()
@@ -135,7 +135,7 @@ def represent(model: MultiTaskTLP, block: FeatureBlock) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, model.config.sizes.trunk_width)
 
 
-def logits_of(model: MultiTaskTLP, representation: Tensor, devices: Sequence[str]) -> NDArray[np.float64]:
+def logits_of(model: FleetTLP, representation: Tensor, devices: Sequence[str]) -> NDArray[np.float64]:
     """(N, S) logits of some heads."""
     with torch.no_grad(), torch_threads(1):
         columns = [model.logits(representation, device_id) for device_id in devices]
@@ -143,7 +143,7 @@ def logits_of(model: MultiTaskTLP, representation: Tensor, devices: Sequence[str
 
 
 def fit_head(
-    model: MultiTaskTLP,
+    model: FleetTLP,
     device_id: str,
     representation: Tensor,
     wanted: NDArray[np.float64],

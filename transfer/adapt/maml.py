@@ -26,7 +26,7 @@ from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import choose_rate
 from transfer.data.batches import lay_out
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, block_tensors, scoped_seed
 from transfer.train.losses import LossWeights, head_loss
 from transfer.train.rows import TrainingRows, gather_rows
 from transfer.train.state import digest
@@ -45,14 +45,14 @@ _FIRST_RATE = 0.01
 class MetaStart:
     """What meta-training gives: where to start, and how far to step."""
 
-    model: MultiTaskTLP
+    model: FleetTLP
     rates: Parameters
 
 
 class _Scorer(nn.Module):
     """Backbone and one head as one module, which `functional_call` asks for."""
 
-    def __init__(self, model: MultiTaskTLP, device_id: str) -> None:
+    def __init__(self, model: FleetTLP, device_id: str) -> None:
         super().__init__()
         self.model = model
         self.device_id = device_id
@@ -107,7 +107,7 @@ class Maml:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],
@@ -122,7 +122,7 @@ class Maml:
         known = visible_part(dataset, target_device, nothing, source_rows, need_support=False)
         start = self.start(need_source(source, self.name), known, target_device, config, seed)
 
-        def fit(shown: Dataset, steps: float) -> MultiTaskTLP:
+        def fit(shown: Dataset, steps: float) -> FleetTLP:
             return self._stepped(start, shown, target_device, config, int(steps))
 
         wanted = [float(count) for count in self.steps]
@@ -132,7 +132,7 @@ class Maml:
         return Adapted(device_id=target_device, model=model, notes=notes)
 
     def start(
-        self, source: MultiTaskTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
+        self, source: FleetTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
     ) -> MetaStart:
         """The meta-trained start for these sources.
 
@@ -157,7 +157,7 @@ class Maml:
         return self._known[f"{target_device} {key}"]
 
     def _meta_train(
-        self, source: MultiTaskTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
+        self, source: FleetTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
     ) -> MetaStart:
         model = with_target_head(source, known, target_device, seed=seed)
         devices = [d for d in trainable_devices(known, np.arange(len(known))) if d != target_device]
@@ -209,7 +209,7 @@ class Maml:
 
     def _stepped(
         self, start: MetaStart, shown: Dataset, target_device: str, config: TrainConfig, steps: int
-    ) -> MultiTaskTLP:
+    ) -> FleetTLP:
         """A copy of the start after some steps on all labels shown of the target."""
         model = start.model.copy()
         data = gather_rows(shown, np.arange(len(shown)), (target_device,))

@@ -18,7 +18,7 @@ from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import tune
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import MultiTaskTLP, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, scoped_seed
 from transfer.train.rows import gather_rows
 from transfer.train.step import Stepper
 from transfer.train.training import TrainConfig, torch_threads, trainable_devices
@@ -44,7 +44,7 @@ class Masked:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],
@@ -83,7 +83,7 @@ class Masked:
         return Adapted(device_id=target_device, model=model, notes={"sources": devices})
 
     def _importance(
-        self, model: MultiTaskTLP, known: Dataset, device_id: str, config: TrainConfig, seed: int
+        self, model: FleetTLP, known: Dataset, device_id: str, config: TrainConfig, seed: int
     ) -> dict[str, Tensor]:
         """|weight * gradient| of the loss of one source device, summed over a few batches."""
         data = gather_rows(known, np.arange(len(known)), (device_id,))

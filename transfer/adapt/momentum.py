@@ -16,7 +16,7 @@ from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import tune
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig
 
 
@@ -39,7 +39,7 @@ class Momentum:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transfer.adapt.base import Adapted, visible_part
 from transfer.adapt.heads import with_target_head
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, train, trainable_devices
 
 
@@ -39,7 +39,7 @@ class MultiTask:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import most_similar_heads
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig
 
 
@@ -27,7 +27,7 @@ class Nearest:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],

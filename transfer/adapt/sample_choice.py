@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors
+from transfer.model.fleet_tlp import FleetTLP, block_tensors
 from transfer.train.training import torch_threads
 
 Rows = NDArray[np.int64]
@@ -47,7 +47,7 @@ class Choice:
     dataset: Dataset
     target: str
     pool: Rows
-    source_model: Callable[[], MultiTaskTLP]
+    source_model: Callable[[], FleetTLP]
     seed: int
     taken: Rows = field(default_factory=_nothing)
     _places: Floats | None = field(default=None, init=False)
@@ -97,7 +97,7 @@ def places_in(scores: Floats, group: NDArray[np.int32]) -> Floats:
     return found
 
 
-def embed(model: MultiTaskTLP, dataset: Dataset, rows: Rows) -> Floats:
+def embed(model: FleetTLP, dataset: Dataset, rows: Rows) -> Floats:
     """(rows, T) representations of candidates by a backbone."""
     block = dataset.features.take(rows)
     was_training = model.training

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, visible_part
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, train
 
 
@@ -22,7 +22,7 @@ class Scratch:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],

@@ -26,7 +26,7 @@ from transfer.data.dataset import Dataset
 from transfer.data.labels import group_min
 from transfer.errors import TransferError
 from transfer.features.extractor import FeatureBlock
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, trainable_devices
 from transfer.train.tree_fit import teach_trees
 
@@ -68,7 +68,7 @@ class SourceDevices:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],
@@ -191,7 +191,7 @@ class SourceCorrection:
                 f"cannot restore what siblings say: {type(error).__name__}: {error}; adapt the device again"
             ) from error
 
-    def score(self, model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def score(self, model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Relative speeds in (0, 1], or the head's where nobody measured. See `Adapted.score`."""
         rows = np.asarray(rows, dtype=np.int64)
         around, value = self.siblings.predict(dataset, np.unique(dataset.group[rows]))
@@ -224,11 +224,11 @@ class SourceCorrection:
         scores[around[chosen]] = np.exp(least[chosen] - filled[chosen])
         return scores[rows]
 
-    def score_unseen(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
+    def score_unseen(self, model: FleetTLP, block: FeatureBlock) -> NDArray[np.float64]:
         """The head's and the networks' vote. See `Adapted.score_unseen`."""
         return np.asarray(np.exp(self._log_scores(model, block)))
 
-    def _log_scores(self, model: MultiTaskTLP, block: FeatureBlock) -> NDArray[np.float64]:
+    def _log_scores(self, model: FleetTLP, block: FeatureBlock) -> NDArray[np.float64]:
         """Logarithms of relative speeds: a weighted mean over head and trees (in one score) and networks."""
         head = np.log(np.maximum(model.score(block, self.device_id), 1e-12))
         if self.nets is None:

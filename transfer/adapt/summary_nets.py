@@ -21,7 +21,7 @@ from torch import nn
 
 from transfer.data.batches import draw_batches
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import scoped_seed
+from transfer.model.fleet_tlp import scoped_seed
 from transfer.train.losses import LossWeights, head_loss
 from transfer.train.rows import TrainingRows, gather_rows
 from transfer.train.training import torch_threads

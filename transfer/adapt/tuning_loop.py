@@ -19,7 +19,7 @@ from torch import nn
 
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
-from transfer.model.mtl_tlp import MultiTaskTLP, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, scoped_seed
 from transfer.train.rows import gather_rows
 from transfer.train.step import Stepper, learning_rate_curve
 from transfer.train.training import TrainConfig, torch_threads
@@ -29,7 +29,7 @@ Trained = Literal["whole", "head", "last"]
 
 
 def tune(
-    model: MultiTaskTLP,
+    model: FleetTLP,
     part: Dataset,
     devices: Sequence[str],
     config: TrainConfig,
@@ -73,7 +73,7 @@ def tune(
 
 
 @contextmanager
-def only(model: MultiTaskTLP, device_id: str, trained: Trained) -> Iterator[None]:
+def only(model: FleetTLP, device_id: str, trained: Trained) -> Iterator[None]:
     """Inside the block only the chosen layers of a model need gradients."""
     layers: dict[str, list[nn.Module]] = {
         "whole": [model],
@@ -92,12 +92,12 @@ def only(model: MultiTaskTLP, device_id: str, trained: Trained) -> Iterator[None
 
 
 def choose_rate(
-    start: MultiTaskTLP,
+    start: FleetTLP,
     part: Dataset,
     device_id: str,
     rates: Sequence[float],
     seed: int,
-    fit: Callable[[Dataset, float], MultiTaskTLP],
+    fit: Callable[[Dataset, float], FleetTLP],
 ) -> tuple[float, dict[float, float]]:
     """Choose a learning rate on the support set: learn from half of its workloads, rank the other half.
 

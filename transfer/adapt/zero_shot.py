@@ -24,7 +24,7 @@ from transfer.adapt.heads import (
 )
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
-from transfer.model.mtl_tlp import MultiTaskTLP, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, scoped_seed
 from transfer.train.training import TrainConfig
 
 #: Most source rows that the mixture is learnt from.
@@ -48,7 +48,7 @@ class ZeroShot:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: NDArray[np.int64],

@@ -28,7 +28,7 @@ from transfer.data.intervals import is_beyond_luck
 from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Regime
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig
 
 Rows = NDArray[np.int64]
@@ -90,7 +90,7 @@ class Auto:
 
     def adapt(
         self,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
         support_rows: Rows,
@@ -149,7 +149,7 @@ class Auto:
     @staticmethod
     def _can(
         strategy: Strategy,
-        source: MultiTaskTLP | None,
+        source: FleetTLP | None,
         dataset: Dataset,
         rows: Rows,
         latency: NDArray[np.float64],

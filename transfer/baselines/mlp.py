@@ -18,7 +18,7 @@ from transfer.baselines.base import Rows, Scores, training_labels, unknown_devic
 from transfer.data.batches import PaddedBatch, draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.encoder import Standardise
-from transfer.model.mtl_tlp import scoped_seed
+from transfer.model.fleet_tlp import scoped_seed
 from transfer.train.losses import LossWeights, head_loss
 from transfer.train.training import torch_threads
 

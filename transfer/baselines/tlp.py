@@ -23,7 +23,7 @@ from transfer.baselines.base import Rows, Scores, training_labels, unknown_devic
 from transfer.baselines.tlp_network import Mixer, TlpNetwork, mean_square, mixed_lambda_rank
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model.mtl_tlp import scoped_seed
+from transfer.model.fleet_tlp import scoped_seed
 from transfer.train.training import torch_threads
 
 #: Rows of one forward pass when nothing is learnt, as in the published evaluation.

@@ -30,7 +30,7 @@ from transfer.data.splits import Split
 from transfer.errors import TransferError
 from transfer.evaluate.compare import compare
 from transfer.evaluate.comparison import Comparison
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.processes import run_each
 from transfer.train.training import TrainConfig, torch_threads, train, trainable_devices
 
@@ -123,7 +123,7 @@ _Tell = Callable[[Split, str, float], None]
 _FoldRunner = Callable[[Split, int, _Tell | None], _Fold]
 
 
-def evaluate(model: MultiTaskTLP, dataset: Dataset, device_id: str, rows: NDArray[np.int64]) -> Metrics:
+def evaluate(model: FleetTLP, dataset: Dataset, device_id: str, rows: NDArray[np.int64]) -> Metrics:
     """Judge one head on some rows, workload by workload.
 
     Raises:

@@ -25,7 +25,7 @@ from transfer.data.dataset import Dataset
 from transfer.data.ranking import kendall_tau, random_top_k, top_k
 from transfer.evaluate.onboarding_cases import Case, shown
 from transfer.evaluate.onboarding_points import Point
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, torch_threads, train, trainable_devices
 
 
@@ -96,7 +96,7 @@ def _points(
     situation = situation_of(view, case)
     sources = situation.sources
 
-    def source_model() -> MultiTaskTLP:
+    def source_model() -> FleetTLP:
         return situation.once(
             "model of sources",
             lambda: train(view, case.source_rows, config=config, seed=case.seed, devices=sources).model,
@@ -149,7 +149,7 @@ def choose_support(
     pool: Rows,
     count: int,
     truth: NDArray[np.float64],
-    source_model: Callable[[], MultiTaskTLP],
+    source_model: Callable[[], FleetTLP],
 ) -> Rows:
     """Rows of the pool that the target measures; in rounds where the selector looks at what was measured."""
     if not count:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transfer.adapt.base import Adapted
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, train
 
 
@@ -26,7 +26,7 @@ class ModelRanker:
     config: TrainConfig = field(default_factory=TrainConfig)
     name: str = "model"
     #: What `fit` made.
-    model: MultiTaskTLP | None = None
+    model: FleetTLP | None = None
 
     def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
         """Train on some rows for some devices.
@@ -55,7 +55,7 @@ class SingleRanker:
     config: TrainConfig = field(default_factory=TrainConfig)
     name: str = "model-single"
     #: What `fit` made, by device.
-    models: dict[str, MultiTaskTLP] = field(default_factory=dict)
+    models: dict[str, FleetTLP] = field(default_factory=dict)
 
     def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
         """Train a model for each device on its own labels.

@@ -1,1 +1,1 @@
-"""MTL-TLP: a shared backbone, one head a device, trees beside it, and the folder they are kept in."""
+"""FleetTLP: a shared backbone, one head a device, trees beside it, and the folder they are kept in."""

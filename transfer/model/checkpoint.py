@@ -30,7 +30,7 @@ from transfer.checked_folder import (
     sha256,
 )
 from transfer.features.extractor import FeatureSpec
-from transfer.model.mtl_tlp import ModelConfig, ModelSizes, MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP, ModelConfig, ModelSizes
 
 #: Version of the folder's layout. 1: first published layout.
 FORMAT_VERSION = 1
@@ -44,7 +44,7 @@ _OWN_KEYS = frozenset({"format_version", "model", "spec_hash", "heads", "paramet
 
 def save(
     directory: Path,
-    model: MultiTaskTLP,
+    model: FleetTLP,
     manifest: Mapping[str, Any],
     *,
     beside: Mapping[str, bytes] | None = None,
@@ -86,7 +86,7 @@ def save(
     put_folder(directory, {TENSORS_NAME: tensors, **further, MANIFEST_NAME: text.encode()})
 
 
-def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[MultiTaskTLP, dict[str, Any]]:
+def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[FleetTLP, dict[str, Any]]:
     """Read a checkpoint back.
 
     Args:
@@ -110,7 +110,7 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[MultiTaskTLP
     try:
         config = _config(manifest["model"])
         with torch.random.fork_rng(devices=[]):
-            model = MultiTaskTLP(config, manifest["heads"])
+            model = FleetTLP(config, manifest["heads"])
         tensors = load_tensors(raw)
         is_older = "trees.raw" in tensors and "trees.weight" not in tensors
         if not is_older:

@@ -1,6 +1,6 @@
 """The blocks of the backbone: from a sequence of schedule steps to one vector.
 
-Called by `transfer.model.mtl_tlp` only. Knows nothing of devices, workloads or training.
+Called by `transfer.model.fleet_tlp` only. Knows nothing of devices, workloads or training.
 
 Legend: N candidates, L steps, C category slots, F number slots, E step width.
 """
@@ -66,7 +66,7 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Everything needed to build a `MultiTaskTLP` without its weights."""
+    """Everything needed to build a `FleetTLP` without its weights."""
 
     #: Values of each category slot, 0 (padding) and 1 (unknown) included.
     category_sizes: tuple[int, ...]

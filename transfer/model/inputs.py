@@ -24,7 +24,7 @@ def used_lengths(block: FeatureBlock) -> np.ndarray:
 def block_tensors(
     block: FeatureBlock, rows: np.ndarray, steps: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Arguments of `MultiTaskTLP.backbone` for some rows: the only place where dense arrays are made.
+    """Arguments of `FleetTLP.backbone` for some rows: the only place where dense arrays are made.
 
     Args:
         block: Candidates.

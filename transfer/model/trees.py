@@ -2,8 +2,8 @@
 
 They read the flat features of a candidate (`transfer.features.flat`) and the hardware vector of a device, so
 one set of trees serves every head, one of a device without a measurement included. Used by
-`transfer.model.mtl_tlp`, taught by `transfer.train.tree_fit`. Kept as XGBoost's own binary JSON in a tensor:
-nothing is unpickled. XGBoost is imported at the first vote.
+`transfer.model.fleet_tlp`, taught by `transfer.train.tree_fit`. Kept as XGBoost's own binary JSON in a
+tensor: nothing is unpickled. XGBoost is imported at the first vote.
 
 Legend: N candidates, P flat features, H hardware slots.
 """

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from transfer.data.batches import lay_out
 from transfer.errors import TransferError
-from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors
+from transfer.model.fleet_tlp import FleetTLP, block_tensors
 from transfer.train.config import TrainConfig
 from transfer.train.losses import group_losses
 from transfer.train.peers import ALONE, Peers
@@ -36,7 +36,7 @@ class Stepper:
     """
 
     def __init__(
-        self, model: MultiTaskTLP, config: TrainConfig, device: torch.device, peers: Peers = ALONE
+        self, model: FleetTLP, config: TrainConfig, device: torch.device, peers: Peers = ALONE
     ) -> None:
         self.model = model
         self.optimizer = torch.optim.AdamW(

@@ -1,6 +1,6 @@
 """The multi-task training story, read top to bottom.
 
-One call trains a `MultiTaskTLP` on a `Dataset`: scale the inputs by the training rows, then for each
+One call trains a `FleetTLP` on a `Dataset`: scale the inputs by the training rows, then for each
 epoch walk over batches of whole workloads and lower the mean over devices of the loss inside each
 workload. With a run folder, every epoch is kept and a killed run goes on where it was. Called by
 `transfer.adapt`, `transfer.evaluate.evaluation` and the refresh of the fleet. It must not know where a
@@ -24,7 +24,7 @@ import torch
 
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model.mtl_tlp import MultiTaskTLP, model_config, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 from transfer.train.config import DEVICE_CHOICES, EpochReport, TrainConfig, torch_device
 from transfer.train.curves import Curves
 from transfer.train.epochs import TrainingProgress, run_epochs
@@ -40,7 +40,7 @@ from transfer.train.validity import teach_validity
 class TrainResult:
     """A trained model and how it came about."""
 
-    model: MultiTaskTLP
+    model: FleetTLP
     history: tuple[EpochReport, ...]
     #: Wall seconds of this call.
     seconds: float
@@ -59,7 +59,7 @@ def train(
     config: TrainConfig,
     seed: int,
     devices: Sequence[str] | None = None,
-    init: MultiTaskTLP | None = None,
+    init: FleetTLP | None = None,
     validation_rows: np.ndarray | None = None,
     row_weights: np.ndarray | None = None,
     on_epoch: Callable[[EpochReport], None] | None = None,
@@ -152,7 +152,7 @@ def result_to_json(result: TrainResult) -> dict[str, Any]:
     return {**plain, "history": [asdict(report) for report in result.history]}
 
 
-def result_from_json(model: MultiTaskTLP, values: Mapping[str, Any]) -> TrainResult:
+def result_from_json(model: FleetTLP, values: Mapping[str, Any]) -> TrainResult:
     """Inverse of `result_to_json`, with the model that belongs to it."""
     history = tuple(EpochReport(**report) for report in values["history"])
     return TrainResult(**{**values, "model": model, "history": history})
@@ -174,11 +174,11 @@ def _start(
     rows: np.ndarray,
     device_ids: tuple[str, ...],
     config: TrainConfig,
-    init: MultiTaskTLP | None,
-) -> MultiTaskTLP:
+    init: FleetTLP | None,
+) -> FleetTLP:
     """A new model scaled by the training rows, or a copy of `init` with the missing heads."""
     if init is None:
-        model = MultiTaskTLP(model_config(dataset.spec, config.sizes))
+        model = FleetTLP(model_config(dataset.spec, config.sizes))
         model.fit_scaler(dataset.features.take(rows))
     elif init.config.spec_hash == dataset.spec.hash:
         model = init.copy()
@@ -202,7 +202,7 @@ def _identity(
     validation: TrainingRows | None,
     config: TrainConfig,
     seed: int,
-    init: MultiTaskTLP | None,
+    init: FleetTLP | None,
 ) -> dict[str, Any]:
     """Everything that the weights follow from; another value of any of it is another run."""
     parts = [training] if validation is None else [training, validation]

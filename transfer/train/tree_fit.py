@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from transfer.data.dataset import Dataset
 from transfer.data.splits import few_places
 from transfer.features.flat import flat_inputs
-from transfer.model.mtl_tlp import MultiTaskTLP
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.trees import Trees, tree_inputs
 from transfer.train.config import TrainConfig
 from transfer.train.losses import MIN_LABEL
@@ -47,7 +47,7 @@ _SETTINGS = {
 
 
 def teach_trees(
-    model: MultiTaskTLP,
+    model: FleetTLP,
     dataset: Dataset,
     rows: Rows,
     device_ids: Sequence[str],

@@ -3,7 +3,7 @@
 Called by `transfer.train.training` when the ranking is learnt: a logistic regression on the finished
 backbone, from the candidates that failed and those that ran. So failures cost the ranking nothing (TLP gives
 them a speed near 0 and ranks them), and a device without failures has no such output. Knows nothing of
-searches, which may ask `MultiTaskTLP.validity` before they spend time on a candidate.
+searches, which may ask `FleetTLP.validity` before they spend time on a candidate.
 
 Legend: n candidates, T trunk width.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transfer.data.dataset import Dataset
-from transfer.model.mtl_tlp import MultiTaskTLP, block_tensors
+from transfer.model.fleet_tlp import FleetTLP, block_tensors
 
 #: Failures, and candidates that ran, that a device must have at least.
 LEAST_OF_EACH = 8
@@ -33,7 +33,7 @@ _STEPS = 60
 
 
 def teach_validity(
-    model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str]
+    model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str]
 ) -> None:
     """Give a model the validity outputs of the devices that have failures to learn from.
 
@@ -66,7 +66,7 @@ def _evenly(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
 
 
-def _represent(model: MultiTaskTLP, dataset: Dataset, rows: NDArray[np.int64]) -> Tensor:
+def _represent(model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64]) -> Tensor:
     """(n, T) representations."""
     with torch.no_grad():
         parts = [

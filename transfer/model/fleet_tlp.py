@@ -1,4 +1,4 @@
-"""MTL-TLP: a shared backbone over schedule sequences and one small head for each device.
+"""FleetTLP: a shared backbone over schedule sequences and one small head for each device.
 
 Trained by `transfer.train.training`, stored by `transfer.model.checkpoint`, asked by
 `transfer.evaluate.evaluation` and the cost model of a search. It must not know where features or labels come
@@ -44,7 +44,7 @@ from transfer.model.trees import HardwareOf, Trees, joint_scores
 _SCORE_BATCH, _SCORE_STEPS = 128, 8
 
 
-class MultiTaskTLP(nn.Module):
+class FleetTLP(nn.Module):
     """Shared backbone and a head for each device.
 
     Not safe for use by several threads at once: `score` changes the mode of the module and torch's threads.
@@ -187,7 +187,7 @@ class MultiTaskTLP(nn.Module):
                 self.set_hardware(_device_id(rest.removesuffix(".values")), torch.zeros_like(value))
         return super().load_state_dict(state_dict, *args, **kwargs)
 
-    def copy(self) -> MultiTaskTLP:
+    def copy(self) -> FleetTLP:
         """An equal model that shares no tensor with this one."""
         return copy.deepcopy(self)
 
@@ -361,9 +361,9 @@ def _device_id(head_key: str) -> str:
 
 
 __all__ = [
+    "FleetTLP",
     "ModelConfig",
     "ModelSizes",
-    "MultiTaskTLP",
     "block_tensors",
     "model_config",
     "scoped_seed",
