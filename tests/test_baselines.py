@@ -12,7 +12,6 @@ from transfer.baselines.base import (
     flat_features,
     hold_out_workloads,
     need,
-    training_labels,
 )
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
 from transfer.baselines.nearest import NearestDevice
@@ -21,6 +20,7 @@ from transfer.baselines.trees import BoostedTrees
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
+from transfer.train.rows import training_labels
 
 QUICK_TLP = TlpConfig(epochs=1, batch=64)
 QUICK_MLP = MlpConfig(width=32, epochs=20, learning_rate=5e-3, dropout=0.0)

@@ -10,7 +10,7 @@ import torch
 from tests.model_fixtures import DEVICES, make_dataset
 from tests.test_baselines import published_of
 from transfer.baselines.tlp import PublishedTlp, TlpConfig
-from transfer.baselines.tlp_network import TlpNetwork, mixed_lambda_rank
+from transfer.model.tlp_network import TlpNetwork, mixed_lambda_rank
 
 
 def parameters(network: torch.nn.Module) -> int:

@@ -101,7 +101,7 @@ def found(store: Path) -> Evaluation:
 
 def test_every_workload_is_held_out_with_every_seed(found: Evaluation) -> None:
     comparison = found.comparison
-    assert comparison.rankers == ("model", "nearest-device")
+    assert comparison.rankers == ("fleet-tlp", "nearest-device")
     assert comparison.seeds == (5, 6)
     assert comparison.device_ids == ("a", "b")
     for runs in comparison.metrics.values():
@@ -202,7 +202,7 @@ def test_the_table_fits_and_says_what_its_words_mean(
     lines = captured.out.splitlines()
     assert max(map(len, lines)) <= 80
     firsts = [line.split()[0] for line in lines if line.strip()]
-    for word in ("device", "a", "b", "model", "nearest-device", "random", "ceiling"):
+    for word in ("device", "a", "b", "fleet-tlp", "nearest-device", "random", "ceiling"):
         assert word in firsts
     assert "noise 4.0%, no regret below it" in captured.out
     assert "ceiling from 18 candidates of 3 workloads" in " ".join(captured.out.split())

@@ -212,7 +212,7 @@ def test_what_is_judged_is_what_serves(
     judge = judging.Judge(registry, reader, dataset, snapshot.workloads)
     champion = served.model.copy()
     champion.drop_head(SIBLINGS[0])
-    judge.verdicts(champion, [NEW], [])
+    judge.verdicts([champion], [NEW], [])
     np.testing.assert_array_equal(asked["judge"], scores)
 
     monkeypatch.setattr(watch_run, "head_standing", seen_by("watch"))

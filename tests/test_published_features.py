@@ -10,7 +10,7 @@ import pytest
 
 from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.log_fixtures import ANSOR_LOGS
-from transfer.baselines.published_features import (
+from transfer.features.published_features import (
     CPU_LAYOUT,
     GPU_LAYOUT,
     PublishedLayout,

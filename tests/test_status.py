@@ -128,8 +128,8 @@ def test_the_status_tells_pins_and_why_champions_stay(
     arguments = ["status", "--store", str(store), "--models", str(registry.folder)]
     assert run(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "dev-a is served by v000001 (pinned)" in shown
-    assert "dev-b is served by v000001; v000002: worse" in shown
+    assert "dev-a is served by v000001 (fleet_tlp, pinned)" in shown
+    assert "dev-b is served by v000001 (fleet_tlp); v000002: worse" in shown
     (registry.folder / "champions.json").write_text("{")
     assert read_status(store, registry.folder)["champions"] == {}
 

@@ -30,6 +30,7 @@ from transfer.errors import TraceError, TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.mtl_tlp import TlpModel
 from transfer.train.training import torch_threads
 
 #: Score of a candidate whose trace cannot be read, and the least score of all: never a parent as long as
@@ -62,7 +63,7 @@ class Scorer:
             refused.
         on_measured: Told of what TVM measured after each round. The model itself learns nothing from it: keep
             the records, and train or adapt afterwards.
-        spec: Features that the model reads.
+        spec: Features that a FleetTLP reads.
         correction: What belongs to the head (`transfer.adapt.kept`).
 
     Raises:
@@ -71,7 +72,7 @@ class Scorer:
 
     def __init__(
         self,
-        model: FleetTLP,
+        model: TlpModel,
         device_id: str,
         workloads: Iterable[Workload] = (),
         *,
@@ -89,7 +90,7 @@ class Scorer:
         self._head = self._checked(Adapted(device_id=device_id, model=model, correction=correction))
 
     @property
-    def model(self) -> FleetTLP:
+    def model(self) -> TlpModel:
         """The model whose head is served."""
         return self._head.model
 
@@ -144,14 +145,14 @@ class Scorer:
             (n,) scores in [`LEAST_SCORE`, 1], higher is faster.
         """
         scores = np.full(len(schedules), LEAST_SCORE)
-        readable = np.arange(len(schedules))
+        readable, layout = np.arange(len(schedules)), self._head.model.layout
         try:
-            block = self._extractor.extract_live(workload, schedules)
+            block = self._extractor.extract_live(workload, schedules, layout)
         except TraceError:
             # One that cannot be read must not end the search.
             readable = np.flatnonzero([self._is_readable(workload, one) for one in schedules])
             kept = [schedules[place] for place in readable.tolist()]
-            block = self._extractor.extract_live(workload, kept)
+            block = self._extractor.extract_live(workload, kept, layout)
         if len(readable):
             # One thread, as in evaluation: more would add up in another order.
             with torch_threads(1):
@@ -169,7 +170,7 @@ class Scorer:
     def _checked(self, head: Adapted) -> Adapted:
         head.model.head(self.device_id)
         found = head.model.config.spec_hash
-        if found != self._spec.hash:
+        if isinstance(head.model, FleetTLP) and found != self._spec.hash:
             raise TransferError(
                 f"the model reads features {found}, this program makes {self._spec.hash}; train it again"
             )

@@ -190,9 +190,9 @@ def _print_status(store: Path, models: Path) -> None:
     say(f"store {found['store']}, table version {found['table_version']}; models: {known}")
     for name, note in found["champions"].items():
         if note["pinned"] or note["retained"]:
-            pinned = " (pinned)" if note["pinned"] else ""
+            kind = f"{note['model_kind'] or 'damaged'}{', pinned' if note['pinned'] else ''}"
             kept = f"; {note['retained']}" if note["retained"] else ""
-            say(f"{name} is served by {note['version']}{pinned}{kept}")
+            say(f"{name} is served by {note['version']} ({kind}){kept}")
 
 
 def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
     rows = [
         (
             each["version"],
+            each["model_kind"] or "-",
             "damaged" if each["damaged"] else _date(each["created_at"]),
             _text(each["candidates"]),
             each["warm_start"] or "nothing",
@@ -59,7 +60,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
     if not rows:
         say(f"no model under {models}; `fleet train` makes one")
         return
-    print_rows(("version", "made", "candidates", "from", "serves", "other heads"), rows)
+    print_rows(("version", "model", "made", "candidates", "from", "serves", "other heads"), rows)
     print_rows(
         ("device", "served by", "since", "pinned", "why", "who did not take the place, and why"),
         [
@@ -86,9 +87,22 @@ def show(version: _Version, models: ModelsOption = DEFAULT_MODELS, as_json: Json
         print_json(found)
         return
     manifest = found["manifest"]
-    hidden = {"created_at", "trained_workloads", "verdicts", "model", "heads", "trained_heads", "devices"}
+    hidden = {
+        "model_kind",
+        "created_at",
+        "trained_workloads",
+        "verdicts",
+        "model",
+        "heads",
+        "trained_heads",
+        "devices",
+    }
     until = {device: _date(at) for device, at in manifest.get("data_until", {}).items()}
-    rows = [("sha256", found["sha256"]), ("made", _date(manifest.get("created_at")))]
+    rows = [
+        ("model", found["model_kind"]),
+        ("sha256", found["sha256"]),
+        ("made", _date(manifest.get("created_at"))),
+    ]
     told = {**manifest, "data_until": until} if until else manifest
     rows += [(key, _text(value)) for key, value in told.items() if key not in hidden]
     print_rows(("version", version), rows)

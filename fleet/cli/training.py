@@ -57,6 +57,14 @@ class ComputeOption(StrEnum):
     CUDA = "cuda"
 
 
+class ModelOption(StrEnum):
+    """The keys of `transfer.model.kinds.KINDS`."""
+
+    FLEET_TLP = "fleet_tlp"
+    MTL_TLP = "mtl_tlp"
+    BOTH = "both"
+
+
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module to a command-line app."""
     app.command("train")(train)
@@ -68,6 +76,10 @@ def train(
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
     device: DevicesOption = None,
+    model: Annotated[
+        ModelOption | None,
+        typer.Option("--model", help="Ours, the published MTL-TLP, or the better of both (training.model)."),
+    ] = None,
     epochs: EpochsOption = None,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Processes that share each batch.")] = 1,
     compute: Annotated[
@@ -89,7 +101,7 @@ def train(
     """Train one model with a head for each device of the store, and keep it as the next version.
 
     Where a daemon writes this store and trains into this folder, it gets a request for each family, and this
-    command follows it; --workers, --compute, --check-transfer, --epochs or --seed train here instead.
+    command follows it; --model, --workers, --compute, --check-transfer, --epochs or --seed train here.
     Every epoch is kept: run again after an interruption, it goes on. With 40 workloads or more, a tenth of
     them tells when to stop. Curves are written beside the models, in `training`.
 
@@ -98,8 +110,16 @@ def train(
     from fleet.cli.training_request import request_trainings
     from fleet.models.training import train_version
 
-    settings = learning_settings(config, store, epochs, seed)
-    is_of_its_own = workers > 1 or compute is not ComputeOption.AUTO or check or epochs or seed is not None
+    more = {"training__model": model.value} if model is not None else {}
+    settings = learning_settings(config, store, epochs, seed, **more)
+    is_of_its_own = (
+        model is not None
+        or workers > 1
+        or compute is not ComputeOption.AUTO
+        or check
+        or epochs
+        or seed is not None
+    )
     daemon = None if is_of_its_own else daemon_of(settings)
     if daemon is not None and _trains(daemon, models):
         request_trainings(daemon, device or [], is_detached=detach, as_json=as_json)

@@ -55,6 +55,8 @@ Strategy = Literal[
     "nearest",
     "scratch",
 ]
+#: What a training makes: the keys of `transfer.model.kinds.KINDS`.
+ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
 #: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
 Selector = Literal["paired", "few-of-each", "random", "stratified", "uncertainty", "kmeans", "diverse-fast"]
 
@@ -109,6 +111,9 @@ class StoreSection(_Section):
 class TrainingSection(_Section):
     """How the cost model is trained."""
 
+    #: Which is trained: ours, the published MTL-TLP, or both, of which the better one serves each device.
+    model: ModelKind = "fleet_tlp"
+    #: Of FleetTLP; an MTL-TLP gets the 50 published ones for each 24.
     epochs: int = Field(default=24, ge=1, le=100_000)
     seed: int = Field(default=0, ge=0, lt=2**31)
     #: Parts into which the workloads are split; each is held out once by `fleet eval`.

@@ -308,6 +308,7 @@ def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, c
         Path(settings.store.path),
         Path(settings.daemon.root) / "refresh",
         RefreshSettings(
+            model=settings.training.model,
             epochs=settings.training.epochs,
             seed=settings.training.seed,
             cores=lambda: refresh_cores(devices.files.specs.values()),

@@ -21,6 +21,7 @@ from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
 from fleet.store.store import Store, StoreReader
+from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,7 +109,7 @@ def evaluate_store(
         device_ids: Devices of one family; all of the store where empty.
         split: A value of `transfer.data.splits.SplitKind`.
         seeds: How many runs with other splits and initial weights.
-        baselines: Names in `BASELINES` to put beside the model.
+        baselines: Names in `BASELINES` to put beside the models of `training.model`.
         on_progress: Told of each fit that ended.
 
     Raises:
@@ -121,8 +122,12 @@ def evaluate_store(
     kind = SplitKind(split)
     reader = Store.read(Path(settings.store.path))
     snapshot = read_snapshot(reader.path, device_ids)
-    rankers: list[Ranker] = [ModelRanker(config=train_config(settings.training.epochs))]
-    rankers += [make_baseline(name, reader, snapshot) for name in dict.fromkeys(baselines)]
+    kinds = KINDS[settings.training.model]
+    rankers: list[Ranker] = []
+    if FLEET_TLP in kinds:
+        rankers.append(ModelRanker(config=train_config(settings.training.epochs), name="fleet-tlp"))
+    beside = [*(["mtl-tlp"] if MTL_TLP in kinds else []), *baselines]
+    rankers += [make_baseline(name, reader, snapshot) for name in dict.fromkeys(beside)]
     first = settings.training.seed
 
     def splits_of(seed: int) -> list[Split]:
@@ -181,7 +186,7 @@ def evaluate_model(
             f"{folder.name} was trained on table version {trained_at}, {reader.path} is at {reader.version}: "
             "is --store the right one?"
         )
-    snapshot = read_snapshot(reader.path, chosen)
+    snapshot = read_snapshot(reader.path, chosen, published=model.layout is not None)
     dataset = snapshot.dataset
     trained_on = [DeviceId(head) for head in model.device_ids if head in reader.devices()]
     seen = {
@@ -335,9 +340,9 @@ def make_baseline(name: str, reader: StoreReader, snapshot: DatasetSnapshot) -> 
 
 def published(reader: StoreReader, snapshot: DatasetSnapshot) -> NDArray[np.float32]:
     """Published features of the candidates of a snapshot, or of a part of one, in the order of its rows."""
-    from transfer.baselines.published_features import CPU_LAYOUT, GPU_LAYOUT
     from transfer.baselines.published_rows import published_rows
     from transfer.features.extractor import Extractor
+    from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT
 
     dataset = snapshot.dataset
     family = snapshot.devices[dataset.device_ids[0]][0].family

@@ -19,7 +19,7 @@ from fleet.models.registry_reader import RegistryReader
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.features.extractor import Extractor
-    from transfer.model.fleet_tlp import FleetTLP
+    from transfer.model.mtl_tlp import TlpModel
 
 #: Models held in memory: one version serves many devices.
 _MOST_MODELS = 4
@@ -36,7 +36,7 @@ class HeadCache:
 
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry
-        self._models: dict[tuple[str, str], FleetTLP] = {}
+        self._models: dict[tuple[str, str], TlpModel] = {}
         self._heads: dict[ModelRef, Adapted] = {}
 
     def head(self, ref: ModelRef) -> Adapted:
@@ -58,7 +58,7 @@ class HeadCache:
             self._heads[ref] = head
         return self._heads[ref]
 
-    def _model(self, ref: ModelRef) -> FleetTLP:
+    def _model(self, ref: ModelRef) -> TlpModel:
         """The model of a version; one for all devices that it serves."""
         key = ref.version, ref.sha256
         if key not in self._models:
@@ -94,7 +94,7 @@ def score_candidates(
     refused: dict[int, str] = {}
     workloads = {workload.workload_id: workload}
     try:
-        block = extractor.extract(workloads, candidates)
+        block = extractor.extract(workloads, candidates, head.model.layout)
     except TransferError:
         for place, one in enumerate(candidates):
             if why := _fault(extractor, workload, one):
@@ -102,7 +102,7 @@ def score_candidates(
         kept = [one for place, one in enumerate(candidates) if place not in refused]
         if not kept:
             return scores, refused
-        block = extractor.extract(workloads, kept)
+        block = extractor.extract(workloads, kept, head.model.layout)
     readable = [place for place in range(len(candidates)) if place not in refused]
     if readable:
         scores[readable] = head.score_unseen(block)

@@ -33,7 +33,7 @@ from transfer.errors import TransferError
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.data.dataset import Dataset
-    from transfer.model.fleet_tlp import FleetTLP
+    from transfer.model.mtl_tlp import TlpModel
 
 _WORDS = 200
 
@@ -66,23 +66,30 @@ class Judge:
         self._workloads = workloads
         self._unguided = unguided
         self._floors = dict(floors or {})
-        self._loaded: dict[str, tuple[FleetTLP, dict[str, Any]]] = {}
+        self._loaded: dict[str, tuple[TlpModel, dict[str, Any]]] = {}
 
     def verdicts(
-        self, model: FleetTLP, heads: Sequence[str], trained: Collection[WorkloadId]
-    ) -> list[DeviceDecision]:
-        """Decide about the heads of a challenger.
+        self, models: Sequence[TlpModel], heads: Sequence[str], trained: Collection[WorkloadId]
+    ) -> list[list[DeviceDecision]]:
+        """Decide about the heads of one or several challengers, all judged on the same candidates.
 
         Args:
-            model: The challenger.
-            heads: Its heads to be judged.
-            trained: Workloads that it has learnt from.
+            models: The challengers, the one that goes first where they are equals first.
+            heads: Their heads to be judged.
+            trained: Workloads that each has learnt from.
+
+        Returns:
+            Of each challenger one decision a head; at most one challenger takes the place of a champion.
+
+        Raises:
+            TransferError: The dataset lacks features that a challenger or a champion reads.
         """
-        return [self._verdict(model, DeviceId(head), trained) for head in heads]
+        found = [best_of([self._verdict(one, DeviceId(head), trained) for one in models]) for head in heads]
+        return [[of_head[place] for of_head in found] for place in range(len(models))]
 
     def _verdict(
-        self, model: FleetTLP, device_id: DeviceId, trained: Collection[WorkloadId]
-    ) -> DeviceDecision:
+        self, model: TlpModel, device_id: DeviceId, trained: Collection[WorkloadId]
+    ) -> tuple[DeviceDecision, Standing | None]:
         held = held_out(self._workloads[one] for one in self._dataset.workload_ids)
         floor = self._floors.get(device_id, 0.0)
         serving = self._registry.champions().get(device_id)
@@ -95,7 +102,8 @@ class Judge:
             except OSError as error:
                 # The disk may give it again the next time.
                 why = f"{serving.version} cannot be read now ({str(error)[:_WORDS]})"
-                return judge(device_id, None, None, served_by=serving.version, why_not=why)
+                verdict = judge(device_id, None, None, served_by=serving.version, why_not=why)
+                return replace(verdict, model_kind=model.kind), None
         if serving is None or gone:
             rows = self._rows(device_id, clean(held, trained) or frozenset())
             challenger = self._standing(model, device_id, rows, floor)
@@ -104,7 +112,8 @@ class Judge:
             fair = clean(held, trained, self._learnt(manifest))
             if fair is None:
                 why = f"nobody knows any more what {serving.version} learnt from"
-                return judge(device_id, None, None, served_by=serving.version, why_not=why)
+                verdict = judge(device_id, None, None, served_by=serving.version, why_not=why)
+                return replace(verdict, model_kind=model.kind), None
             rows = self._rows(device_id, fair)
             challenger = self._standing(model, device_id, rows, floor)
             verdict = judge(
@@ -117,7 +126,7 @@ class Judge:
         if serving is not None:
             pinned_to = serving.version if serving.pinned_at is not None else ""
             verdict = held_back(verdict, pinned_to=pinned_to, rolled_back_from=serving.rolled_back_from)
-        return self._told(verdict, challenger)
+        return replace(self._told(verdict, challenger), model_kind=model.kind), challenger
 
     def _told(self, verdict: DeviceDecision, challenger: Standing | None) -> DeviceDecision:
         """A verdict with the figures of each workload, from which the fleet plans what to measure."""
@@ -165,12 +174,47 @@ class Judge:
         return np.flatnonzero(chosen)
 
     def _standing(
-        self, model: FleetTLP, device_id: str, rows: NDArray[np.int64], floor: float
+        self, model: TlpModel, device_id: str, rows: NDArray[np.int64], floor: float
     ) -> Standing | None:
         """How a head of the challenger, which has nothing beside it yet, orders some rows."""
         from transfer.adapt.base import Adapted
 
         return head_standing(Adapted(device_id=device_id, model=model), self._dataset, rows, floor)
+
+
+def best_of(found: Sequence[tuple[DeviceDecision, Standing | None]]) -> list[DeviceDecision]:
+    """Let one of several challengers for a device take the place: the first, unless a later one is better.
+
+    Better is what `judge` says of both on the same candidates. Of two that noise cannot tell apart the first
+    takes it.
+
+    Args:
+        found: What was decided of each against the champion, and its standing; the first one first.
+
+    Returns:
+        What becomes of each.
+    """
+    best: int | None = None
+    for place, (verdict, standing_of) in enumerate(found):
+        if not verdict.moves_on:
+            continue
+        if best is not None:
+            first, before = found[best]
+            against = judge(verdict.device_id, standing_of, before, served_by=first.model_kind)
+            if against.kind is not DecisionKind.BETTER:
+                continue
+        best = place
+    if best is None or len(found) == 1:
+        return [verdict for verdict, _ in found]
+    winner = found[best][0].model_kind
+    return [
+        replace(
+            one, kind=DecisionKind.OUTDONE, reason=f"{winner} of the same training goes first; {one.reason}"
+        )
+        if one.moves_on and place != best
+        else one
+        for place, (one, _) in enumerate(found)
+    ]
 
 
 def by_workload(
@@ -237,7 +281,7 @@ def training_provenance(
 
 
 def publish_if_better(
-    registry: Registry, model: FleetTLP, manifest: Mapping[str, Any], verdicts: Sequence[DeviceDecision]
+    registry: Registry, model: TlpModel, manifest: Mapping[str, Any], verdicts: Sequence[DeviceDecision]
 ) -> tuple[str, list[str]]:
     """Keep a challenger as a version and let it serve the devices that it won; the others keep why not.
 
@@ -259,12 +303,22 @@ def retention_reasons(verdicts: Sequence[DeviceDecision], challenger: str) -> di
     return {one.device_id: f"{challenger}: {one.reason}" for one in verdicts if not one.moves_on}
 
 
+def counting_verdicts(each: Sequence[Sequence[DeviceDecision]]) -> list[DeviceDecision]:
+    """Of each device the decision on the challenger that takes the place; else that on the first one.
+
+    Args:
+        each: Of `Judge.verdicts`.
+    """
+    return [next((one for one in of_head if one.moves_on), of_head[0]) for of_head in zip(*each, strict=True)]
+
+
 def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
     """Verdicts by device, as plain values."""
     return {
         one.device_id: {
             "kind": str(DecisionKind(one.kind)),
             "serves": one.moves_on,
+            "model_kind": one.model_kind or None,
             "reason": one.reason,
             "judged": one.judged,
         }
@@ -274,7 +328,9 @@ def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
 
 __all__ = [
     "Judge",
+    "best_of",
     "by_workload",
+    "counting_verdicts",
     "head_standing",
     "publish_if_better",
     "retention_reasons",

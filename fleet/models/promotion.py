@@ -46,6 +46,8 @@ class DecisionKind(StrEnum):
     REFUSED = "refused"
     #: A person does not want it: the device is pinned, or was taken back from a newer version.
     HELD = "held"
+    #: It may take the place, and another model of the same training takes it.
+    OUTDONE = "outdone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,6 +82,8 @@ class DeviceDecision:
     reason: str
     #: Figures behind it (`figures`); None where nothing was judged.
     judged: Mapping[str, Any] | None = None
+    #: Kind of the challenger (`transfer.model.kinds`).
+    model_kind: str = ""
 
     @property
     def moves_on(self) -> bool:

@@ -142,7 +142,7 @@ def _read_result(folder: Path) -> TrainResult:
     from transfer.model import checkpoint
     from transfer.train.training import result_from_json
 
-    model, manifest = checkpoint.load(folder)
+    model, manifest = checkpoint.load_fleet_tlp(folder)
     shutil.rmtree(folder, ignore_errors=True)
     return result_from_json(model, manifest["training"])
 

@@ -39,9 +39,10 @@ from fleet.models.registry_file import (
     state_text,
 )
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+from transfer.model.kinds import FLEET_TLP
 
 if TYPE_CHECKING:
-    from transfer.model.fleet_tlp import FleetTLP
+    from transfer.model.mtl_tlp import TlpModel
 
 #: Newest versions that pruning leaves, whoever they serve.
 KEEP = 8
@@ -76,7 +77,7 @@ class Registry(RegistryReader):
         self._clock = clock
 
     def add(
-        self, model: FleetTLP, manifest: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
+        self, model: TlpModel, manifest: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
     ) -> str:
         """Keep a model as the next version, which serves nobody yet.
 
@@ -271,6 +272,8 @@ class Registry(RegistryReader):
     def prune(self, keep: int = KEEP) -> list[str]:
         """Remove old versions, never one that serves a device, one to go back to, or one of the last `keep`.
 
+        The newest FleetTLP stays too: new devices start from it.
+
         Returns:
             Names of the removed ones.
         """
@@ -280,6 +283,7 @@ class Registry(RegistryReader):
             safe = set(there[-max(1, keep) :]) | {one.version for one in champions}
             for one in champions:
                 safe.update([version for version in one.before if version in there][-1:])
+            safe.update([version for version in there if self.kind(version) == FLEET_TLP][-1:])
             gone = [version for version in there if version not in safe]
             for version in gone:
                 # Out of sight in one step; a reader that has opened its files reads on.

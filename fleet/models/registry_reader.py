@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,10 @@ from fleet.errors import FleetError
 from fleet.models.names import latest, version_number, versions
 from fleet.models.registry_file import CHAMPIONS, HISTORY, Champion, Change, State, parse_state, read_history
 from transfer.checked_folder import MANIFEST_NAME
+from transfer.model.kinds import FLEET_TLP, MTL_TLP, model_kind
 
 if TYPE_CHECKING:
-    from transfer.model.fleet_tlp import FleetTLP
+    from transfer.model.mtl_tlp import TlpModel
 
 
 class RegistryError(FleetError):
@@ -137,16 +139,42 @@ class RegistryReader:
         self._manifest(version)
         return self.folder / version
 
-    def newest_serving(self) -> Path:
-        """Folder of the newest version that serves a device: what a new device starts from.
+    def kind(self, version: str) -> str:
+        """Kind of the model of a version (`transfer.model.kinds`); empty where its manifest is damaged."""
+        try:
+            return model_kind(self.manifest(version))
+        except RegistryError:
+            return ""
+
+    def asks_published(self, device_ids: Collection[str]) -> bool:
+        """Whether an MTL-TLP serves some devices, or did so before: who asks it makes published features."""
+        there = set(self.versions())
+        known = {
+            version
+            for one in self.state().champions.values()
+            if one.device_id in device_ids
+            for version in (one.version, *one.before)
+        }
+        return any(self.kind(version) == MTL_TLP for version in known & there)
+
+    def newest_fleet_tlp(self) -> Path:
+        """Folder of the newest FleetTLP, of those that serve if there are any: what a new device starts from.
 
         Raises:
             FleetError: There is none.
         """
         serving = sorted({one.version for one in self.state().champions.values()})
-        return self.path(serving[-1]) if serving else latest(self.folder)
+        for version in (*reversed(serving), *reversed(self.versions())):
+            if self.kind(version) == FLEET_TLP:
+                return self.path(version)
+        newest = latest(self.folder)
+        raise RegistryError(
+            f"no FleetTLP under {self.folder} ({newest.name}, the newest, is a "
+            f"{self.kind(newest.name) or 'damaged one'}), and a new device starts from a FleetTLP only; run "
+            "`fleet train --model fleet_tlp` first"
+        )
 
-    def load(self, ref: ModelRef) -> tuple[FleetTLP, dict[str, Any]]:
+    def load(self, ref: ModelRef) -> tuple[TlpModel, dict[str, Any]]:
         """Read the model of a champion and check that it is the one that was published.
 
         Raises:

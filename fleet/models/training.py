@@ -7,8 +7,8 @@ Reads the store, chooses what to learn from and what to judge on, and leaves the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,20 @@ from fleet.errors import FleetError
 from fleet.models.holdout import held_out
 from fleet.models.judge import Judge, publish_if_better, training_provenance, verdicts_as_json
 from fleet.models.registry import Registry
-from fleet.models.versions import DatasetSnapshot, manifest_of, read_snapshot, train_config
+from fleet.models.versions import (
+    DatasetSnapshot,
+    manifest_of,
+    published_layout,
+    read_snapshot,
+    train_config,
+)
 from fleet.store.store import Store
+from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
+    from transfer.model.mtl_tlp import TlpModel
+    from transfer.train.published_training import TlpConfig
     from transfer.train.training import TrainConfig, TrainResult
 
 #: Folder of the training runs beside that of the models: curves, and what is kept of a run that is not over.
@@ -47,10 +56,10 @@ def train_version(
     publish: bool = True,
     on_check: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Train on everything that the store holds of some devices, and keep the model.
+    """Train on everything that the store holds of some devices, and keep the models of `training.model`.
 
     Args:
-        settings: Store, epochs, seed.
+        settings: Store, model, epochs, seed.
         models: Folder of the model versions; curves go beside it, into `training`.
         device_ids: Devices to learn; all of the store where empty.
         workers: Processes that share each batch.
@@ -60,13 +69,27 @@ def train_version(
         on_check: Told how many models of the check are trained, and of how many.
 
     Returns:
-        What came of it, as plain values.
+        What came of it, as plain values; where two were trained, of the one that serves more devices, with
+        the other among its `others`.
 
     Raises:
-        FleetError: A device was asked for that nothing can be learnt of, or there is none.
+        FleetError: A device was asked for that nothing can be learnt of, or there is none; or what was asked
+            for is for a FleetTLP only.
         TransferError: Training failed.
     """
-    snapshot = read_snapshot(Path(settings.store.path), device_ids)
+    kinds = KINDS[settings.training.model]
+    if kinds != (FLEET_TLP,) and (workers > 1 or check):
+        raise FleetError(
+            f"training.model is {settings.training.model}, but several workers and the transfer check are "
+            "for fleet_tlp only; give --model fleet_tlp, or leave them out"
+        )
+    reader, registry = Store.read(Path(settings.store.path)), Registry(models)
+    asked = device_ids or registry.champions()
+    snapshot = read_snapshot(
+        Path(settings.store.path),
+        device_ids,
+        published=MTL_TLP in kinds or registry.asks_published(asked),
+    )
     dataset = snapshot.dataset
     config = replace(train_config(settings.training.epochs), device=compute)
     seed = settings.training.seed
@@ -74,59 +97,121 @@ def train_version(
     open_rows = np.flatnonzero([dataset.workload_ids[one] not in kept_out for one in dataset.group.tolist()])
     rows, held = divide(snapshot, seed, open_rows)
     heads = _heads(snapshot, rows, device_ids)
-    run_folder = models.parent / RUNS / _run_name(snapshot, config, seed, heads)
-    result = _train(snapshot, rows, held, heads, config, seed, workers, run_folder)
-    manifest = manifest_of(
-        snapshot, seed=seed, config=config, seconds=result.seconds, sources=result.model.device_ids
-    )
-    about = {
-        "epochs_done": len(result.history),
-        "best_epoch": result.best_epoch,
-        "held_out_workloads": len(np.unique(dataset.group[held])),
-        "workers": workers,
-    }
-    reader = Store.read(Path(settings.store.path))
-    registry = Registry(models)
+    made: list[_Trained] = []
+    if FLEET_TLP in kinds:
+        run_folder = models.parent / RUNS / _run_name(snapshot, config, seed, heads)
+        result = _train(snapshot, rows, held, heads, config, seed, workers, run_folder)
+        made.append(_told(result, config, len(np.unique(dataset.group[held])), workers, run_folder))
+    if MTL_TLP in kinds:
+        made.append(_train_mtl_tlp(snapshot, open_rows, heads, config, seed))
     until = {one: counts.last_at for one, counts in reader.counts().items()}
     told = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
     verdicts = Judge(registry, reader, dataset, snapshot.workloads).verdicts(
-        result.model, heads, told["trained_workloads"]
+        [one.model for one in made], heads, told["trained_workloads"]
     )
-    manifest = {**manifest, **about, **told, "verdicts": verdicts_as_json(verdicts)}
-    if publish:
-        version, serves = publish_if_better(registry, result.model, manifest, verdicts)
-    else:
-        version, serves = registry.add(result.model, manifest), []
-    last = result.history[result.best_epoch - 1]
-    found: dict[str, Any] = {
-        "version": version,
-        "path": str(models / version),
-        "heads": list(result.model.device_ids),
-        "published": publish,
-        "serves": {one.device_id: one.reason for one in verdicts if one.device_id in serves},
-        "kept_champions": {
-            one.device_id: one.reason if publish else f"not published; {one.reason}"
-            for one in verdicts
-            if one.device_id not in serves
-        },
-        "devices_left_out": sorted(set(map(str, dataset.device_ids)) - set(heads)),
-        "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
-        "candidates": len(dataset.candidate_ids),
-        "workloads": len(dataset.workload_ids),
-        "workloads_too_small": result.lonely_workloads,
-        "table_version": snapshot.table_version,
-        "seconds": result.seconds,
-        **about,
-        "resumed_epochs": result.resumed_epochs,
-        "train_loss": last.train_loss,
-        "validation_loss": last.validation_loss,
-        "samples_per_s": sum(r.samples for r in result.history)
-        / max(1e-9, sum(r.seconds for r in result.history)),
-        "curves": str(run_folder),
-    }
+    each: list[dict[str, Any]] = []
+    for one, decided in zip(made, verdicts, strict=True):
+        manifest = {
+            **manifest_of(
+                snapshot, seed=seed, config=one.config, seconds=one.seconds, sources=one.model.device_ids
+            ),
+            **one.about,
+            **told,
+            "verdicts": verdicts_as_json(decided),
+        }
+        if publish:
+            version, serves = publish_if_better(registry, one.model, manifest, decided)
+        else:
+            version, serves = registry.add(one.model, manifest), []
+        each.append(
+            {
+                "version": version,
+                "model_kind": one.model.kind,
+                "path": str(models / version),
+                "heads": list(one.model.device_ids),
+                "published": publish,
+                "serves": {of.device_id: of.reason for of in decided if of.device_id in serves},
+                "kept_champions": {
+                    of.device_id: of.reason if publish else f"not published; {of.reason}"
+                    for of in decided
+                    if of.device_id not in serves
+                },
+                "devices_left_out": sorted(set(map(str, dataset.device_ids)) - set(heads)),
+                "parameters": sum(parameter.numel() for parameter in one.model.parameters()),
+                "candidates": len(dataset.candidate_ids),
+                "workloads": len(dataset.workload_ids),
+                "table_version": snapshot.table_version,
+                "seconds": one.seconds,
+                **one.about,
+                **one.curve,
+            }
+        )
+    # The one that serves more devices; the other stands beside it.
+    found = max(each, key=lambda one: len(one["serves"]))
+    if len(each) > 1:
+        found["others"] = [one for one in each if one is not found]
     if check:
         found["transfer"] = check_heads(snapshot, settings, config, heads, on_check)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Trained:
+    """A trained model, and what is told of it."""
+
+    model: TlpModel
+    config: TrainConfig | TlpConfig
+    seconds: float
+    #: For its manifest.
+    about: Mapping[str, Any]
+    #: For people only.
+    curve: Mapping[str, Any]
+
+
+def _told(
+    result: TrainResult, config: TrainConfig, held_out_workloads: int, workers: int, run_folder: Path
+) -> _Trained:
+    """What is told of a FleetTLP."""
+    last = result.history[result.best_epoch - 1]
+    return _Trained(
+        model=result.model,
+        config=config,
+        seconds=result.seconds,
+        about={
+            "epochs_done": len(result.history),
+            "best_epoch": result.best_epoch,
+            "held_out_workloads": held_out_workloads,
+            "workers": workers,
+        },
+        curve={
+            "workloads_too_small": result.lonely_workloads,
+            "resumed_epochs": result.resumed_epochs,
+            "train_loss": last.train_loss,
+            "validation_loss": last.validation_loss,
+            "samples_per_s": sum(r.samples for r in result.history)
+            / max(1e-9, sum(r.seconds for r in result.history)),
+            "curves": str(run_folder),
+        },
+    )
+
+
+def _train_mtl_tlp(
+    snapshot: DatasetSnapshot, rows: np.ndarray, heads: Sequence[str], config: TrainConfig, seed: int
+) -> _Trained:
+    """Train an MTL-TLP where a FleetTLP would be trained with `config`, and tell of it."""
+    from transfer.train.published_training import published_config, train_mtl_tlp
+
+    theirs = published_config(config)
+    layout = published_layout(snapshot.devices[one][0] for one in snapshot.dataset.device_ids)
+    result = train_mtl_tlp(snapshot.dataset, rows, layout=layout, config=theirs, seed=seed, devices=heads)
+    losses = result.validation_losses
+    return _Trained(
+        model=result.model,
+        config=theirs,
+        seconds=result.seconds,
+        about={"epochs_done": theirs.epochs, "best_epoch": result.best_epoch, "workers": 1},
+        curve={"validation_loss": losses[result.best_epoch - 1] if losses else None},
+    )
 
 
 def check_heads(

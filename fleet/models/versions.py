@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from transfer.adapt.base import Strategy
     from transfer.data.dataset import Dataset
     from transfer.evaluate.evaluation import CrossValidation, FoldProgress
+    from transfer.features.published_features import PublishedLayout
     from transfer.model.fleet_tlp import FleetTLP
+    from transfer.model.mtl_tlp import TlpModel
+    from transfer.train.published_training import TlpConfig
     from transfer.train.training import TrainConfig
 
 
@@ -52,6 +55,7 @@ def load_snapshot(
     device_ids: Collection[DeviceId] = (),
     workload_ids: Collection[WorkloadId] = (),
     environments: Mapping[DeviceId, Mapping[str, DeviceId]] | None = None,
+    published: bool = False,
 ) -> DatasetSnapshot:
     """Read records into a dataset; empty collections mean all.
 
@@ -61,13 +65,14 @@ def load_snapshot(
         workload_ids: Only of these workloads.
         environments: Of some devices only the records of these environments, each as those of a device of its
             own; all records of the others.
+        published: Make the features of MTL-TLP too.
 
     Of each candidate and environment one record counts (`fleet.store.noise.settled`). A suspect latency
     counts where no steady one took its place: they repeat hardly worse (`docs/measuring.md`), and a device
     that never rests would have no others.
 
     Raises:
-        FleetError: A device is not in the store.
+        FleetError: A device is not in the store; or published features of several families are asked for.
         TransferError: There is no ok record.
     """
     from transfer.data.dataset import build_dataset
@@ -92,16 +97,35 @@ def load_snapshot(
     for device_id, names in parted.items():
         devices |= dict.fromkeys(names.values(), devices[device_id])
     workloads = reader.workloads()
+    layout = published_layout(devices[one][0] for one in wanted) if published else None
     return DatasetSnapshot(
-        dataset=build_dataset(records, workloads, devices),
+        dataset=build_dataset(records, workloads, devices, layout=layout),
         workloads=workloads,
         devices=devices,
         table_version=version,
     )
 
 
-def read_snapshot(store: Path, device_ids: Sequence[str]) -> DatasetSnapshot:
+def published_layout(specs: Iterable[DeviceSpec]) -> PublishedLayout:
+    """The layout of published features for some devices.
+
+    Raises:
+        FleetError: They are of several families, or there is none.
+    """
+    from transfer.features.published_features import LAYOUTS
+
+    families = sorted({str(one.family) for one in specs})
+    if len(families) != 1:
+        raise FleetError(
+            f"MTL-TLP is for devices of one family, got {', '.join(families) or 'none'}; choose with --device"
+        )
+    return LAYOUTS[families[0]]
+
+
+def read_snapshot(store: Path, device_ids: Sequence[str], *, published: bool = False) -> DatasetSnapshot:
     """Read the records of some devices, or of all, which must be of one family.
+
+    `published` is as of `load_snapshot`.
 
     Raises:
         FleetError: The devices are of several families, or unknown.
@@ -116,7 +140,7 @@ def read_snapshot(store: Path, device_ids: Sequence[str]) -> DatasetSnapshot:
     if len(families) > 1:
         listed = "; ".join(f"{family}: {', '.join(names)}" for family, names in sorted(families.items()))
         raise FleetError(f"a model is shared by devices of one family, got {listed}; choose with --device")
-    return load_snapshot(reader, device_ids=chosen)
+    return load_snapshot(reader, device_ids=chosen, published=published)
 
 
 def train_config(epochs: int) -> TrainConfig:
@@ -186,7 +210,7 @@ def adapt_version(
     hold_out: bool = False,
     earlier: Earlier | None = None,
     since: float = 0.0,
-) -> tuple[FleetTLP, str]:
+) -> tuple[TlpModel, str]:
     """Give a new device its head from its measured candidates `support`, and keep the model as a version.
 
     Of the target only the support is seen, whatever else the snapshot holds of it. With `hold_out` nothing is
@@ -201,6 +225,7 @@ def adapt_version(
     from fleet.models.holdout import held_out
     from fleet.models.judge import training_provenance
     from transfer.adapt.kept import files_of
+    from transfer.model.fleet_tlp import FleetTLP
 
     started = time.perf_counter()
     dataset = snapshot.dataset
@@ -215,7 +240,7 @@ def adapt_version(
         source, dataset, target, support_rows, source_rows=rows, config=config, seed=seed
     )
     model = adapted.model
-    if earlier is not None and earlier.device_id in model.device_ids:
+    if earlier is not None and isinstance(model, FleetTLP) and earlier.device_id in model.device_ids:
         model.drop_head(earlier.device_id)
     manifest = manifest_of(
         snapshot, seed=seed, config=config, seconds=time.perf_counter() - started, sources=source.device_ids
@@ -231,7 +256,7 @@ def adapt_version(
 
 def save_version(
     folder: Path,
-    model: FleetTLP,
+    model: TlpModel,
     manifest: Mapping[str, Any],
     beside: Mapping[str, bytes] | None = None,
 ) -> str:
@@ -299,7 +324,12 @@ def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mappi
 
 
 def manifest_of(
-    snapshot: DatasetSnapshot, *, seed: int, config: TrainConfig, seconds: float, sources: Sequence[str]
+    snapshot: DatasetSnapshot,
+    *,
+    seed: int,
+    config: TrainConfig | TlpConfig,
+    seconds: float,
+    sources: Sequence[str],
 ) -> dict[str, Any]:
     """What a model's manifest says of how it came about."""
     from dataclasses import asdict

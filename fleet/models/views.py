@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
 from transfer.checked_folder import TENSORS_NAME, read_checked
+from transfer.model.kinds import MTL_TLP, model_kind
 
 #: Keys of a manifest that two versions are compared by.
 _COMPARED = (
+    "model_kind",
     "table_version",
     "candidates",
     "workloads",
@@ -45,6 +47,7 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
         found.append(
             {
                 "version": version,
+                "model_kind": registry.kind(version) or None,
                 "damaged": damaged,
                 "created_at": manifest.get("created_at"),
                 "heads": manifest.get("heads", []),
@@ -60,7 +63,7 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
 
 
 def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
-    """What a status says of the champion of each device: `version`, `pinned` (whether it is), `retained`.
+    """What a status says of each champion: `version`, `model_kind`, `pinned` (whether it is), `retained`.
 
     Nothing where the registry is damaged, for that must not hide the devices; `fleet models` says how to
     mend it.
@@ -71,9 +74,11 @@ def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
         champions = registry.champions()
     except RegistryError:
         return {}
+    kinds = {version: registry.kind(version) for version in {one.version for one in champions.values()}}
     return {
         str(device_id): {
             "version": one.version,
+            "model_kind": kinds[one.version],
             "pinned": one.pinned_at is not None,
             "retained": one.retained,
         }
@@ -115,6 +120,7 @@ def show_version(registry: RegistryReader, version: str) -> dict[str, Any]:
     ]
     return {
         "version": version,
+        "model_kind": model_kind(manifest),
         "sha256": registry.sha256(version),
         "serves": champions,
         "changes": changes,
@@ -166,7 +172,12 @@ def _workloads(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
 
 
 def _distances(registry: RegistryReader, one: str, other: str) -> dict[str, float | None]:
-    """Norm of the difference over the norm of the first, by part of the model; None where sizes differ."""
+    """Norm of the difference over the norm of the first, by part of the model; None where sizes differ.
+
+    Nothing where one is an MTL-TLP: each is trained from nothing, so a distance would say nothing.
+    """
+    if MTL_TLP in (registry.kind(one), registry.kind(other)):
+        return {}
     first, second = (_tensors(registry, version) for version in (one, other))
     parts: dict[str, list[str]] = {}
     for name in sorted(first.keys() & second.keys()):

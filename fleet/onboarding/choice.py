@@ -20,6 +20,7 @@ from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot
 from fleet.onboarding.adaptation import Onboarding
 from fleet.store.reader import StoreReader
+from transfer.model.kinds import FLEET_TLP
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,13 +56,18 @@ def siblings_of(
 def source_version(
     registry: Registry, store: StoreReader, spec: DeviceSpec, *, with_own: bool = False
 ) -> Path:
-    """The newest version that serves a device of the family, to start from; else the newest of all.
+    """The newest FleetTLP that serves a device of the family, to start from; else the newest of all.
+
+    An MTL-TLP is no start: it takes no new head.
 
     Args:
         registry: Of the versions.
         store: Says which devices are of the family.
         spec: The device that a head is made for.
         with_own: Whether the version that serves the device itself counts too.
+
+    Raises:
+        FleetError: There is no FleetTLP.
     """
     devices = store.devices()
     serving = {
@@ -70,8 +76,9 @@ def source_version(
         if (with_own or device_id != spec.device_id)
         and device_id in devices
         and devices[device_id].spec.family is spec.family
+        and registry.kind(champion.version) == FLEET_TLP
     }
-    return registry.folder / max(serving) if serving else registry.newest_serving()
+    return registry.folder / max(serving) if serving else registry.newest_fleet_tlp()
 
 
 def pools_of(

@@ -99,7 +99,7 @@ def onboard_device(
     environment_id = engine.environment_id(target)
     earlier = earlier_environment(store, target, environment_id)
     served_from = source_version(Registry(models), store, spec, with_own=earlier is not None)
-    source, manifest = checkpoint.load(served_from, DEFAULT_SPEC)
+    source, manifest = checkpoint.load_fleet_tlp(served_from, DEFAULT_SPEC)
     source = _without_head(source, target, earlier)
     clock, config = Clock(), train_config(settings.training.epochs)
     how = CollectSettings(samples=max(1, samples), protocol=settings.timing_protocol(), seed=seed)

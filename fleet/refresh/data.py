@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from agents.records import DeviceId, Family, Outcome, WorkloadId
 from fleet.models.freshness import UNGUIDED
 from fleet.models.training_rows import rows_at
-from fleet.models.versions import DatasetSnapshot
+from fleet.models.versions import DatasetSnapshot, published_layout
 from fleet.store.noise import noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings, settled_rows
 from fleet.store.reader import StoreReader
@@ -80,6 +80,7 @@ def read_refresh_data(
     new_since: float = 0.0,
     only_new: bool = False,
     most: int = MOST_OF_WORKLOAD,
+    published: bool = False,
 ) -> RefreshData:
     """Read what a refresh, or a look at fresh records, needs.
 
@@ -93,8 +94,10 @@ def read_refresh_data(
         new_since: Unix seconds; records measured later are new.
         only_new: Leave out the others.
         most: Candidates of a workload on a device.
+        published: Make the features of MTL-TLP too.
 
     Raises:
+        FleetError: Published features of several families are asked for.
         TransferError: There is no ok record.
         StoreError: The version does not exist any more, or a file is damaged.
     """
@@ -117,7 +120,8 @@ def read_refresh_data(
             yield from rows_at(reader, device_id, table, rows.mask)
 
     workloads = reader.workloads()
-    dataset = build_dataset(records(), workloads, devices)
+    layout = published_layout(spec for spec, _ in devices.values()) if published else None
+    dataset = build_dataset(records(), workloads, devices, layout=layout)
     place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
     measured_at = np.full(dataset.latency_secs.shape, np.nan)
     unguided = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)

@@ -26,7 +26,7 @@ from fleet.store.store import Store, StoreReader
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
-    from transfer.model.fleet_tlp import FleetTLP
+    from transfer.model.mtl_tlp import TlpModel
 
 
 def run_watch(request: RefreshRequest) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class _Looks:
     ) -> None:
         self._registry = registry
         #: Model and manifest by version; None where they cannot be read.
-        self._models: dict[str, tuple[FleetTLP, dict[str, Any]] | None] = {}
+        self._models: dict[str, tuple[TlpModel, dict[str, Any]] | None] = {}
         self._fresh_from = {device_id: self._cutoff(one) for device_id, one in champions.items()}
         self._data = self._read(reader) if champions else None
 
@@ -85,7 +85,13 @@ class _Looks:
 
         since = min(self._fresh_from.values())
         try:
-            return read_refresh_data(reader, list(self._fresh_from), new_since=since, only_new=True)
+            return read_refresh_data(
+                reader,
+                list(self._fresh_from),
+                new_since=since,
+                only_new=True,
+                published=self._registry.asks_published(self._fresh_from),
+            )
         except DatasetError:  # none of them is ok
             return None
 

@@ -31,12 +31,15 @@ from fleet.models.registry import KEEP, Registry
 from fleet.refresh.request import RefreshRequest
 from fleet.refresh.scorer import StrategyScorer
 from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
+from transfer.model.kinds import FLEET_TLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshSettings:
     """How refreshes run."""
 
+    #: What is trained: a key of `transfer.model.kinds.KINDS`.
+    model: str = FLEET_TLP
     epochs: int = 24
     seed: int = 0
     #: Tells the logical CPUs that a refresh which begins now stays on (`refresh_cores`); all where empty.
@@ -222,6 +225,7 @@ class Refresher:
             models=str(self._registry.folder),
             folder=str(folder),
             request_id=uuid.uuid4().hex,
+            model=settings.model,
             epochs=settings.epochs,
             seed=settings.seed,
             cores=settings.cores(),

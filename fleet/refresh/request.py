@@ -13,6 +13,7 @@ from agents.records import Family
 from fleet.durable import write_durably
 from fleet.errors import FleetError
 from fleet.models.registry import KEEP
+from transfer.model.kinds import FLEET_TLP, KINDS
 
 #: Names in the folder of a request: what is asked for, how often it was tried, what was decided before it
 #: began, and what each epoch has left.
@@ -38,6 +39,8 @@ class RefreshRequest:
     reasons: tuple[str, ...] = ()
     #: Devices to train or to look at; all of the family where empty.
     device_ids: tuple[str, ...] = ()
+    #: What is trained: a key of `transfer.model.kinds.KINDS`.
+    model: str = FLEET_TLP
     epochs: int = 24
     seed: int = 0
     #: Logical CPUs to stay on; all where empty.
@@ -63,6 +66,8 @@ def request_from_json(text: str) -> RefreshRequest:
         Family(found.family)
         if found.kind not in ("refresh", "watch", "standings"):
             raise ValueError(f"kind {found.kind!r}")
+        if found.model not in KINDS:
+            raise ValueError(f"model {found.model!r}")
         return found
     except (ValueError, TypeError, KeyError) as error:
         raise FleetError(

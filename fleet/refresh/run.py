@@ -1,4 +1,4 @@
-"""One refresh, read top to bottom: read, train on from the champion, judge, publish what won.
+"""One refresh, read top to bottom: read, train the challengers, judge, publish what won.
 
 Runs in the process of `fleet.refresh.process`. Every step leaves what the next one needs on the disk, so
 that the same request goes on after a kill: the plan (version of the table, version to start from), the
@@ -22,6 +22,7 @@ from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError
 from fleet.models.judge import (
     Judge,
+    counting_verdicts,
     publish_if_better,
     retention_reasons,
     training_provenance,
@@ -29,21 +30,15 @@ from fleet.models.judge import (
 )
 from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
+from fleet.refresh.challengers import CHALLENGER, challenger
 from fleet.refresh.data import RefreshData, family_devices, held_workloads, read_refresh_data
-from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, warm_epochs
+from fleet.refresh.request import PLAN, RefreshRequest
 from fleet.store.store import Store, StoreReader
+from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.model.fleet_tlp import FleetTLP
-    from transfer.train.training import TrainConfig
-
-#: Learning rate of a warm start over that of a training from nothing (the trade: `docs/models.md`).
-WARM_RATE = 1.0
-#: Candidates of a new device that choose the head to start from.
-_LIKENESS = 512
-#: Name of the trained challenger in the folder of a request.
-CHALLENGER = "challenger"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +53,10 @@ class _Plan:
 
 
 def run_refresh(request: RefreshRequest) -> dict[str, Any]:
-    """Train a challenger of one family, judge it, publish what won.
+    """Train the challengers of one family, judge them, publish what won.
+
+    Each challenger is a version of its own. One that won nowhere is not kept; but a FleetTLP is where an
+    MTL-TLP won, for new devices start from it.
 
     Returns:
         What came of it, JSON-ready.
@@ -75,8 +73,13 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     plan, base = _planned(request, registry, reader, devices)
     manifest_of_base = registry.manifest(plan.base) if plan.base else {}
     until = manifest_of_base.get("data_until", {})
+    kinds = KINDS[request.model]
     data = read_refresh_data(
-        reader, devices, version=plan.table_version, new_since=min(until.values(), default=0.0)
+        reader,
+        devices,
+        version=plan.table_version,
+        new_since=min(until.values(), default=0.0),
+        published=MTL_TLP in kinds or registry.asks_published(devices),
     )
     dataset = data.snapshot.dataset
     held = held_workloads(data)
@@ -85,7 +88,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     heads, refused = _heads(dataset, rows, devices)
     if not heads:
         raise FleetError("no device has enough to learn from: " + "; ".join(one.reason for one in refused))
-    model, about = _challenger(request, plan, base, dataset, rows, heads, data)
+    made = {kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds}
     trained = [WorkloadId(dataset.workload_ids[one]) for one in np.unique(dataset.group[rows]).tolist()]
     judge = Judge(
         registry,
@@ -95,42 +98,70 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         unguided=data.unguided,
         floors=data.floors,
     )
-    verdicts = judge.verdicts(model, heads, trained)
-    version, published = "", list[str]()
-    if any(one.moves_on for one in verdicts):
+    verdicts = judge.verdicts([one.model for one in made.values()], heads, trained)
+    counting = counting_verdicts(verdicts)
+    told = {
+        **training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held)),
+        "table_version": plan.table_version,
+        "family": request.family,
+        "reasons": list(request.reasons),
+    }
+    challengers: dict[str, dict[str, Any]] = {}
+    for (kind, one), decided in zip(made.items(), verdicts, strict=True):
+        warm = plan.base if kind == FLEET_TLP else ""
         manifest = {
-            **about,
-            **training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held)),
-            "run": plan.run,
-            "table_version": plan.table_version,
-            "family": request.family,
-            "reasons": list(request.reasons),
-            "warm_start": plan.base or None,
-            "warm_starts": int(manifest_of_base.get("warm_starts", 0)) + 1 if plan.base else 0,
-            "verdicts": verdicts_as_json([*verdicts, *refused]),
+            **one.about,
+            **told,
+            "run": one.run,
+            "warm_start": warm or None,
+            "warm_starts": int(manifest_of_base.get("warm_starts", 0)) + 1 if warm else 0,
+            "verdicts": verdicts_as_json([*decided, *refused]),
         }
-        version, published = publish_if_better(registry, model, manifest, verdicts)
+        version, published = "", list[str]()
+        if any(each.moves_on for each in (counting if kind == FLEET_TLP else decided)):
+            version, published = publish_if_better(registry, one.model, manifest, decided)
+        challengers[kind] = {
+            "version": version,
+            "published": published,
+            "train_secs": one.about["train_secs"],
+            "verdicts": verdicts_as_json(decided),
+        }
+    if any(one.moves_on for one in counting):
         registry.prune(request.keep)
     elif registry.champions():
-        registry.retain(retention_reasons(verdicts, f"a refresh from {plan.base or 'nothing'}"))
+        registry.retain(_retention(verdicts, plan.base))
     shutil.rmtree(folder / CHALLENGER, ignore_errors=True)
     return {
         "kind": "refresh",
         "family": request.family,
-        "version": version,
-        "published": published,
-        "verdicts": verdicts_as_json([*verdicts, *refused]),
-        "text": summary([*verdicts, *refused]),
+        # Of two versions that serve from now on, the one that serves more devices.
+        "version": max(challengers.values(), key=lambda one: len(one["published"]))["version"],
+        "published": sorted(device for one in challengers.values() for device in one["published"]),
+        "model": request.model,
+        "challengers": challengers,
+        "verdicts": verdicts_as_json([*counting, *refused]),
+        "text": summary([*counting, *refused]),
         "start": plan.base or "nothing",
         "why_start": plan.why,
         "table_version": plan.table_version,
         "candidates": len(dataset),
         "held_out_workloads": len(held),
         "workloads": len(dataset.workload_ids),
-        "train_secs": about["train_secs"],
-        "resumed_epochs": about["resumed_epochs"],
+        "train_secs": sum(one.about["train_secs"] for one in made.values()),
+        "resumed_epochs": sum(one.about["resumed_epochs"] for one in made.values()),
         "secs": time.monotonic() - started,
     }
+
+
+def _retention(verdicts: Sequence[Sequence[DeviceDecision]], base: str) -> dict[str, str]:
+    """Why champions stay where no challenger was kept, by device; what each kind was judged to be."""
+    found: dict[str, list[str]] = {}
+    for decided in verdicts:
+        start = base if decided[0].model_kind == FLEET_TLP and base else "nothing"
+        called = "a refresh" if len(verdicts) == 1 else f"a refresh of {decided[0].model_kind}"
+        for device_id, why in retention_reasons(decided, f"{called} from {start}").items():
+            found.setdefault(device_id, []).append(why)
+    return {device_id: "; ".join(reasons) for device_id, reasons in found.items()}
 
 
 def _devices(reader: StoreReader, request: RefreshRequest) -> list[DeviceId]:
@@ -164,7 +195,11 @@ def _planned(
         champions = registry.champions()
         serving = {str(one): champions[one].version for one in devices if one in champions}
         manifests = {one: registry.manifest(one) for one in set(serving.values())}
-        base, why = start_from(serving, manifests, DEFAULT_SPEC.hash)
+        # An MTL-TLP is no start, neither for a FleetTLP nor for another one.
+        ours = {one: version for one, version in serving.items() if registry.kind(version) == FLEET_TLP}
+        base, why = start_from(ours, manifests, DEFAULT_SPEC.hash)
+        if FLEET_TLP not in KINDS[request.model]:
+            base, why = "", "an MTL-TLP is trained from nothing"
         run = content_hash(request.request_id, request.family, str(reader.version), base)
         plan = _Plan(table_version=reader.version, base=base, why=why, run=run)
     model = None
@@ -172,7 +207,7 @@ def _planned(
         from transfer.model import checkpoint
 
         try:
-            model, _ = checkpoint.load(registry.path(plan.base), DEFAULT_SPEC)
+            model, _ = checkpoint.load_fleet_tlp(registry.path(plan.base), DEFAULT_SPEC)
         except TransferError as error:
             plan = replace(plan, base="", why=f"{plan.base} cannot be read ({str(error)[:120]})")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -199,87 +234,6 @@ def _heads(
     return heads, refused
 
 
-def _challenger(
-    request: RefreshRequest,
-    plan: _Plan,
-    base: FleetTLP | None,
-    dataset: Dataset,
-    rows: np.ndarray,
-    heads: Sequence[str],
-    data: RefreshData,
-) -> tuple[FleetTLP, dict[str, Any]]:
-    """The trained challenger and what its manifest says of the training; read where it is there already."""
-    from fleet.models.training import divide
-    from transfer.model import checkpoint
-    from transfer.train.training import TrainConfig, train
-
-    kept = Path(request.folder) / CHALLENGER
-    if kept.exists():
-        model, manifest = checkpoint.load(kept)
-        if manifest.get("run") == plan.run:
-            about = manifest["about"]
-            assert isinstance(about, dict)
-            return model, about
-        shutil.rmtree(kept)
-    config = TrainConfig(epochs=request.epochs, device=request.compute)
-    init = None
-    if base is not None:
-        config = warm_config(config)
-        init = _with_heads(base, dataset, rows, heads, request.seed)
-    learn, stop = divide(data.snapshot, request.seed, rows)
-    result = train(
-        dataset,
-        learn,
-        config=config,
-        seed=request.seed,
-        devices=heads,
-        init=init,
-        validation_rows=stop,
-        run_folder=Path(request.folder) / EPOCHS / plan.run[:12],
-    )
-    about = {
-        "candidates": len(dataset),
-        "workloads": len(dataset.workload_ids),
-        "devices": list(heads),
-        "seed": request.seed,
-        "train": asdict(config),
-        "train_secs": result.seconds,
-        "epochs_done": len(result.history),
-        "best_epoch": result.best_epoch,
-        "resumed_epochs": result.resumed_epochs,
-    }
-    checkpoint.save(kept, result.model, {"run": plan.run, "about": about})
-    return result.model, about
-
-
-def warm_config(config: TrainConfig) -> TrainConfig:
-    """How a champion is trained on: for less long than from nothing."""
-    return replace(
-        config,
-        epochs=warm_epochs(config.epochs),
-        learning_rate=config.learning_rate * WARM_RATE,
-    )
-
-
-def _with_heads(
-    base: FleetTLP, dataset: Dataset, rows: np.ndarray, heads: Sequence[str], seed: int
-) -> FleetTLP:
-    """The base with exactly these heads; a new one begins like the head that orders its candidates best."""
-    from transfer.adapt.heads import with_target_head
-
-    model = base.copy()
-    for device_id in heads:
-        if device_id not in model.device_ids:
-            measured = rows[np.isfinite(dataset.latency_secs[rows, dataset.column(device_id)])]
-            random = np.random.default_rng(seed)
-            some = np.sort(random.permutation(measured)[:_LIKENESS])
-            model = with_target_head(model, dataset.take(some), device_id, seed=seed)
-    for device_id in model.device_ids:
-        if device_id not in heads:
-            model.drop_head(device_id)
-    return model
-
-
 def _last(data: RefreshData) -> dict[str, float]:
     """Unix seconds of the last record of each device."""
     dataset = data.snapshot.dataset
@@ -289,4 +243,4 @@ def _last(data: RefreshData) -> dict[str, float]:
     }
 
 
-__all__ = ["CHALLENGER", "run_refresh", "warm_config"]
+__all__ = ["run_refresh"]

@@ -48,7 +48,7 @@ from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.evaluate.evaluation import CrossValidation, FoldProgress
-    from transfer.model.fleet_tlp import FleetTLP
+    from transfer.model.mtl_tlp import TlpModel
 
 #: Devices of one run: three to learn from and a new one; more would not fit into ten minutes on two cores.
 _DEVICES = 4
@@ -95,7 +95,7 @@ class DemoRun:
     held_out: CrossValidation
     #: What `auto` took for the new device.
     strategy: str
-    model: FleetTLP
+    model: TlpModel
     model_version: str
     #: Wall seconds by part; those of the onboarding begin with `onboard`.
     parts: Mapping[str, float]
@@ -184,7 +184,7 @@ class _Measured:
     resumed: bool
     #: What `auto` took.
     strategy: str
-    model: FleetTLP
+    model: TlpModel
     version: str
 
     @property

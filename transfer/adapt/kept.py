@@ -24,7 +24,7 @@ from transfer.adapt.source_devices import SourceCorrection
 from transfer.errors import TransferError
 from transfer.features.extractor import FeatureSpec
 from transfer.model import checkpoint
-from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.mtl_tlp import TlpModel
 
 #: Most bytes that a device may add to a model.
 MOST_BYTES = 2_000_000
@@ -74,7 +74,7 @@ def load_adapted(folder: Path, device_id: str, spec: FeatureSpec | None = None) 
     return head_of(model, folder, manifest, device_id)
 
 
-def head_of(model: FleetTLP, folder: Path, manifest: Mapping[str, Any], device_id: str) -> Adapted:
+def head_of(model: TlpModel, folder: Path, manifest: Mapping[str, Any], device_id: str) -> Adapted:
     """A head of a version that was read already, with what belongs to it: whoever judges asks what is served.
 
     Args:

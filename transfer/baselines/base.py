@@ -15,18 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
-from transfer.data.labels import relative_speed
 from transfer.errors import TransferError
 from transfer.features.flat import flat_inputs
-from transfer.train.training import trainable_devices
 
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float64]
 #: A model that exists already: scores (n,) of rows for a device; what a residual model starts from.
 BaseScore = Callable[[Dataset, Rows, str], Scores]
-
-#: Seconds that Ansor and MetaSchedule write for a candidate that failed.
-FAILURE_SECS = 1e10
 
 
 class Ranker(Protocol):
@@ -70,45 +65,6 @@ class Ranker(Protocol):
             TransferError: The device was not learnt.
         """
         ...
-
-
-def training_labels(
-    dataset: Dataset, rows: Rows, devices: Sequence[str], *, keep_failures: bool = False
-) -> NDArray[np.float32]:
-    """Relative speeds of the rows to learn from, refusing what cannot be learnt.
-
-    Args:
-        dataset: Candidates of all devices.
-        rows: Row numbers.
-        devices: Devices wanted.
-        keep_failures: Give failed candidates the label of a latency of `FAILURE_SECS`, as TLP does. A
-        workload
-            without any ok candidate stays unlabelled even so (TLP gives each of its rows 1e-4).
-
-    Returns:
-        (n, D) labels in (0, 1], NaN where there is none.
-
-    Raises:
-        TransferError: On a device no workload has two measured candidates among the rows.
-    """
-    able = trainable_devices(dataset, rows)
-    unable = [device_id for device_id in devices if device_id not in able]
-    if unable or not devices:
-        raise TransferError(
-            f"cannot learn {', '.join(unable) or 'without a device'}: among {len(rows)} rows no workload has "
-            "two measured candidates there; measure more candidates of the same workload"
-        )
-    columns = [dataset.column(device_id) for device_id in devices]
-    latency, group = dataset.latency_secs[rows][:, columns], dataset.group[rows]
-    workloads = len(dataset.workload_ids)
-    labels = relative_speed(latency, group, workloads)
-    if keep_failures:
-        failed = dataset.failed[rows][:, columns]
-        with_failures = relative_speed(np.where(failed, FAILURE_SECS, latency), group, workloads)
-        known = np.zeros((workloads, len(columns)), dtype=np.bool_)
-        np.logical_or.at(known, group, np.isfinite(labels))
-        labels = np.where(failed & known[group], with_failures, labels)
-    return labels.astype(np.float32)
 
 
 def flat_features(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transfer.baselines.base import Rows, Scores, training_labels, unknown_device
+from transfer.baselines.base import Rows, Scores, unknown_device
 from transfer.data.batches import PaddedBatch, draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.encoder import Standardise
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.train.losses import LossWeights, head_loss
+from transfer.train.rows import training_labels
 from transfer.train.training import torch_threads
 
 

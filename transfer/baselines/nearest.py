@@ -13,10 +13,11 @@ from typing import Literal
 import numpy as np
 from scipy.stats import rankdata
 
-from transfer.baselines.base import Rows, Scores, training_labels, unknown_device
+from transfer.baselines.base import Rows, Scores, unknown_device
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
+from transfer.train.rows import training_labels
 
 
 class NearestDevice:

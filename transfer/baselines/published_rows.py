@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Candidate
-from transfer.baselines.published_features import PublishedLayout, published_features
 from transfer.data.dataset import Dataset
 from transfer.errors import DatasetError
+from transfer.features.published_features import PublishedLayout, published_features
 from transfer.language.primitives import Primitive
 
 #: Sequences turned into arrays at once.

@@ -21,11 +21,11 @@ from transfer.baselines.base import (
     flat_features,
     hold_out_workloads,
     need,
-    training_labels,
     unknown_device,
 )
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
+from transfer.train.rows import training_labels
 
 Params = Mapping[str, Any]
 

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from agents.programs.trace_rules import read_trace
 from agents.records import Workload
 from agents.trust import is_imported
-from transfer.baselines.base import Rows, Scores, hold_out_workloads, need, training_labels, unknown_device
+from transfer.baselines.base import Rows, Scores, hold_out_workloads, need, unknown_device
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import scoped_seed
+from transfer.train.rows import training_labels
 from transfer.train.training import torch_threads
 
 #: Columns of TVM's features with its workload group, and without it (the first ones).

@@ -30,6 +30,7 @@ from transfer.data.labels import relative_speed
 from transfer.errors import DatasetError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec, hardware_vector
+from transfer.features.published_features import PublishedLayout
 
 _LOG = logging.getLogger(__name__)
 
@@ -179,6 +180,7 @@ def build_dataset(
     workloads: Mapping[WorkloadId, Workload],
     devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]],
     extractor: Extractor | None = None,
+    layout: PublishedLayout | None = None,
 ) -> Dataset:
     """Join records by candidate and extract their features, in one pass over the records.
 
@@ -193,6 +195,7 @@ def build_dataset(
         workloads: Every workload that a record names.
         devices: Every device that a record names.
         extractor: What makes the features; a fresh one of `DEFAULT_SPEC` where None.
+        layout: Of the published features that the block is to hold too; None for none.
 
     Raises:
         DatasetError: There is no ok record; a record names an unknown workload or device, or its seconds
@@ -200,7 +203,7 @@ def build_dataset(
         TransferError: Nobody reads the dialect of a trace.
     """
     extractor = extractor or Extractor(spec=DEFAULT_SPEC)
-    joiner = Joiner(workloads, devices, extractor)
+    joiner = Joiner(workloads, devices, extractor, layout)
     for record in records:
         joiner.add(record)
     joined = joiner.finish()

@@ -31,6 +31,7 @@ from transfer.errors import DatasetError, TraceError
 from transfer.features.block_builder import BlockBuilder
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import Extractor
+from transfer.features.published_features import PublishedLayout
 
 #: Outcomes that tell something about the candidate. A lost or rejected measurement only tells of the device.
 _FAILURES = frozenset(
@@ -86,6 +87,7 @@ class Joiner:
         workloads: Every workload that a record names.
         devices: Every device that a record names.
         extractor: What makes the features.
+        layout: Of the published features that are wanted too; None for none.
     """
 
     def __init__(
@@ -93,10 +95,11 @@ class Joiner:
         workloads: Mapping[WorkloadId, Workload],
         devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]],
         extractor: Extractor,
+        layout: PublishedLayout | None = None,
     ) -> None:
         self._workloads = workloads
         self._devices = devices
-        self._builder = BlockBuilder(extractor)
+        self._builder = BlockBuilder(extractor, layout)
         #: Rows in the order of their first record.
         self._rows: dict[CandidateId, int] = {}
         self._workload_numbers: dict[WorkloadId, int] = {}

@@ -16,6 +16,7 @@ from transfer.adapt.base import Adapted
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.mtl_tlp import TlpModel
 from transfer.train.training import TrainConfig, train
 
 
@@ -26,7 +27,7 @@ class ModelRanker:
     config: TrainConfig = field(default_factory=TrainConfig)
     name: str = "model"
     #: What `fit` made.
-    model: FleetTLP | None = None
+    model: TlpModel | None = None
 
     def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
         """Train on some rows for some devices.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from agents.records import Candidate, Workload, WorkloadId
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import Extractor
+from transfer.features.published_features import PublishedLayout, published_features
 from transfer.features.slots import StepTable
 from transfer.language.primitives import Primitive
 
@@ -30,11 +31,12 @@ class BlockBuilder:
 
     Args:
         extractor: Reads and summarises them; its own table of steps is left alone.
+        layout: Of the published features that the block is to hold too; None for none.
     """
 
-    def __init__(self, extractor: Extractor) -> None:
+    def __init__(self, extractor: Extractor, layout: PublishedLayout | None = None) -> None:
         spec = extractor.spec
-        self._extractor = extractor
+        self._extractor, self._layout = extractor, layout
         self._table = StepTable()
         self._pending: list[tuple[Workload, tuple[Primitive, ...]]] = []
         self._pending_numbers = 0
@@ -42,6 +44,7 @@ class BlockBuilder:
         self._steps = _Rows(np.int32, spec.max_steps)
         self._workloads = _Rows(np.int32, 1)
         self._summary = _Rows(np.float32, len(spec.summary_names))
+        self._published = None if layout is None else _Rows(np.float32, layout.steps * layout.width)
 
     def add(self, workload: Workload, candidate: Candidate) -> None:
         """Take one more candidate.
@@ -50,8 +53,12 @@ class BlockBuilder:
             TraceError: The trace is not a schedule of its dialect; the candidate is not taken then.
             TransferError: The dialect has no reader.
         """
-        steps = self._extractor.crop(self._extractor.read(candidate, workload))
+        sequence = self._extractor.read(candidate, workload)
+        steps = self._extractor.crop(sequence)
         self._pending.append((workload, steps))
+        if self._layout is not None and self._published is not None:
+            # Of the whole sequence: it is cut off otherwise than ours.
+            self._published.append(published_features([sequence], self._layout).reshape(1, -1))
         self._pending_numbers += sum(len(step.numbers) for step in steps)
         if len(self._pending) >= _CHUNK or self._pending_numbers >= _CHUNK_NUMBERS:
             self._extract()
@@ -64,6 +71,9 @@ class BlockBuilder:
         """
         self._extract()
         categories, numbers = self._table.rows()
+        published = None
+        if self._layout is not None and self._published is not None:
+            published = self._published.ordered(order).reshape(-1, self._layout.steps, self._layout.width)
         vectors = [vector for _, vector in self._vectors.values()]
         return FeatureBlock(
             steps=self._steps.ordered(order),
@@ -74,6 +84,7 @@ class BlockBuilder:
             if vectors
             else np.zeros((0, len(self._extractor.spec.workload_names)), dtype=np.float32),
             summary=self._summary.ordered(order),
+            published=published,
         )
 
     def _extract(self) -> None:

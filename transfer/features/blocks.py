@@ -23,7 +23,7 @@ from transfer.array_folder import read_folder, write_folder
 
 #: Kind of a saved block, and the version of its layout.
 _SAVED_AS = "features", 1
-#: Names of the stored arrays.
+#: Names of the arrays that every stored block has.
 BLOCK_ARRAYS: tuple[str, ...] = (
     "steps",
     "step_categories",
@@ -52,6 +52,9 @@ class FeatureBlock:
     workload_vectors: NDArray[np.float32]
     #: (N, S) derived numbers of each whole candidate.
     summary: NDArray[np.float32]
+    #: (N, L', E) features of published TLP, L' and E those of its layout; None where no model wants them, for
+    #: they take four times as much as all else.
+    published: NDArray[np.float32] | None = None
 
     @classmethod
     def from_dense(
@@ -115,7 +118,11 @@ class FeatureBlock:
     def take(self, rows: NDArray[Any]) -> FeatureBlock:
         """Features of some rows (indexes or mask), in the order given; the tables are shared."""
         return replace(
-            self, steps=self.steps[rows], workload_rows=self.workload_rows[rows], summary=self.summary[rows]
+            self,
+            steps=self.steps[rows],
+            workload_rows=self.workload_rows[rows],
+            summary=self.summary[rows],
+            published=None if self.published is None else self.published[rows],
         )
 
     def changed(self, **dense: NDArray[Any]) -> FeatureBlock:
@@ -123,7 +130,7 @@ class FeatureBlock:
         arrays: dict[str, Any] = {
             name: getattr(self, name) for name in ("categories", "numbers", "mask", "workload", "summary")
         }
-        return FeatureBlock.from_dense(**(arrays | dense))
+        return replace(FeatureBlock.from_dense(**(arrays | dense)), published=self.published)
 
     def lengths(self) -> NDArray[np.int64]:
         """(N,) real steps of each candidate."""
@@ -168,11 +175,12 @@ class FeatureBlock:
         """
         kind, version = _SAVED_AS
         arrays, _ = read_folder(folder, kind, version)
-        return cls(**{name: arrays[name] for name in BLOCK_ARRAYS})
+        return cls(**{name: arrays[name] for name in BLOCK_ARRAYS}, published=arrays.get("published"))
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """The stored arrays by name."""
-        return {name: getattr(self, name) for name in BLOCK_ARRAYS}
+        found = {name: getattr(self, name) for name in BLOCK_ARRAYS}
+        return found if self.published is None else {**found, "published": self.published}
 
 
 def _with_padding(rows: NDArray[Any]) -> NDArray[Any]:

@@ -22,6 +22,7 @@ from transfer.errors import TraceError, TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
 from transfer.features.live_traces import LiveReader
+from transfer.features.published_features import PublishedLayout, published_features
 from transfer.features.slots import CATEGORY_SIZES, NUMBER_NAMES, StepTable
 from transfer.features.summary import SUMMARY_NAMES, Summariser
 from transfer.features.workload_vector import WORKLOAD_NAMES, workload_vector
@@ -99,12 +100,14 @@ class Extractor:
         self,
         workloads: Sequence[Workload] | Mapping[WorkloadId, Workload],
         candidates: Sequence[Candidate],
+        layout: PublishedLayout | None = None,
     ) -> FeatureBlock:
         """Features of some candidates.
 
         Args:
             workloads: The workload of each candidate, or a mapping that holds all of them.
             candidates: Schedules of any mix of workloads.
+            layout: Of the published features that the block is to hold too; None for none.
 
         Raises:
             TraceError: A trace is not a schedule of its dialect.
@@ -112,20 +115,23 @@ class Extractor:
         """
         rows = _rows_of(workloads, candidates)
         pairs = zip(rows, candidates, strict=True)
-        return self._block(rows, [self.read(candidate, workload) for workload, candidate in pairs])
+        return self._block(rows, [self.read(candidate, workload) for workload, candidate in pairs], layout)
 
-    def extract_live(self, workload: Workload, schedules: Sequence[Any]) -> FeatureBlock:
+    def extract_live(
+        self, workload: Workload, schedules: Sequence[Any], layout: PublishedLayout | None = None
+    ) -> FeatureBlock:
         """Features of schedules in memory, equal to the last bit to those of their traces' JSON.
 
         Args:
             workload: What all of them schedule.
             schedules: TVM schedules with a trace (`tvm.s_tir.Schedule`); only `trace` is read.
+            layout: As of `extract`.
 
         Raises:
             TraceError: A trace cannot be read.
         """
         sequences = [self._live.read(schedule.trace, workload) for schedule in schedules]
-        return self._block([workload] * len(sequences), sequences)
+        return self._block([workload] * len(sequences), sequences, layout)
 
     def read(self, candidate: Candidate, workload: Workload | None = None) -> tuple[Primitive, ...]:
         """Primitives of one candidate; `workload` is what it schedules, where known.
@@ -180,7 +186,10 @@ class Extractor:
         return vector
 
     def _block(
-        self, workloads: Sequence[Workload], sequences: Sequence[tuple[Primitive, ...]]
+        self,
+        workloads: Sequence[Workload],
+        sequences: Sequence[tuple[Primitive, ...]],
+        layout: PublishedLayout | None,
     ) -> FeatureBlock:
         """The block of some sequences."""
         steps, summary = self.encode(workloads, sequences, self._table)
@@ -198,6 +207,7 @@ class Extractor:
             workload_rows=np.array(rows, dtype=np.int32),
             workload_vectors=vectors,
             summary=summary,
+            published=None if layout is None else published_features(sequences, layout),
         )
 
     def crop(self, sequence: tuple[Primitive, ...]) -> tuple[Primitive, ...]:

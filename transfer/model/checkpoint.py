@@ -3,6 +3,8 @@
 Called by the registry and the command line. A folder appears whole or not at all, and a loaded model
 is either the one that was saved or an error that says why not. Nothing is unpickled.
 
+A checkpoint is of one kind of model: `fleet_tlp`, also where the manifest does not say so, or `mtl_tlp`.
+
 The manifest holds what the caller gives (table version, metrics, seed, git commit...) and, under its
 own keys, what is needed to build the model and to check the tensors.
 """
@@ -30,7 +32,10 @@ from transfer.checked_folder import (
     sha256,
 )
 from transfer.features.extractor import FeatureSpec
+from transfer.features.published_features import LAYOUTS
 from transfer.model.fleet_tlp import FleetTLP, ModelConfig, ModelSizes
+from transfer.model.kinds import FLEET_TLP, KIND_KEY, MTL_TLP, model_kind
+from transfer.model.mtl_tlp import MtlTLP, TlpModel
 
 #: Version of the folder's layout. 1: first published layout.
 FORMAT_VERSION = 1
@@ -44,7 +49,7 @@ _OWN_KEYS = frozenset({"format_version", "model", "spec_hash", "heads", "paramet
 
 def save(
     directory: Path,
-    model: FleetTLP,
+    model: TlpModel,
     manifest: Mapping[str, Any],
     *,
     beside: Mapping[str, bytes] | None = None,
@@ -60,7 +65,7 @@ def save(
     Raises:
         CheckpointError: The folder exists, or `manifest` is not JSON or uses a key of this module.
     """
-    taken = sorted((_OWN_KEYS | {BESIDE_KEY}) & manifest.keys())
+    taken = sorted((_OWN_KEYS | {BESIDE_KEY, KIND_KEY}) & manifest.keys())
     if taken:
         raise CheckpointError(f"manifest must not set the key(s) {', '.join(taken)}: save() fills them")
     if directory.exists():
@@ -68,7 +73,8 @@ def save(
             f"{directory} exists already; a checkpoint is never overwritten, choose a new name"
         )
     tensors = save_tensors({name: value.contiguous() for name, value in model.state_dict().items()})
-    own = {
+    own: dict[str, Any] = {
+        KIND_KEY: model.kind,
         "format_version": FORMAT_VERSION,
         "model": asdict(model.config),
         "spec_hash": model.config.spec_hash,
@@ -86,12 +92,13 @@ def save(
     put_folder(directory, {TENSORS_NAME: tensors, **further, MANIFEST_NAME: text.encode()})
 
 
-def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[FleetTLP, dict[str, Any]]:
+def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, dict[str, Any]]:
     """Read a checkpoint back.
 
     Args:
         directory: Folder written by `save`.
-        spec: Features that the model is going to read; None leaves that check to the caller.
+        spec: Features that a FleetTLP is going to read; None leaves that check to the caller. The layout that
+            an MTL-TLP reads is checked always.
 
     Returns:
         The model in evaluation mode, and the whole manifest.
@@ -101,16 +108,22 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[FleetTLP, di
             or the model was made for other features than `spec`.
     """
     manifest = read_manifest(directory)
-    if spec is not None and manifest["spec_hash"] != spec.hash:
+    kind = model_kind(manifest)
+    if kind not in (FLEET_TLP, MTL_TLP):
+        raise CheckpointError(f"{directory}: unknown kind of model {kind!r}; update the program")
+    made = None if spec is None else spec.hash
+    if kind == MTL_TLP:
+        layout = LAYOUTS.get(str(dict(manifest["model"]).get("family")))
+        made = "none" if layout is None else layout.hash
+    if made is not None and manifest["spec_hash"] != made:
         raise CheckpointError(
-            f"{directory}: model reads features {manifest['spec_hash']}, this program makes {spec.hash} "
+            f"{directory}: model reads features {manifest['spec_hash']}, this program makes {made} "
             f"(other vocabulary or slots); train it again or use the program that made it"
         )
     raw = read_checked(directory, TENSORS_NAME, str(manifest["tensors_sha256"]))
     try:
-        config = _config(manifest["model"])
         with torch.random.fork_rng(devices=[]):
-            model = FleetTLP(config, manifest["heads"])
+            model = _untrained(kind, manifest)
         tensors = load_tensors(raw)
         is_older = "trees.raw" in tensors and "trees.weight" not in tensors
         if not is_older:
@@ -125,6 +138,27 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[FleetTLP, di
             "program that made it"
         )
     return model.eval(), manifest
+
+
+def load_fleet_tlp(directory: Path, spec: FeatureSpec | None = None) -> tuple[FleetTLP, dict[str, Any]]:
+    """Read back a checkpoint of a FleetTLP, for who trains it on or adapts it.
+
+    Raises:
+        CheckpointError: As of `load`; or it is of another kind, which can do neither.
+    """
+    model, manifest = load(directory, spec)
+    if not isinstance(model, FleetTLP):
+        raise CheckpointError(
+            f"{directory} holds a {model.kind}, which takes no new head; give one of kind {FLEET_TLP}"
+        )
+    return model, manifest
+
+
+def _untrained(kind: str, manifest: Mapping[str, Any]) -> TlpModel:
+    """A model of the sizes and with the heads that a manifest says, for its tensors to be put in."""
+    if kind == MTL_TLP:
+        return MtlTLP(LAYOUTS[manifest["model"]["family"]], manifest["heads"])
+    return FleetTLP(_config(manifest["model"]), manifest["heads"])
 
 
 def read_beside(directory: Path, manifest: Mapping[str, Any], name: str) -> bytes | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -35,13 +35,12 @@ from transfer.model.encoder import (
     Standardise,
     StepEncoder,
 )
-from transfer.model.inputs import block_tensors, used_lengths
+from transfer.model.inputs import SCORE_BATCH, block_tensors, one_thread, used_lengths
+from transfer.model.kinds import FLEET_TLP
 from transfer.model.trees import HardwareOf, Trees, joint_scores
 
-#: Candidates and steps of every forward pass of `score`, filled up where there are fewer. Libraries of linear
-#: algebra sum in another order for other sizes, so with passes of one size a candidate's score is the same
-#: to the last bit in any company; sequences are rounded up to a multiple of the steps.
-_SCORE_BATCH, _SCORE_STEPS = 128, 8
+#: Sequences of a pass of `score` are rounded up to a multiple of so many steps (see `SCORE_BATCH`).
+_SCORE_STEPS = 8
 
 
 class FleetTLP(nn.Module):
@@ -53,6 +52,11 @@ class FleetTLP(nn.Module):
         config: Sizes of the features and of the network.
         device_ids: Devices to give a freshly initialised head; more may follow by `add_head`.
     """
+
+    #: What a manifest calls a model of this class.
+    kind: ClassVar[str] = FLEET_TLP
+    #: It reads no published features, so nobody needs to make them for it.
+    layout: ClassVar[None] = None
 
     def __init__(self, config: ModelConfig, device_ids: Sequence[str] = ()) -> None:
         super().__init__()
@@ -274,23 +278,20 @@ class FleetTLP(nn.Module):
     def _each(self, block: FeatureBlock, output: Callable[[Tensor], Tensor]) -> np.ndarray:
         """(N,) what an output says of representations, each in a pass of one size."""
         self.check_block(block)
-        was_training, threads = self.training, torch.get_num_threads()
+        was_training = self.training
         self.eval()
-        # One thread: where other processes hold the cores, several that wait took forty times as long.
-        torch.set_num_threads(1)
         values = np.zeros(len(block))
         steps = np.minimum(-(-used_lengths(block) // _SCORE_STEPS) * _SCORE_STEPS, self.config.max_steps)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), one_thread():
                 for length in np.unique(steps).tolist():
                     of_length = np.flatnonzero(steps == length)
-                    for start in range(0, len(of_length), _SCORE_BATCH):
-                        rows = of_length[start : start + _SCORE_BATCH]
-                        x = self.backbone(*block_tensors(block, np.resize(rows, _SCORE_BATCH), length))
+                    for start in range(0, len(of_length), SCORE_BATCH):
+                        rows = of_length[start : start + SCORE_BATCH]
+                        x = self.backbone(*block_tensors(block, np.resize(rows, SCORE_BATCH), length))
                         values[rows] = output(x)[: len(rows)].numpy()
         finally:
             self.train(was_training)
-            torch.set_num_threads(threads)
         return values
 
     def check_block(self, block: FeatureBlock) -> None:

@@ -7,11 +7,33 @@ Legend: N candidates, L steps, C category slots, F number slots, V workload slot
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from transfer.features.blocks import FeatureBlock
+
+#: Candidates of every forward pass that scores, filled up where there are fewer. Libraries of linear algebra
+#: sum in another order for other sizes, so with passes of one size a candidate's score is the same to the
+#: last bit in any company.
+SCORE_BATCH = 128
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread inside the block.
+
+    Where other processes hold the cores, several that wait took forty times as long.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def used_lengths(block: FeatureBlock) -> np.ndarray:
@@ -45,4 +67,4 @@ def block_tensors(
     )
 
 
-__all__ = ["block_tensors", "used_lengths"]
+__all__ = ["SCORE_BATCH", "block_tensors", "one_thread", "used_lengths"]

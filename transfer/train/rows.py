@@ -1,7 +1,7 @@
 """The rows that training, or validation, may look at: their labels and weights, workload by workload.
 
-Called by `transfer.train.training`. Arrays grow with rows and devices only, never with steps: features are
-gathered for one batch at a time from the dataset, which may lie on disk.
+Called by `transfer.train.training`, and for labels by the baselines. Arrays grow with rows and devices only,
+never with steps: features are gathered for one batch at a time from the dataset, which may lie on disk.
 
 Legend: n rows, D devices, G workloads (or parts of workloads) of a batch.
 """
@@ -15,9 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
+from transfer.data.labels import relative_speed
 from transfer.errors import TransferError
 
 Positions = NDArray[np.int64]
+
+#: Seconds that Ansor and MetaSchedule write for a candidate that failed.
+FAILURE_SECS = 1e10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +134,44 @@ def gather_rows(
         groups=tuple(np.split(np.arange(len(kept), dtype=np.int64), bounds)),
         lonely_workloads=len(np.unique(group)) - len(learnable),
     )
+
+
+def training_labels(
+    dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], *, keep_failures: bool = False
+) -> NDArray[np.float32]:
+    """Relative speeds of the rows to learn from, refusing what cannot be learnt.
+
+    Args:
+        dataset: Candidates of all devices.
+        rows: Row numbers.
+        devices: Devices wanted.
+        keep_failures: Give failed candidates the label of a latency of `FAILURE_SECS`, as TLP does. A
+            workload without any ok candidate stays unlabelled even so (TLP gives each of its rows 1e-4).
+
+    Returns:
+        (n, D) labels in (0, 1], NaN where there is none.
+
+    Raises:
+        TransferError: On a device no workload has two measured candidates among the rows.
+    """
+    able = trainable_devices(dataset, rows)
+    unable = [device_id for device_id in devices if device_id not in able]
+    if unable or not devices:
+        raise TransferError(
+            f"cannot learn {', '.join(unable) or 'without a device'}: among {len(rows)} rows no workload has "
+            "two measured candidates there; measure more candidates of the same workload"
+        )
+    columns = [dataset.column(device_id) for device_id in devices]
+    latency, group = dataset.latency_secs[rows][:, columns], dataset.group[rows]
+    workloads = len(dataset.workload_ids)
+    labels = relative_speed(latency, group, workloads)
+    if keep_failures:
+        failed = dataset.failed[rows][:, columns]
+        with_failures = relative_speed(np.where(failed, FAILURE_SECS, latency), group, workloads)
+        known = np.zeros((workloads, len(columns)), dtype=np.bool_)
+        np.logical_or.at(known, group, np.isfinite(labels))
+        labels = np.where(failed & known[group], with_failures, labels)
+    return labels.astype(np.float32)
 
 
 def _labels_by_workload(

@@ -1,9 +1,10 @@
-"""The features of published TLP (ASPLOS'23), for the baseline that our model is compared with.
+"""The features of published TLP (ASPLOS'23, section 4.2), which MTL-TLP and the baselines read.
 
 A schedule becomes a matrix of raw integers: each of Ansor's steps a row of an 11-wide one-hot of its tag
 and its fields one behind the other, rows and fields cut off at fixed sizes, no scaling. Two layouts, for CPUs
 and for GPUs, with vocabularies of their own. What they lack shows here as in the paper: a field behind a list
-floats, a real zero looks like padding, the end of long schedules is lost. Called by `transfer.baselines`.
+floats, a real zero looks like padding, the end of long schedules is lost. Called by the extractor for models
+that read them.
 
 One thing is done otherwise. Where TLP meets a tag or a word outside its vocabulary, its training scripts
 crash and its search drops the one-hot, so that all fields shift by eleven; here the one-hot, or the word's
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.records import Family, canonical_json, content_hash
 from transfer.language.primitives import Primitive
 from transfer.language.to_ansor import to_ansor_steps
 
@@ -31,6 +33,8 @@ _WORD_PLACE = {"PR": 3, "CHW": 2, "CHR": 2}
 class PublishedLayout:
     """One of TLP's two layouts."""
 
+    #: The family of devices that it is for.
+    family: str
     #: Rows of the matrix (L); later steps are lost.
     steps: int
     #: Columns (E), those of the one-hot included; later fields are lost.
@@ -39,6 +43,11 @@ class PublishedLayout:
     tags: tuple[str, ...]
     #: Number of each word of a tag.
     words: Mapping[str, Mapping[str, int]]
+
+    @property
+    def hash(self) -> str:
+        """Identifies sizes and vocabularies: a model is bound to that of the layout it was trained with."""
+        return content_hash(canonical_json(asdict(self)), "published")
 
 
 def _unrolling(*limits: int) -> dict[str, int]:
@@ -49,17 +58,22 @@ def _unrolling(*limits: int) -> dict[str, int]:
 _WRITE_SCOPES = {"local": 1, "shared": 2, "global": 3}
 
 CPU_LAYOUT = PublishedLayout(
+    family=Family.CPU,
     steps=25,
     width=22,
     tags=("CI", "RE", "AN", "RF", "CHW", "SP", "CR", "CA", "FU", "FSP", "PR"),
     words={"PR": _unrolling(16, 0, 512, 64), "CHW": _WRITE_SCOPES},
 )
 GPU_LAYOUT = PublishedLayout(
+    family=Family.GPU,
     steps=40,
     width=20,
     tags=("AN", "CHR", "CHW", "CI", "CA", "FFSP", "SP", "FU", "RE", "PR", "FSP"),
     words={"PR": _unrolling(0, 16, 64, 1024, 512), "CHW": _WRITE_SCOPES, "CHR": {"shared": 1}},
 )
+
+#: The layout of each family.
+LAYOUTS: Mapping[str, PublishedLayout] = {one.family: one for one in (CPU_LAYOUT, GPU_LAYOUT)}
 
 
 def published_features(

@@ -1,0 +1,185 @@
+"""The challengers of a refresh: one model of each kind that is to be trained, kept as soon as it is there.
+
+Called by `fleet.refresh.run`, whose plan says what to start from. A FleetTLP goes on from its champion; an
+MTL-TLP is trained from nothing, as published. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agents.records import content_hash
+from fleet.models.training import divide
+from fleet.models.versions import published_layout
+from fleet.refresh.data import RefreshData
+from fleet.refresh.request import EPOCHS, RefreshRequest, warm_epochs
+from transfer.model.kinds import FLEET_TLP
+
+if TYPE_CHECKING:
+    from transfer.data.dataset import Dataset
+    from transfer.model.fleet_tlp import FleetTLP
+    from transfer.model.mtl_tlp import TlpModel
+    from transfer.train.training import TrainConfig
+
+#: Learning rate of a warm start over that of a training from nothing (the trade: `docs/models.md`).
+WARM_RATE = 1.0
+#: Candidates of a new device that choose the head to start from.
+_LIKENESS = 512
+#: Name of the trained challengers in the folder of a request.
+CHALLENGER = "challenger"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Challenger:
+    """A trained model, and what its manifest says of the training."""
+
+    model: TlpModel
+    about: dict[str, Any]
+    #: Tells it from all others, so that it is kept as a version once only.
+    run: str
+
+
+def challenger(
+    kind: str,
+    request: RefreshRequest,
+    run: str,
+    base: FleetTLP | None,
+    rows: np.ndarray,
+    heads: Sequence[str],
+    data: RefreshData,
+) -> Challenger:
+    """Train a challenger; read it where it is there already.
+
+    Args:
+        kind: Of the model.
+        request: What the refresh is asked for.
+        run: Of the refresh.
+        base: What a FleetTLP starts from; None for nothing.
+        rows: Rows that may be learnt from.
+        heads: Devices to learn.
+        data: What the rows are of.
+
+    Raises:
+        TransferError: Training failed, or the data lack the features that an MTL-TLP reads.
+    """
+    from transfer.model import checkpoint
+
+    if kind != FLEET_TLP:
+        run = content_hash(run, kind)
+    kept = Path(request.folder) / CHALLENGER / kind
+    if kept.exists():
+        model, manifest = checkpoint.load(kept)
+        if manifest.get("run") == run:
+            return Challenger(model=model, about=manifest["about"], run=run)
+        shutil.rmtree(kept)
+    make = _fleet_tlp if kind == FLEET_TLP else _mtl_tlp
+    model, told = make(request, run, base, rows, heads, data)
+    dataset = data.snapshot.dataset
+    about = {
+        "candidates": len(dataset),
+        "workloads": len(dataset.workload_ids),
+        "devices": list(heads),
+        "seed": request.seed,
+        **told,
+    }
+    checkpoint.save(kept, model, {"run": run, "about": about})
+    return Challenger(model=model, about=about, run=run)
+
+
+def _fleet_tlp(
+    request: RefreshRequest,
+    run: str,
+    base: FleetTLP | None,
+    rows: np.ndarray,
+    heads: Sequence[str],
+    data: RefreshData,
+) -> tuple[TlpModel, dict[str, Any]]:
+    from transfer.train.training import TrainConfig, train
+
+    dataset = data.snapshot.dataset
+    config = TrainConfig(epochs=request.epochs, device=request.compute)
+    init = None
+    if base is not None:
+        config = warm_config(config)
+        init = _with_heads(base, dataset, rows, heads, request.seed)
+    learn, stop = divide(data.snapshot, request.seed, rows)
+    result = train(
+        dataset,
+        learn,
+        config=config,
+        seed=request.seed,
+        devices=heads,
+        init=init,
+        validation_rows=stop,
+        run_folder=Path(request.folder) / EPOCHS / run[:12],
+    )
+    return result.model, {
+        "train": asdict(config),
+        "train_secs": result.seconds,
+        "epochs_done": len(result.history),
+        "best_epoch": result.best_epoch,
+        "resumed_epochs": result.resumed_epochs,
+    }
+
+
+def _mtl_tlp(
+    request: RefreshRequest,
+    run: str,
+    base: FleetTLP | None,
+    rows: np.ndarray,
+    heads: Sequence[str],
+    data: RefreshData,
+) -> tuple[TlpModel, dict[str, Any]]:
+    """From nothing, whatever the base; it holds back rows of its own to choose the epoch by, as published."""
+    from transfer.train.published_training import published_config, train_mtl_tlp
+    from transfer.train.training import TrainConfig
+
+    config = published_config(TrainConfig(epochs=request.epochs, device=request.compute))
+    layout = published_layout(data.snapshot.devices[one][0] for one in data.snapshot.dataset.device_ids)
+    result = train_mtl_tlp(
+        data.snapshot.dataset, rows, layout=layout, config=config, seed=request.seed, devices=heads
+    )
+    return result.model, {
+        "train": asdict(config),
+        "train_secs": result.seconds,
+        "epochs_done": config.epochs,
+        "best_epoch": result.best_epoch,
+        "resumed_epochs": 0,
+    }
+
+
+def warm_config(config: TrainConfig) -> TrainConfig:
+    """How a champion is trained on: for less long than from nothing."""
+    return replace(
+        config,
+        epochs=warm_epochs(config.epochs),
+        learning_rate=config.learning_rate * WARM_RATE,
+    )
+
+
+def _with_heads(
+    base: FleetTLP, dataset: Dataset, rows: np.ndarray, heads: Sequence[str], seed: int
+) -> FleetTLP:
+    """The base with exactly these heads; a new one begins like the head that orders its candidates best."""
+    from transfer.adapt.heads import with_target_head
+
+    model = base.copy()
+    for device_id in heads:
+        if device_id not in model.device_ids:
+            measured = rows[np.isfinite(dataset.latency_secs[rows, dataset.column(device_id)])]
+            random = np.random.default_rng(seed)
+            some = np.sort(random.permutation(measured)[:_LIKENESS])
+            model = with_target_head(model, dataset.take(some), device_id, seed=seed)
+    for device_id in model.device_ids:
+        if device_id not in heads:
+            model.drop_head(device_id)
+    return model
+
+
+__all__ = ["CHALLENGER", "WARM_RATE", "Challenger", "challenger", "warm_config"]

@@ -1,0 +1,216 @@
+"""TLP and MTL-TLP trained as published, with real masks where the published code has labels of -100.
+
+The network and the loss are in `transfer.model.tlp_network`. The training is the published one too (TLP,
+ASPLOS'23, sections 4.3 and 5): random rows of all workloads in a batch, a random tenth of the rows (not of
+the workloads) to choose the epoch by, a constant learning rate. Two faults of the data are mended unless
+asked otherwise: failed candidates are left out, and each head uses the rows that have its label. Called by
+the fleet for the model that serves (`train_mtl_tlp`), and by `transfer.baselines.tlp`.
+
+Legend: N candidates of a dataset, n rows to learn from, L steps, E width of a step, D heads.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.features.published_features import PublishedLayout
+from transfer.model.fleet_tlp import scoped_seed
+from transfer.model.mtl_tlp import MtlTLP, published_of
+from transfer.model.tlp_network import Mixer, TlpNetwork, mean_square, mixed_lambda_rank
+from transfer.train.config import TrainConfig, torch_device
+from transfer.train.rows import training_labels
+from transfer.train.training import torch_threads
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlpConfig:
+    """How TLP is trained; the defaults are the published ones for one GPU."""
+
+    epochs: int = 50
+    #: Rows of a batch. A store with few rows gives few steps of 1024 in 50 epochs: report a smaller batch
+    #: too.
+    batch: int = 1024
+    learning_rate: float = 7e-4
+    #: L2 inside Adam, on every parameter.
+    weight_decay: float = 1e-6
+    #: Largest norm of the gradient.
+    gradient_clip: float = 0.5
+    #: Share of the rows, at random, that the epoch is chosen by.
+    validation_share: float = 0.1
+    loss: Literal["rank", "mse"] = "rank"
+    sequence: Mixer = "attention"
+    #: Keep failed candidates with a label near 0, as published.
+    keep_failures: bool = False
+    #: Threads of torch on a CPU.
+    threads: int = 1
+    #: Where torch computes: `cpu`, `cuda`, `cuda:1`...
+    torch_device: str = "cpu"
+
+
+def published_config(config: TrainConfig) -> TlpConfig:
+    """How MTL-TLP is trained where a FleetTLP is trained with `config`.
+
+    The 50 published epochs stand beside the default ones of ours; more or fewer are in proportion.
+    """
+    return TlpConfig(
+        epochs=max(1, round(TlpConfig().epochs * config.epochs / TrainConfig().epochs)),
+        threads=config.threads,
+        torch_device=str(torch_device(config.device)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtlTlpResult:
+    """A trained MTL-TLP and how it came about."""
+
+    model: MtlTLP
+    #: Validation loss of each epoch; empty where there were too few rows to hold any back.
+    validation_losses: tuple[float, ...]
+    #: Wall seconds of the training.
+    seconds: float
+    #: Epoch whose weights the model has, counted from 1.
+    best_epoch: int
+
+
+def train_mtl_tlp(
+    dataset: Dataset,
+    rows: Rows,
+    *,
+    layout: PublishedLayout,
+    config: TlpConfig,
+    seed: int,
+    devices: Sequence[str],
+) -> MtlTlpResult:
+    """Train MTL-TLP with a head for each device, from nothing.
+
+    Args:
+        dataset: Candidates of all devices, with published features.
+        rows: Row numbers to learn from; labels are relative to the best latency among them.
+        layout: Of these features.
+        config: How to train; its attention variant serves, whatever its `sequence`.
+        seed: Of everything random: equal seeds give equal weights on a CPU.
+        devices: Devices to give a head.
+
+    Raises:
+        TransferError: The features are missing or of another layout, a device has nothing to learn from, or
+            the training diverged.
+    """
+    started = time.perf_counter()
+    steps = published_of(dataset.features, layout)
+    labels = training_labels(dataset, rows, devices, keep_failures=config.keep_failures)
+    labelled = np.isfinite(labels).any(axis=1)
+    network, losses = train_network(steps, rows[labelled], labels[labelled], config, seed)
+    model = MtlTLP(layout, devices)
+    model.network.load_state_dict(network.state_dict())
+    return MtlTlpResult(
+        model=model.eval(),
+        validation_losses=losses,
+        seconds=time.perf_counter() - started,
+        best_epoch=1 + int(np.argmin(losses)) if losses else config.epochs,
+    )
+
+
+def train_network(
+    steps: NDArray[np.float32], rows: Rows, labels: NDArray[np.float32], config: TlpConfig, seed: int
+) -> tuple[TlpNetwork, tuple[float, ...]]:
+    """Train one network, and take the weights of its epoch of least validation loss.
+
+    Args:
+        steps: (N, L, E) published features.
+        rows: (n,) row numbers to learn from.
+        labels: (n, D) relative speed, a column for each head; NaN where there is none.
+        config: How to train.
+        seed: Of everything random.
+
+    Returns:
+        The network, and the validation loss of each epoch.
+
+    Raises:
+        TransferError: The training diverged.
+    """
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(rows))
+    held, kept = np.split(order, [math.floor(config.validation_share * len(rows))])
+    on_gpu = config.torch_device != "cpu"
+    best, history = None, list[float]()
+    with scoped_seed(seed), nullcontext() if on_gpu else torch_threads(config.threads):
+        network = TlpNetwork(steps.shape[2], labels.shape[1], config.sequence)
+        network.to(config.torch_device)
+        optimizer = torch.optim.Adam(
+            network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+        for _ in range(config.epochs):
+            network.train()
+            shuffled = random.permutation(kept)
+            for start, batch in zip(
+                range(0, len(kept), config.batch),
+                batches(steps, rows[shuffled], config.batch, config.torch_device),
+                strict=True,
+            ):
+                loss = _loss(network(batch), labels[shuffled[start : start + config.batch]], config)
+                if loss is not None:
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
+                    nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
+                    optimizer.step()
+            if len(held):
+                history.append(_validate(network, steps, rows[held], labels[held], config))
+                if not math.isfinite(history[-1]):
+                    raise TransferError(f"TLP diverged: validation loss {history[-1]}; lower the rate")
+                if best is None or history[-1] < best[0]:
+                    best = history[-1], {k: v.clone() for k, v in network.state_dict().items()}
+    if best is not None:
+        network.load_state_dict(best[1])
+    return network, tuple(history)
+
+
+def batches(steps: NDArray[np.float32], rows: Rows, size: int, torch_device: str) -> Iterator[Tensor]:
+    """(size, L, E) features of some rows, a batch at a time, where torch computes."""
+    for start in range(0, len(rows), size):
+        batch = torch.from_numpy(np.asarray(steps[rows[start : start + size]], dtype=np.float32))
+        yield batch.to(torch_device)
+
+
+def _loss(scores: Tensor, labels: NDArray[np.float32], config: TlpConfig) -> Tensor | None:
+    """Plain sum over the heads that have labels here; None without any."""
+    measure = mixed_lambda_rank if config.loss == "rank" else mean_square
+    targets = torch.from_numpy(labels).to(scores.device)
+    losses = []
+    for head in range(labels.shape[1]):
+        if np.isfinite(labels[:, head]).any():
+            present = targets[:, head].isfinite()
+            losses.append(measure(scores[present, head], targets[present, head]))
+    return torch.stack(losses).sum() if losses else None
+
+
+def _validate(
+    network: TlpNetwork,
+    steps: NDArray[np.float32],
+    rows: Rows,
+    labels: NDArray[np.float32],
+    config: TlpConfig,
+) -> float:
+    network.eval()
+    total, size = 0.0, config.batch
+    with torch.no_grad():
+        for number, batch in enumerate(batches(steps, rows, size, config.torch_device)):
+            loss = _loss(network(batch), labels[number * size : (number + 1) * size], config)
+            total += 0.0 if loss is None else float(loss)
+    return total
+
+
+__all__ = ["MtlTlpResult", "TlpConfig", "batches", "published_config", "train_mtl_tlp", "train_network"]
