@@ -15,8 +15,10 @@ import pytest
 from agents.records import Candidate, Family, Workload
 from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.features.published_features import CPU_LAYOUT
 from transfer.model.checkpoint import CheckpointError
 from transfer.model.fleet_tlp import FleetTLP, ModelSizes, model_config, scoped_seed
+from transfer.model.mtl_tlp import MtlTLP
 from transfer.train.training import torch_threads
 from transfer.tvm_cost_model import (
     LEAST_SCORE,
@@ -114,6 +116,18 @@ def test_served_scores_are_the_offline_scores_bit_for_bit(
     expected = offline(model, workload, schedules)
     assert served.dtype == expected.dtype == np.float64
     assert served.tobytes() == expected.tobytes()
+    assert len(np.unique(served)) > len(schedules) // 2
+
+
+def test_an_mtl_tlp_is_served_by_the_features_that_it_reads(
+    workload: Workload, context: Any, schedules: list[Any]
+) -> None:
+    with scoped_seed(3):
+        model = MtlTLP(CPU_LAYOUT, (DEVICE,)).eval()
+    candidates = [Candidate(workload_id=workload.workload_id, trace=stored_trace(one)) for one in schedules]
+    block = Extractor().extract({workload.workload_id: workload}, candidates, CPU_LAYOUT)
+    served = predict(cost_model(Scorer(model, DEVICE, [workload])), context, schedules)
+    assert served.tobytes() == model.score(block, DEVICE).tobytes()
     assert len(np.unique(served)) > len(schedules) // 2
 
 
