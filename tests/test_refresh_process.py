@@ -192,7 +192,17 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: RefreshRe
         last.weight.data.neg_()
         last.bias.data.neg_()
     bad.trees = None  # they would put half of it right
-    own = ("format_version", "model", "spec_hash", "heads", "parameters", "tensors_sha256", "version", "run")
+    own = (
+        "format_version",
+        "model",
+        "spec_hash",
+        "heads",
+        "parameters",
+        "model_kind",
+        "tensors_sha256",
+        "version",
+        "run",
+    )
     version = registry.add(bad, {key: value for key, value in manifest.items() if key not in own})
     registry.publish(version, {"box.a": {"judged": {"tau": [0.8, 0.7, 0.9]}}})
 

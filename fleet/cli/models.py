@@ -48,8 +48,8 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
     rows = [
         (
             each["version"],
-            each["model_kind"] or "-",
             "damaged" if each["damaged"] else _date(each["created_at"]),
+            each["model_kind"] or "-",
             _text(each["candidates"]),
             each["warm_start"] or "nothing",
             ", ".join(each["serves"]) or "nobody",
@@ -60,7 +60,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
     if not rows:
         say(f"no model under {models}; `fleet train` makes one")
         return
-    print_rows(("version", "model", "made", "candidates", "from", "serves", "other heads"), rows)
+    print_rows(("version", "made", "model", "candidates", "from", "serves", "other heads"), rows)
     print_rows(
         ("device", "served by", "since", "pinned", "why", "who did not take the place, and why"),
         [
