@@ -50,7 +50,7 @@ from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT, publish
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.mtl_tlp import MtlTLP
-from transfer.train.published_training import TlpConfig, published_config, train_mtl_tlp
+from transfer.train.published_procedure import TlpConfig, published_config, train_mtl_tlp
 from transfer.train.training import TrainConfig
 
 LEARNT, HELD = (lambda made: (made[:6], made[6:]))(some_workloads(6, 4))
@@ -303,7 +303,7 @@ def test_a_refresh_of_both_judges_both_and_publishes_the_better(store: Path, tmp
 def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(
     trained: MtlTLP, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import transfer.train.published_training as training
+    import transfer.train.published_procedure as training
 
     monkeypatch.setattr(training, "published_config", lambda _: TlpConfig(epochs=25, batch=64))
     found = run_refresh(request_of(store, tmp_path, "mtl_tlp"))

@@ -32,7 +32,7 @@ from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.model.mtl_tlp import TlpModel
-    from transfer.train.published_training import TlpConfig
+    from transfer.train.published_procedure import TlpConfig
     from transfer.train.training import TrainConfig, TrainResult
 
 #: Folder of the training runs beside that of the models: curves, and what is kept of a run that is not over.
@@ -199,7 +199,7 @@ def _train_mtl_tlp(
     snapshot: DatasetSnapshot, rows: np.ndarray, heads: Sequence[str], config: TrainConfig, seed: int
 ) -> _Trained:
     """Train an MTL-TLP where a FleetTLP would be trained with `config`, and tell of it."""
-    from transfer.train.published_training import published_config, train_mtl_tlp
+    from transfer.train.published_procedure import published_config, train_mtl_tlp
 
     theirs = published_config(config)
     layout = published_layout(snapshot.devices[one][0] for one in snapshot.dataset.device_ids)

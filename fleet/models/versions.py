@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transfer.features.published_features import PublishedLayout
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.model.mtl_tlp import TlpModel
-    from transfer.train.published_training import TlpConfig
+    from transfer.train.published_procedure import TlpConfig
     from transfer.train.training import TrainConfig
 
 

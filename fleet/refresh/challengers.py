@@ -137,7 +137,7 @@ def _mtl_tlp(
     data: RefreshData,
 ) -> tuple[TlpModel, dict[str, Any]]:
     """From nothing, whatever the base; it holds back rows of its own to choose the epoch by, as published."""
-    from transfer.train.published_training import published_config, train_mtl_tlp
+    from transfer.train.published_procedure import published_config, train_mtl_tlp
     from transfer.train.training import TrainConfig
 
     config = published_config(TrainConfig(epochs=request.epochs, device=request.compute))

@@ -1,4 +1,4 @@
-"""TLP and MTL-TLP as rankers among the baselines; trained by `transfer.train.published_training`."""
+"""TLP and MTL-TLP as rankers among the baselines; trained by `transfer.train.published_procedure`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transfer.baselines.base import Rows, Scores, unknown_device
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.tlp_network import TlpNetwork
-from transfer.train.published_training import TlpConfig, batches, train_network
+from transfer.train.published_procedure import TlpConfig, batches, train_network
 from transfer.train.rows import training_labels
 from transfer.train.training import torch_threads
 

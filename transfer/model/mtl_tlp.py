@@ -1,6 +1,6 @@
 """MTL-TLP as published: a shared backbone and a whole decoder for each device, ready to serve.
 
-Trained by `transfer.train.published_training`, stored by `transfer.model.checkpoint`, asked like a
+Trained by `transfer.train.published_procedure`, stored by `transfer.model.checkpoint`, asked like a
 `FleetTLP`. The network is `transfer.model.tlp_network` (TLP, ASPLOS'23, section 5), to which only the last
 step is added: its scores are sums of any size, those that serve lie between 0 and 1, in the same order. It
 reads `FeatureBlock.published` alone. It takes no further heads, and knows nothing of failures.
