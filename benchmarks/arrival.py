@@ -122,7 +122,12 @@ def _try_strategies(folder: Path) -> float:
     )
     path = folder / "standings.json"
     path.write_text(request_text(request))
-    subprocess.run([sys.executable, "-m", "fleet.refresh.process", str(path)], cwd=folder, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "fleet.refresh.process", str(path)],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return time.monotonic() - began
 
 
