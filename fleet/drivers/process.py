@@ -1,7 +1,7 @@
 """`python -m fleet.drivers.process REQUEST.json FD`: the driver of one request in a process of its own.
 
-Started by `launch.py`. It stays on cores on which it disturbs no timing, and ends with the coordinator. What it
-measured is stored, so the same request begun again goes on.
+Started by `launch.py`. It stays on cores on which it disturbs no timing, and ends with the coordinator. What
+it measured is stored, so the same request begun again goes on.
 """
 
 from __future__ import annotations
