@@ -18,8 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,8 @@ import numpy as np
 import yaml
 
 from agents.records import DeviceId, Outcome
-from fleet.api.client import DaemonClient, find_daemon
+from benchmarks.live_daemon import START_SECS, fleet, onboarded, running, until
+from fleet.api.client import DaemonClient
 from fleet.config.settings import load_fleet, select_devices
 from fleet.models.versions import load_snapshot, train_config
 from fleet.refresh.request import RefreshRequest, request_text
@@ -40,8 +39,6 @@ WORKLOADS = 16
 CANDIDATES = 24
 #: Bounds as in the demo: larger programs would make the benchmark an hour.
 _BOUNDS = {"min_flops": 2e5, "max_flops": 2.5e7}
-_START_SECS, _HEAD_SECS, _STEP_SECS, _STOP_SECS = 120.0, 1800.0, 3600.0, 90.0
-_POLL_SECS = 0.25
 
 
 def run(folder: Path, samples: int) -> dict[str, Any]:
@@ -65,29 +62,27 @@ def run(folder: Path, samples: int) -> dict[str, Any]:
         "workloads": {**_BOUNDS, "count": WORKLOADS},
     }
     (folder / "configs" / "fleet.yaml").write_text(yaml.safe_dump(settings))
-    _fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named(known))
+    fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named(known))
     if not (folder / "runs" / "models").exists():
-        _fleet(folder, "train")
+        fleet(folder, "train")
     tried_secs = _try_strategies(folder)
-    with _daemon(folder) as daemon:
-        _until(lambda: _is_at_work(daemon, known), _START_SECS, "the known devices are at work")
+    with running(folder) as daemon:
+        until(lambda: _is_at_work(daemon, known), START_SECS, "the known devices are at work")
         began = time.monotonic()
         (files / f"{target.device_id}.yaml").write_bytes(_file_of(target.device_id).read_bytes())
         name = target.device_id
-        _until(lambda: name in daemon.get("/v1/devices"), _START_SECS, "the new device is known")
+        until(lambda: name in daemon.get("/v1/devices"), START_SECS, "the new device is known")
         known_secs = time.monotonic() - began
-        arrived = _onboarded(daemon, name, 0)
+        arrived = onboarded(daemon, name, 0)
         head_secs = time.monotonic() - began
         asked = _measured(folder, name)
-        _fleet(
-            folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named([name])
-        )
+        fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named([name]))
         truth = _judge(folder, DeviceId(name), arrived["version"], asked)
         before = time.monotonic()
         changed = yaml.safe_load(_file_of(name).read_text())
         changed["protocol"] = {**changed.get("protocol", {}), "min_repeat_ms": 31}
         (files / f"{name}.yaml").write_text(yaml.safe_dump(changed))
-        again = _onboarded(daemon, name, 1)
+        again = onboarded(daemon, name, 1)
         refreshed_secs = time.monotonic() - before
     expected = arrived["expected"] or {}
     return {
@@ -127,7 +122,12 @@ def _try_strategies(folder: Path) -> float:
     )
     path = folder / "standings.json"
     path.write_text(request_text(request))
-    subprocess.run([sys.executable, "-m", "fleet.refresh.process", str(path)], cwd=folder, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "fleet.refresh.process", str(path)],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return time.monotonic() - began
 
 
@@ -182,64 +182,9 @@ def _measured(folder: Path, device_id: str) -> set[str]:
     return {str(one.candidate_id) for one in records if one.outcome is not Outcome.LOST}
 
 
-def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> dict[str, Any]:
-    """Wait for the result of a device's onboarding, counted from 0."""
-
-    def ended() -> Any:
-        listed = [
-            one
-            for one in daemon.get("/v1/requests")
-            if one["kind"] == "onboarding" and one["arguments"]["device"] == device_id
-        ]
-        return listed[number] if len(listed) > number and listed[number]["ended_at"] is not None else None
-
-    request = _until(ended, _HEAD_SECS, f"onboarding {number} of {device_id}")
-    if request["state"] != "succeeded":
-        raise SystemExit(f"the onboarding of {device_id} {request['state']}: {request['reason']}")
-    result: dict[str, Any] = request["result"]
-    return result
-
-
 def _is_at_work(daemon: DaemonClient, names: list[DeviceId]) -> bool:
     found = daemon.get("/v1/devices")
     return all(found.get(one, {}).get("leases") and found[one]["champion"] for one in names)
-
-
-def _until(look: Any, secs: float, what: str) -> Any:
-    ends_at = time.monotonic() + secs
-    while time.monotonic() < ends_at:
-        if found := look():
-            return found
-        time.sleep(_POLL_SECS)
-    raise SystemExit(f"not within {secs:.0f} s: {what}")
-
-
-@contextmanager
-def _daemon(folder: Path) -> Iterator[DaemonClient]:
-    """A `fleet up` in a process of its own, until the block ends."""
-    with (folder / "up.log").open("ab") as log:
-        process = subprocess.Popen(_command("up"), cwd=folder, stdout=log, stderr=log)
-    try:
-        yield _until(lambda: find_daemon(folder / "runs" / "fleet"), _START_SECS, "the daemon is up")
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _fleet(folder: Path, *arguments: str) -> None:
-    done = subprocess.run(
-        _command(*arguments), cwd=folder, capture_output=True, text=True, timeout=_STEP_SECS, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"fleet {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
-
-
-def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "fleet.cli", *arguments]
 
 
 def _named(names: list[DeviceId]) -> list[str]:

@@ -95,7 +95,7 @@ def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
         with _starting():
             fleet = stack.enter_context(_opened(load, host, Path(arguments["recorded"])))
         trouble = Trouble(
-            fleet.links,
+            fleet.transport,
             host,
             fleet.refresher,
             Registry(load.disk / "models"),
@@ -115,10 +115,10 @@ def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fleet:
-    """A coordinator with its links and its refresher."""
+    """A coordinator with its transport and its refresher."""
 
     coordinator: Coordinator
-    links: LocalTransport
+    transport: LocalTransport
     refresher: Refresher
     host: Host
 
@@ -141,7 +141,7 @@ class _Fleet:
             if time.monotonic() > ends_at:
                 raise RuntimeError(f"the fleet does not come to rest: {self.coordinator.view()}")
             self.turn()
-        self.links.close()
+        self.transport.close()
         self.coordinator.close()
 
 
@@ -150,7 +150,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
     disk, models = load.disk, load.disk / "models"
     clock = FleetClock(wall=lambda: host.wall, steady=lambda: host.steady)
     requests_per_poll = load.rng.choice((1, 3, 64))
-    links = LocalTransport(
+    transport = LocalTransport(
         protocol=Protocol(), spool_root=disk / "spool", beat_secs=0.0, requests_per_poll=requests_per_poll
     )
     settings = CoordinatorSettings(
@@ -165,16 +165,16 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
         coordinator = Coordinator(
             disk / "fleet",
             store,
-            links,
+            transport,
             specs,
             settings,
             Notices(None),
             trainer=refresher,
-            guide=CandidateRanker(RegistryReader(models)),
-            doubts=Uncertainty(RegistryReader(models)),
+            ranker=CandidateRanker(RegistryReader(models)),
+            uncertainty=Uncertainty(RegistryReader(models)),
             clock=clock,
         )
-        yield _Fleet(coordinator=coordinator, links=links, refresher=refresher, host=host)
+        yield _Fleet(coordinator=coordinator, transport=transport, refresher=refresher, host=host)
 
 
 class StartRefused(Exception):  # noqa: N818  # no error: a start on a full disk is to be refused

@@ -83,14 +83,14 @@ class Observer:
             self._log.add(Event(kind="seen", by="API", counted=view["store"]["records"]))
 
     def _score(self, device_id: str) -> None:
-        guide = CandidateRanker(self._reader)
+        ranker = CandidateRanker(self._reader)
         before = self._reader.champion(device_id)
-        found = guide.rank(self._workload, device_id, self._candidates)
+        found = ranker.rank(self._workload, device_id, self._candidates)
         if found is None and before != self._reader.champion(device_id):
             return  # it was taken back and pruned since
         why = ""
         if found is None:
-            why = guide.why_not(device_id)
+            why = ranker.why_not(device_id)
         elif not all(math.isfinite(one) and one > 0 for one in found.scores):
             why = f"it scores {found.scores}"
         told = (f"champion {before} seen from outside: {why}",) if found is None or why else ()

@@ -94,7 +94,7 @@ class Trouble:
     """Hurts somebody now and then.
 
     Args:
-        links: To the agents.
+        transport: To the agents.
         host: Whose clock is set.
         refresher: Whose training is killed and stopped.
         registry: Whose champions are taken back.
@@ -107,7 +107,7 @@ class Trouble:
 
     def __init__(
         self,
-        links: LocalTransport,
+        transport: LocalTransport,
         host: Host,
         refresher: Refresher,
         registry: Registry,
@@ -119,7 +119,7 @@ class Trouble:
         often: float,
     ) -> None:
         self._often = often
-        self._links, self._host, self._refresher, self._registry = links, host, refresher, registry
+        self._transport, self._host, self._refresher, self._registry = transport, host, refresher, registry
         self._still, self._log, self._rng, self._is_guilty = still, log, rng, is_guilty
         self._frozen: set[tuple[DeviceId, int]] = set()
         self._still_turns = 0
@@ -159,17 +159,17 @@ class Trouble:
         if (device_id, incarnation) not in self._frozen:
             is_blameless = not self._is_guilty or self._rng.random() < 0.5
             is_done = self._rng.random() < 0.5
-            self._links.crash(device_id, incarnation, is_done=is_done, is_blameless=is_blameless)
+            self._transport.crash(device_id, incarnation, is_done=is_done, is_blameless=is_blameless)
 
     def _freeze(self, device_id: DeviceId, incarnation: int) -> None:
         if (device_id, incarnation) not in self._frozen:
-            self._links.freeze(device_id, incarnation)
+            self._transport.freeze(device_id, incarnation)
             self._frozen.add((device_id, incarnation))
 
     def _thaw(self) -> None:
         for name in self._frozen:
             with contextlib.suppress(KeyError):
-                self._links.thaw(*name)
+                self._transport.thaw(*name)
         self._frozen.clear()
 
     def _stop_training(self) -> None:

@@ -84,13 +84,13 @@ class Watched:
         return append
 
     def _around_commit(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def commit(chronicle: EventLog) -> Any:
-            done = real(chronicle)
+        def commit(event_log: EventLog) -> Any:
+            done = real(event_log)
             self._log.note([event_to_json(one) for one in done.events] if done is not None else [])
             for event in done.events if done is not None else ():
                 if isinstance(event, JobSubmitted):
                     self._log.add(Event(kind="submitted", jobs=(event.job.job_id,)))
-                elif type(event).__name__ in _ENDS and chronicle.state.job_state(event.job_id) is None:
+                elif type(event).__name__ in _ENDS and event_log.state.job_state(event.job_id) is None:
                     self._log.add(Event(kind="ended", by="done", jobs=(event.job_id,)))
                 elif (what := _TRAININGS.get(type(event).__name__)) is not None:
                     self._log.add(Event(kind="training", by=what))

@@ -57,15 +57,15 @@ class TwoHosts:
         self._names = {side: f"fleet-hosts-{pid}-{side}" for side in ADDRESSES}
         self._started: list[subprocess.Popen[bytes]] = []
         # Names of interfaces have 15 characters at most.
-        self._links = {side: f"fh{pid}{side[0]}" for side in ADDRESSES}
+        self._transport = {side: f"fh{pid}{side[0]}" for side in ADDRESSES}
         try:
             for name in self._names.values():
                 _ip("netns", "add", name)
                 _ip("-n", name, "link", "set", "lo", "up")
-            near, far = ((self._links[side], "netns", self._names[side]) for side in ADDRESSES)
+            near, far = ((self._transport[side], "netns", self._names[side]) for side in ADDRESSES)
             _ip("link", "add", *near, "type", "veth", "peer", "name", *far)
             for side, address in ADDRESSES.items():
-                _ip("-n", self._names[side], "address", "add", f"{address}/24", "dev", self._links[side])
+                _ip("-n", self._names[side], "address", "add", f"{address}/24", "dev", self._transport[side])
             self.set_link(is_up=True)
         except BaseException:
             self.close()
@@ -82,7 +82,7 @@ class TwoHosts:
     def set_link(self, *, is_up: bool) -> None:
         """Take the link up, or down on both sides."""
         for side in ADDRESSES:
-            _ip("-n", self._names[side], "link", "set", self._links[side], "up" if is_up else "down")
+            _ip("-n", self._names[side], "link", "set", self._transport[side], "up" if is_up else "down")
 
     def start(
         self,

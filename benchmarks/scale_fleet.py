@@ -99,40 +99,40 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
     settings = CoordinatorSettings(
         protocol=Protocol(), choice=WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
     )
-    links = ProcessLinks(protocol=Protocol(), processes=_PROCESSES)
+    transport = ProcessLinks(protocol=Protocol(), processes=_PROCESSES)
     turns: list[float] = []
     memory: list[float] = []
     plans: list[float] = []
     windows: list[dict[str, float]] = []
     with Store.open(folder / "store") as store:
         began, cpu = time.perf_counter(), time.process_time()
-        coordinator = Coordinator(folder / "root", store, links, specs, settings, Notices(None))
+        coordinator = Coordinator(folder / "root", store, transport, specs, settings, Notices(None))
         while not _all_up(coordinator, devices) and time.perf_counter() - began < secs:
             coordinator.turn(0.05)
         up_secs, up_cpu = time.perf_counter() - began, time.process_time() - cpu
-        counts = coordinator._parts.storing.counts
+        counts = coordinator._parts.record_sink.counts
         before = sum(one.records for one in counts.values())
-        links.waited_secs, agents_cpu = 0.0, sum(links.agents_cpu_secs)
+        transport.waited_secs, agents_cpu = 0.0, sum(transport.agents_cpu_secs)
         _time_plans(coordinator, plans)
         began, cpu = time.perf_counter(), time.process_time()
         window = _Window(began, cpu, before)
         while time.perf_counter() - began < secs:
-            started, waited = time.perf_counter(), links.waited_secs
+            started, waited = time.perf_counter(), transport.waited_secs
             coordinator.turn(0.05)
-            turns.append(time.perf_counter() - started - (links.waited_secs - waited))
+            turns.append(time.perf_counter() - started - (transport.waited_secs - waited))
             if time.perf_counter() - window.began >= secs / WINDOWS:
                 window, told = window.end(sum(one.records for one in counts.values()))
                 windows.append(told | memory_mb())
                 memory.append(windows[-1]["own"])
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
-        agents_cpu = sum(links.agents_cpu_secs) - agents_cpu
-        waited = links.waited_secs
+        agents_cpu = sum(transport.agents_cpu_secs) - agents_cpu
+        waited = transport.waited_secs
         records = sum(one.records for one in counts.values()) - before
         view = coordinator.view()
         shutdown = time.perf_counter()
         coordinator.close()
         shutdown = time.perf_counter() - shutdown
-        links.close()
+        transport.close()
         kept = sum(one.records for one in store.counts().values())
     return {
         "devices": devices,
@@ -187,15 +187,15 @@ class _Window:
 
 def _time_plans(coordinator: Coordinator, plans: list[float]) -> None:
     """Note how long each device's plan takes."""
-    feeder = coordinator._parts.feeder
-    want = feeder.want
+    planner = coordinator._parts.planner
+    want = planner.want
 
     def timed(room: Mapping[DeviceId, int]) -> None:
         started = time.perf_counter()
         want(room)
         plans.extend([(time.perf_counter() - started) / len(room)] * len(room))
 
-    feeder.want = timed  # type: ignore[method-assign]
+    planner.want = timed  # type: ignore[method-assign]
 
 
 def _states(view: dict[str, Any]) -> dict[str, int]:

@@ -80,15 +80,15 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
     began = time.perf_counter()
     store = Store.open(folder)
     opened = time.perf_counter()
-    links = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", beat_secs=1.0)
+    transport = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", beat_secs=1.0)
     settings = CoordinatorSettings(protocol=Protocol(), choice=_CHOICE)
-    coordinator = Coordinator(_root(folder), store, links, _specs(devices), settings, Notices(None))
+    coordinator = Coordinator(_root(folder), store, transport, _specs(devices), settings, Notices(None))
     ended = time.perf_counter()
     parts = coordinator._parts
     known: dict[str, Any] = {
         "open_store_secs": round(opened - began, 3),
         "rest_secs": round(ended - opened, 3),
-        "records_known": sum(one.records for one in parts.storing.counts.values()),
+        "records_known": sum(one.records for one in parts.record_sink.counts.values()),
         "candidates_known": sum(len(space.index) for space in parts.coverage.matrix.spaces.values()),
     }
     if ending == "close":

@@ -29,8 +29,8 @@ from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, StoreThread
 from fleet.transport.local import LocalTransport
-from tests.link_fixtures import PROTOCOL, replay_spec
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
+from tests.transport_fixtures import PROTOCOL, replay_spec
 
 WORKLOADS = [make_workload(number) for number in (1, 2, 3)]
 #: Recorded candidates of each workload; of four, three are ok, and replay offers only those.
@@ -122,7 +122,7 @@ class Fleet:
     limits: Limits = field(default_factory=lambda: Limits(job_candidates=8))
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-    guide: Any = None
+    ranker: Any = None
     trainer: Any = None
     #: Makes what describes devices, for each life; None for devices that stay.
     source: Callable[[], DeviceSource] | None = None
@@ -138,8 +138,8 @@ class Fleet:
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
             store = stack.enter_context(Store.open(self.folder / "store"))
-            links = LocalTransport(protocol=PROTOCOL, spool_root=self.folder / "spool", beat_secs=0.05)
-            stack.callback(links.close, 1.0)
+            transport = LocalTransport(protocol=PROTOCOL, spool_root=self.folder / "spool", beat_secs=0.05)
+            stack.callback(transport.close, 1.0)
             say = mock.patch.object(notices, "say", lambda text, **_: self.lines.append(text))
             # Real time decides nothing: neither a search in the store nor how long a view takes, and records
             # are of the same day as all else.
@@ -155,17 +155,17 @@ class Fleet:
                 Coordinator(
                     self.folder / "root",
                     store,
-                    links,
+                    transport,
                     self.specs if source is None else source.files.specs,
                     told,
                     notices,
-                    guide=self.guide,
+                    ranker=self.ranker,
                     trainer=self.trainer,
                     clock=self.clock,
                     source=source,
                     launch=self.launch,
                 ),
-                links,
+                transport,
             )
 
     @staticmethod

@@ -191,7 +191,8 @@ class World:
         return {
             device_id
             for one in values
-            if one["state"] == RequestState.RUNNING and one["is_measuring"]
+            if one["state"] == RequestState.RUNNING
+            and (one["is_measuring"] or request_of(one).kind is RequestKind.ONBOARDING)
             for device_id in request_of(one).device_ids
         }
 

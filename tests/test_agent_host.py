@@ -34,7 +34,8 @@ from agents.errors import AgentError, SpoolFull, WorkerStartError
 from agents.lease import LeaseTag
 from agents.records import Candidate, CandidateId, DeviceId, Workload
 from agents.spool.disk_spool import Spool
-from tests.link_fixtures import (
+from tests.record_fixtures import make_batch
+from tests.transport_fixtures import (
     PROTOCOL,
     WORKLOAD,
     batch_of,
@@ -43,7 +44,6 @@ from tests.link_fixtures import (
     recorded_file,
     replay_spec,
 )
-from tests.record_fixtures import make_batch
 
 AGAIN = DeviceId("again")
 

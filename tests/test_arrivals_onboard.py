@@ -111,6 +111,9 @@ def test_neighbours_wait_for_an_arrival_and_devices_of_other_hosts_do_not() -> N
     assert leases(state, DeviceId("far"), 3) == 1
     computes = ev.RequestProgressed(at_secs=135.0, request_id=ASKED, done=1, of=1, is_measuring=False)
     state.apply(computes)
+    # Its head is made in half the time where nothing is compiled beside it.
+    assert len(state.describe(OLD)["leases"]) == len(state.describe(NEW)["leases"]) == 0
+    ended(state)
     assert len(state.describe(OLD)["leases"]) == len(state.describe(NEW)["leases"]) == 1
 
 

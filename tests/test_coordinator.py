@@ -80,13 +80,13 @@ class LastFirst:
 
 
 def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
-    fleet = make_fleet(tmp_path, ("one",), guide=LastFirst())
+    fleet = make_fleet(tmp_path, ("one",), ranker=LastFirst())
     with fleet.coordinator() as (coordinator, _):
         coordinator.turn(0.0)
     # What a training's end leaves in the journal.
     with fleet.coordinator() as (coordinator, _):
         published = ModelPublished(at_secs=fleet.clock(), version="v000009", device_ids=(DeviceId("one"),))
-        coordinator._parts.chronicle.tell(published)
+        coordinator._parts.event_log.tell(published)
         coordinator.turn(0.0)
     view = fleet.run(everything_measured(fleet), turns=2000)
     check_books(fleet, view)
@@ -159,10 +159,10 @@ def test_a_kill_between_store_and_journal_finishes_the_job_once(fleet: Fleet) ->
 
 
 def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, links):
+    with fleet.coordinator() as (coordinator, transport):
         for _ in range(8):
             coordinator.turn(0.0)
-        links.crash(DeviceId("one"), 1)
+        transport.crash(DeviceId("one"), 1)
         fleet.turn_until(coordinator, everything_measured(fleet), 200)
         view = coordinator.view()
         coordinator.close()
@@ -176,14 +176,14 @@ def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: 
     one = DeviceId("one")
     with (
         mock.patch.object(LocalTransport, "acknowledge"),
-        fleet.coordinator() as (coordinator, links),
+        fleet.coordinator() as (coordinator, transport),
     ):
         intake = coordinator._parts.intake
-        while not (intake.waiting and coordinator._parts.storing.counts[one].records):
+        while not (intake.waiting and coordinator._parts.record_sink.counts[one].records):
             coordinator.turn(0.0)
         with mock.patch.object(Intake, "flush") as flush:
-            counted = coordinator._parts.storing.counts[one].records
-            links.crash(one, 1)
+            counted = coordinator._parts.record_sink.counts[one].records
+            transport.crash(one, 1)
             while coordinator._parts.state.describe(one)["incarnation"] < 2 or one not in (
                 coordinator._parts.agents.up
             ):
@@ -191,7 +191,9 @@ def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: 
             # All of its spool has come again, and nothing of it was in the table yet.
             assert not flush.called
             assert intake.waiting >= counted
-            assert coordinator._parts.coverage.records(one) == coordinator._parts.storing.counts[one].records
+            assert (
+                coordinator._parts.coverage.records(one) == coordinator._parts.record_sink.counts[one].records
+            )
         fleet.clock.now += 2.0
         coordinator.turn(0.0)
         view = coordinator.view()
@@ -202,11 +204,11 @@ def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: 
 def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fleet) -> None:
     fleet.limits = Limits(job_candidates=8, lease_secs=30.0, stall_secs=30.0)
     one = DeviceId("one")
-    with fleet.coordinator() as (coordinator, links):
+    with fleet.coordinator() as (coordinator, transport):
         while not coordinator.view()["devices"][one]["leases"]:
             coordinator.turn(0.0)
             fleet.clock.now += 1.1
-        links.freeze(one, 1)
+        transport.freeze(one, 1)
         epoch = coordinator.view()["devices"][one]["epoch"]
         # The device is stopped beyond its lease; its agent is ended, and another one started.
         for _ in range(6):
@@ -272,13 +274,13 @@ def test_a_journal_without_room_holds_everything_back(fleet: Fleet) -> None:
             raise StoreFull("no room while writing the journal: No space left on device")
         keep(self, events)
 
-    with mock.patch.object(Journal, "append", append), fleet.coordinator() as (coordinator, links):
+    with mock.patch.object(Journal, "append", append), fleet.coordinator() as (coordinator, transport):
         for _ in range(4):
             coordinator.turn(0.0)
         is_full = True
         with (
-            mock.patch.object(links, "acknowledge") as acknowledge,
-            mock.patch.object(links, "measure") as grant,
+            mock.patch.object(transport, "acknowledge") as acknowledge,
+            mock.patch.object(transport, "measure") as grant,
         ):
             for _ in range(10):
                 fleet.clock.now += 3.0
@@ -295,8 +297,8 @@ def test_a_journal_without_room_holds_everything_back(fleet: Fleet) -> None:
 
 
 def test_jobs_whose_traces_are_gone_end_with_a_word(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, links):
-        with mock.patch.object(links, "measure"):  # jobs are granted and never measured
+    with fleet.coordinator() as (coordinator, transport):
+        with mock.patch.object(transport, "measure"):  # jobs are granted and never measured
             for _ in range(20):
                 coordinator.turn(0.0)
                 fleet.clock.now += 1.1
@@ -346,7 +348,7 @@ def test_an_aa_run_is_made_once_a_day(fleet: Fleet) -> None:
 
 
 def test_a_device_that_leaves_is_retired_with_its_jobs(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, links), mock.patch.object(links, "measure"):
+    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
         for _ in range(20):
             coordinator.turn(0.0)
             fleet.clock.now += 1.1

@@ -36,10 +36,10 @@ def check_nobody_is_blamed(view: dict[str, Any], *, expiries: int = 0) -> None:
     assert view["jobs"]["quarantined"] == 0
 
 
-def turn_until_leased(fleet: Fleet, coordinator: Coordinator, links: LocalTransport) -> list[Any]:
+def turn_until_leased(fleet: Fleet, coordinator: Coordinator, transport: LocalTransport) -> list[Any]:
     """Let every device have a lease; returns their batches, which no agent has yet."""
     held: list[Any] = []
-    with mock.patch.object(links, "measure", lambda *asked: held.append(asked)):
+    with mock.patch.object(transport, "measure", lambda *asked: held.append(asked)):
         fleet.turn_until(coordinator, lambda _: {asked[0].device_id for asked in held} == set(fleet.specs))
     return held
 
@@ -54,15 +54,15 @@ def hurt(fleet: Fleet, what: str, secs: float) -> None:
 @pytest.mark.parametrize(("what", "secs"), [("pause", 600.0), *(("set", step) for step in STEPS)])
 def test_fifty_leases_outlive_a_pause_and_a_clock_that_is_set(tmp_path: Path, what: str, secs: float) -> None:
     fleet = make_fleet(tmp_path, MANY)
-    with fleet.coordinator() as (coordinator, links):
-        held = turn_until_leased(fleet, coordinator, links)
+    with fleet.coordinator() as (coordinator, transport):
+        held = turn_until_leased(fleet, coordinator, transport)
         assert len(held) >= 50
         for _ in range(3):  # as often as quarantines a job
             hurt(fleet, what, secs)
             coordinator.turn(0.0)
             check_nobody_is_blamed(coordinator.view())
         for asked in held:
-            links.measure(*asked)
+            transport.measure(*asked)
         fleet.turn_until(coordinator, everything_measured(fleet), 400)
         view = coordinator.view()
         coordinator.close()
@@ -81,8 +81,8 @@ def test_a_clock_that_is_set_between_a_kill_and_the_next_start_blames_nobody(
 ) -> None:
     fleet = make_fleet(tmp_path)
     for _ in range(3):
-        with fleet.coordinator() as (coordinator, links):
-            turn_until_leased(fleet, coordinator, links)
+        with fleet.coordinator() as (coordinator, transport):
+            turn_until_leased(fleet, coordinator, transport)
         fleet.clock.set(secs)
     began = fleet.clock.wall()
     view = fleet.run(everything_measured(fleet))
@@ -95,17 +95,17 @@ def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: 
     """Its lease expires and the device is taken up again, as often as would quarantine both."""
     fleet = make_fleet(tmp_path, ("one",), limits=Limits(job_candidates=8, lease_secs=30.0))
     one = DeviceId("one")
-    with fleet.coordinator() as (coordinator, links):
-        state, measure = coordinator._parts.state, links.measure
+    with fleet.coordinator() as (coordinator, transport):
+        state, measure = coordinator._parts.state, transport.measure
         frozen: set[int] = set()
 
         def freeze(lease: Lease, incarnation: int, batch: Batch) -> None:
             if incarnation not in frozen:
-                links.freeze(one, incarnation)
+                transport.freeze(one, incarnation)
                 frozen.add(incarnation)
             measure(lease, incarnation, batch)
 
-        with mock.patch.object(links, "measure", freeze):
+        with mock.patch.object(transport, "measure", freeze):
             while len(frozen) < 7:
                 coordinator.turn(0.0)
                 fleet.clock.skip(5.0)
@@ -132,16 +132,16 @@ from fleet.engine.notices import Notices
 from fleet.transport.local import LocalTransport
 from fleet.store.store import Store
 from tests.coordinator_fixtures import CHOICE, OFFERED, WORKLOADS, make_fleet
-from tests.link_fixtures import PROTOCOL
+from tests.transport_fixtures import PROTOCOL
 
 folder, go = Path(sys.argv[1]), Path(sys.argv[2])
 specs = make_fleet(folder).specs
 told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=Limits(lease_secs=4.0))
-links = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", beat_secs=0.2)
-held, measure = [], links.measure
-links.measure = lambda *asked: measure(*asked) if go.exists() else held.append(asked)
+transport = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", beat_secs=0.2)
+held, measure = [], transport.measure
+transport.measure = lambda *asked: measure(*asked) if go.exists() else held.append(asked)
 with Store.open(folder / "store") as store:
-    coordinator = Coordinator(folder / "root", store, links, specs, told, Notices())
+    coordinator = Coordinator(folder / "root", store, transport, specs, told, Notices())
     said = False
     for _ in range(3000):
         coordinator.turn(0.02)
@@ -156,7 +156,7 @@ with Store.open(folder / "store") as store:
         if done and coordinator.is_quiet and coordinator.view()["clock"]["gaps"]:
             break
     print(json.dumps(coordinator.view()), flush=True)
-    links.close()
+    transport.close()
     coordinator.close()
 """
 

@@ -114,10 +114,10 @@ def test_a_refused_record_of_an_earlier_life_ends_its_job_too(fleet: Fleet) -> N
     with (
         poisoned_polls(bad),
         mock.patch.object(LocalTransport, "acknowledge"),
-        fleet.coordinator() as (one, links),
+        fleet.coordinator() as (one, transport),
     ):
         turns(fleet, one, lambda it: bool(bad))
-        links.crash(ONE, 1, is_done=True)
+        transport.crash(ONE, 1, is_done=True)
         turns(
             fleet,
             one,
@@ -312,7 +312,7 @@ def test_pools_without_room_hold_everything_back(fleet: Fleet) -> None:
             raise StoreFull("no room while keeping candidates: No space left on device")
         keep(self, held)
 
-    with mock.patch.object(CandidatePools, "_write", write), fleet.coordinator() as (coordinator, links):
+    with mock.patch.object(CandidatePools, "_write", write), fleet.coordinator() as (coordinator, transport):
         is_full[0] = True
         journalled: list[str] = []
         append = Journal.append
@@ -323,7 +323,7 @@ def test_pools_without_room_hold_everything_back(fleet: Fleet) -> None:
 
         with (
             mock.patch.object(Journal, "append", note),
-            mock.patch.object(links, "measure") as grant,
+            mock.patch.object(transport, "measure") as grant,
         ):
             for _ in range(20):
                 fleet.clock.now += 3.0
@@ -451,11 +451,11 @@ def test_a_host_that_cannot_measure_blames_no_job(is_blameless: bool, expected: 
 @pytest.mark.parametrize("is_blameless", [False, True])
 def test_a_job_is_quarantined_by_deaths_of_its_own_only(fleet: Fleet, is_blameless: bool) -> None:
     fleet.specs = {ONE: fleet.specs[ONE]}
-    with fleet.coordinator() as (coordinator, links):
+    with fleet.coordinator() as (coordinator, transport):
         for _ in range(4):
             turns(fleet, coordinator, lambda it: bool(it._parts.state.describe(ONE)["leases"]))
             incarnation = coordinator._parts.state.describe(ONE)["incarnation"]
-            links.crash(ONE, incarnation, is_blameless=is_blameless)
+            transport.crash(ONE, incarnation, is_blameless=is_blameless)
             turns(
                 fleet,
                 coordinator,
@@ -486,9 +486,9 @@ def test_what_a_long_spool_brings_in_parts_is_not_late(fleet: Fleet, monkeypatch
         waiting.extend(one for one in real(self, timeout_secs) if not isinstance(one, Heartbeat))
         return [waiting.popleft()] if waiting else []
 
-    with mock.patch.object(LocalTransport, "acknowledge"), fleet.coordinator() as (coordinator, links):
+    with mock.patch.object(LocalTransport, "acknowledge"), fleet.coordinator() as (coordinator, transport):
         turns(fleet, coordinator, lambda it: bool(it._parts.state.describe(ONE)["leases"]))
-        links.crash(ONE, 1, is_done=True, is_blameless=True)
+        transport.crash(ONE, 1, is_done=True, is_blameless=True)
         parts = 0
         with mock.patch.object(LocalTransport, "poll", one_by_one):
             for _ in range(60):

@@ -158,11 +158,13 @@ def test_a_device_file_that_appears_is_known_and_gets_an_agent_of_our_own_ray(
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process."""
 
-    def links(settings: Any, options: Any, specs: Any, clock: Any, *, is_embedded: bool) -> LocalTransport:
+    def transport(
+        settings: Any, options: Any, specs: Any, clock: Any, *, is_embedded: bool
+    ) -> LocalTransport:
         folder = Path(settings.store.path).parent / "spool"
         return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 
-    monkeypatch.setattr("fleet.daemon.daemon._links", links)
+    monkeypatch.setattr("fleet.daemon.daemon._transport", transport)
 
 
 class Api:

@@ -36,7 +36,7 @@ from fleet.daemon import daemon
 from fleet.transport.local import LocalTransport
 from fleet.models.registry_reader import RegistryReader
 
-def links(settings, options, specs, clock, **_):
+def transport(settings, options, specs, clock, **_):
     folder = Path(settings.store.path).parent / "spool"
     return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 
@@ -46,7 +46,7 @@ def serve(coordinator, folder, quiet_cores):
     sys.stdin.readline()
     return made
 
-daemon._links = links
+daemon._transport = transport
 config = load_fleet(Path(sys.argv[1])).config
 options = daemon.UpOptions(models=Path(config.store.path).parent / "models")
 daemon.run_daemon(config, options, Console(), serve=serve)

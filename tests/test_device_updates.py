@@ -23,8 +23,8 @@ from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, make_fleet
-from tests.link_fixtures import PROTOCOL
 from tests.record_fixtures import make_spec
+from tests.transport_fixtures import PROTOCOL
 
 ALL = OFFERED * len(WORKLOADS)
 ONE, TWO, THREE = map(DeviceId, ("one", "two", "three"))
@@ -68,15 +68,15 @@ class Lab:
 
     @contextmanager
     def running(self) -> Iterator[Run]:
-        with self.fleet.coordinator() as (coordinator, links):
-            yield Run(self.fleet, coordinator, links)
+        with self.fleet.coordinator() as (coordinator, transport):
+            yield Run(self.fleet, coordinator, transport)
 
 
 class Run:
     """One life of the coordinator."""
 
-    def __init__(self, fleet: Fleet, coordinator: Coordinator, links: LocalTransport) -> None:
-        self.fleet, self.coordinator, self.links = fleet, coordinator, links
+    def __init__(self, fleet: Fleet, coordinator: Coordinator, transport: LocalTransport) -> None:
+        self.fleet, self.coordinator, self.transport = fleet, coordinator, transport
 
     def state(self, name: DeviceId) -> dict[str, Any]:
         return self.coordinator._parts.state.describe(name)
@@ -95,7 +95,7 @@ class Run:
             self.fleet.clock.skip(0.5)
 
     def measured(self, *names: DeviceId) -> Callable[[], bool]:
-        counts = self.coordinator._parts.storing.counts
+        counts = self.coordinator._parts.record_sink.counts
         return lambda: all(one in counts and counts[one].records >= ALL for one in names)
 
     def end(self) -> dict[str, Any]:
@@ -136,13 +136,13 @@ def test_a_changed_device_lives_on_under_its_new_spec(lab: Lab) -> None:
     with lab.running() as run:
         run.until(run.measured(ONE, TWO))
         before = run.state(TWO)["environment_id"]
-        started = mock.Mock(wraps=run.links.start)
-        with mock.patch.object(run.links, "start", started):
+        started = mock.Mock(wraps=run.transport.start)
+        with mock.patch.object(run.transport, "start", started):
             lab.write("two", seed=7, protocol={"repeat": 5})
             run.until(lambda: run.state(TWO)["incarnation"] == 2, KNOWN_SECS)
         [(spec, incarnation)] = [call.args for call in started.call_args_list]
         assert (spec.device_id, spec.protocol(PROTOCOL).repeat, incarnation) == (TWO, 5, 2)
-        counts = run.coordinator._parts.storing.counts
+        counts = run.coordinator._parts.record_sink.counts
         run.until(lambda: counts[TWO].records >= 2 * ALL)
         assert run.state(TWO)["environment_id"] != before
         assert run.state(TWO)["failures"] == run.state(TWO)["crashes"] == 0
@@ -175,11 +175,11 @@ def test_a_device_that_leaves_keeps_its_records_and_comes_back(lab: Lab) -> None
         run.until(lambda: run.knows(TWO, "retired"), KNOWN_SECS)
         assert run.state(TWO)["queued"] == 0
         run.until(run.measured(ONE))
-        kept = run.coordinator._parts.storing.counts[TWO].records
+        kept = run.coordinator._parts.record_sink.counts[TWO].records
         assert 0 < kept < ALL
         assert TWO not in run.coordinator._parts.agents.up
         (lab.folder / "two.kept").rename(lab.folder / "two.yaml")
-        with mock.patch.object(run.links, "stop", wraps=run.links.stop) as stop:
+        with mock.patch.object(run.transport, "stop", wraps=run.transport.stop) as stop:
             run.until(lambda: run.knows(TWO, "probing", "idle", "leased"), KNOWN_SECS)
         # It may be at its last batch, and hold the spool.
         assert stop.call_args_list == [mock.call(TWO, 1, kill=True)]
@@ -224,7 +224,7 @@ def test_a_restart_gives_the_state_that_was(lab: Lab) -> None:
         lab.write("three", seed=9)
         run.until(lambda: run.knows(TWO, "retired") and run.state(THREE)["incarnation"] == 2, KNOWN_SECS)
         run.until(lambda: run.knows(THREE, "idle", "leased"))
-        run.until(lambda: not run.coordinator._parts.chronicle.has_news)
+        run.until(lambda: not run.coordinator._parts.event_log.has_news)
         before = run.coordinator._parts.state.to_json()
     # Killed; what a start reads is what the journal holds.
     with mock.patch.object(Coordinator, "_begin"), lab.running() as run:
@@ -236,7 +236,7 @@ def test_a_restart_gives_the_state_that_was(lab: Lab) -> None:
 
 def test_a_file_that_is_broken_at_the_start_leaves_the_device_out_with_its_jobs(lab: Lab) -> None:
     lab.write("two")
-    with lab.running() as run, mock.patch.object(run.links, "measure"):
+    with lab.running() as run, mock.patch.object(run.transport, "measure"):
         run.until(lambda: run.state(TWO)["queued"] > 0)
         jobs = run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
     (lab.folder / "two.yaml").write_text("schema: 2\n")
@@ -252,7 +252,7 @@ def test_a_file_that_is_broken_at_the_start_leaves_the_device_out_with_its_jobs(
 
 def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
     lab.write("two")
-    with lab.running() as run, mock.patch.object(run.links, "measure"):
+    with lab.running() as run, mock.patch.object(run.transport, "measure"):
         run.until(lambda: run.state(TWO)["queued"] > 0)
         jobs = run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
 

@@ -38,17 +38,17 @@ def test_a_workload_has_its_own_width_else_that_of_its_operator_else_that_of_all
 
 def test_the_champion_of_now_is_asked(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "models")
-    doubts = Uncertainty(registry)
-    assert doubts.of(BOX, WORKLOADS) == {}
+    uncertainty = Uncertainty(registry)
+    assert uncertainty.of(BOX, WORKLOADS) == {}
     version = registry.add(small_model("box.a"), {})
     registry.publish(version, {"box.a": {"judged": {"by_workload": judged(x=0.25)}}})
-    assert set(doubts.of(BOX, WORKLOADS).values()) == {0.25}
-    assert doubts.of(BOX, WORKLOADS) is doubts.of(BOX, WORKLOADS), "it is worked out once"
-    assert set(doubts.of(BOX, {ONE.workload_id: ONE})) == {ONE.workload_id}
+    assert set(uncertainty.of(BOX, WORKLOADS).values()) == {0.25}
+    assert uncertainty.of(BOX, WORKLOADS) is uncertainty.of(BOX, WORKLOADS), "it is worked out once"
+    assert set(uncertainty.of(BOX, {ONE.workload_id: ONE})) == {ONE.workload_id}
     registry.publish(registry.add(small_model("box.a"), {}), {"box.a": {"judged": {"tau": [0.5, 0.4, 0.6]}}})
-    assert doubts.of(BOX, WORKLOADS) == {}, "figures of earlier versions say nothing of workloads"
+    assert uncertainty.of(BOX, WORKLOADS) == {}, "figures of earlier versions say nothing of workloads"
     registry.rollback("box.a", reason="worse")
-    assert set(doubts.of(BOX, WORKLOADS).values()) == {0.25}
+    assert set(uncertainty.of(BOX, WORKLOADS).values()) == {0.25}
 
 
 def test_a_damaged_registry_leaves_the_plan_as_it_is(tmp_path: Path) -> None:

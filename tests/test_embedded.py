@@ -140,9 +140,9 @@ def test_a_collection_measures_the_same_on_every_device_and_goes_on_with_what_is
 def test_every_device_times_by_its_own_protocol(settings: FleetConfig) -> None:
     ask, asked = LocalTransport.measure, dict[DeviceId, Protocol]()
 
-    def note(links: LocalTransport, lease: Lease, incarnation: int, batch: Batch) -> None:
+    def note(transport: LocalTransport, lease: Lease, incarnation: int, batch: Batch) -> None:
         asked[lease.device_id] = batch.protocol
-        ask(links, lease, incarnation, batch)
+        ask(transport, lease, incarnation, batch)
 
     with mock.patch.object(LocalTransport, "measure", note):
         collect(settings)
@@ -168,12 +168,12 @@ def test_an_agent_killed_in_mid_batch_costs_nothing(settings: FleetConfig) -> No
     """Before it does what it was asked, and after it, but before it says so."""
     ask, crashes = LocalTransport.measure, list[DeviceId]()
 
-    def crash(links: LocalTransport, lease: Lease, incarnation: int, batch: Batch) -> None:
-        ask(links, lease, incarnation, batch)
+    def crash(transport: LocalTransport, lease: Lease, incarnation: int, batch: Batch) -> None:
+        ask(transport, lease, incarnation, batch)
         if len(crashes) < 4:
             crashes.append(lease.device_id)
             is_done = len(crashes) % 2 == 0
-            links.crash(lease.device_id, incarnation, is_done=is_done, is_blameless=True)
+            transport.crash(lease.device_id, incarnation, is_done=is_done, is_blameless=True)
 
     with mock.patch.object(LocalTransport, "measure", crash):
         log = collect(settings)

@@ -53,26 +53,26 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
     coverage.add(records)
     pools = CandidatePools(tmp_path)
     pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
-    outlet = Outlet()
-    feeder = JobPlanner(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, outlet, seed=1, token="t")
-    feeder.set_workloads([DEVICE], [WORKLOAD])
-    feeder.want({DEVICE: 4 * BATCH_SIZE})
-    random, evolved = sorted(outlet.asked, key=lambda one: bool(one.parents))
+    job_sink = Outlet()
+    planner = JobPlanner(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, job_sink, seed=1, token="t")
+    planner.set_workloads([DEVICE], [WORKLOAD])
+    planner.want({DEVICE: 4 * BATCH_SIZE})
+    random, evolved = sorted(job_sink.asked, key=lambda one: bool(one.parents))
     assert evolved.parents
     assert not random.parents, "both of one workload"
 
     for request, count in ((random, BATCH_SIZE + 8), (evolved, BATCH_SIZE)):
-        feeder.proposed(
+        planner.proposed(
             Proposed(device_id=DEVICE, incarnation=1, request=request, candidates=tuple(drawn(count)))
         )
-    taken = [one for job in outlet.jobs for one in job.candidate_ids]
+    taken = [one for job in job_sink.jobs for one in job.candidate_ids]
     assert len(taken) == BATCH_SIZE + 8
     assert len(taken) == len(set(taken))
-    for job in outlet.jobs:
-        feeder.queues.opened(job)  # it is durable now
-        feeder.queues.closed(job.job_id)
-    assert not feeder.queues.taken(DEVICE)
-    assert feeder.queues.waiting(DEVICE, WORKLOAD.workload_id) == 0
+    for job in job_sink.jobs:
+        planner.queues.opened(job)  # it is durable now
+        planner.queues.closed(job.job_id)
+    assert not planner.queues.taken(DEVICE)
+    assert planner.queues.waiting(DEVICE, WORKLOAD.workload_id) == 0
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -80,17 +80,17 @@ def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, l
     coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
     coverage.set_environment(DEVICE, "e" * 32)
     coverage.propose("cpu", WORKLOAD.workload_id, [one.candidate_id for one in drawn(BATCH_SIZE // 2)])
-    outlet = Outlet()
+    job_sink = Outlet()
     pools = CandidatePools(tmp_path)
-    feeder = JobPlanner(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, outlet, seed=1, token="t")
-    feeder.set_workloads([DEVICE], [WORKLOAD])
-    feeder.want({DEVICE: 4 * BATCH_SIZE})
-    assert outlet.asked, "gaps are chosen, and the agent is asked for more"
-    assert not outlet.jobs
+    planner = JobPlanner(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, job_sink, seed=1, token="t")
+    planner.set_workloads([DEVICE], [WORKLOAD])
+    planner.want({DEVICE: 4 * BATCH_SIZE})
+    assert job_sink.asked, "gaps are chosen, and the agent is asked for more"
+    assert not job_sink.jobs
     if leaves:
-        feeder.forget(DEVICE)
-    feeder.agent_gone(DEVICE)
-    assert feeder.is_idle
-    assert bool(outlet.jobs) is not leaves
-    feeder.want({DEVICE: 4 * BATCH_SIZE})
-    assert feeder.is_idle is leaves, "nobody knows what it would measure"
+        planner.forget(DEVICE)
+    planner.agent_gone(DEVICE)
+    assert planner.is_idle
+    assert bool(job_sink.jobs) is not leaves
+    planner.want({DEVICE: 4 * BATCH_SIZE})
+    assert planner.is_idle is leaves, "nobody knows what it would measure"

@@ -26,8 +26,8 @@ def registry(tmp_path: Path) -> Registry:
 def test_the_order_is_that_of_the_champions_scores(registry: Registry) -> None:
     workload = unlike_workload(0)
     candidates = candidates_of(workload, 40)
-    guide = CandidateRanker(registry)
-    found = guide.rank(workload, "box.a", candidates)
+    ranker = CandidateRanker(registry)
+    found = ranker.rank(workload, "box.a", candidates)
     assert found is not None
     block = Extractor().extract({workload.workload_id: workload}, candidates)
     scores = small_model("box.a", "box.b").score(block, "box.a")
@@ -41,12 +41,12 @@ def test_the_order_is_that_of_the_champions_scores(registry: Registry) -> None:
 def test_a_new_champion_ranks_without_a_restart(registry: Registry) -> None:
     workload = unlike_workload(0)
     candidates = candidates_of(workload, 30)
-    guide = CandidateRanker(registry)
-    before = guide.rank(workload, "box.a", candidates)
+    ranker = CandidateRanker(registry)
+    before = ranker.rank(workload, "box.a", candidates)
     writer = Registry(registry.folder)
     writer.publish(writer.add(small_model("box.a", seed=5), {}), {"box.a": {}})
-    after = guide.rank(workload, "box.a", candidates)
-    other = guide.rank(workload, "box.b", candidates)
+    after = ranker.rank(workload, "box.a", candidates)
+    other = ranker.rank(workload, "box.b", candidates)
     assert before is not None
     assert after is not None
     assert other is not None
@@ -71,13 +71,13 @@ def test_what_cannot_be_read_comes_last(registry: Registry) -> None:
 def test_without_a_champion_that_can_be_asked_nothing_is_ranked(registry: Registry) -> None:
     workload = unlike_workload(0)
     candidates = candidates_of(workload, 2)
-    guide = CandidateRanker(registry)
-    assert guide.rank(workload, "box.c", candidates) is None
-    assert guide.rank(workload, "box.a", []) is None
-    assert guide.why_not("box.a") == guide.why_not("box.c") == ""
+    ranker = CandidateRanker(registry)
+    assert ranker.rank(workload, "box.c", candidates) is None
+    assert ranker.rank(workload, "box.a", []) is None
+    assert ranker.why_not("box.a") == ranker.why_not("box.c") == ""
     (registry.path("v000001") / "model.safetensors").write_bytes(b"torn")
-    assert guide.rank(workload, "box.a", candidates) is None
-    assert "torn or changed" in guide.why_not("box.a")
+    assert ranker.rank(workload, "box.a", candidates) is None
+    assert "torn or changed" in ranker.why_not("box.a")
 
 
 def test_programs_get_the_same_scores_from_the_head_that_serves(registry: Registry) -> None:

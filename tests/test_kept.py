@@ -254,6 +254,6 @@ def test_a_damaged_correction_keeps_the_head_from_ranking(
     manifest = {"devices": list(SIBLINGS)}
     other.publish(other.add(judged.model, manifest, files_of(judged)), {NEW: {}})
     (other.path("v000001") / file_of(NEW)).write_bytes(b"")
-    guide = CandidateRanker(other)
-    assert guide.rank(WORKLOADS[0], NEW, [candidate(WORKLOADS[0], *TILES[0])]) is None
-    assert "torn or changed" in guide.why_not(NEW)
+    ranker = CandidateRanker(other)
+    assert ranker.rank(WORKLOADS[0], NEW, [candidate(WORKLOADS[0], *TILES[0])]) is None
+    assert "torn or changed" in ranker.why_not(NEW)

@@ -129,12 +129,12 @@ def test_a_search_that_takes_longer_than_a_lease_is_nobodys_fault(fleet: Fleet, 
 
 def test_agents_that_die_while_their_lease_is_searched_for_blame_no_job(fleet: Fleet) -> None:
     is_slow = [True]
-    with fleet.coordinator() as (coordinator, links), slow_store(is_slow):
+    with fleet.coordinator() as (coordinator, transport), slow_store(is_slow):
         state = coordinator._parts.state
         for _ in range(4):
             fleet.turn_until(coordinator, lambda _: bool(state.describe(TWO)["leases"]))
             incarnation = state.describe(TWO)["incarnation"]
-            links.crash(TWO, incarnation)
+            transport.crash(TWO, incarnation)
             fleet.turn_until(
                 coordinator,
                 lambda _, last=incarnation: (

@@ -21,13 +21,13 @@ ONE, TWO = DeviceId("one"), DeviceId("two")
 def fleet(tmp_path: Path) -> Fleet:
     """One whose coordinator was killed while a device had measured a whole job into its spool."""
     made = make_fleet(tmp_path)
-    with made.coordinator() as (coordinator, links):
+    with made.coordinator() as (coordinator, transport):
         for _ in range(200):
             coordinator.turn(0.0)
             shown = coordinator._parts.state.describe(TWO)
             if shown["leases"]:
                 break
-        links.crash(TWO, shown["incarnation"], is_done=True)
+        transport.crash(TWO, shown["incarnation"], is_done=True)
     return made
 
 

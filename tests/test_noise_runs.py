@@ -16,7 +16,7 @@ NOW = 1_800_000_000.0
 
 
 class Parts:
-    """Stands for coverage, thread, pools, feeder and intake."""
+    """Stands for coverage, thread, pools, planner and intake."""
 
     def __init__(self) -> None:
         self.counted = dict.fromkeys(DEVICES, 100)
@@ -30,11 +30,11 @@ class Parts:
             records=self.counted.__getitem__, noise_at=self.last.__getitem__, sample=lambda *_: []
         )
         thread: Any = SimpleNamespace(ask=lambda tag, _: self.asked.append(tag))
-        feeder: Any = SimpleNamespace(workloads_of=lambda _: {})
+        planner: Any = SimpleNamespace(workloads_of=lambda _: {})
         intake: Any = SimpleNamespace(flush=self._flush)
         pools: Any = None
         protocols = dict.fromkeys(DEVICES, Protocol())
-        return NoiseRuns(coverage, thread, pools, feeder, intake, protocols, count=4, seed=0)
+        return NoiseRuns(coverage, thread, pools, planner, intake, protocols, count=4, seed=0)
 
     def _flush(self, *, device_id: str) -> None:
         if self.is_full:

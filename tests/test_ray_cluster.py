@@ -19,7 +19,7 @@ from fleet.errors import FleetError
 from fleet.transport.host_versions import own_versions
 from fleet.transport.ray_session import join_ray
 from fleet.transport.ray_transport import RayTransport
-from tests.link_fixtures import PROTOCOL, first, poll_until
+from tests.transport_fixtures import PROTOCOL, first, poll_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -112,13 +112,13 @@ def test_a_host_with_another_version_is_refused_before_anything_of_ours_runs_the
     address, _ = cluster
     near, far = (replace(generic_spec, device_id=DeviceId(name)) for name in ("board-1", "board-4"))
     root = tmp_path / "there"
-    links = RayTransport(
+    transport = RayTransport(
         [near, far], tmp_path / "here", PROTOCOL, address=address, remote_spool_root=str(root), beat_secs=0.3
     )
     try:
-        links.start(far, 1)
-        links.start(near, 1)
-        found = poll_until(links, lambda messages: first(messages, AgentRefused) is not None, 60.0)
+        transport.start(far, 1)
+        transport.start(near, 1)
+        found = poll_until(transport, lambda messages: first(messages, AgentRefused) is not None, 60.0)
         refused = first(found, AgentRefused)
         assert isinstance(refused, AgentRefused)
         assert refused.device_id == "board-4"
@@ -126,15 +126,15 @@ def test_a_host_with_another_version_is_refused_before_anything_of_ours_runs_the
         assert f"tensor-fleet 9.8.7 (coordinator: {ours['tensor-fleet']})" in refused.reason
         assert f"apache-tvm 0.99 (coordinator: {ours['apache-tvm']})" in refused.reason
         assert "\n" not in refused.reason
-        found += poll_until(links, lambda messages: ups(messages) == {HERE}, 60.0)
+        found += poll_until(transport, lambda messages: ups(messages) == {HERE}, 60.0)
         assert [one for one in found if one.device_id == "board-4"] == [refused]
         assert not root.exists()
         # Its host is asked again with each start: it may have been mended.
-        links.start(far, 2)
-        again = first(poll_until(links, lambda ms: first(ms, AgentRefused) is not None), AgentRefused)
+        transport.start(far, 2)
+        again = first(poll_until(transport, lambda ms: first(ms, AgentRefused) is not None), AgentRefused)
         assert again == replace(refused, incarnation=2)
     finally:
-        links.close(10.0)
+        transport.close(10.0)
 
 
 def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
@@ -142,7 +142,7 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
 ) -> None:
     address, raylet = cluster
     specs = {name: replace(generic_spec, device_id=name) for name in (HERE, THERE)}
-    links = RayTransport(
+    transport = RayTransport(
         specs.values(),
         tmp_path / "here",
         PROTOCOL,
@@ -152,9 +152,9 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
     )
     try:
         for spec in specs.values():
-            links.start(spec, 1)
-        links.start(replace(generic_spec, device_id=DeviceId("board-3")), 1)
-        found = poll_until(links, lambda messages: ups(messages) == {HERE, THERE}, 120.0)
+            transport.start(spec, 1)
+        transport.start(replace(generic_spec, device_id=DeviceId("board-3")), 1)
+        found = poll_until(transport, lambda messages: ups(messages) == {HERE, THERE}, 120.0)
         unknown = first(found, AgentGone, "board-3")
         assert isinstance(unknown, AgentGone)
         assert "no living host of the cluster offers device:board-3" in unknown.reason
@@ -162,35 +162,35 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
         assert (tmp_path / "there" / THERE / "lock").exists()
 
         # Stopped by a signal, an agent of another host is ended there.
-        first_life = psutil.Process(links.pids()[THERE, 1])
+        first_life = psutil.Process(transport.pids()[THERE, 1])
         first_life.suspend()
-        links.stop(THERE, 1, kill=True)
-        poll_until(links, lambda messages: first(messages, AgentGone, THERE) is not None)
-        links.start(specs[THERE], 2)
-        poll_until(links, lambda messages: ups(messages) == {THERE})
+        transport.stop(THERE, 1, kill=True)
+        poll_until(transport, lambda messages: first(messages, AgentGone, THERE) is not None)
+        transport.start(specs[THERE], 2)
+        poll_until(transport, lambda messages: ups(messages) == {THERE})
 
-        agent = psutil.Process(links.pids()[THERE, 2])
+        agent = psutil.Process(transport.pids()[THERE, 2])
         agent.suspend()  # it must end with its host all the same
         raylet.kill()
-        died = poll_until(links, lambda messages: first(messages, AgentGone) is not None)
+        died = poll_until(transport, lambda messages: first(messages, AgentGone) is not None)
         [gone] = [one for one in died if isinstance(one, AgentGone)]
         assert (gone.device_id, gone.incarnation, gone.was_asked) == (THERE, 2, False)
         assert gone.is_blameless
         assert not psutil.wait_procs([agent], 10)[1]
-        poll_until(links, lambda messages: first(messages, Heartbeat, HERE) is not None)
-        links.start(specs[THERE], 3)
-        again = first(poll_until(links, lambda ms: first(ms, AgentGone) is not None), AgentGone)
+        poll_until(transport, lambda messages: first(messages, Heartbeat, HERE) is not None)
+        transport.start(specs[THERE], 3)
+        again = first(poll_until(transport, lambda ms: first(ms, AgentGone) is not None), AgentGone)
         assert isinstance(again, AgentGone)
         assert "no living host" in again.reason
     finally:
-        links.close(10.0)
+        transport.close(10.0)
 
 
 def test_a_coordinator_whose_raylet_has_ended_says_so_and_ends(
     cluster: tuple[str, psutil.Process], tmp_path: Path
 ) -> None:
     address, other = cluster
-    links = RayTransport([], tmp_path / "here", PROTOCOL, address=address)
+    transport = RayTransport([], tmp_path / "here", PROTOCOL, address=address)
     try:
         [mine] = [
             one
@@ -199,12 +199,12 @@ def test_a_coordinator_whose_raylet_has_ended_says_so_and_ends(
             if one.ppid() == other.ppid() and one != other
         ]
         other.kill()
-        assert links.poll(1.5) == []  # another host is another matter
+        assert transport.poll(1.5) == []  # another host is another matter
         mine.kill()
         with pytest.raises(FleetError, match="its raylet ended; have `ray start` run again here"):
-            poll_until(links, lambda _: False, 20.0)
+            poll_until(transport, lambda _: False, 20.0)
     finally:
-        links.close(5.0)
+        transport.close(5.0)
 
 
 def ups(messages: list[Message]) -> set[DeviceId]:

@@ -121,8 +121,8 @@ def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Refres
             assert 0 <= found["pairs"] <= 1
             assert 0 <= found["width"] <= 1
             assert found["candidates"] >= 4
-        doubts = Uncertainty(registry).of(DeviceId(device), {one.workload_id: one for one in HELD})
-        assert doubts == {one: found["width"] for one, found in by_workload.items()}
+        uncertainty = Uncertainty(registry).of(DeviceId(device), {one.workload_id: one for one in HELD})
+        assert uncertainty == {one: found["width"] for one, found in by_workload.items()}
 
 
 def test_a_challenger_that_loses_everywhere_is_not_kept(request_: RefreshRequest) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agents.records import DeviceId
 from fleet.planner.dedup_filter import Excluded
 from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer, space_of
-from tests.link_fixtures import replay_spec
 from tests.record_fixtures import make_spec, make_workload
+from tests.transport_fixtures import replay_spec
 
 WORKLOAD = make_workload(1)
 TOLD = Excluded(frozenset(), 0)

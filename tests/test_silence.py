@@ -43,12 +43,12 @@ def test_nobody_is_silent_because_a_coordinator_was_held_up() -> None:
 
 def test_an_idle_agent_that_was_stopped_is_started_again_and_measures(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("one",))
-    with fleet.coordinator() as (coordinator, links):
+    with fleet.coordinator() as (coordinator, transport):
         with mock.patch.object(LocalTransport, "propose"):  # so that it is up and has no lease
             for _ in range(5):
                 coordinator.turn(0.0)
         assert not coordinator._parts.state.describe(ONE)["leases"]
-        links.freeze(ONE, 1)
+        transport.freeze(ONE, 1)
         for _ in range(40):
             fleet.clock.now += 5.0
             coordinator.turn(0.0)

@@ -50,9 +50,11 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
     )
     with Store.open(tmp_path / "store") as store:
         forge(store, tmp_path, matmul, honest, hostile)
-        links = RayTransport([generic_spec], tmp_path / "spool", QUICK, beat_secs=0.5)
+        transport = RayTransport([generic_spec], tmp_path / "spool", QUICK, beat_secs=0.5)
         try:
-            coordinator = Coordinator(tmp_path / "root", store, links, {GENERIC: generic_spec}, told, notices)
+            coordinator = Coordinator(
+                tmp_path / "root", store, transport, {GENERIC: generic_spec}, told, notices
+            )
             until = time.monotonic() + 300
             while len(derived_on(coordinator, store)) < len(honest) and time.monotonic() < until:
                 coordinator.turn(0.1)
@@ -61,7 +63,7 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
                 coordinator.turn(0.1)
             coordinator.close()
         finally:
-            links.close(20.0)
+            transport.close(20.0)
         records = list(store.records(device_id=GENERIC))
     assert not marker.exists()
     check_records(records, 0, hostile, honest)

@@ -1,7 +1,7 @@
 """Records as they arrive from agents: which of them count, and which jobs they complete. Pure.
 
 `fleet.engine.coordinator` asks before it stores anything. It knows leases and jobs by their names, and
-neither the store nor the links.
+neither the store nor the transport.
 """
 
 from __future__ import annotations

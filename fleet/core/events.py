@@ -164,7 +164,7 @@ class ProbePassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRefused:
-    """The device is not what its file claims, or the agent could not begin (`AgentRefused` of the links)."""
+    """The device is not what its file claims, or the agent could not begin (`AgentRefused`)."""
 
     at_secs: float
     device_id: DeviceId

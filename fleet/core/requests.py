@@ -227,12 +227,13 @@ def drivers_begun(core: Core) -> list[Instruction]:
 def reserve_devices(core: Core) -> list[Instruction]:
     """Keep the background off the devices that a driver measures on: it would wait for every answer.
 
-    An arrival has its neighbours wait too, with which it would share what times their programs.
+    An arrival has its neighbours wait too, with which it would share what times their programs; and while its
+    head is made as well, which would take twice as long beside their compilers.
     """
     leasing, before, found = core.leasing, core.leasing.reserved, set[DeviceId]()
     for entry in core.requests.open():
         is_arrival = entry.request.kind is RequestKind.ONBOARDING
-        if entry.is_measuring and (is_arrival or entry.state is RequestState.RUNNING):
+        if is_arrival or (entry.is_measuring and entry.state is RequestState.RUNNING):
             found |= entry.request.device_ids
             if is_arrival:
                 found |= _neighbours(core, entry.request.device_ids)

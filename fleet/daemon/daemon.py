@@ -149,7 +149,7 @@ def engine(
             cores = partial(_quiet_cores, devices)
             launch = launcher(root / DRIVERS, lambda: settings, options.models, cores)
         with Store.open(settings.store.path) as store:
-            links = _links(settings, options, specs, clock, is_embedded=is_embedded)
+            transport = _transport(settings, options, specs, clock, is_embedded=is_embedded)
             try:
                 trains = settings.daemon.refresh and not is_embedded
                 trainer = _trainer(settings, options, devices, clock) if trains else None
@@ -157,13 +157,13 @@ def engine(
                     coordinator = Coordinator(
                         root,
                         store,
-                        links,
+                        transport,
                         specs,
                         told,
                         notices,
                         trainer=trainer,
-                        guide=CandidateRanker(RegistryReader(options.models)),
-                        doubts=Uncertainty(RegistryReader(options.models)),
+                        ranker=CandidateRanker(RegistryReader(options.models)),
+                        uncertainty=Uncertainty(RegistryReader(options.models)),
                         clock=clock,
                         source=devices,
                         launch=launch,
@@ -173,7 +173,7 @@ def engine(
                     if trainer is not None:
                         trainer.close()
             finally:
-                links.close(_CLOSE_SECS)
+                transport.close(_CLOSE_SECS)
             coordinator.close()
 
 
@@ -270,7 +270,7 @@ def _policy(section: PolicySection) -> DevicePolicy:
     )
 
 
-def _links(
+def _transport(
     settings: FleetConfig,
     options: UpOptions,
     specs: Mapping[DeviceId, DeviceSpec],

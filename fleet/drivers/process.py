@@ -1,7 +1,7 @@
 """`python -m fleet.drivers.process REQUEST.json FD`: the driver of one request in a process of its own.
 
-Started by `launch.py`. It makes itself nice, stays on cores on which it disturbs no timing, and ends with the
-coordinator. What it measured is stored, so the same request begun again goes on.
+Started by `launch.py`. It stays on cores on which it disturbs no timing, and ends with the coordinator. What
+it measured is stored, so the same request begun again goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fleet.errors import FleetError
 from fleet.requests.channel import DriverChannel
 from fleet.requests.session import EngineSession
 
-#: A collection waits most of the time, an adaptation computes: neither must disturb a timing.
+#: A collection waits most of the time, a search computes: neither must disturb a timing.
 _NICE = 5
 
 
@@ -39,12 +39,14 @@ def main(arguments: Sequence[str]) -> int:
 
     value = json.loads(path.read_text())
     settings = FleetConfig.model_validate(value["settings"])
-    os.nice(_NICE)
+    kind = RequestKind(value["kind"])
+    if kind is not RequestKind.ONBOARDING:  # whose devices wait until the head is made
+        os.nice(_NICE)
     if value["cores"]:
         os.sched_setaffinity(0, value["cores"])
     session = EngineSession(DriverChannel(socket.socket(fileno=end)), Path(settings.store.path))
     work = Work(
-        kind=RequestKind(value["kind"]),
+        kind=kind,
         arguments=value["arguments"],
         minutes=value["minutes"],
         settings=settings,

@@ -62,21 +62,21 @@ class Composition:
 
     settings: CoordinatorSettings
     roster: Roster
-    links: AgentTransport
+    transport: AgentTransport
     agents: Agents
-    chronicle: EventLog
+    event_log: EventLog
     store: Store
     intake: Intake
     pools: CandidatePools
     coverage: Coverage
     summary: TableSummary
     thread: StoreThread
-    feeder: JobPlanner
+    planner: JobPlanner
     modules: WorkloadModules
     imports: ImportedCandidates
-    listing: WorkloadDiscovery
-    storing: RecordSink
-    granting: LeaseDispatcher
+    discovery: WorkloadDiscovery
+    record_sink: RecordSink
+    dispatcher: LeaseDispatcher
     noise: NoiseRuns
     disk: DiskWatch
     steadiness: Steadiness
@@ -88,22 +88,22 @@ class Composition:
 
     @property
     def state(self) -> FleetState:
-        """Of the chronicle, which alone changes it."""
-        return self.chronicle.state
+        """Of the event log, which alone changes it."""
+        return self.event_log.state
 
     def pack_summary(self) -> Packed:
         """Take a copy of what the next start wants to know of all records."""
         coverage, waiting = self.coverage, self.intake.waiting_rows()
         return self.summary.packed(
-            self.store, coverage.matrix, self.storing.counts, coverage.known_for, waiting
+            self.store, coverage.matrix, self.record_sink.counts, coverage.known_for, waiting
         )
 
     def agent_gone(self, device_id: DeviceId, incarnation: int) -> None:
         """Let go of an agent that has ended or was given up: it will answer nothing any more."""
         if self.agents.up.get(device_id) == incarnation:
             del self.agents.up[device_id]
-            self.listing.agent_gone(device_id)
-            self.feeder.agent_gone(device_id)
+            self.discovery.agent_gone(device_id)
+            self.planner.agent_gone(device_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,35 +115,35 @@ class Drawn:
     candidates: tuple[Candidate, ...]
 
 
-def _ranked(guide: CandidateRanker | None, workload: Workload, drawn: Drawn) -> tuple[list[Candidate], str]:
+def _ranked(ranker: CandidateRanker | None, workload: Workload, drawn: Drawn) -> tuple[list[Candidate], str]:
     """The candidates in the order of the device's head, and its version; as drawn where there is no head."""
-    found = guide.rank(workload, drawn.device_id, drawn.candidates) if guide is not None else None
+    found = ranker.rank(workload, drawn.device_id, drawn.candidates) if ranker is not None else None
     if found is None:
         return list(drawn.candidates), ""
     return found.first(drawn.candidates, len(drawn.candidates)), found.model.version
 
 
 class _JobSink:
-    """What the feeder asks for goes to the agents, to the thread that reads the store, and to the state."""
+    """What the planner asks for goes to the agents, to the thread that reads the store, and to the state."""
 
     def __init__(
         self,
-        links: AgentTransport,
+        transport: AgentTransport,
         agents: Agents,
         thread: StoreThread,
-        chronicle: EventLog,
+        event_log: EventLog,
         roster: Roster,
-        guide: CandidateRanker | None,
+        ranker: CandidateRanker | None,
         notices: Notices,
         clock: Callable[[], float],
     ) -> None:
-        self._links, self._agents, self._thread = links, agents, thread
-        self._chronicle, self._roster = chronicle, roster
-        self._guide, self._notices, self._clock = guide, notices, clock
+        self._transport, self._agents, self._thread = transport, agents, thread
+        self._event_log, self._roster = event_log, roster
+        self._ranker, self._notices, self._clock = ranker, notices, clock
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         """See `fleet.planner.pending_jobs.JobSink`."""
-        self._links.propose(device_id, self._agents.up[device_id], request)
+        self._transport.propose(device_id, self._agents.up[device_id], request)
 
     def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
         """See `fleet.planner.pending_jobs.JobSink`."""
@@ -171,30 +171,30 @@ class _JobSink:
     ) -> None:
         """See `fleet.planner.pending_jobs.JobSink`."""
         question = Drawn(device_id=device_id, request_id=request_id, candidates=tuple(candidates))
-        self._thread.do(question, partial(_ranked, self._guide, workload, question))
+        self._thread.do(question, partial(_ranked, self._ranker, workload, question))
 
     def submit(self, job: Job) -> None:
         """See `fleet.planner.pending_jobs.JobSink`."""
-        self._chronicle.tell(ev.JobSubmitted(at_secs=self._clock(), job=job))
+        self._event_log.tell(ev.JobSubmitted(at_secs=self._clock(), job=job))
 
 
 def assemble(
     root: Path,
     store: Store,
-    links: AgentTransport,
+    transport: AgentTransport,
     specs: Mapping[DeviceId, DeviceSpec],
     settings: CoordinatorSettings,
     notices: Notices,
     *,
     trainer: Trainer | None = None,
-    guide: CandidateRanker | None = None,
-    doubts: Uncertainty | None = None,
+    ranker: CandidateRanker | None = None,
+    uncertainty: Uncertainty | None = None,
     clock: FleetClock,
 ) -> Composition:
     """Put a coordinator together; see `fleet.engine.coordinator.Coordinator`."""
-    chronicle = EventLog(root / "journal", settings.limits)
+    event_log = EventLog(root / "journal", settings.limits)
     pools = CandidatePools(root / "pools")
-    for note in (*store.repairs, *chronicle.notes, *pools.notes):
+    for note in (*store.repairs, *event_log.notes, *pools.notes):
         notices.alarm("", note)
     stored = {one: entry.spec for one, entry in store.devices().items()}
     roster = Roster(stored, specs, settings.protocol)
@@ -202,56 +202,56 @@ def assemble(
     agents, tallies = Agents(), Tallies()
     thread, intake = StoreThread(store.path), Intake(store)
     coverage, summary = Coverage(sharing, ()), TableSummary.open(store)
-    outlet = _JobSink(links, agents, thread, chronicle, roster, guide, notices, clock)
-    feeder = JobPlanner(
+    job_sink = _JobSink(transport, agents, thread, event_log, roster, ranker, notices, clock)
+    planner = JobPlanner(
         coverage,
         pools,
         sharing,
         roster.spaces,
-        outlet,
+        job_sink,
         seed=settings.seed,
         token=os.urandom(4).hex(),
         exploration=settings.exploration,
         turns=roster.turns,
-        is_open=lambda one: not chronicle.state.describe(one)["closed"],
-        doubt=doubts.of if doubts is not None else None,
+        is_open=lambda one: not event_log.state.describe(one)["closed"],
+        doubt=uncertainty.of if uncertainty is not None else None,
         imports=imports,
     )
     refused = RefusedRecords(root / "refused")
     late = KeptFiles(root / "late")
-    storing = RecordSink(intake, summary.counts, coverage, pools, tallies, sharing, late, refused)
+    record_sink = RecordSink(intake, summary.counts, coverage, pools, tallies, sharing, late, refused)
     kept = root / "workloads.json"
     modules = WorkloadModules(store, roster.known)
     return Composition(
         settings=settings,
         roster=roster,
         imports=imports,
-        links=links,
+        transport=transport,
         agents=agents,
-        chronicle=chronicle,
+        event_log=event_log,
         store=store,
         intake=intake,
         pools=pools,
         coverage=coverage,
         summary=summary,
         thread=thread,
-        feeder=feeder,
+        planner=planner,
         modules=modules,
-        listing=WorkloadDiscovery(
-            *(settings.choice, kept, store, coverage, pools, feeder, links),
+        discovery=WorkloadDiscovery(
+            *(settings.choice, kept, store, coverage, pools, planner, transport),
             *({} if settings.limits.requests_only else roster.specs, imports, summary),
         ),
-        storing=storing,
-        granting=LeaseDispatcher(
-            *(coverage, pools, feeder, modules, storing, intake, tallies),
-            *(links, thread, sharing, roster.protocols, notices.say),
+        record_sink=record_sink,
+        dispatcher=LeaseDispatcher(
+            *(coverage, pools, planner, modules, record_sink, intake, tallies),
+            *(transport, thread, sharing, roster.protocols, notices.say),
         ),
         noise=NoiseRuns(
-            *(coverage, thread, pools, feeder, intake, roster.protocols),
+            *(coverage, thread, pools, planner, intake, roster.protocols),
             count=settings.noise,
             seed=settings.seed,
         ),
-        disk=DiskWatch(root, chronicle, notices, clock),
+        disk=DiskWatch(root, event_log, notices, clock),
         steadiness=Steadiness(),
         notices=notices,
         trainer=trainer,

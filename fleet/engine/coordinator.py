@@ -68,13 +68,13 @@ class Coordinator:
     Args:
         root: Folder for journal, pools and late results; made if missing.
         store: The open store; nobody else writes to it meanwhile. It is not closed here.
-        links: The way to the agents. They are not closed here.
+        transport: The way to the agents. They are not closed here.
         specs: The devices.
         settings: What it is told.
         notices: Told what people should know.
         trainer: Trains when the state asks for it; without one, trainings end at once and make nothing.
-        guide: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
-        doubts: Knows how unsure the champions are of workloads; without it, none is preferred for that.
+        ranker: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
+        uncertainty: Knows how unsure the champions are of workloads; without it, none is preferred for that.
         clock: The time; that of the host where there is none. Each turn moves it on.
         launch: Starts the drivers of requests; without it a request that needs one fails.
         source: Where devices that come, change and leave are described; without it the devices stay.
@@ -87,14 +87,14 @@ class Coordinator:
         self,
         root: Path,
         store: Store,
-        links: AgentTransport,
+        transport: AgentTransport,
         specs: Mapping[DeviceId, DeviceSpec],
         settings: CoordinatorSettings,
         notices: Notices,
         *,
         trainer: Trainer | None = None,
-        guide: CandidateRanker | None = None,
-        doubts: Uncertainty | None = None,
+        ranker: CandidateRanker | None = None,
+        uncertainty: Uncertainty | None = None,
         clock: FleetClock | None = None,
         source: DeviceSource | None = None,
         launch: Launch | None = None,
@@ -102,13 +102,13 @@ class Coordinator:
         self._parts = assemble(
             root,
             store,
-            links,
+            transport,
             specs,
             settings,
             notices,
             trainer=trainer,
-            guide=guide,
-            doubts=doubts,
+            ranker=ranker,
+            uncertainty=uncertainty,
             clock=clock or FleetClock(),
         )
         self._drivers = RequestDrivers(self._parts, launch or no_driver)
@@ -136,12 +136,12 @@ class Coordinator:
         """
         parts = self._parts
         parts.clock.tick()
-        if parts.chronicle.is_behind or parts.pools.is_behind:
+        if parts.event_log.is_behind or parts.pools.is_behind:
             # The state is ahead of the disk: nothing may follow from it before it is durable.
             time.sleep(min(timeout_secs, RETRY_SECS))
             self._flush()
         else:
-            messages = parts.links.poll(timeout_secs)
+            messages = parts.transport.poll(timeout_secs)
             with self._turns.timed():
                 self._work(messages)
         if parts.clock() >= self._view_at:
@@ -156,13 +156,13 @@ class Coordinator:
         for answer in parts.thread.poll():
             self._doing.go_on(answer)
         for event in parts.trainer.poll() if parts.trainer is not None else ():
-            parts.chronicle.tell(event)
+            parts.event_log.tell(event)
         # After what the trainer tells: a training that has just ended cannot be stopped any more.
-        parts.desk.serve(parts.state, self._known_fleet, parts.chronicle.tell, parts.clock())
+        parts.desk.serve(parts.state, self._known_fleet, parts.event_log.tell, parts.clock())
         if not self._is_stopping:
             self._drivers.serve()
         self._tell_wall()
-        parts.chronicle.tell(ev.Tick(at_secs=parts.clock()))
+        parts.event_log.tell(ev.Tick(at_secs=parts.clock()))
         self._flush()
         self._do_chores(parts.clock())
 
@@ -170,17 +170,17 @@ class Coordinator:
         """Grant nothing from here on; what runs may end while `turn` goes on."""
         if not self._is_stopping:
             self._is_stopping = True
-            self._parts.chronicle.tell(ev.CoordinatorStopping(at_secs=self._parts.clock()))
+            self._parts.event_log.tell(ev.CoordinatorStopping(at_secs=self._parts.clock()))
             self._flush()
             # A batch may take a minute: what is finished of it is stored, the rest waits for the next start.
             for device_id, incarnation in self._parts.agents.up.items():
-                self._parts.links.conclude(device_id, incarnation)
+                self._parts.transport.conclude(device_id, incarnation)
 
     @property
     def is_quiet(self) -> bool:
         """Whether no lease is out and nothing waits to be stored."""
         leased = self._parts.state.job_counts()[ev.JobState.LEASED]
-        return not self._receiving.held and not self._parts.chronicle.has_news and not leased
+        return not self._receiving.held and not self._parts.event_log.has_news and not leased
 
     @property
     def serves_requests(self) -> bool:
@@ -195,9 +195,9 @@ class Coordinator:
         ready = {one for one, told in found.items() if told["state"] == DeviceState.IDLE}
         return (
             self.is_quiet
-            and parts.feeder.is_idle
+            and parts.planner.is_idle
             and parts.thread.is_idle
-            and not parts.listing.is_waiting
+            and not parts.discovery.is_waiting
             and ready <= self._doing.fed
             and not any(told["state"] in _BEGUN for told in found.values())
             and not any(found[one]["queued"] and not found[one]["closed"] for one in ready)
@@ -217,7 +217,7 @@ class Coordinator:
         except StoreError as error:
             parts.notices.say(f"the next start reads more of the store: {error}")
         try:
-            parts.chronicle.compact(parts.feeder.queues.jobs(), now=True)
+            parts.event_log.compact(parts.planner.queues.jobs(), now=True)
         except StoreFull as error:
             parts.notices.say(f"the journal stays as long as it is: {error}")
 
@@ -233,20 +233,20 @@ class Coordinator:
     def _begin(self) -> None:
         """Tell the state what there is now; what is journalled of before is in it already."""
         parts = self._parts
-        now, tell, state, specs = parts.clock(), parts.chronicle.tell, parts.state, parts.roster.specs
+        now, tell, state, specs = parts.clock(), parts.event_log.tell, parts.state, parts.roster.specs
         self._updates.begin()
-        records = {one: found.records for one, found in parts.storing.counts.items() if one in specs}
+        records = {one: found.records for one, found in parts.record_sink.counts.items() if one in specs}
         tell(ev.CoordinatorStarted(at_secs=now, records=records, limits=parts.settings.limits))
         for device_id in specs:
             tell(self._updates.added(device_id))
-        for job in parts.chronicle.jobs:
-            parts.feeder.queues.opened(job)
+        for job in parts.event_log.jobs:
+            parts.planner.queues.opened(job)
         self._flush()
-        for job in list(parts.feeder.queues.jobs()):
+        for job in list(parts.planner.queues.jobs()):
             if state.job_state(job.job_id) is None:  # of a command that has ended
-                parts.feeder.queues.closed(job.job_id)
+                parts.planner.queues.closed(job.job_id)
         parts.desk.open(parts.state)
-        parts.feeder.heads.update(one for one in state.device_ids() if state.describe(one)["champion"])
+        parts.planner.heads.update(one for one in state.device_ids() if state.describe(one)["champion"])
         self._look()
 
     def _known_fleet(self) -> KnownFleet:
@@ -261,18 +261,18 @@ class Coordinator:
         parts = self._parts
         now, ahead = parts.clock(), parts.clock.wall_ahead_secs
         if abs(ahead - parts.state.wall_ahead_secs) >= LEAST_SET_SECS:
-            parts.chronicle.tell(ev.ClockSet(at_secs=now, wall_secs=now + ahead))
+            parts.event_log.tell(ev.ClockSet(at_secs=now, wall_secs=now + ahead))
 
     def _flush(self) -> None:
         """Make what was told durable, then do what follows from it, until nothing follows any more."""
         parts = self._parts
         if not self._is_stopping:
             self._doing.feed()  # what devices measure may be known just now
-        while parts.chronicle.has_news:
+        while parts.event_log.has_news:
             try:
                 # Before a job that names them is in the journal.
                 parts.pools.flush()
-                done = parts.chronicle.commit()
+                done = parts.event_log.commit()
             except StoreFull as error:
                 parts.disk.full(error)
                 return
@@ -284,7 +284,7 @@ class Coordinator:
                 self._doing.feed()
         acknowledge, self._receiving.acknowledge = self._receiving.acknowledge, []
         for device_id, incarnation, record_ids in acknowledge:
-            parts.links.acknowledge(device_id, incarnation, record_ids)
+            parts.transport.acknowledge(device_id, incarnation, record_ids)
 
     def _do_chores(self, now: float) -> None:
         """Do what is due seldom, a little at a time."""
@@ -303,17 +303,17 @@ class Coordinator:
             if now < self._chores_at or parts.disk.is_full:
                 return
             self._chores_at = now + _CHORES_SECS
-            parts.chronicle.compact(parts.feeder.queues.jobs())
+            parts.event_log.compact(parts.planner.queues.jobs())
             if parts.coverage.is_loaded and parts.summary.is_due(parts.store):
                 parts.thread.do(Saving(), partial(parts.summary.write, parts.pack_summary()))
             self._receiving.end_silent()
             if parts.trainer is not None:
                 for event in training_progress(parts.state, parts.trainer.view, now):
-                    parts.chronicle.tell(event)
+                    parts.event_log.tell(event)
             for device_id, incarnation in parts.agents.up.items():
                 if device_id not in parts.roster.specs:
                     continue  # it left, and its agent is told to end
-                parts.listing.agent_up(parts.roster.specs[device_id], incarnation)
+                parts.discovery.agent_up(parts.roster.specs[device_id], incarnation)
                 is_over = self._is_stopping or parts.settings.once
                 wall = parts.clock.wall()
                 if not is_over and parts.noise.is_due(device_id, now, wall):
@@ -353,15 +353,15 @@ class Coordinator:
             store=str(parts.store.path),
             table_version=parts.store.version,
             waiting=parts.intake.waiting,
-            refused=parts.storing.refused.count,
+            refused=parts.record_sink.refused.count,
             imports_refused=parts.imports.refused.total(),
             alarms=tuple(parts.notices.alarms),
             trainer=parts.trainer.view if parts.trainer is not None else {},
             clock=parts.clock.counters,
             health=health_of(parts, self._receiving, self._turns),
         )
-        rates = self._rates.add(now, parts.storing.counts)
-        self._view = make_view(parts.state, parts.roster.known, parts.storing.counts, rates, around)
+        rates = self._rates.add(now, parts.record_sink.counts)
+        self._view = make_view(parts.state, parts.roster.known, parts.record_sink.counts, rates, around)
         parts.notices.summarize(self._view)
         # A picture of thousands of devices takes its time: never more than a little of all.
         self._view_at = now + max(_VIEW_SECS, _VIEW_LEAST_WAIT * (time.perf_counter() - began))

@@ -108,31 +108,31 @@ class DeviceUpdates:
 
     def _add(self, spec: DeviceSpec) -> None:
         parts, device_id = self._parts, spec.device_id
-        is_stranger = device_id not in parts.roster.known and device_id in parts.storing.counts
+        is_stranger = device_id not in parts.roster.known and device_id in parts.record_sink.counts
         if parts.roster.put(spec) or is_stranger:
             # What is known of the store was read for other devices, or by other names.
-            parts.listing.load_again()
+            parts.discovery.load_again()
         if device_id in parts.state.device_ids():
             # One that was told to end may be at its last batch, and holds the spool.
             incarnation = parts.state.describe(device_id)["incarnation"]
-            parts.links.stop(device_id, incarnation, kill=True)
-        parts.listing.joined(spec)
-        parts.chronicle.tell(self.added(device_id))
+            parts.transport.stop(device_id, incarnation, kill=True)
+        parts.discovery.joined(spec)
+        parts.event_log.tell(self.added(device_id))
         parts.notices.say(f"{device_id}: joins the fleet", kind="joined", style="green")
 
     def _retire(self, device_id: DeviceId) -> None:
         """Forget a device, then tell the state, which takes no job of one that is retired."""
         parts, reason = self._parts, "it has no device file now"
         parts.roster.retire(device_id)
-        parts.feeder.forget(device_id)
-        parts.links.forget(device_id)
-        parts.chronicle.tell(ev.DeviceRetired(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        parts.planner.forget(device_id)
+        parts.transport.forget(device_id)
+        parts.event_log.tell(ev.DeviceRetired(at_secs=parts.clock(), device_id=device_id, reason=reason))
         text = f"{device_id}: leaves the fleet, for {reason}; its records and its model stay"
         parts.notices.say(text, kind="retired")
 
     def _start_anew(self, device_id: DeviceId, reason: str) -> None:
         parts = self._parts
-        parts.chronicle.tell(ev.DeviceChanged(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        parts.event_log.tell(ev.DeviceChanged(at_secs=parts.clock(), device_id=device_id, reason=reason))
         parts.notices.say(f"{device_id}: its agent is started anew: {reason}", kind="changed")
 
     def _part_with_others(self, told: Collection[DeviceId]) -> None:
@@ -147,10 +147,10 @@ class DeviceUpdates:
                 continue
             now = parts.clock()
             if reason:
-                parts.chronicle.tell(ev.DeviceLeftOut(at_secs=now, device_id=device_id, reason=reason))
+                parts.event_log.tell(ev.DeviceLeftOut(at_secs=now, device_id=device_id, reason=reason))
             else:
                 reason = "it has no device file now"
-                parts.chronicle.tell(ev.DeviceRetired(at_secs=now, device_id=device_id, reason=reason))
+                parts.event_log.tell(ev.DeviceRetired(at_secs=now, device_id=device_id, reason=reason))
 
     def _tell_faults(self, faults: Mapping[DeviceId, str]) -> None:
         notices = self._parts.notices

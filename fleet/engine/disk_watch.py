@@ -25,7 +25,7 @@ class DiskWatch:
 
     Args:
         folder: Where room is looked for.
-        chronicle: Told of both.
+        event_log: Told of both.
         notices: Told too.
         clock: Seconds that the coordinator ran.
 
@@ -34,9 +34,9 @@ class DiskWatch:
     """
 
     def __init__(
-        self, folder: Path, chronicle: EventLog, notices: Notices, clock: Callable[[], float]
+        self, folder: Path, event_log: EventLog, notices: Notices, clock: Callable[[], float]
     ) -> None:
-        self._folder, self._chronicle, self._notices, self._clock = folder, chronicle, notices, clock
+        self._folder, self._event_log, self._notices, self._clock = folder, event_log, notices, clock
         self._retry_at = 0.0
         self.is_full = False
 
@@ -57,7 +57,7 @@ class DiskWatch:
         if not self.is_full:
             self.is_full = True
             self._notices.alarm("", f"no lease is granted until there is room on the disk: {error}")
-            self._chronicle.tell(DiskFull(at_secs=now, text=str(error)))
+            self._event_log.tell(DiskFull(at_secs=now, text=str(error)))
 
     def probe(self) -> None:
         """Look for room, if there was none.
@@ -79,7 +79,7 @@ class DiskWatch:
         """Note that what found no room is on the disk now."""
         if self.is_full:
             self.is_full = False
-            self._chronicle.tell(DiskFreed(at_secs=self._clock()))
+            self._event_log.tell(DiskFreed(at_secs=self._clock()))
             self._notices.alarm("", "there is room on the disk again; leases are granted")
 
 

@@ -47,10 +47,10 @@ class EffectRunner:
         match instruction:
             case ev.StartAgent(device_id=device_id, incarnation=incarnation):
                 if device_id in parts.roster.specs:
-                    parts.links.start(parts.roster.specs[device_id], incarnation)
+                    parts.transport.start(parts.roster.specs[device_id], incarnation)
             case ev.StopAgent(device_id=device_id, incarnation=incarnation, kill=kill):
                 parts.agent_gone(device_id, incarnation)
-                parts.links.stop(device_id, incarnation, kill=kill)
+                parts.transport.stop(device_id, incarnation, kill=kill)
             case ev.GrantLease():
                 self._grant(instruction)
             case ev.WantJobs(device_id=device_id, room=room):
@@ -62,7 +62,7 @@ class EffectRunner:
                 else:
                     text = "nothing trains here"
                     done = ev.TrainingFinished(at_secs=parts.clock(), family=family, text=text)
-                    parts.chronicle.tell(done)
+                    parts.event_log.tell(done)
             case ev.StopTraining(family=family) if parts.trainer is not None:
                 parts.trainer.stop(family)
             case ev.StartDriver(request_id=request_id):
@@ -80,13 +80,13 @@ class EffectRunner:
         announce_event(event, parts.notices)
         match event:
             case ev.JobSubmitted(job=job):
-                parts.feeder.queues.opened(job)
+                parts.planner.queues.opened(job)
             case ev.JobFinished(job_id=job_id, device_id=device_id):
-                parts.feeder.queues.took(device_id, sum(event.outcomes.values()), event.device_secs)
-                parts.feeder.queues.closed(job_id)
+                parts.planner.queues.took(device_id, sum(event.outcomes.values()), event.device_secs)
+                parts.planner.queues.closed(job_id)
                 self._drivers.job_ended(job_id)
             case ev.JobCancelled(job_id=job_id):
-                parts.feeder.queues.closed(job_id)
+                parts.planner.queues.closed(job_id)
                 self._drivers.job_ended(job_id)
             case ev.RequestEnded(request_id=request_id) | ev.RequestCancelled(request_id=request_id):
                 self._drivers.without_jobs_of(request_id)
@@ -98,9 +98,9 @@ class EffectRunner:
                 for grant in held:
                     self._grant_again(grant)
             case ev.ModelPublished(device_ids=device_ids):
-                parts.feeder.heads.update(device_ids)
+                parts.planner.heads.update(device_ids)
             case ev.ModelRolledBack(device_id=device_id, version=""):
-                parts.feeder.heads.discard(device_id)
+                parts.planner.heads.discard(device_id)
 
     def _flush(self) -> None:
         """Bring what the intake holds into the table, as far as the disk has room."""
@@ -115,7 +115,7 @@ class EffectRunner:
         room = {
             one: count
             for one, count in self._wants.items()
-            if one in parts.agents.up and parts.feeder.workloads_of(one)
+            if one in parts.agents.up and parts.planner.workloads_of(one)
         }
         for one in room:
             del self._wants[one]
@@ -123,7 +123,7 @@ class EffectRunner:
             room = {one: count for one, count in room.items() if one not in self.fed}
         if room:
             self.fed.update(room)
-            parts.feeder.want(room)
+            parts.planner.want(room)
 
     def go_on(self, answer: Answer) -> None:
         """Go on with what was looked up in the store."""
@@ -134,26 +134,26 @@ class EffectRunner:
             parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
         match answer.tag:
             case LeaseSearches() as asked:
-                for grant, search in parts.granting.searching.answered(asked, answer, parts.clock()):
+                for grant, search in parts.dispatcher.searching.answered(asked, answer, parts.clock()):
                     self._grant_again(grant, search)
             case NoisePlan() as plan:
                 family = parts.roster.sharing[plan.device_id]
                 for job in parts.noise.planned(plan, family, answer.value or []):
                     if plan.device_id not in parts.roster.specs:
                         break  # it left meanwhile
-                    parts.chronicle.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
+                    parts.event_log.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
             case Drawn() as drawn:
                 candidates, version = answer.value or (drawn.candidates, "")
-                parts.feeder.ranked(drawn.device_id, drawn.request_id, candidates, version)
+                parts.planner.ranked(drawn.device_id, drawn.request_id, candidates, version)
             case ClaimsAsked():
                 parts.imports.add(answer.value or {})
             case ImportedAsked() as imported:
                 traces = list((answer.value or {}).values())
-                parts.feeder.found_imported(imported.device_id, imported.request_id, traces)
+                parts.planner.found_imported(imported.device_id, imported.request_id, traces)
             case (device_id, request_id):
                 found: Found = answer.value or Found()
                 parts.pools.remember(parts.roster.sharing[device_id], found.candidates)
-                parts.feeder.searched(device_id, request_id)
+                parts.planner.searched(device_id, request_id)
 
     def look_after_searches(self) -> None:
         """Look again for traces where the store could not be read, and give leases back before they expire.
@@ -162,7 +162,7 @@ class EffectRunner:
         for that. A batch is sent only under a lease with half of its time left, for its agent to take it up.
         """
         parts, now = self._parts, self._parts.clock()
-        searching = parts.granting.searching
+        searching = parts.dispatcher.searching
         searching.look_again(now)
         if parts.disk.is_full:
             return  # no lease expires
@@ -176,7 +176,7 @@ class EffectRunner:
             if deadline is None:
                 continue
             device_id, job_id, reason = grant.device_id, grant.job_id, "the store is slow to give its traces"
-            parts.chronicle.tell(
+            parts.event_log.tell(
                 ev.LeaseReturned(
                     at_secs=now, device_id=device_id, job_id=job_id, epoch=grant.epoch, reason=reason
                 )
@@ -189,13 +189,13 @@ class EffectRunner:
         if job is None:
             return
         try:
-            events = parts.granting.grant(grant, job, parts.clock(), searched)
+            events = parts.dispatcher.grant(grant, job, parts.clock(), searched)
         except StoreFull as error:
             self._held.append(grant)
             parts.disk.full(error)
             return
         for event in events:
-            parts.chronicle.tell(event)
+            parts.event_log.tell(event)
 
     def _grant_again(self, grant: ev.GrantLease, searched: LeaseSearch | None = None) -> None:
         """Go on with a lease, if it still is one."""

@@ -28,7 +28,7 @@ def health_of(parts: Composition, receiving: Ingest, turns: Histogram) -> dict[s
         `waiting_secs`, the same of those that wait for the table; `training_secs`, the age of the training
         that runs; `free_bytes` of each folder that can be looked at.
     """
-    journal, log = parts.chronicle.journal, parts.intake.log
+    journal, log = parts.event_log.journal, parts.intake.log
     training = parts.state.training()
     unacknowledged, unacknowledged_secs = receiving.unacknowledged
     folders = {"store": parts.store.path, "daemon": parts.disk.folder}

@@ -71,7 +71,7 @@ class Ingest:
             try:
                 # First: what was taken must be told of, whatever comes next.
                 parts.disk.probe()
-                taken = parts.storing.take(self.held, parts.state, parts.clock())
+                taken = parts.record_sink.take(self.held, parts.state, parts.clock())
             except StoreFull as error:
                 parts.disk.full(error)
             else:
@@ -83,11 +83,11 @@ class Ingest:
             except StoreFull as error:
                 parts.disk.full(error)
                 # Nobody would ask again for what it had to tell.
-                parts.listing.agent_gone(message.device_id)
-            unsent = parts.granting.searching.unsent if isinstance(message, AgentGone) else ()
+                parts.discovery.agent_gone(message.device_id)
+            unsent = parts.dispatcher.searching.unsent if isinstance(message, AgentGone) else ()
             clock = parts.clock
             for event in events_of(message, parts.state, clock(), clock.wall(), unsent=unsent):
-                parts.chronicle.tell(event)
+                parts.event_log.tell(event)
             self._look_for_last(message)
             self._silence.heard(message)
 
@@ -108,8 +108,8 @@ class Ingest:
                 reason = "its agent says nothing any more"
                 parts.notices.say(f"{device_id}: {reason}", kind="silent", style="red")
                 parts.agent_gone(device_id, incarnation)
-                parts.links.stop(device_id, incarnation, kill=True)
-                parts.chronicle.tell(
+                parts.transport.stop(device_id, incarnation, kill=True)
+                parts.event_log.tell(
                     ev.AgentDied(
                         at_secs=parts.clock(),
                         device_id=device_id,
@@ -141,7 +141,7 @@ class Ingest:
                 self._coming[key] = message
             case MorePending(is_last=True) if (up := self._coming.pop(key, None)) is not None:
                 clock = self._parts.clock
-                self._parts.chronicle.tell(passed(up, clock(), clock.wall()))
+                self._parts.event_log.tell(passed(up, clock(), clock.wall()))
             case AgentGone() | AgentRefused():
                 self._coming.pop(key, None)
 
@@ -149,7 +149,7 @@ class Ingest:
         """Tell of what is stored now; that there is room comes after it, because leases follow from that."""
         parts, now = self._parts, self._parts.clock()
         for event in taken.events:
-            parts.chronicle.tell(event)
+            parts.event_log.tell(event)
         self.acknowledge += taken.acknowledge
         self._drivers.stored(taken.fresh)
         for device_id, records in taken.fresh.items():
@@ -157,14 +157,14 @@ class Ingest:
                 parts.trainer.records_stored(device_id, parts.roster.families[device_id], len(records))
             said = parts.steadiness.add(device_id, records)
             if said and parts.steadiness.is_drifting(device_id):
-                parts.chronicle.tell(ev.DriftAlarm(at_secs=now, device_id=device_id, text=said))
+                parts.event_log.tell(ev.DriftAlarm(at_secs=now, device_id=device_id, text=said))
             elif said:
                 parts.notices.say(f"{device_id}: {said}")
         for refusal in taken.refusals:
-            count, where = len(refusal.records), parts.storing.refused.folder
+            count, where = len(refusal.records), parts.record_sink.refused.folder
             text = f"the store refuses {count} of its records, which are set aside in {where}"
             parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}")
-        for note in parts.storing.kept_notes():
+        for note in parts.record_sink.kept_notes():
             parts.notices.say(note, kind="deleted")
         if parts.intake.no_room is None:
             parts.disk.freed()
@@ -182,25 +182,25 @@ class Ingest:
             case AgentUp():
                 parts.agents.up[device_id] = incarnation
                 parts.agents.descriptors[device_id] = message.descriptor
-                parts.feeder.hosts[device_id] = message.host
+                parts.planner.hosts[device_id] = message.host
                 if spec := parts.roster.specs.get(device_id):  # one that left may answer yet
-                    parts.listing.agent_up(spec, incarnation)
+                    parts.discovery.agent_up(spec, incarnation)
             case AgentRefused() | AgentGone():
                 parts.agent_gone(device_id, incarnation)
             case Failed(what=Asked.MEASURE):
                 # The state takes the agent for dead, and starts another.
                 parts.agent_gone(device_id, incarnation)
-                parts.links.stop(device_id, incarnation, kill=True)
+                parts.transport.stop(device_id, incarnation, kill=True)
             case Failed(what=Asked.PROPOSE):
-                parts.feeder.failed(device_id, message.request_id)
+                parts.planner.failed(device_id, message.request_id)
             case Failed(what=Asked.WORKLOADS):
-                parts.listing.agent_gone(device_id)
+                parts.discovery.agent_gone(device_id)
             case Proposed():
-                parts.feeder.proposed(message)
+                parts.planner.proposed(message)
             case WorkloadsListed():
                 parts.intake.flush()
-                ready = parts.listing.listed(parts.roster.known[device_id], message.workloads)
-                measured = len(parts.feeder.workloads_of(device_id))
+                ready = parts.discovery.listed(parts.roster.known[device_id], message.workloads)
+                measured = len(parts.planner.workloads_of(device_id))
                 if ready:
                     parts.notices.say(f"{len(ready)} devices measure {measured} workloads")
 

@@ -33,12 +33,12 @@ class LeaseDispatcher:
     Args:
         coverage: Knows which workload a candidate is of, and is told of those that are nowhere.
         pools: Has traces.
-        feeder: Knows the workloads of devices.
+        planner: Knows the workloads of devices.
         modules: Knows those that only requests measure.
-        storing: Knows what of a job is left.
+        record_sink: Knows what of a job is left.
         intake: Has records that are not in the table yet.
         tallies: Counts by job.
-        links: The way to the agents.
+        transport: The way to the agents.
         thread: Searches the store.
         families: Family of every device, siblings that only the store knows included.
         protocols: How each device is timed.
@@ -52,20 +52,20 @@ class LeaseDispatcher:
         self,
         coverage: Coverage,
         pools: CandidatePools,
-        feeder: JobPlanner,
+        planner: JobPlanner,
         modules: WorkloadModules,
-        storing: RecordSink,
+        record_sink: RecordSink,
         intake: Intake,
         tallies: Tallies,
-        links: AgentTransport,
+        transport: AgentTransport,
         thread: StoreThread,
         families: Mapping[DeviceId, str],
         protocols: Mapping[DeviceId, Protocol],
         say: Callable[[str], None],
     ) -> None:
-        self._coverage, self._pools, self._feeder, self._modules = coverage, pools, feeder, modules
-        self._storing, self._intake, self._tallies = storing, intake, tallies
-        self._links, self._families, self._protocols, self._say = links, families, protocols, say
+        self._coverage, self._pools, self._planner, self._modules = coverage, pools, planner, modules
+        self._record_sink, self._intake, self._tallies = record_sink, intake, tallies
+        self._transport, self._families, self._protocols, self._say = transport, families, protocols, say
         self.searching = TraceLookup(pools, thread, families, coverage.holders, say)
 
     def grant(
@@ -87,7 +87,7 @@ class LeaseDispatcher:
         """
         family = self._families[job.device_id]
         found = self._pools.at_hand(family, job.candidate_ids)
-        left = self._storing.left(job, found)
+        left = self._record_sink.left(job, found)
         missing = [one for one in left if one not in found]
         for workload_id in job.workload_ids if missing else ():
             found |= self._pools.get(family, workload_id, missing)
@@ -126,7 +126,7 @@ class LeaseDispatcher:
     def _workloads(self, job: Job) -> Mapping[WorkloadId, Workload]:
         """What the candidates of a job may be of: what its device measures, or what its request asks for."""
         if not job.request_id:
-            return self._feeder.workloads_of(job.device_id)
+            return self._planner.workloads_of(job.device_id)
         found = {one: self._modules.get(job.device_id, one) for one in job.workload_ids}
         return {one: workload for one, workload in found.items() if workload is not None}
 
@@ -150,7 +150,7 @@ class LeaseDispatcher:
             epoch=grant.epoch,
             deadline_secs=grant.deadline_secs,
         )
-        self._links.measure(lease, grant.incarnation, batch)
+        self._transport.measure(lease, grant.incarnation, batch)
 
     def _drop(self, job: Job, family: str, missing: list[CandidateId]) -> None:
         """Leave candidates alone whose traces are gone; others are proposed in their place."""

@@ -64,7 +64,7 @@ def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str,
         # A row that waits on its way into the table would come twice.
         parts.intake.flush()
         done = parts.store.append_table(device_id, table)
-        counts = parts.storing.counts.setdefault(device_id, Counts())
+        counts = parts.record_sink.counts.setdefault(device_id, Counts())
         before = counts.records, counts.ok
         for name, rows in done.rows.items():
             for batch in _batches(rows):
@@ -73,7 +73,7 @@ def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str,
     if device_id in parts.roster.specs and done.appended:
         fresh, ok = counts.records - before[0], counts.ok - before[1]
         told = ev.RecordsStored(at_secs=parts.clock(), device_id=device_id, count=fresh, ok=ok)
-        parts.chronicle.tell(told)
+        parts.event_log.tell(told)
     return {"appended": done.appended, "duplicates": done.duplicates, "table_version": done.table_version}
 
 

@@ -184,7 +184,7 @@ class RequestDrivers:
 
     def without_jobs_of(self, ended: str) -> None:
         """Let go of the jobs that were cancelled with a request, or with a device that left."""
-        queues, state = self._parts.feeder.queues, self._parts.state
+        queues, state = self._parts.planner.queues, self._parts.state
         for job in list(queues.jobs()):
             if ended in (job.request_id, job.device_id) and state.job_state(job.job_id) is None:
                 queues.closed(job.job_id)
@@ -220,7 +220,7 @@ class RequestDrivers:
                         name: message[name] for name in ("done", "of", "left_secs", "finding", "is_measuring")
                     },
                 )
-                parts.chronicle.tell(event)
+                parts.event_log.tell(event)
             case "say":
                 parts.notices.say(f"{request_id}: {message['text']}")
             case "published" if parts.trainer is not None:
@@ -228,7 +228,7 @@ class RequestDrivers:
             case "published":
                 names = tuple(DeviceId(one) for one in message["devices"])
                 published = ev.ModelPublished(at_secs=now, version=message["version"], device_ids=names)
-                parts.chronicle.tell(published)
+                parts.event_log.tell(published)
             case "end":
                 driver = self._forget(request_id)
                 self._end(request_id, message["result"], message["reason"])
@@ -304,7 +304,7 @@ class RequestDrivers:
             return
         question.incarnation = parts.agents.up[device_id]
         if question.op == "workloads":
-            parts.links.list_workloads(device_id, question.incarnation, question.values["networks"])
+            parts.transport.list_workloads(device_id, question.incarnation, question.values["networks"])
             return
         values = question.values
         workload = parts.modules.get(device_id, WorkloadId(values["workload"]))
@@ -322,7 +322,7 @@ class RequestDrivers:
             exclude=frozenset(map(CandidateId, values["exclude"])),
             foreign=tuple(values.get("foreign", ())),
         )
-        parts.links.propose(device_id, question.incarnation, request)
+        parts.transport.propose(device_id, question.incarnation, request)
 
     def _listed(self, message: WorkloadsListed) -> bool:
         parts, device_id = self._parts, message.device_id
@@ -355,7 +355,7 @@ class RequestDrivers:
         )
         waiting = {
             one: job.job_id
-            for one, job in parts.feeder.queues.jobs_of(device_id, found, attempt).items()
+            for one, job in parts.planner.queues.jobs_of(device_id, found, attempt).items()
             if job.request_id == question.request_id or parts.state.job_state(job.job_id) is JobState.LEASED
         }
         question.jobs.update(waiting.values())
@@ -370,20 +370,20 @@ class RequestDrivers:
             part = fresh[start : start + BATCH_SIZE]
             pairs = [(one.workload_id, one.candidate_id) for one in part]
             job = replace(
-                parts.feeder.job(device_id, pairs, part[0].origin, attempt, str(values["model_version"])),
+                parts.planner.job(device_id, pairs, part[0].origin, attempt, str(values["model_version"])),
                 request_id=question.request_id,
                 priority=kind.priority,
             )
             question.jobs.add(job.job_id)
-            parts.feeder.queues.opened(job)
-            parts.chronicle.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
+            parts.planner.queues.opened(job)
+            parts.event_log.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
         if not question.jobs:
             self._answer(key, value=[])
 
     def _cancel_orphans(self) -> None:
         """Cancel jobs that wait though their request has ended: they were at work then, or just made."""
         parts = self._parts
-        jobs = [one for one in parts.feeder.queues.jobs() if one.request_id]
+        jobs = [one for one in parts.planner.queues.jobs() if one.request_id]
         wanted = {one.request_id for one in parts.state.open_requests()} if jobs else set()
         for job in jobs:
             if job.request_id not in wanted and parts.state.job_state(job.job_id) is JobState.QUEUED:
@@ -391,7 +391,7 @@ class RequestDrivers:
                 cancelled = ev.JobCancelled(
                     at_secs=parts.clock(), device_id=job.device_id, job_id=job.job_id, reason=reason
                 )
-                parts.chronicle.tell(cancelled)
+                parts.event_log.tell(cancelled)
 
     # ---- small things ----
 
@@ -433,7 +433,7 @@ class RequestDrivers:
         ended = ev.RequestEnded(
             at_secs=self._parts.clock(), request_id=request_id, result=dict(result), reason=reason
         )
-        self._parts.chronicle.tell(ended)
+        self._parts.event_log.tell(ended)
 
 
 def no_driver(request: Request) -> Driver:

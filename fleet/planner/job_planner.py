@@ -44,7 +44,7 @@ class JobPlanner:
         families: Name under which every device shares candidates
             (`fleet.planner.request_coalescer.sharing_names`).
         spaces: What devices draw from (`fleet.planner.request_coalescer.space_of`).
-        outlet: Carries out what it asks for.
+        job_sink: Carries out what it asks for.
         seed: Of the draws.
         token: Begins every job id, so that ids of different lives of the coordinator differ.
         exploration: Share of the new candidates that is random.
@@ -65,7 +65,7 @@ class JobPlanner:
         pools: CandidatePools,
         families: Mapping[DeviceId, str],
         spaces: Mapping[DeviceId, str],
-        outlet: JobSink,
+        job_sink: JobSink,
         *,
         seed: int,
         token: str,
@@ -79,7 +79,7 @@ class JobPlanner:
         self._coverage = coverage
         self._pools = pools
         self._families = families
-        self._outlet = outlet
+        self._job_sink = job_sink
         self._seed = seed
         self._token = token
         self._exploration = exploration
@@ -138,7 +138,7 @@ class JobPlanner:
         workload_id = asked.workload.workload_id
         if message.refused:
             self._imports.refuse(message.refused.items())
-            self._outlet.underived(asked.workload, message.refused)
+            self._job_sink.underived(asked.workload, message.refused)
         if not asked.parents and not asked.foreign and asked.told.is_end(message.candidates):
             self._coverage.exhaust(family, workload_id)
         if asked.foreign:
@@ -152,7 +152,7 @@ class JobPlanner:
                 request_id = self._request_id()
                 self._guided[request_id] = guided
                 draft.waiting.add(request_id)
-                self._outlet.rank(asked.device_id, request_id, asked.workload, list(drawn.values()))
+                self._job_sink.rank(asked.device_id, request_id, asked.workload, list(drawn.values()))
             return
         self._know(family, workload_id, drawn)
         for wish in wishes:
@@ -243,7 +243,7 @@ class JobPlanner:
                 request_id = self._request_id()
                 self._asks[request_id] = replace(ask, count=len(imported))
                 draft.waiting.add(request_id)
-                self._outlet.search_imported(ask.device_id, request_id, imported)
+                self._job_sink.search_imported(ask.device_id, request_id, imported)
         elif ask.origin is Origin.RANDOM:
             self._ask_agent(ask, [])
         else:
@@ -252,7 +252,7 @@ class JobPlanner:
                 request_id = self._request_id()
                 self._asks[request_id] = ask
                 draft.waiting.add(request_id)
-                self._outlet.search(ask.device_id, request_id, missing)
+                self._job_sink.search(ask.device_id, request_id, missing)
             else:
                 self._ask_agent(ask, traces)
 
@@ -289,7 +289,7 @@ class JobPlanner:
     def _send(self) -> None:
         """Ask the agents for what was wished for."""
         for device_id, request in self._sharing.due(self._seed):
-            self._outlet.propose(device_id, request)
+            self._job_sink.propose(device_id, request)
 
     def _is_open(self, wish: CandidateRequest) -> bool:
         draft = self._drafts.get(wish.device_id)
@@ -352,7 +352,7 @@ class JobPlanner:
                 job = self.job(device_id, part, origin, attempt, version)
                 # Now, not when it is durable: another answer of this turn may hold the same candidates.
                 self.queues.opened(job)
-                self._outlet.submit(job)
+                self._job_sink.submit(job)
 
     def job(
         self,

@@ -45,7 +45,7 @@ class NoiseRuns:
         coverage: Knows the last run, and what was measured.
         thread: Reads the records.
         pools: Gets the traces.
-        feeder: Makes job ids.
+        planner: Makes job ids.
         intake: Has records that are not in the table yet.
         protocols: How each device is timed.
         count: Candidates of a run; 0 for no runs.
@@ -57,14 +57,14 @@ class NoiseRuns:
         coverage: Coverage,
         thread: StoreThread,
         pools: CandidatePools,
-        feeder: JobPlanner,
+        planner: JobPlanner,
         intake: Intake,
         protocols: Mapping[DeviceId, Protocol],
         *,
         count: int,
         seed: int,
     ) -> None:
-        self._coverage, self._thread, self._pools, self._feeder = coverage, thread, pools, feeder
+        self._coverage, self._thread, self._pools, self._planner = coverage, thread, pools, planner
         self._intake = intake
         self._protocols, self._count, self._seed = protocols, count, seed
         self._next_at: dict[DeviceId, float] = {}
@@ -113,7 +113,7 @@ class NoiseRuns:
             device_id=device_id,
             environment_id=environment_id,
             wanted=self._coverage.sample(device_id, _SAMPLED * self._count, seed),
-            workloads=self._feeder.workloads_of(device_id),
+            workloads=self._planner.workloads_of(device_id),
             protocol=self._protocols[device_id],
             count=self._count,
             seed=seed,
@@ -129,7 +129,7 @@ class NoiseRuns:
             candidates: tuple[Candidate, ...] = one.batch.candidates
             self._pools.remember(family, candidates)
             part = [(each.workload_id, each.candidate_id) for each in candidates]
-            made.append(self._feeder.job(plan.device_id, part, NOISE, one.batch.attempt))
+            made.append(self._planner.job(plan.device_id, part, NOISE, one.batch.attempt))
         return made
 
 

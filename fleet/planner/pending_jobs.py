@@ -13,7 +13,7 @@ from fleet.core.events import Job
 
 
 class JobSink(Protocol):
-    """What a feeder may ask for; nothing of it waits."""
+    """What a planner may ask for; nothing of it waits."""
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         """Ask the agent of a device for candidates; `JobPlanner.proposed` or `JobPlanner.failed` follows."""

@@ -30,8 +30,8 @@ class WorkloadDiscovery:
         store: Keeps the workloads.
         coverage: Is told which to watch, and reads what the store has of them.
         pools: Has candidates that nobody has measured.
-        feeder: Is told which devices measure which.
-        links: The way to the agents.
+        planner: Is told which devices measure which.
+        transport: The way to the agents.
         specs: The devices of now; none where nothing is measured but for requests.
         imports: Is told what may be derived from.
         summary: What need not be read of the store again.
@@ -44,15 +44,15 @@ class WorkloadDiscovery:
         store: Store,
         coverage: Coverage,
         pools: CandidatePools,
-        feeder: JobPlanner,
-        links: AgentTransport,
+        planner: JobPlanner,
+        transport: AgentTransport,
         specs: Mapping[DeviceId, DeviceSpec],
         imports: ImportedCandidates,
         summary: TableSummary,
     ) -> None:
         self._imports = imports
         self._choice, self._kept, self._store = choice, KeptChoices(path), store
-        self._coverage, self._pools, self._feeder, self._links = coverage, pools, feeder, links
+        self._coverage, self._pools, self._planner, self._transport = coverage, pools, planner, transport
         self._summary = summary
         self._specs = specs
         #: Devices that were asked, by group.
@@ -85,7 +85,7 @@ class WorkloadDiscovery:
         group = group_of(spec)
         if spec.device_id in self._specs and group not in self._chosen and group not in self._asked:
             self._asked[group] = spec.device_id
-            self._links.list_workloads(spec.device_id, incarnation, self._choice.networks)
+            self._transport.list_workloads(spec.device_id, incarnation, self._choice.networks)
 
     def agent_gone(self, device_id: DeviceId) -> None:
         """Note that an agent will not answer; the next one that comes up is asked."""
@@ -141,7 +141,7 @@ class WorkloadDiscovery:
 
     def _use(self, group: str, chosen: Sequence[Workload]) -> None:
         self._coverage.want(one.workload_id for one in chosen)
-        self._feeder.set_workloads([one.device_id for one in self._members(group)], chosen)
+        self._planner.set_workloads([one.device_id for one in self._members(group)], chosen)
         self._chosen[group] = chosen
 
 

@@ -1,4 +1,4 @@
-"""What all links do alike: a call becomes a request to one agent. How it gets there is theirs (`_ask`)."""
+"""A call becomes a request to one agent, alike in all transports. How it gets there is theirs (`_ask`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How the coordinator reaches the agents: what it may ask, and what comes back.
 
-`coordinator.py` knows only this. `ray_transport.py` is the real thing; `links/local.py` holds replay devices
+`coordinator.py` knows only this. `ray_transport.py` is the real thing; `local.py` holds replay devices
 in this process. Neither decides anything: starting again, expiring a lease and counting are the
 coordinator's.
 """

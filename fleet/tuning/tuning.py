@@ -110,8 +110,8 @@ def tune_device(
         with clock.part("probe"):
             listed = collection.network_workloads(settings.workloads.networks)
             workloads = _chosen(listed, options.workloads, settings)
-        guide = CandidateRanker(RegistryReader(options.models))
-        rounds = _Rounds(engine, target, workloads, guide, clock)
+        ranker = CandidateRanker(RegistryReader(options.models))
+        rounds = _Rounds(engine, target, workloads, ranker, clock)
         with clock.part("read"):
             environment_id = engine.environment_id(target)
             rounds.read(environment_id)
@@ -161,12 +161,12 @@ class _Rounds:
         engine: Engine,
         device_id: DeviceId,
         workloads: Sequence[Workload],
-        guide: CandidateRanker,
+        ranker: CandidateRanker,
         clock: Clock,
     ) -> None:
         self._engine = engine
         self._device_id = device_id
-        self._guide = guide
+        self._ranker = ranker
         self._clock = clock
         self._exhausted: set[WorkloadId] = set()
         self._foreign: Mapping[WorkloadId, list[str]] = {}
@@ -189,7 +189,7 @@ class _Rounds:
             return ""
         if not any(one.tried for one in self.searches):
             return "its designs are all measured: none was left to rank"
-        return self._guide.why_not(self._device_id) or f"no model serves {self._device_id} yet"
+        return self._ranker.why_not(self._device_id) or f"no model serves {self._device_id} yet"
 
     def read(self, environment_id: str) -> None:
         """Take in what the store knows: of the device in its present environment, and of its siblings."""
@@ -251,7 +251,7 @@ class _Rounds:
             self._exhausted.add(workload.workload_id)
             return one, [], ""
         with self._clock.part("rank"):
-            ranking = self._guide.rank(workload, self._device_id, drawn)
+            ranking = self._ranker.rank(workload, self._device_id, drawn)
         if ranking is None:
             # Without a model the draw's own order would put all mutants first.
             return one, choose(drawn, count, 1.0, f"{seed}/{one.tried}"), ""

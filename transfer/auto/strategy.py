@@ -36,6 +36,8 @@ Rows = NDArray[np.int64]
 #: Share of the samples that are kept back as a check, and how many there must be for one.
 _CHECK_SHARE = 0.25
 _LEAST_CHECKED = 8
+#: Scores from an eighth of the records are taken where a device waits: making new ones takes minutes.
+_LATE = 8.0
 #: Workloads of a check that count as much as what leave-one-device-out told: a check of a few workloads is
 #: mostly luck, one of many decides.
 _PRIOR_WORKLOADS = 8.0
@@ -83,7 +85,8 @@ class Auto:
         )
         siblings = known.of_devices([one for one in known.device_ids if one != target_device])
         if self.ready and self.cache is not None:
-            found = made_ahead(siblings, standing(self.ready), self.regime, config, self.cache)
+            how = (standing(self.ready), self.regime, config, self.cache)
+            found = made_ahead(siblings, *how, growth=_LATE)
             if found is not None:
                 return found
         return leave_one_out(siblings, standing(self.strategies), self.regime, config, self.cache)

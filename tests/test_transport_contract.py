@@ -27,7 +27,7 @@ from agents.records import DeviceId, DeviceSpec, Outcome
 from fleet.transport.local import LocalTransport
 from fleet.transport.ray_transport import RayTransport
 from fleet.transport.transport import AgentTransport
-from tests.link_fixtures import (
+from tests.transport_fixtures import (
     PROTOCOL,
     WORKLOAD,
     batch_of,
@@ -47,7 +47,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
-def links(
+def transport(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[AgentTransport]:
     made: AgentTransport
@@ -69,15 +69,15 @@ def of(messages: list[Message], spec: DeviceSpec) -> list[Message]:
     return [one for one in messages if one.device_id == spec.device_id and not isinstance(one, Heartbeat)]
 
 
-def ask_until(links: AgentTransport, spec: DeviceSpec, number: int) -> list[Message]:
+def ask_until(transport: AgentTransport, spec: DeviceSpec, number: int) -> list[Message]:
     """That many messages about a device, beats aside."""
-    return of(poll_until(links, lambda found: len(of(found, spec)) >= number), spec)
+    return of(poll_until(transport, lambda found: len(of(found, spec)) >= number), spec)
 
 
-def test_an_agent_comes_up_and_beats(links: AgentTransport, spec: DeviceSpec) -> None:
-    links.start(spec, 7)
+def test_an_agent_comes_up_and_beats(transport: AgentTransport, spec: DeviceSpec) -> None:
+    transport.start(spec, 7)
     found = poll_until(
-        links,
+        transport,
         lambda messages: any(isinstance(m, Heartbeat) and m.device_id == spec.device_id for m in messages),
     )
     [up] = of(found, spec)
@@ -90,13 +90,13 @@ def test_an_agent_comes_up_and_beats(links: AgentTransport, spec: DeviceSpec) ->
 
 
 def test_results_carry_their_lease_and_come_in_the_order_of_asking(
-    links: AgentTransport, spec: DeviceSpec
+    transport: AgentTransport, spec: DeviceSpec
 ) -> None:
-    links.start(spec, 1)
+    transport.start(spec, 1)
     candidates = recorded_candidates(0, 6)
-    links.measure(lease_of(spec.device_id, 3), 1, batch_of(candidates[:4]))
-    links.measure(lease_of(spec.device_id, 4), 1, batch_of(candidates[4:]))
-    up, *results = ask_until(links, spec, 3)
+    transport.measure(lease_of(spec.device_id, 3), 1, batch_of(candidates[:4]))
+    transport.measure(lease_of(spec.device_id, 4), 1, batch_of(candidates[4:]))
+    up, *results = ask_until(transport, spec, 3)
     assert isinstance(up, AgentUp)
     measured = []
     for message in results:
@@ -111,8 +111,8 @@ def test_results_carry_their_lease_and_come_in_the_order_of_asking(
     ]
 
 
-def test_candidates_are_drawn_and_evolved(links: AgentTransport, spec: DeviceSpec) -> None:
-    links.start(spec, 1)
+def test_candidates_are_drawn_and_evolved(transport: AgentTransport, spec: DeviceSpec) -> None:
+    transport.start(spec, 1)
     known = recorded_candidates(1, 3)
     drawn = ProposeRequest(request_id="r1", workload=WORKLOAD, count=4, seed=3)
     near = ProposeRequest(
@@ -123,9 +123,9 @@ def test_candidates_are_drawn_and_evolved(links: AgentTransport, spec: DeviceSpe
         parents=(known[0].trace,),
         exclude=frozenset(one.candidate_id for one in known),
     )
-    links.propose(spec.device_id, 1, drawn)
-    links.propose(spec.device_id, 1, near)
-    _, first, second = ask_until(links, spec, 3)
+    transport.propose(spec.device_id, 1, drawn)
+    transport.propose(spec.device_id, 1, near)
+    _, first, second = ask_until(transport, spec, 3)
     assert isinstance(first, Proposed)
     assert isinstance(second, Proposed)
     # What was excluded need not travel back.
@@ -136,14 +136,14 @@ def test_candidates_are_drawn_and_evolved(links: AgentTransport, spec: DeviceSpe
 
 
 def test_workloads_are_listed_and_a_failed_request_is_told_and_costs_nothing_else(
-    links: AgentTransport, spec: DeviceSpec
+    transport: AgentTransport, spec: DeviceSpec
 ) -> None:
-    links.start(spec, 1)
-    links.list_workloads(spec.device_id, 1, ["bert-tiny"])
+    transport.start(spec, 1)
+    transport.list_workloads(spec.device_id, 1, ["bert-tiny"])
     unknown = dataclasses.replace(batch_of(()), candidates=(None,))  # type: ignore[arg-type]
-    links.measure(lease_of(spec.device_id, 1), 1, unknown)
-    links.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(1, 1)))
-    _, listed, failed, results = ask_until(links, spec, 4)
+    transport.measure(lease_of(spec.device_id, 1), 1, unknown)
+    transport.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(1, 1)))
+    _, listed, failed, results = ask_until(transport, spec, 4)
     assert isinstance(listed, WorkloadsListed)
     assert (listed.networks, listed.workloads) == (("bert-tiny",), (WORKLOAD,))
     assert isinstance(failed, Failed)
@@ -154,30 +154,32 @@ def test_workloads_are_listed_and_a_failed_request_is_told_and_costs_nothing_els
 
 
 def test_unacknowledged_records_stay_and_acknowledgements_may_be_repeated(
-    links: AgentTransport, spec: DeviceSpec
+    transport: AgentTransport, spec: DeviceSpec
 ) -> None:
-    links.start(spec, 1)
-    links.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 3)))
-    _, results = ask_until(links, spec, 2)
+    transport.start(spec, 1)
+    transport.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 3)))
+    _, results = ask_until(transport, spec, 2)
     assert isinstance(results, Results)
     ids = [record.record_id for record in results.records]
     for _ in range(2):
-        links.acknowledge(spec.device_id, 1, [*ids, "unknown"])
-    links.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(0, 3)))
-    [again] = ask_until(links, spec, 1)
+        transport.acknowledge(spec.device_id, 1, [*ids, "unknown"])
+    transport.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(0, 3)))
+    [again] = ask_until(transport, spec, 1)
     assert isinstance(again, Results)
     assert [record.record_id for record in again.records] == ids
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_a_stopped_agent_is_gone_once_and_last(links: AgentTransport, spec: DeviceSpec, kill: bool) -> None:
-    links.start(spec, 1)
-    links.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 2)))
-    links.stop(spec.device_id, 1, kill=kill)
-    links.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(2, 2)))
-    links.start(spec, 2)
+def test_a_stopped_agent_is_gone_once_and_last(
+    transport: AgentTransport, spec: DeviceSpec, kill: bool
+) -> None:
+    transport.start(spec, 1)
+    transport.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 2)))
+    transport.stop(spec.device_id, 1, kill=kill)
+    transport.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(2, 2)))
+    transport.start(spec, 2)
     found = poll_until(
-        links,
+        transport,
         lambda messages: (
             {1, 2} <= {m.incarnation for m in of(messages, spec) if isinstance(m, AgentGone | AgentUp)}
             and any(isinstance(m, AgentGone) for m in of(messages, spec))
@@ -189,27 +191,27 @@ def test_a_stopped_agent_is_gone_once_and_last(links: AgentTransport, spec: Devi
     assert gone.was_asked
     if not kill:
         assert [type(m) for m in old] == [AgentUp, Results, AgentGone]
-    links.stop(spec.device_id, 1, kill=True)  # of a life that is over: nothing follows
-    links.measure(lease_of(spec.device_id, 3), 1, batch_of(recorded_candidates(2, 2)))
-    links.measure(lease_of(spec.device_id, 4), 2, batch_of(recorded_candidates(2, 2)))
-    [results] = ask_until(links, spec, 1)
+    transport.stop(spec.device_id, 1, kill=True)  # of a life that is over: nothing follows
+    transport.measure(lease_of(spec.device_id, 3), 1, batch_of(recorded_candidates(2, 2)))
+    transport.measure(lease_of(spec.device_id, 4), 2, batch_of(recorded_candidates(2, 2)))
+    [results] = ask_until(transport, spec, 1)
     assert isinstance(results, Results)
     assert (results.incarnation, results.lease.epoch) == (2, 4)
 
 
-def test_a_device_that_cannot_be_is_refused_once_and_last(links: AgentTransport, tmp_path: Path) -> None:
+def test_a_device_that_cannot_be_is_refused_once_and_last(transport: AgentTransport, tmp_path: Path) -> None:
     spec = replay_spec(tmp_path / "nothing.parquet", f"device-{next(NAMES)}")
-    links.start(spec, 1)
-    links.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 1)))
-    [refused] = ask_until(links, spec, 1)
+    transport.start(spec, 1)
+    transport.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 1)))
+    [refused] = ask_until(transport, spec, 1)
     assert isinstance(refused, AgentRefused)
     assert "nothing.parquet" in refused.reason
-    assert of(links.poll(0.5), spec) == []
+    assert of(transport.poll(0.5), spec) == []
 
 
-def test_nothing_to_tell_is_an_empty_list_and_unknown_agents_are_ignored(links: AgentTransport) -> None:
+def test_nothing_to_tell_is_an_empty_list_and_unknown_agents_are_ignored(transport: AgentTransport) -> None:
     ghost = DeviceId("ghost")
-    links.stop(ghost, 1, kill=True)
-    links.acknowledge(ghost, 1, ["x"])
-    links.measure(lease_of("ghost", 1), 1, batch_of(recorded_candidates(0, 1)))
-    assert [m for m in links.poll(0.0) if m.device_id == ghost] == []
+    transport.stop(ghost, 1, kill=True)
+    transport.acknowledge(ghost, 1, ["x"])
+    transport.measure(lease_of("ghost", 1), 1, batch_of(recorded_candidates(0, 1)))
+    assert [m for m in transport.poll(0.0) if m.device_id == ghost] == []

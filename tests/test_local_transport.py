@@ -1,4 +1,4 @@
-"""Links to replay devices in this process; what all promise: `test_links_contract.py`."""
+"""Links to replay devices in this process; what all promise: `test_transport_contract.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from agents.lease import LeaseTag
 from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.transport.local import LocalTransport
-from tests.link_fixtures import (
+from tests.record_fixtures import make_spec
+from tests.transport_fixtures import (
     PROTOCOL,
     batch_of,
     lease_of,
@@ -19,7 +20,6 @@ from tests.link_fixtures import (
     recorded_file,
     replay_spec,
 )
-from tests.record_fixtures import make_spec
 
 AGAIN = DeviceId("again")
 
@@ -40,16 +40,16 @@ def test_only_replay_devices_can_be_had() -> None:
 
 def test_the_same_calls_give_the_same_messages(recorded: Path) -> None:
     def run() -> list[str]:
-        links = LocalTransport(protocol=PROTOCOL)
+        transport = LocalTransport(protocol=PROTOCOL)
         kinds = []
         for name in ("one", "two"):
-            links.start(replay_spec(recorded, name), 1)
-            links.measure(lease_of(name, 1), 1, batch_of(recorded_candidates(0, 4)))
-        links.stop(DeviceId("one"), 1, kill=False)
-        for message in told(links.poll(0.0)):
+            transport.start(replay_spec(recorded, name), 1)
+            transport.measure(lease_of(name, 1), 1, batch_of(recorded_candidates(0, 4)))
+        transport.stop(DeviceId("one"), 1, kill=False)
+        for message in told(transport.poll(0.0)):
             records = [one.record_id for one in message.records] if isinstance(message, Results) else []
             kinds.append(f"{type(message).__name__} {message.device_id} {records}")
-        links.close()
+        transport.close()
         return kinds
 
     assert run() == run()
@@ -65,21 +65,21 @@ def test_the_same_calls_give_the_same_messages(recorded: Path) -> None:
 def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
     recorded: Path, tmp_path: Path
 ) -> None:
-    links = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
-    links.start(replay_spec(recorded), 1)
-    links.poll(0.0)
-    links.measure(lease_of("again", 5), 1, batch_of(recorded_candidates(0, 3)))
-    links.crash(AGAIN, 1, is_done=True)
-    assert told(links.poll(0.0)) == [
+    transport = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
+    transport.start(replay_spec(recorded), 1)
+    transport.poll(0.0)
+    transport.measure(lease_of("again", 5), 1, batch_of(recorded_candidates(0, 3)))
+    transport.crash(AGAIN, 1, is_done=True)
+    assert told(transport.poll(0.0)) == [
         AgentGone(device_id=AGAIN, incarnation=1, reason="killed by SIGKILL", was_asked=False)
     ]
-    links.start(replay_spec(recorded), 2)
-    [up] = told(links.poll(0.0))
+    transport.start(replay_spec(recorded), 2)
+    [up] = told(transport.poll(0.0))
     assert isinstance(up, AgentUp)
     assert [tag for tag, _ in up.pending] == [LeaseTag(job_id="job-5", epoch=5)] * 3
-    links.acknowledge(AGAIN, 2, [record.record_id for _, record in up.pending])
-    links.poll(0.0)
-    links.close()
+    transport.acknowledge(AGAIN, 2, [record.record_id for _, record in up.pending])
+    transport.poll(0.0)
+    transport.close()
     again = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
     again.start(replay_spec(recorded), 3)
     [up] = told(again.poll(0.0))
@@ -89,18 +89,18 @@ def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
 
 
 def test_a_frozen_agent_says_nothing_until_it_is_thawed_and_then_with_its_old_number(recorded: Path) -> None:
-    links = LocalTransport(protocol=PROTOCOL, beat_secs=0.0)
-    links.start(replay_spec(recorded), 1)
-    assert any(isinstance(one, Heartbeat) for one in links.poll(0.0))
-    links.freeze(AGAIN, 1)
-    links.measure(lease_of("again", 1), 1, batch_of(recorded_candidates(0, 2)))
-    assert told(links.poll(0.0)) == []
-    assert links.poll(0.0) == []
-    links.start(replay_spec(recorded), 2)
-    assert [(type(one), one.incarnation) for one in told(links.poll(0.0))] == [(AgentUp, 2)]
-    links.thaw(AGAIN, 1)
-    assert [(type(one), one.incarnation) for one in told(links.poll(0.0))] == [(Results, 1)]
-    links.freeze(AGAIN, 1)
-    links.stop(AGAIN, 1, kill=True)
-    assert [(type(one), one.incarnation) for one in told(links.poll(0.0))] == [(AgentGone, 1)]
-    links.close()
+    transport = LocalTransport(protocol=PROTOCOL, beat_secs=0.0)
+    transport.start(replay_spec(recorded), 1)
+    assert any(isinstance(one, Heartbeat) for one in transport.poll(0.0))
+    transport.freeze(AGAIN, 1)
+    transport.measure(lease_of("again", 1), 1, batch_of(recorded_candidates(0, 2)))
+    assert told(transport.poll(0.0)) == []
+    assert transport.poll(0.0) == []
+    transport.start(replay_spec(recorded), 2)
+    assert [(type(one), one.incarnation) for one in told(transport.poll(0.0))] == [(AgentUp, 2)]
+    transport.thaw(AGAIN, 1)
+    assert [(type(one), one.incarnation) for one in told(transport.poll(0.0))] == [(Results, 1)]
+    transport.freeze(AGAIN, 1)
+    transport.stop(AGAIN, 1, kill=True)
+    assert [(type(one), one.incarnation) for one in told(transport.poll(0.0))] == [(AgentGone, 1)]
+    transport.close()

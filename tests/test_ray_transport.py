@@ -27,7 +27,7 @@ from agents.device.messages import (
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
 from fleet.transport.ray_transport import RayTransport
 from fleet.transport.transport import Batch, Lease
-from tests.link_fixtures import (
+from tests.transport_fixtures import (
     batch_of,
     first,
     lease_of,
@@ -45,7 +45,7 @@ QUICK = Protocol(repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, 
 
 
 @pytest.fixture(scope="module")
-def links(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayTransport]:
+def transport(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayTransport]:
     made = RayTransport([generic_spec], tmp_path_factory.mktemp("spools"), QUICK, beat_secs=0.2)
     yield made
     made.close(20.0)
@@ -56,19 +56,19 @@ def links(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) ->
 class Lives:
     """Counts the lives of the device, as a coordinator does."""
 
-    def __init__(self, links: RayTransport, spec: DeviceSpec) -> None:
-        self.links, self.spec = links, spec
+    def __init__(self, transport: RayTransport, spec: DeviceSpec) -> None:
+        self.transport, self.spec = transport, spec
         self.incarnation = 0
 
     def begin(self) -> AgentUp:
         self.incarnation += 1
-        self.links.start(self.spec, self.incarnation)
+        self.transport.start(self.spec, self.incarnation)
         [up] = [m for m in self.until(AgentUp) if isinstance(m, AgentUp)]
         assert up.incarnation == self.incarnation
         return up
 
     def until(self, kind: type[Message], timeout_secs: float = 90.0) -> list[Message]:
-        found = poll_until(self.links, lambda messages: first(messages, kind) is not None, timeout_secs)
+        found = poll_until(self.transport, lambda messages: first(messages, kind) is not None, timeout_secs)
         return [one for one in found if not isinstance(one, Heartbeat) or kind is Heartbeat]
 
     def measure(self, epoch: int, workload: Workload, candidates: list[Candidate]) -> Lease:
@@ -76,11 +76,11 @@ class Lives:
         batch = Batch(
             candidates=tuple(candidates), workloads={workload.workload_id: workload}, protocol=QUICK
         )
-        self.links.measure(lease, self.incarnation, batch)
+        self.transport.measure(lease, self.incarnation, batch)
         return lease
 
     def end(self) -> AgentGone:
-        self.links.stop(GENERIC, self.incarnation, kill=True)
+        self.transport.stop(GENERIC, self.incarnation, kill=True)
         return self.death()
 
     def death(self) -> AgentGone:
@@ -90,17 +90,17 @@ class Lives:
 
 
 @pytest.fixture(scope="module")
-def counter(links: RayTransport, generic_spec: DeviceSpec) -> Lives:
-    return Lives(links, generic_spec)
+def counter(transport: RayTransport, generic_spec: DeviceSpec) -> Lives:
+    return Lives(transport, generic_spec)
 
 
 @pytest.fixture
 def lives(counter: Lives) -> Iterator[Lives]:
     """The device with no agent; one that a test leaves is ended."""
     yield counter
-    counter.links.stop(GENERIC, counter.incarnation, kill=True)
-    while counter.links.pids():
-        counter.links.poll(0.1)
+    counter.transport.stop(GENERIC, counter.incarnation, kill=True)
+    while counter.transport.pids():
+        counter.transport.poll(0.1)
 
 
 def wait_for(is_true: Callable[[], bool], timeout_secs: float = 30.0) -> None:
@@ -137,14 +137,14 @@ def test_a_device_measures_and_beats_meanwhile(
     lives: Lives, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
     up = lives.begin()
-    assert up.pid == lives.links.pids()[GENERIC, lives.incarnation]
+    assert up.pid == lives.transport.pids()[GENERIC, lives.incarnation]
     wish = ProposeRequest(request_id="r", workload=matmul, count=6, seed=1)
-    lives.links.propose(GENERIC, lives.incarnation, wish)
+    lives.transport.propose(GENERIC, lives.incarnation, wish)
     [proposed] = lives.until(Proposed)
     assert isinstance(proposed, Proposed)
     assert list(proposed.candidates) == matmul_candidates
     lease = lives.measure(1, matmul, matmul_candidates)
-    found = poll_until(lives.links, has_last, 90.0)
+    found = poll_until(lives.transport, has_last, 90.0)
     results = [one for one in found if isinstance(one, Results)]
     records = [record for one in results for record in one.records]
     assert {one.lease for one in results} == {lease.tag}
@@ -154,8 +154,8 @@ def test_a_device_measures_and_beats_meanwhile(
     assert {one.held for one in beats} == {(lease.tag,)}
     assert Activity.BUILDING in {one.busy for one in beats}
     ids = [record.record_id for record in records]
-    lives.links.acknowledge(GENERIC, lives.incarnation, ids)
-    lives.links.stop(GENERIC, lives.incarnation, kill=False)
+    lives.transport.acknowledge(GENERIC, lives.incarnation, ids)
+    lives.transport.stop(GENERIC, lives.incarnation, kill=False)
     assert lives.death().was_asked
     assert lives.begin().pending == ()
 
@@ -168,7 +168,7 @@ def test_what_a_killed_agent_measured_comes_with_its_lease_in_the_next_life(
     monkeypatch.setattr("fleet.transport.ray_hosts.oom_kills", lambda: 7)
     up = lives.begin()
     lease = lives.measure(2, matmul, matmul_candidates[:2])
-    found = poll_until(lives.links, has_last, 90.0)
+    found = poll_until(lives.transport, has_last, 90.0)
     records = [record for one in found if isinstance(one, Results) for record in one.records]
     family = family_of(up.pid)
     assert len(family) >= 2
@@ -180,8 +180,8 @@ def test_what_a_killed_agent_measured_comes_with_its_lease_in_the_next_life(
     wait_for(lambda: all_gone(family))
     again = lives.begin()
     assert list(again.pending) == [(lease.tag, record) for record in records]
-    lives.links.acknowledge(GENERIC, lives.incarnation, [record.record_id for _, record in again.pending])
-    lives.links.stop(GENERIC, lives.incarnation, kill=False)
+    lives.transport.acknowledge(GENERIC, lives.incarnation, [record.record_id for _, record in again.pending])
+    lives.transport.stop(GENERIC, lives.incarnation, kill=False)
     lives.death()
 
 
@@ -196,15 +196,15 @@ def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(
     deadline = heard + 20.0
     while time.monotonic() < heard + 1.5:
         assert time.monotonic() < deadline, "a stopped agent goes on beating"
-        if lives.links.poll(0.2):
+        if lives.transport.poll(0.2):
             heard = time.monotonic()
     # The next life begins before the old one is seen to be gone: it waits for the spool.
     old = lives.incarnation
-    lives.links.stop(GENERIC, old, kill=True)
+    lives.transport.stop(GENERIC, old, kill=True)
     lives.incarnation += 1
-    lives.links.start(lives.spec, lives.incarnation)
+    lives.transport.start(lives.spec, lives.incarnation)
     found = poll_until(
-        lives.links,
+        lives.transport,
         lambda messages: first(messages, AgentUp) is not None and first(messages, AgentGone) is not None,
         90.0,
     )
@@ -233,38 +233,38 @@ def test_a_device_that_wants_an_idle_host_is_told_of_others(lives: Lives) -> Non
     lives.begin()
     assert {one.is_host_idle for one in lives.until(Heartbeat) if isinstance(one, Heartbeat)} == {None}
     lives.end()
-    lives.links._is_idle_only = lambda device_id: device_id == GENERIC
+    lives.transport._is_idle_only = lambda device_id: device_id == GENERIC
     try:
         lives.begin()
         found = poll_until(
-            lives.links,
+            lives.transport,
             lambda ms: any(isinstance(one, Heartbeat) and one.is_host_idle is not None for one in ms),
             30.0,
         )
     finally:
-        lives.links._is_idle_only = lambda _: False
+        lives.transport._is_idle_only = lambda _: False
     assert {one.is_host_idle for one in found if isinstance(one, Heartbeat)} <= {None, True, False}
 
 
 def test_one_hanging_process_of_replay_devices_costs_only_its_own(
-    links: RayTransport, tmp_path_factory: pytest.TempPathFactory
+    transport: RayTransport, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     recorded = recorded_file(tmp_path_factory.mktemp("recorded"))
     names = [DeviceId(f"replay-{number}") for number in range(3)]
-    links._replay_per_process = 2
+    transport._replay_per_process = 2
     for name in names:
-        links.start(replay_spec(recorded, name), 1)
-    poll_until(links, lambda found: sum(isinstance(one, AgentUp) for one in found) == 3)
-    pids = links.pids()
+        transport.start(replay_spec(recorded, name), 1)
+    poll_until(transport, lambda found: sum(isinstance(one, AgentUp) for one in found) == 3)
+    pids = transport.pids()
     assert pids[names[0], 1] == pids[names[1], 1] != pids[names[2], 1]
     os.kill(pids[names[0], 1], signal.SIGSTOP)
-    links.stop(names[0], 1, kill=True)
-    found = poll_until(links, lambda found: sum(isinstance(one, AgentGone) for one in found) == 2)
+    transport.stop(names[0], 1, kill=True)
+    found = poll_until(transport, lambda found: sum(isinstance(one, AgentGone) for one in found) == 2)
     assert {one.device_id for one in found if isinstance(one, AgentGone)} == set(names[:2])
-    links.measure(lease_of(names[2], 1), 1, batch_of(recorded_candidates(0, 2)))
-    poll_until(links, lambda found: first(found, Results) is not None)
-    links.stop(names[2], 1, kill=True)
-    poll_until(links, lambda found: first(found, AgentGone) is not None)
+    transport.measure(lease_of(names[2], 1), 1, batch_of(recorded_candidates(0, 2)))
+    poll_until(transport, lambda found: first(found, Results) is not None)
+    transport.stop(names[2], 1, kill=True)
+    poll_until(transport, lambda found: first(found, AgentGone) is not None)
 
 
 #: In a process of its own: Ray ends the one that has lost its head for a minute, and that may be the suite's.
@@ -274,24 +274,24 @@ from pathlib import Path
 import psutil
 from agents.device.messages import AgentGone, AgentUp
 from fleet.transport.ray_transport import RayTransport
-from tests.link_fixtures import PROTOCOL, first, poll_until, replay_spec
-from tests.test_ray_links import alive
+from tests.transport_fixtures import PROTOCOL, first, poll_until, replay_spec
+from tests.test_ray_transport import alive
 
 server, spec = sys.argv[1], replay_spec(Path(sys.argv[2]), f"under-{sys.argv[1]}")
-links = RayTransport([], Path(sys.argv[3]), PROTOCOL, beat_secs=0.2)
-links.start(spec, 1)
-poll_until(links, lambda found: first(found, AgentUp) is not None)
-agent = psutil.Process(next(iter(links.pids().values())))
+transport = RayTransport([], Path(sys.argv[3]), PROTOCOL, beat_secs=0.2)
+transport.start(spec, 1)
+poll_until(transport, lambda found: first(found, AgentUp) is not None)
+agent = psutil.Process(next(iter(transport.pids().values())))
 [victim] = [one for one in psutil.Process().children() if one.name() == server]
 victim.kill()
-gone = first(poll_until(links, lambda found: first(found, AgentGone) is not None), AgentGone)
+gone = first(poll_until(transport, lambda found: first(found, AgentGone) is not None), AgentGone)
 assert (gone.incarnation, gone.was_asked, gone.is_blameless) == (1, False, True), gone
-links.start(spec, 2)
-poll_until(links, lambda found: first(found, AgentUp) is not None)
+transport.start(spec, 2)
+poll_until(transport, lambda found: first(found, AgentUp) is not None)
 assert not alive(agent)
-links.stop(spec.device_id, 2, kill=True)
-poll_until(links, lambda found: first(found, AgentGone) is not None)
-links.close(20.0)
+transport.stop(spec.device_id, 2, kill=True)
+poll_until(transport, lambda found: first(found, AgentGone) is not None)
+transport.close(20.0)
 """
 
 
@@ -315,10 +315,10 @@ import sys, time
 from pathlib import Path
 from agents.device.messages import AgentUp
 from fleet.transport.ray_transport import RayTransport
-from tests.link_fixtures import PROTOCOL, poll_until, replay_spec
-links = RayTransport([], Path(sys.argv[2]), PROTOCOL)
-links.start(replay_spec(Path(sys.argv[1])), 1)
-[up] = [m for m in poll_until(links, lambda found: any(isinstance(m, AgentUp) for m in found))]
+from tests.transport_fixtures import PROTOCOL, poll_until, replay_spec
+transport = RayTransport([], Path(sys.argv[2]), PROTOCOL)
+transport.start(replay_spec(Path(sys.argv[1])), 1)
+[up] = [m for m in poll_until(transport, lambda found: any(isinstance(m, AgentUp) for m in found))]
 print(up.pid, flush=True)
 time.sleep(600)
 """

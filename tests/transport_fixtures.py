@@ -1,4 +1,4 @@
-"""Replay devices over recorded measurements, and what to ask them: for the tests of links and coordinator."""
+"""Replay devices over recorded measurements, and what to ask them: for tests of transport and coordinator."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def lease_of(device: str, epoch: int, job: str = "") -> Lease:
 
 
 def poll_until(
-    links: AgentTransport, is_enough: Callable[[list[Message]], bool], timeout_secs: float = 60.0
+    transport: AgentTransport, is_enough: Callable[[list[Message]], bool], timeout_secs: float = 60.0
 ) -> list[Message]:
     """Poll until the messages so far are enough; fails with what came if that takes too long."""
     found: list[Message] = []
     deadline = time.monotonic() + timeout_secs
     while not is_enough(found):
         assert time.monotonic() < deadline, f"after {timeout_secs:g} s only {found}"
-        found += links.poll(0.2)
+        found += transport.poll(0.2)
     return found
 
 

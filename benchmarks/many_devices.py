@@ -1,0 +1,145 @@
+"""A daemon with many replay devices and everything on: `python -m benchmarks.many_devices STORE --json`.
+
+The devices answer from a store of real records, behind real Ray actors (several a process). A `fleet up`
+collects, onboards, trains, ranks and serves its API. Then the file of one more device appears. What is
+measured: how fast the devices come to work, memory, how fast the API answers meanwhile, and the onboarding of
+the last one, which must not cost a training for each device that is known.
+
+Make the store first, for example with `python -m benchmarks.arrival --folder FOLDER` (`FOLDER/runs/store`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from agents.records import DeviceKind
+from benchmarks.live_daemon import START_SECS, onboarded, running, until
+from fleet.api.client import DaemonClient
+from fleet.store.store import Store
+
+_WORK_SECS, _MODEL_SECS = 900.0, 1800.0
+#: Answers of the API that are timed.
+_ASKED = 40
+
+
+def run(folder: Path, records: Path, devices: int) -> dict[str, Any]:
+    """Do all of it in a folder.
+
+    Args:
+        folder: Gets device files, store, models and the daemon's folder.
+        records: A store of live devices.
+        devices: Replay devices at work before the last one comes.
+    """
+    entries = Store.read(records).devices()
+    live = sorted(one for one, entry in entries.items() if entry.spec.kind is not DeviceKind.REPLAY)
+    files = folder / "configs" / "hardware"
+    files.mkdir(parents=True, exist_ok=True)
+    names = [f"replay-{number:03}" for number in range(devices + 1)]
+    *known, last = names
+    for number, name in enumerate(known):
+        _write(files / f"{name}.yaml", name, records, live[number % len(live)], number)
+    settings = {
+        "schema": 1,
+        "devices": {"ids": names},
+        "daemon": {"arrival_samples": 64, "lease_secs": 120.0},
+        "training": {"epochs": 8},
+    }
+    (folder / "configs" / "fleet.yaml").write_text(yaml.safe_dump(settings))
+    began = time.monotonic()
+    with running(folder) as daemon:
+        until(lambda: _with_records(daemon, known), _WORK_SECS, "all devices have measured")
+        working_secs = time.monotonic() - began
+        until(lambda: _served(daemon, known), _MODEL_SECS, "all devices have a head")
+        served_secs = time.monotonic() - began
+        answers = [_timed(daemon) for _ in range(_ASKED)]
+        status = daemon.get("/v1/status")
+        memory = _memory_mb(daemon.pid)
+        came = time.monotonic()
+        _write(files / f"{last}.yaml", last, records, live[devices % len(live)], devices)
+        until(lambda: last in daemon.get("/v1/devices"), START_SECS, "the last device is known")
+        known_secs = time.monotonic() - came
+        arrived = onboarded(daemon, last, 0)
+        head_secs = time.monotonic() - came
+    count = sum(one["records"] for one in status["devices"].values())
+    return {
+        "benchmark": "many_devices",
+        "devices": devices,
+        "recorded_devices": len(live),
+        "working_secs": round(working_secs, 1),
+        "served_secs": round(served_secs, 1),
+        "records": count,
+        "versions": len({one["champion"] for one in status["devices"].values()}),
+        "api_median_secs": round(statistics.median(answers), 4),
+        "api_slowest_secs": round(max(answers), 4),
+        **memory,
+        "known_secs": round(known_secs, 1),
+        "head_secs": round(head_secs, 1),
+        "parts": {part: round(secs, 1) for part, secs in arrived["seconds"].items()},
+        "strategy": arrived["taken"],
+        "samples": arrived["samples"],
+        "sources": len(arrived["siblings"]),
+    }
+
+
+def _write(path: Path, name: str, records: Path, device: str, seed: int) -> None:
+    value = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu"}
+    value |= {"records": str(records.absolute()), "device": device, "seed": seed, "noise": True}
+    path.write_text(yaml.safe_dump(value))
+
+
+def _with_records(daemon: DaemonClient, names: list[str]) -> bool:
+    found = daemon.get("/v1/devices")
+    return all(found.get(one, {}).get("records") for one in names)
+
+
+def _served(daemon: DaemonClient, names: list[str]) -> bool:
+    found = daemon.get("/v1/devices")
+    return all(found[one]["champion"] for one in names)
+
+
+def _timed(daemon: DaemonClient) -> float:
+    began = time.monotonic()
+    daemon.get("/v1/status")
+    return time.monotonic() - began
+
+
+def _memory_mb(pid: int) -> dict[str, float]:
+    """Memory of the daemon's process and of all that it has started (proportional set size)."""
+    process = psutil.Process(pid)
+    below = 0.0
+    for child in process.children(recursive=True):
+        try:
+            below += child.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+    return {
+        "coordinator_mb": round(process.memory_full_info().pss / 2**20, 1),
+        "processes_mb": round(below / 2**20, 1),
+    }
+
+
+def main() -> None:
+    """Run it and print what came of it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("records", type=Path, help="store of real records, for the devices to answer from")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--devices", type=int, default=128, help="replay devices before the last one (128)")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="many-devices-") as folder:
+        found = run(Path(folder), asked.records, asked.devices)
+    print(json.dumps(found) if asked.json else "\n".join(f"{key}: {value}" for key, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()
