@@ -154,7 +154,7 @@ def test_the_token_is_for_its_owner_only_and_stays(server: ApiServer, tmp_path: 
 
 def test_status_and_devices_are_the_view(server: ApiServer, tmp_path: Path) -> None:
     expected = json.loads(json.dumps(a_view()))
-    expected["devices"][BOARD] |= {"pinned": False, "retained": ""}
+    expected["devices"][BOARD] |= {"pinned": False, "retained": "", "model_kind": "fleet_tlp"}
     assert get(server, "/v1/status", tmp_path).json() == expected
     assert get(server, "/v1/devices", tmp_path).json()[BOARD]["records"] == 7
     assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["records_per_s"] == 1.5

@@ -166,9 +166,9 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
 
 
 def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[str, Any]:
-    """Devices of a view, each with whether its champion is pinned, and why the last challenger stayed out."""
+    """Devices of a view; each with what kind its champion is, whether it is pinned, and why it stayed."""
     notes = champion_notes(registry)
-    none = {"pinned": False, "retained": ""}
+    none = {"pinned": False, "retained": "", "model_kind": ""}
     return {
         device_id: {**found, **{key: notes.get(device_id, none)[key] for key in none}}
         for device_id, found in devices.items()

@@ -11,6 +11,7 @@ from typing import Any
 from fleet.cli.output import short_moment
 from fleet.terminal_console import TerminalConsole
 from fleet.terminal_table import print_rows
+from transfer.model.kinds import FLEET_TLP
 
 _COLUMNS = ("device", "state", "records", "failed", "late", "per s", "batch", "last", "champion")
 _ALARMS = 5
@@ -28,6 +29,9 @@ def print_daemon(view: Mapping[str, Any]) -> None:
     for name, found in devices.items():
         if why := found["reason"] or found["closed"]:
             say(f"{name}: {why}")
+        # There is no room beside the version; what is not said is a FleetTLP.
+        if (kind := found.get("model_kind", "")) and kind != FLEET_TLP:
+            say(f"{name}: {found['champion']} is of kind {kind}")
         if kept := found.get("retained"):
             say(f"{name}: {found['champion']} stays; {kept}")
     coordinator, store, jobs = view["coordinator"], view["store"], view["jobs"]
