@@ -1,1 +1,1 @@
-"""FleetTLP: a shared backbone, one head a device, trees beside it, and the folder they are kept in."""
+"""FleetTLP (a shared backbone, one head a device, trees), the published MTL-TLP, and their folder on the disk."""
