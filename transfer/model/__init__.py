@@ -1,1 +1,1 @@
-"""FleetTLP (a shared backbone, one head a device, trees), the published MTL-TLP, and their folder on the disk."""
+"""FleetTLP (shared backbone, a head for each device, trees), the published MTL-TLP, and their folder."""
