@@ -64,8 +64,8 @@ def known_fingerprints(
     Args:
         store: The store.
         device_ids: The devices.
-        programs: Reference programs, whose records count whatever their origin: only the first device met them
-            as new candidates.
+        programs: Reference programs, whose records count whatever their origin: only the first device met
+            them as new candidates.
         earlier: Another environment of the device `of`, told as a device of its own.
         of: A device.
     """
