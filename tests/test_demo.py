@@ -14,7 +14,9 @@ import psutil
 import pytest
 from conftest import each_below
 
+from agents.records import DeviceId
 from fleet.errors import FleetError
+from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
 from transfer.adapt.fingerprint import ORIGIN
 from transfer.adapt.registry import NAMES
@@ -115,13 +117,17 @@ def test_the_same_command_goes_on_after_a_kill(finished: tuple[Path, int]) -> No
     first = [record for record in records if record.attempt == 0]
     assert len({record.record_id for record in records}) == len(records)
     by_device: dict[str, set[str]] = {}
+    reference = {record.candidate_id for record in first if record.origin == ORIGIN}
+    assert len(reference) == 18
     for record in first:
-        if record.origin != ORIGIN:
+        if record.candidate_id not in reference:
             by_device.setdefault(record.device_id, set()).add(record.candidate_id)
     assert len(by_device) >= 2
     candidates = next(iter(by_device.values()))
     assert all(found == candidates for found in by_device.values())
     assert len(candidates) == WORKLOADS * SAMPLES
+    likened = known_fingerprints(Store.read(folder / "store"), list(map(DeviceId, by_device)), reference)
+    assert [one.tried for one in likened] == [18] * len(by_device)
 
 
 def test_the_report_keeps_its_contract(finished: tuple[Path, int]) -> None:

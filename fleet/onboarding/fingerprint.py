@@ -7,10 +7,11 @@ device's present environment is not measured again.
 
 from __future__ import annotations
 
+from collections.abc import Collection as Programs
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agents.records import Candidate, DeviceId, DeviceSpec, Workload, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
 from fleet.collection.collect import Collection
 from fleet.collection.settings import Engine
 from fleet.errors import FleetError
@@ -52,24 +53,30 @@ def measure_fingerprint(engine: Engine, collection: Collection, spec: DeviceSpec
 
 
 def known_fingerprints(
-    store: StoreReader, device_ids: list[DeviceId], earlier: Earlier | None = None, of: str = ""
+    store: StoreReader,
+    device_ids: list[DeviceId],
+    programs: Programs[CandidateId] = (),
+    earlier: Earlier | None = None,
+    of: str = "",
 ) -> list[Fingerprint]:
     """Fingerprints of some devices as far as the store has them.
 
     Args:
         store: The store.
         device_ids: The devices.
+        programs: Reference programs, whose records count whatever their origin: only the first device met
+            them as new candidates.
         earlier: Another environment of the device `of`, told as a device of its own.
         of: A device.
     """
     from transfer.adapt.fingerprint import from_records
 
-    found = [from_records(one, store.records(device_id=one)) for one in device_ids]
+    found = [from_records(one, store.records(device_id=one), programs) for one in device_ids]
     if earlier is not None:
         records = store.records(device_id=of)
         before = (one for one in records if one.environment_id == earlier.environment_id)
         renamed = (replace(one, device_id=earlier.device_id) for one in before)
-        found.append(from_records(earlier.device_id, renamed))
+        found.append(from_records(earlier.device_id, renamed, programs))
     return [one for one in found if one.is_usable]
 
 

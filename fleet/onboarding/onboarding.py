@@ -112,7 +112,7 @@ def onboard_device(
             pools, holds_out, samples = pools_of(store, known, samples, live=live, fewer=fewer)
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
-            near = _likeness(mine, known_fingerprints(store, siblings, earlier, target))
+            near = _likeness(mine, known_fingerprints(store, siblings, mine.latency_secs, earlier, target))
         with clock.part("choose"):
             before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
             measured = _measured(engine.store(), target, environment_id)
