@@ -18,12 +18,12 @@ class LeaseTag(FastPickle):
     """Under which lease a record was made."""
 
     job_id: str
-    #: Number of the lease among those of the device; it only grows.
-    epoch: int
+    #: Number of the lease among those of the device; it only grows. Results of an older one are fenced off.
+    fencing_token: int
 
     def as_json(self) -> list[Any]:
         """The tag as JSON-ready values; `tag_from_json` reads them."""
-        return [self.job_id, self.epoch]
+        return [self.job_id, self.fencing_token]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,14 @@ class Lease(FastPickle):
 
     device_id: DeviceId
     job_id: str
-    epoch: int
+    fencing_token: int
     #: By the coordinator's own count of time, which nobody else has; the agent does not judge it.
     deadline_secs: float
 
     @property
     def tag(self) -> LeaseTag:
         """What its results carry."""
-        return LeaseTag(job_id=self.job_id, epoch=self.epoch)
+        return LeaseTag(job_id=self.job_id, fencing_token=self.fencing_token)
 
 
 def tag_from_json(value: Any) -> LeaseTag | None:
@@ -51,9 +51,9 @@ def tag_from_json(value: Any) -> LeaseTag | None:
     if value is None:
         return None
     match value:
-        case [str(job_id), int(epoch)] if not isinstance(epoch, bool):
-            return LeaseTag(job_id=job_id, epoch=epoch)
-    raise ValueError(f"a lease tag must be [job_id, epoch], got {value!r:.80}")
+        case [str(job_id), int(fencing_token)] if not isinstance(fencing_token, bool):
+            return LeaseTag(job_id=job_id, fencing_token=fencing_token)
+    raise ValueError(f"a lease tag must be [job_id, fencing_token], got {value!r:.80}")
 
 
 __all__ = ["Lease", "LeaseTag", "tag_from_json"]

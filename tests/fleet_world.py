@@ -123,7 +123,7 @@ class World:
         if isinstance(event, ev.JobFinished):
             self._check_count(event, before)
         if isinstance(event, ev.LeaseReturned):
-            self.expired.add((event.device_id, event.epoch))
+            self.expired.add((event.device_id, event.fencing_token))
             assert self._blame(self.state.to_json()) == self._blame(before)
         if isinstance(event, ev.ClockSet):
             assert self._blame(self.state.to_json()) == self._blame(before)
@@ -226,19 +226,19 @@ class World:
         latest = [g for g in since if g.job_id == event.job_id and g.device_id == event.device_id][-1:]
         should = (
             bool(latest)
-            and latest[0].epoch == event.epoch
-            and (event.device_id, event.epoch) not in self.expired
+            and latest[0].fencing_token == event.fencing_token
+            and (event.device_id, event.fencing_token) not in self.expired
             and self._is_there(before, event.job_id)
         )
         was = before["leasing"]["jobs"]["counts"][JobState.DONE]
         assert (self.state.job_counts()[JobState.DONE] == was + 1) is should
         if should:
-            assert (event.job_id, event.epoch) not in self.counted
-            self.counted.add((event.job_id, event.epoch))
+            assert (event.job_id, event.fencing_token) not in self.counted
+            self.counted.add((event.job_id, event.fencing_token))
 
     def _check_grant(self, grant: ev.GrantLease) -> None:
-        earlier = [one.epoch for one in self.grants if one.device_id == grant.device_id]
-        assert grant.epoch == max(earlier, default=0) + 1
+        earlier = [one.fencing_token for one in self.grants if one.device_id == grant.device_id]
+        assert grant.fencing_token == max(earlier, default=0) + 1
         shown = self.state.describe(grant.device_id)
         assert shown["incarnation"] == grant.incarnation
         assert shown["state"] == DeviceState.LEASED

@@ -84,9 +84,9 @@ def start_of(recorded: Path, spool: Path | str = "unused", incarnation: int = 1)
     )
 
 
-def measure_of(epoch: int, first: int, number: int) -> Measure:
+def measure_of(fencing_token: int, first: int, number: int) -> Measure:
     batch = batch_of(recorded_candidates(first, number))
-    return Measure(device_id=AGAIN, incarnation=1, lease=lease_of("again", epoch), batch=batch)
+    return Measure(device_id=AGAIN, incarnation=1, lease=lease_of("again", fencing_token), batch=batch)
 
 
 class Fetcher:
@@ -221,7 +221,7 @@ def test_nothing_comes_from_an_agent_that_was_stopped_at_once(
 
 
 def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path, tmp_path: Path) -> None:
-    tag = LeaseTag(job_id="old", epoch=1)
+    tag = LeaseTag(job_id="old", fencing_token=1)
     old = make_batch(100, 600, workload=WORKLOAD.workload_id, device="again")
     with Spool(tmp_path) as spool:
         spool.put(old, tag)
@@ -297,7 +297,7 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
         pass
     _, failed = host.take(0, 0)[1]
     assert isinstance(failed, Failed)
-    assert (failed.is_blameless, failed.lease) == (is_blameless, LeaseTag(job_id="job-1", epoch=1))
+    assert (failed.is_blameless, failed.lease) == (is_blameless, LeaseTag(job_id="job-1", fencing_token=1))
     host.close_workers()
 
 

@@ -209,7 +209,7 @@ def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fle
             coordinator.turn(0.0)
             fleet.clock.now += 1.1
         transport.freeze(one, 1)
-        epoch = coordinator.view()["devices"][one]["epoch"]
+        fencing_token = coordinator.view()["devices"][one]["epoch"]
         # The device is stopped beyond its lease; its agent is ended, and another one started.
         for _ in range(6):
             fleet.clock.now += 10.0
@@ -219,7 +219,7 @@ def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fle
         fleet.turn_until(coordinator, everything_measured(fleet), 200)
         view = coordinator.view()
         coordinator.close()
-    assert epoch >= 1
+    assert fencing_token >= 1
     check_books(fleet, view)
     late = sum(len(path.read_text().splitlines()) for path in fleet.late_files())
     assert late == view["devices"][one]["late"]

@@ -435,7 +435,7 @@ def test_a_host_that_cannot_measure_blames_no_job(is_blameless: bool, expected: 
         incarnation=1,
         what=Asked.MEASURE,
         error="no worker process starts",
-        lease=LeaseTag(job_id="job", epoch=1),
+        lease=LeaseTag(job_id="job", fencing_token=1),
         is_blameless=is_blameless,
     )
     state = leased_state()

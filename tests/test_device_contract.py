@@ -193,7 +193,7 @@ def test_records_are_pending_until_they_are_acknowledged(subject: Subject) -> No
 
 def test_parts_come_with_the_lease_that_the_spool_notes(subject: Subject) -> None:
     subject.worker.acknowledge([record.record_id for _, record in subject.worker.pending_tagged()])
-    tag = LeaseTag(job_id="job-7", epoch=7)
+    tag = LeaseTag(job_id="job-7", fencing_token=7)
     before = subject.worker.finished
     batch = Batch(
         candidates=subject.candidates[:3],

@@ -97,3 +97,19 @@ def test_a_beat_of_a_strange_kind_is_refused() -> None:
     value = {"event": "AgentBeat", "at_secs": 1, "device_id": "a", "incarnation": 1, "busy": "sleeping"}
     with pytest.raises(EventError, match="sleeping"):
         event_from_json(value)
+
+
+def test_the_disk_keeps_the_name_of_the_fencing_token() -> None:
+    # As versions before wrote it: journals of them are read, and theirs read ours.
+    value = {
+        "event": "JobCrashed",
+        "at_secs": 1.0,
+        "device_id": "a",
+        "job_id": "j",
+        "epoch": 7,
+        "stderr_tail": "",
+    }
+    event = event_from_json(value)
+    assert isinstance(event, ev.JobCrashed)
+    assert event.fencing_token == 7
+    assert event_to_json(event) == value

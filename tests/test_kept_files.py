@@ -75,8 +75,10 @@ def test_one_that_cannot_be_deleted_is_said_and_stops_nothing(
 
 def test_late_and_refused_records_are_bounded(tmp_path: Path) -> None:
     late = KeptFiles(tmp_path / "late", most_files=5)
-    for epoch in range(8):
-        assert keep_late(late, A, LeaseTag(job_id="job", epoch=epoch), [make_record(epoch)])
+    for fencing_token in range(8):
+        assert keep_late(
+            late, A, LeaseTag(job_id="job", fencing_token=fencing_token), [make_record(fencing_token)]
+        )
     assert [int(name.split("-")[0]) for name in names(tmp_path / "late")][-1] == 7
     assert len(names(tmp_path / "late")) <= 5
     refused = RefusedRecords(tmp_path / "refused")

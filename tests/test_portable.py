@@ -16,10 +16,10 @@ from tests.record_fixtures import make_batch, make_workload
 A = DeviceId("a")
 WORKLOAD = make_workload(1)
 CANDIDATE = Candidate(workload_id=WORKLOAD.workload_id, trace="[1]")
-TAG = LeaseTag(job_id="j", epoch=3)
+TAG = LeaseTag(job_id="j", fencing_token=3)
 REQUEST = ProposeRequest(request_id="r", workload=WORKLOAD, count=2, seed=1, exclude=frozenset("x"))
 BATCH = Batch(candidates=(CANDIDATE,), workloads={WORKLOAD.workload_id: WORKLOAD}, protocol=Protocol())
-LEASE = Lease(device_id=A, job_id="j", epoch=3, deadline_secs=1.5)
+LEASE = Lease(device_id=A, job_id="j", fencing_token=3, deadline_secs=1.5)
 VALUES = [
     CANDIDATE,
     *make_batch(0, 2),

@@ -71,8 +71,8 @@ class Lives:
         found = poll_until(self.transport, lambda messages: first(messages, kind) is not None, timeout_secs)
         return [one for one in found if not isinstance(one, Heartbeat) or kind is Heartbeat]
 
-    def measure(self, epoch: int, workload: Workload, candidates: list[Candidate]) -> Lease:
-        lease = lease_of(GENERIC, epoch)
+    def measure(self, fencing_token: int, workload: Workload, candidates: list[Candidate]) -> Lease:
+        lease = lease_of(GENERIC, fencing_token)
         batch = Batch(
             candidates=tuple(candidates), workloads={workload.workload_id: workload}, protocol=QUICK
         )

@@ -38,8 +38,8 @@ POISON: dict[str, dict[str, Any]] = {
 }
 
 
-def arrival(records: list[Record], epoch: int = 1) -> Arrival:
-    lease = LeaseTag(job_id="job", epoch=epoch)
+def arrival(records: list[Record], fencing_token: int = 1) -> Arrival:
+    lease = LeaseTag(job_id="job", fencing_token=fencing_token)
     return Arrival(device_id=DeviceId("dev-a"), incarnation=1, lease=lease, records=tuple(records))
 
 
@@ -80,7 +80,7 @@ def test_all_that_are_bad_are_found_and_no_other(places: set[int], what: str) ->
 def test_what_is_refused_is_kept_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
     refused = RefusedRecords(tmp_path / "refused")
     good, bad = make_batch(0, 3), poisoned(9, "a number that is none")
-    arrivals, refusals = refused.sift([arrival([*good, bad]), arrival(good, epoch=2)])
+    arrivals, refusals = refused.sift([arrival([*good, bad]), arrival(good, fencing_token=2)])
     assert [one.records for one in arrivals] == [tuple(good), tuple(good)]
     [refusal] = refusals
     assert (refusal.records, refused.count) == ((bad,), 1)

@@ -215,7 +215,7 @@ def test_it_waits_for_a_predecessor_that_lets_go(tmp_path: Path) -> None:
 
 
 def test_records_come_back_with_the_lease_that_they_were_made_under(tmp_path: Path) -> None:
-    one, other = LeaseTag(job_id="j-1", epoch=4), LeaseTag(job_id="j-2", epoch=5)
+    one, other = LeaseTag(job_id="j-1", fencing_token=4), LeaseTag(job_id="j-2", fencing_token=5)
     expected = list(zip([None, one, one, other], make_batch(0, 4), strict=True))
     with Spool(tmp_path) as spool:
         spool.put(make_batch(0, 1))
@@ -228,7 +228,7 @@ def test_records_come_back_with_the_lease_that_they_were_made_under(tmp_path: Pa
 
 
 def test_a_record_put_under_a_newer_lease_replaces_the_older_one(tmp_path: Path) -> None:
-    late, good = LeaseTag(job_id="j-1", epoch=4), LeaseTag(job_id="j-1", epoch=7)
+    late, good = LeaseTag(job_id="j-1", fencing_token=4), LeaseTag(job_id="j-1", fencing_token=7)
     again = make_record(0, measured_at=1.8e9)
     with Spool(tmp_path, segment_bytes=100) as spool:
         spool.put([make_record(0)], late)
@@ -241,7 +241,7 @@ def test_a_record_put_under_a_newer_lease_replaces_the_older_one(tmp_path: Path)
         assert list(spool.pending_tagged()) == [(late, make_record(1))]
 
 
-@given(tag=st.none() | st.builds(LeaseTag, job_id=st.text(), epoch=st.integers()))
+@given(tag=st.none() | st.builds(LeaseTag, job_id=st.text(), fencing_token=st.integers()))
 def test_every_tag_can_be_read_again(tag: LeaseTag | None) -> None:
     value = json.loads(json.dumps(None if tag is None else tag.as_json()))
     assert tag_from_json(value) == tag
@@ -249,7 +249,7 @@ def test_every_tag_can_be_read_again(tag: LeaseTag | None) -> None:
 
 @pytest.mark.parametrize("value", [0, "j", [], ["j"], ["j", "1"], ["j", True], [1, 1], ["j", 1, 2], {"j": 1}])
 def test_what_is_no_tag_is_refused(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(ValueError, match=r"must be \[job_id, epoch\]"):
+    with pytest.raises(ValueError, match=r"must be \[job_id, fencing_token\]"):
         tag_from_json(value)
     (tmp_path / "0000000000.seg").write_bytes(
         frame({"record": record_to_json(make_record(0)), "lease": value})

@@ -69,28 +69,33 @@ class Fleet:
             made += self.tell(ev.JobSubmitted, job=job(name, A, size=size, expected_secs=expected_secs))
         return made
 
-    def finish(self, name: str, epoch: int, device_secs: float = 10.0) -> list[Instruction]:
+    def finish(self, name: str, fencing_token: int, device_secs: float = 10.0) -> list[Instruction]:
         return self.of_a(
             ev.JobFinished,
             job_id=JobId(name),
-            epoch=epoch,
+            fencing_token=fencing_token,
             incarnation=self.show()["incarnation"],
             outcomes={"ok": 2},
             device_secs=device_secs,
         )
 
     def beat(
-        self, epoch: int | None, done: int = 0, busy: Busy = Busy.TIMING, **fields: Any
+        self, fencing_token: int | None, done: int = 0, busy: Busy = Busy.TIMING, **fields: Any
     ) -> list[Instruction]:
         return self.of_a(
-            ev.AgentBeat, incarnation=self.show()["incarnation"], epoch=epoch, done=done, busy=busy, **fields
+            ev.AgentBeat,
+            incarnation=self.show()["incarnation"],
+            fencing_token=fencing_token,
+            done=done,
+            busy=busy,
+            **fields,
         )
 
-    def stalls(self, epoch: int) -> list[Instruction]:
+    def stalls(self, fencing_token: int) -> list[Instruction]:
         """The agent beats on and gets no further, until that is enough."""
         made: list[Instruction] = []
         for _ in range(100):
-            self.beat(epoch)
+            self.beat(fencing_token)
             made += self.wait(10.0)
             if only(ev.StopAgent, made):
                 return made
@@ -99,14 +104,16 @@ class Fleet:
     def dies(self) -> list[Instruction]:
         return self.of_a(ev.AgentDied, incarnation=self.show()["incarnation"], reason="killed by signal 9")
 
-    def crashes(self, name: str, epoch: int, stderr_tail: str = "boom") -> list[Instruction]:
-        return self.of_a(ev.JobCrashed, job_id=JobId(name), epoch=epoch, stderr_tail=stderr_tail)
+    def crashes(self, name: str, fencing_token: int, stderr_tail: str = "boom") -> list[Instruction]:
+        return self.of_a(
+            ev.JobCrashed, job_id=JobId(name), fencing_token=fencing_token, stderr_tail=stderr_tail
+        )
 
     def leases(self) -> dict[str, int]:
         return {one["job_id"]: one["epoch"] for one in self.show()["leases"]}
 
-    def verdict(self, name: str, epoch: int) -> Verdict:
-        return self.state.verdict(A, JobId(name), epoch)
+    def verdict(self, name: str, fencing_token: int) -> Verdict:
+        return self.state.verdict(A, JobId(name), fencing_token)
 
     def count(self, state: JobState) -> int:
         return self.state.job_counts()[state]
@@ -193,8 +200,8 @@ def test_a_finished_candidate_ends_a_row_of_failures() -> None:
         fleet.dies()
         fleet.wait(10.0)
         fleet.passes()
-        epoch = min(fleet.leases().values())
-        fleet.beat(epoch, done=1)
+        fencing_token = min(fleet.leases().values())
+        fleet.beat(fencing_token, done=1)
     assert fleet.show()["failures"] == 0
 
 
@@ -224,7 +231,9 @@ def test_a_zombie_is_ended_and_not_listened_to() -> None:
     assert fleet.of_a(ev.AgentStarted, incarnation=1) == [ev.StopAgent(device_id=A, incarnation=1, kill=True)]
     assert fleet.of_a(ev.AgentDied, incarnation=1, reason="late news") == []
     assert fleet.of_a(ev.ProbeRefused, incarnation=1, reason="late news") == []
-    assert not fleet.state.is_news(ev.AgentBeat(at_secs=fleet.now, device_id=A, incarnation=1, epoch=1))
+    assert not fleet.state.is_news(
+        ev.AgentBeat(at_secs=fleet.now, device_id=A, incarnation=1, fencing_token=1)
+    )
     assert fleet.show()["state"] == "idle"
 
 
@@ -325,7 +334,10 @@ def test_results_of_a_lease_that_was_never_granted_are_of_a_lost_journal() -> No
 def test_two_leases_at_once_and_the_next_when_one_is_done() -> None:
     fleet = Fleet().up()
     grants = only(ev.GrantLease, fleet.submit("j1", "j2", "j3"))
-    assert [(one.job_id, one.epoch, one.incarnation) for one in grants] == [("j1", 1, 1), ("j2", 2, 1)]
+    assert [(one.job_id, one.fencing_token, one.incarnation) for one in grants] == [
+        ("j1", 1, 1),
+        ("j2", 2, 1),
+    ]
     assert grants[0].deadline_secs == fleet.now + 60.0
     assert [one.job_id for one in only(ev.GrantLease, fleet.finish("j1", 1))] == ["j3"]
     assert fleet.show()["outcomes"] == {"ok": 2}
@@ -347,8 +359,8 @@ def test_an_idle_agent_does_not_renew_a_lease_that_it_seems_not_to_know() -> Non
     fleet = Fleet().up()
     fleet.submit("j1")
     fleet.now += 50.0
-    for epoch in (None, 1, 1):
-        fleet.beat(epoch, busy=Busy.IDLE)
+    for fencing_token in (None, 1, 1):
+        fleet.beat(fencing_token, busy=Busy.IDLE)
     # The first beat that names a lease counts as progress: it has reached the agent.
     assert only(ev.StopAgent, fleet.wait(59.0)) == []
     assert only(ev.StopAgent, fleet.wait(1.0))
@@ -373,10 +385,12 @@ def test_results_of_an_expired_lease_are_late_for_ever() -> None:
         ev.StartAgent(device_id=A, incarnation=2),
     ]
     assert fleet.count(JobState.QUEUED) == 2
-    for name, epoch in (("j1", 1), ("j2", 2)):
-        assert fleet.verdict(name, epoch) is Verdict.LATE
-        assert fleet.finish(name, epoch) == [ev.KeepLate(device_id=A, job_id=JobId(name), epoch=epoch)]
-    fleet.of_a(ev.ResultArrivedLate, job_id=JobId("j1"), epoch=1, incarnation=1, count=2)
+    for name, fencing_token in (("j1", 1), ("j2", 2)):
+        assert fleet.verdict(name, fencing_token) is Verdict.LATE
+        assert fleet.finish(name, fencing_token) == [
+            ev.KeepLate(device_id=A, job_id=JobId(name), fencing_token=fencing_token)
+        ]
+    fleet.of_a(ev.ResultArrivedLate, job_id=JobId("j1"), fencing_token=1, incarnation=1, count=2)
     assert fleet.count(JobState.DONE) == 0
     assert fleet.show()["late"] == 2
     assert fleet.show()["outcomes"] == {}
@@ -398,13 +412,13 @@ def test_silence_blames_neither_the_job_at_work_nor_the_device(heard: bool) -> N
     fleet.submit("j1", "j2", "j3")
     made: list[Instruction] = []
     for times in range(1, 21):
-        job_id, epoch = next(iter(fleet.leases().items()))
+        job_id, fencing_token = next(iter(fleet.leases().items()))
         if heard:
-            fleet.beat(epoch)
+            fleet.beat(fencing_token)
         made += fleet.wait(61.0)
         shown = fleet.show()
         assert (shown["failures"], shown["outages"], shown["crashes"]) == (0, times, 0)
-        assert fleet.verdict(job_id, epoch) is Verdict.LATE
+        assert fleet.verdict(job_id, fencing_token) is Verdict.LATE
         assert shown["state"] in ("probing", "lost")
         fleet.wait(60.0)  # the longest wait for the next start
         fleet.passes()
@@ -471,15 +485,17 @@ def test_a_lease_that_was_never_sent_is_given_back_without_blame() -> None:
     fleet = Fleet().up()
     fleet.submit("j1", "j2", "j3")
     fleet.now += 59.0
-    made = fleet.of_a(ev.LeaseReturned, job_id=JobId("j1"), epoch=1, reason="its traces are looked for")
-    assert [(one.job_id, one.epoch) for one in only(ev.GrantLease, made)] == [("j3", 3)]
+    made = fleet.of_a(
+        ev.LeaseReturned, job_id=JobId("j1"), fencing_token=1, reason="its traces are looked for"
+    )
+    assert [(one.job_id, one.fencing_token) for one in only(ev.GrantLease, made)] == [("j3", 3)]
     assert fleet.verdict("j1", 1) is Verdict.LATE
     assert fleet.leases() == {"j2": 2, "j3": 3}
     assert fleet.show()["crashes"] == fleet.show()["failures"] == 0
     assert fleet.show()["budget"]["device_secs"] == 0.0
     before = fleet.state.to_json()["leasing"]["jobs"]
-    for epoch in (1, 2):  # ended before, or of another job
-        assert fleet.of_a(ev.LeaseReturned, job_id=JobId("j1"), epoch=epoch) == []
+    for fencing_token in (1, 2):  # ended before, or of another job
+        assert fleet.of_a(ev.LeaseReturned, job_id=JobId("j1"), fencing_token=fencing_token) == []
     assert fleet.state.to_json()["leasing"]["jobs"] == before
     fleet.finish("j2", 2)
     assert fleet.leases() == {"j3": 3, "j1": 4}
@@ -490,8 +506,8 @@ def test_what_was_begun_when_the_coordinator_stopped_counts_and_is_next() -> Non
     fleet.submit("j1", "j2", "j3")
     fleet.tell(ev.CoordinatorStopping)
     fleet.now += 10.0
-    for epoch, name in ((2, "j2"), (1, "j1")):
-        made = fleet.of_a(ev.LeaseReturned, job_id=JobId(name), epoch=epoch, has_results=True)
+    for fencing_token, name in ((2, "j2"), (1, "j1")):
+        made = fleet.of_a(ev.LeaseReturned, job_id=JobId(name), fencing_token=fencing_token, has_results=True)
         assert only(ev.GrantLease, made) == []
     assert fleet.leases() == {}
     assert fleet.verdict("j1", 1) is Verdict.COUNTS
@@ -600,9 +616,9 @@ def test_a_job_that_wedges_its_agent_three_times_is_quarantined_before_the_devic
     fleet.submit("wedge", "good")
     made: list[Instruction] = []
     for _ in range(12):
-        for name, epoch in sorted(fleet.leases().items()):
+        for name, fencing_token in sorted(fleet.leases().items()):
             if name == "good":
-                fleet.finish(name, epoch)
+                fleet.finish(name, fencing_token)
         if "wedge" in fleet.leases():
             made += fleet.stalls(fleet.leases()["wedge"])
         made += fleet.wait(10.0)
@@ -906,7 +922,7 @@ def test_only_beats_that_matter_are_news() -> None:
     fleet.beat(1)
 
     def is_news(after: float, **fields: Any) -> bool:
-        values = {"epoch": 1, "done": 0, "busy": Busy.TIMING} | fields
+        values = {"fencing_token": 1, "done": 0, "busy": Busy.TIMING} | fields
         return fleet.state.is_news(
             ev.AgentBeat(at_secs=fleet.now + after, device_id=A, incarnation=1, **values)
         )
@@ -915,7 +931,7 @@ def test_only_beats_that_matter_are_news() -> None:
     assert not is_news(14.0, done=1)
     assert is_news(15.0)
     assert is_news(15.0, busy=Busy.IDLE), "a sign of life, although it renews nothing"
-    assert not is_news(15.0, epoch=None)
+    assert not is_news(15.0, fencing_token=None)
     assert is_news(1.0, is_host_idle=False)
     assert is_news(1.0, utc_offset_secs=3600.0)
 
@@ -1045,10 +1061,13 @@ def test_a_roll_back_changes_the_champion() -> None:
         (ev.AgentStarted(at_secs=START, device_id=A, incarnation=2), "incarnation 1"),
         (ev.AgentStarted(at_secs=START, device_id=A, incarnation=1), "had started"),
         (ev.ProbePassed(at_secs=START, device_id=A, incarnation=1, environment_id="e"), "had passed"),
-        (ev.AgentBeat(at_secs=START, device_id=A, incarnation=1, epoch=3), "epoch 2"),
+        (ev.AgentBeat(at_secs=START, device_id=A, incarnation=1, fencing_token=3), "fencing token 2"),
         (ev.JobSubmitted(at_secs=START, job=job("j1", "a")), "is there already"),
-        (ev.JobCrashed(at_secs=START, device_id=A, job_id=JobId("j1"), epoch=3), "epoch 2"),
-        (ev.JobCrashed(at_secs=START, device_id=DeviceId("b"), job_id=JobId("j1"), epoch=1), "belongs to a"),
+        (ev.JobCrashed(at_secs=START, device_id=A, job_id=JobId("j1"), fencing_token=3), "fencing token 2"),
+        (
+            ev.JobCrashed(at_secs=START, device_id=DeviceId("b"), job_id=JobId("j1"), fencing_token=1),
+            "belongs to a",
+        ),
         (ev.TrainingStarted(at_secs=START, family="cpu"), "training is idle"),
     ],
 )

@@ -146,13 +146,13 @@ class Fleet(RuleBasedStateMachine):
         self, device: str, behind: int, lease: int, done: int, busy: Busy, idle: bool | None, step: float
     ) -> None:
         known = DeviceId(device) in self.world.state.device_ids()
-        epoch = self.world.device(device)["epoch"] - lease if known else 1
+        fencing_token = self.world.device(device)["epoch"] - lease if known else 1
         self.world.tell(
             ev.AgentBeat(
                 at_secs=self.at(step),
                 device_id=DeviceId(device),
                 incarnation=self.incarnation(device, behind),
-                epoch=None if epoch <= 0 else epoch,
+                fencing_token=None if fencing_token <= 0 else fencing_token,
                 done=done,
                 busy=busy,
                 is_host_idle=idle,
@@ -187,7 +187,7 @@ class Fleet(RuleBasedStateMachine):
                     at_secs=self.at(),
                     device_id=grant.device_id,
                     job_id=grant.job_id,
-                    epoch=grant.epoch + astray,
+                    fencing_token=grant.fencing_token + astray,
                     incarnation=grant.incarnation,
                     outcomes={"ok": 1, "run_failed": 1},
                     device_secs=secs,
@@ -205,7 +205,7 @@ class Fleet(RuleBasedStateMachine):
             else:
                 self.lease_ends(device, kind, *lease)
 
-    def lease_ends(self, device: str, kind: str, job_id: JobId, epoch: int) -> None:
+    def lease_ends(self, device: str, kind: str, job_id: JobId, fencing_token: int) -> None:
         device_id = DeviceId(device)
         if kind == "died":
             self.died(device, 0)
@@ -213,14 +213,18 @@ class Fleet(RuleBasedStateMachine):
             self.tick(61.0)
         elif kind == "crashed":
             at_secs = self.at(5.0)
-            self.world.tell(ev.JobCrashed(at_secs=at_secs, device_id=device_id, job_id=job_id, epoch=epoch))
+            self.world.tell(
+                ev.JobCrashed(
+                    at_secs=at_secs, device_id=device_id, job_id=job_id, fencing_token=fencing_token
+                )
+            )
         else:
             self.world.tell(
                 ev.JobFinished(
                     at_secs=self.at(5.0),
                     device_id=device_id,
                     job_id=job_id,
-                    epoch=epoch,
+                    fencing_token=fencing_token,
                     incarnation=self.incarnation(device, 0),
                     outcomes={"ok": 2},
                     device_secs=20.0,
@@ -233,7 +237,10 @@ class Fleet(RuleBasedStateMachine):
         if grant is not None:
             self.world.tell(
                 ev.JobCrashed(
-                    at_secs=self.at(), device_id=grant.device_id, job_id=grant.job_id, epoch=grant.epoch
+                    at_secs=self.at(),
+                    device_id=grant.device_id,
+                    job_id=grant.job_id,
+                    fencing_token=grant.fencing_token,
                 )
             )
 
@@ -246,7 +253,7 @@ class Fleet(RuleBasedStateMachine):
                     at_secs=self.at(),
                     device_id=DeviceId(device),
                     job_id=lease["job_id"],
-                    epoch=lease["epoch"],
+                    fencing_token=lease["epoch"],
                 )
             )
 
@@ -259,7 +266,7 @@ class Fleet(RuleBasedStateMachine):
                     at_secs=self.at(),
                     device_id=grant.device_id,
                     job_id=grant.job_id,
-                    epoch=grant.epoch,
+                    fencing_token=grant.fencing_token,
                     incarnation=grant.incarnation,
                     count=1,
                 )
@@ -518,7 +525,7 @@ def test_a_budget_is_overspent_by_one_lease_at_most(
                     at_secs=world.now,
                     device_id=device,
                     job_id=first["job_id"],
-                    epoch=first["epoch"],
+                    fencing_token=first["epoch"],
                     incarnation=1,
                     outcomes={"ok": 2},
                     device_secs=actual[first["job_id"]],

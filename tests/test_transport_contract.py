@@ -196,7 +196,7 @@ def test_a_stopped_agent_is_gone_once_and_last(
     transport.measure(lease_of(spec.device_id, 4), 2, batch_of(recorded_candidates(2, 2)))
     [results] = ask_until(transport, spec, 1)
     assert isinstance(results, Results)
-    assert (results.incarnation, results.lease.epoch) == (2, 4)
+    assert (results.incarnation, results.lease.fencing_token) == (2, 4)
 
 
 def test_a_device_that_cannot_be_is_refused_once_and_last(transport: AgentTransport, tmp_path: Path) -> None:

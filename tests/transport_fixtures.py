@@ -53,9 +53,12 @@ def batch_of(candidates: tuple[Candidate, ...], *, attempt: int = 0) -> Batch:
     )
 
 
-def lease_of(device: str, epoch: int, job: str = "") -> Lease:
+def lease_of(device: str, fencing_token: int, job: str = "") -> Lease:
     return Lease(
-        device_id=DeviceId(device), job_id=job or f"job-{epoch}", epoch=epoch, deadline_secs=2e9 + epoch
+        device_id=DeviceId(device),
+        job_id=job or f"job-{fencing_token}",
+        fencing_token=fencing_token,
+        deadline_secs=2e9 + fencing_token,
     )
 
 

@@ -91,7 +91,7 @@ def sort(arrivals: Iterable[Arrival], judge: Judge) -> Sorted:
         if one.lease is None:
             found.counted.append(one)
             continue
-        verdict = judge(one.device_id, JobId(one.lease.job_id), one.lease.epoch)
+        verdict = judge(one.device_id, JobId(one.lease.job_id), one.lease.fencing_token)
         {Verdict.COUNTS: found.counted, Verdict.REPEATED: found.repeated, Verdict.LATE: found.late}[
             verdict
         ].append(one)
@@ -121,8 +121,8 @@ class Tallies:
         if arrival.lease is None:
             return
         tally = self._jobs.setdefault(JobId(arrival.lease.job_id), _Tally())
-        epoch = arrival.lease.epoch
-        tally.device_secs[epoch] = tally.device_secs.get(epoch, 0.0) + arrival.device_secs
+        fencing_token = arrival.lease.fencing_token
+        tally.device_secs[fencing_token] = tally.device_secs.get(fencing_token, 0.0) + arrival.device_secs
         for record in arrival.records:
             if record.record_id in tally.record_ids:
                 continue
@@ -143,7 +143,7 @@ class Tallies:
         return [one for one in job.candidate_ids if tally is None or one not in tally.finished]
 
     def finish(
-        self, device_id: DeviceId, job_id: JobId, epoch: int, incarnation: int, at_secs: float
+        self, device_id: DeviceId, job_id: JobId, fencing_token: int, incarnation: int, at_secs: float
     ) -> JobFinished:
         """Make the event of a job whose candidates are all in the store, and forget the job."""
         tally = self._jobs.pop(job_id, None) or _Tally()
@@ -151,10 +151,10 @@ class Tallies:
             at_secs=at_secs,
             device_id=device_id,
             job_id=job_id,
-            epoch=epoch,
+            fencing_token=fencing_token,
             incarnation=incarnation,
             outcomes=dict(tally.outcomes),
-            device_secs=tally.device_secs.get(epoch, 0.0),
+            device_secs=tally.device_secs.get(fencing_token, 0.0),
             strikes=tuple(sorted(tally.strikes)),
         )
 

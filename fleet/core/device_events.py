@@ -145,8 +145,8 @@ def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
     leasing.release(device)
     ended = [core.entry(job_id) for job_id in leasing.jobs.of_device(device.device_id)]
     # No lease expired: what the spool holds of them is still to be stored when the device comes back.
-    for epoch in sorted(entry.epoch for entry in ended if entry.epoch is not None):
-        device.remember(epoch)
+    for fencing_token in sorted(entry.fencing_token for entry in ended if entry.fencing_token is not None):
+        device.remember(fencing_token)
     for entry in ended:
         leasing.jobs.end(entry, JobState.CANCELLED)
     core.triggers.drop(device.device_id)
@@ -206,8 +206,8 @@ def agent_beat(core: Core, event: ev.AgentBeat) -> list[Instruction]:
     device = core.device(event)
     if not core.is_current(device, event) or device.state is DeviceState.PROBING:
         return []
-    if event.epoch is not None and event.epoch > device.epoch:
-        raise core.impossible(event, f"its last lease has epoch {device.epoch}")
+    if event.fencing_token is not None and event.fencing_token > device.fencing_token:
+        raise core.impossible(event, f"its last lease has fencing token {device.fencing_token}")
     device.beat(event, core.leasing.limits)
     return core.leasing.settle(device)
 

@@ -16,7 +16,7 @@ from fleet.core.policies import Budget, Closed, closed_because
 
 #: Leases that are over and remembered, to tell a second delivery of results from a late one. An agent has two
 #: leases at a time, so whatever it still delivers is far younger.
-_REMEMBERED_EPOCHS = 64
+_REMEMBERED_TOKENS = 64
 #: A beat is worth its place in the journal if it moves a deadline by this share of a lease.
 _NEWS_SHARE = 0.25
 #: An agent is alive that was heard within this share of a lease: more than a beat is held back for.
@@ -30,7 +30,7 @@ class HeldLease:
     """The right of one job to the device."""
 
     job_id: JobId
-    epoch: int
+    fencing_token: int
     #: Candidates of the job, and how many of them are finished.
     size: int
     expected_secs: float
@@ -56,10 +56,10 @@ class Device:
     #: Why it is quarantined, lost or retired.
     reason: str = ""
     incarnation: int = 0
-    epoch: int = 0
+    fencing_token: int = 0
     #: Oldest first.
     leases: list[HeldLease] = field(default_factory=list)
-    #: Epoch that the last beat named.
+    #: Fencing token that the last heartbeat named.
     at_work: int | None = None
     #: Deaths and refusals in a row without a finished candidate.
     failures: int = 0
@@ -75,8 +75,8 @@ class Device:
     utc_offset_secs: float = 0.0
     is_host_idle: bool | None = None
     budget: Budget = field(default_factory=Budget)
-    #: Epochs of the last leases that were counted, or whose jobs ended with the device's retirement.
-    counted_epochs: list[int] = field(default_factory=list)
+    #: Fencing tokens of the last leases that were counted, or whose jobs ended with the device's retirement.
+    counted_tokens: list[int] = field(default_factory=list)
     #: What the store has of it.
     records: int = 0
     ok: int = 0
@@ -96,9 +96,9 @@ class Device:
     onboarded_in: str = ""
     drift: str = ""
 
-    def lease(self, epoch: int) -> HeldLease | None:
-        """The running lease of an epoch."""
-        return next((one for one in self.leases if one.epoch == epoch), None)
+    def lease(self, fencing_token: int) -> HeldLease | None:
+        """The running lease of a fencing token."""
+        return next((one for one in self.leases if one.fencing_token == fencing_token), None)
 
     def front(self) -> HeldLease | None:
         """The lease at work: the one that the last beat named, else the oldest."""
@@ -106,11 +106,11 @@ class Device:
         return named or (self.leases[0] if self.leases else None)
 
     def grant(self, job_id: JobId, size: int, expected_secs: float, now: float, limits: Limits) -> HeldLease:
-        """Add a lease with the next epoch."""
-        self.epoch += 1
+        """Add a lease with the next fencing token."""
+        self.fencing_token += 1
         lease = HeldLease(
             job_id=job_id,
-            epoch=self.epoch,
+            fencing_token=self.fencing_token,
             size=size,
             expected_secs=expected_secs,
             deadline_secs=now + limits.lease_secs,
@@ -152,20 +152,20 @@ class Device:
         Of an agent that says nothing nobody knows: it, or its whole host, may be asleep or cut off.
         """
         front = self.front()
-        is_named = front is not None and front.epoch == self.at_work
+        is_named = front is not None and front.fencing_token == self.at_work
         return is_named and now - self.heard_secs <= _HEARD_SHARE * limits.lease_secs
 
-    def remember(self, epoch: int) -> None:
+    def remember(self, fencing_token: int) -> None:
         """Note that a lease is over for good: what still comes of it is stored, and counts for no job."""
-        self.counted_epochs.append(epoch)
-        del self.counted_epochs[:-_REMEMBERED_EPOCHS]
+        self.counted_tokens.append(fencing_token)
+        del self.counted_tokens[:-_REMEMBERED_TOKENS]
 
     def renewed_deadline(self, beat: AgentBeat, limits: Limits) -> float:
         """Until when the leases run after a beat, at least; minus infinity where it renews nothing."""
-        lease = self.lease(beat.epoch) if beat.epoch is not None else None
+        lease = self.lease(beat.fencing_token) if beat.fencing_token is not None else None
         if lease is None:
             return -math.inf
-        if beat.done > lease.done or beat.epoch != self.at_work:
+        if beat.done > lease.done or beat.fencing_token != self.at_work:
             return beat.at_secs + limits.lease_secs
         if beat.busy is Busy.IDLE:
             return -math.inf
@@ -179,9 +179,9 @@ class Device:
             return True
         if beat.utc_offset_secs not in (None, self.utc_offset_secs):
             return True
-        if beat.epoch is None or (lease := self.lease(beat.epoch)) is None:
-            return beat.epoch is not None and beat.epoch > self.epoch
-        if beat.epoch != self.at_work or ((self.failures or self.outages) and beat.done > lease.done):
+        if beat.fencing_token is None or (lease := self.lease(beat.fencing_token)) is None:
+            return beat.fencing_token is not None and beat.fencing_token > self.fencing_token
+        if beat.fencing_token != self.at_work or ((self.failures or self.outages) and beat.done > lease.done):
             return True
         step = self.renewed_deadline(beat, limits) - lease.deadline_secs
         return max(step, beat.at_secs - self.heard_secs) >= _NEWS_SHARE * limits.lease_secs
@@ -192,7 +192,7 @@ class Device:
             self.is_host_idle = beat.is_host_idle
         if beat.utc_offset_secs is not None:
             self.utc_offset_secs = beat.utc_offset_secs
-        lease = self.lease(beat.epoch) if beat.epoch is not None else None
+        lease = self.lease(beat.fencing_token) if beat.fencing_token is not None else None
         if lease is None:
             return
         self.heard_secs = max(self.heard_secs, beat.at_secs)
@@ -201,10 +201,10 @@ class Device:
             one.deadline_secs = max(one.deadline_secs, deadline)
         if beat.done > lease.done:
             self.proved()
-        if beat.done > lease.done or beat.epoch != self.at_work:
+        if beat.done > lease.done or beat.fencing_token != self.at_work:
             lease.progress_secs = max(lease.progress_secs, beat.at_secs)
         lease.done = max(lease.done, beat.done)
-        self.at_work = beat.epoch
+        self.at_work = beat.fencing_token
 
     def renew(self, now: float, limits: Limits) -> None:
         """Let all leases run on from now: it was not their agent's doing that nothing came."""
@@ -241,11 +241,11 @@ class Device:
             "reason": self.reason,
             "family": self.family,
             "incarnation": self.incarnation,
-            "epoch": self.epoch,
+            "epoch": self.fencing_token,
             "leases": [
                 {
                     "job_id": one.job_id,
-                    "epoch": one.epoch,
+                    "epoch": one.fencing_token,
                     "deadline": one.deadline_secs + wall_ahead_secs,
                     "done": one.done,
                     "of": one.size,

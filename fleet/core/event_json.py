@@ -20,6 +20,8 @@ _NAME = "event"
 _CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 #: What fields meant that an older version did not write, where that is not their default.
 _OLD: dict[str, dict[str, Any]] = {"CoordinatorStarted": {"rules": 1}}
+#: Names on the disk that differ from those of the fields: journals of older versions stay readable.
+_ON_DISK = {"fencing_token": "epoch", "crashed_token": "crashed_epoch", "counted_tokens": "counted_epochs"}
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _Value = TypeVar("_Value")
 
@@ -79,8 +81,8 @@ def value_from_json(kind: type[_Value], value: Any) -> _Value:
 def _writer(kind: Any) -> Callable[[Any], Any]:
     """How values of a type become JSON-ready: built once a type, as thousands are written a second."""
     if is_dataclass(kind):
-        names = tuple(one.name for one in fields(kind))
-        return lambda value: {name: value_to_json(getattr(value, name)) for name in names}
+        names = tuple((_ON_DISK.get(one.name, one.name), one.name) for one in fields(kind))
+        return lambda value: {key: value_to_json(getattr(value, name)) for key, name in names}
     if kind is tuple or kind is list:
         return _list_to_json
     if issubclass(kind, Enum):
@@ -126,15 +128,20 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _record_reader(kind: Any) -> Callable[[Any], Any]:
     hints = get_type_hints(kind)
-    readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
-    needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
+    names = {_ON_DISK.get(one.name, one.name): one.name for one in fields(kind)}
+    readers = {key: _reader(hints[name]) for key, name in names.items()}
+    needed = {
+        _ON_DISK.get(one.name, one.name)
+        for one in fields(kind)
+        if one.default is MISSING and one.default_factory is MISSING
+    }
 
     def read(value: Any) -> Any:
         if _checked(value, dict).keys() != readers.keys():
             missing, unknown = needed - value.keys(), value.keys() - readers.keys()
             if missing or unknown:
                 raise ValueError(f"missing {sorted(missing)}, unknown {sorted(unknown)}")
-        return kind(**{name: readers[name](item) for name, item in value.items()})
+        return kind(**{names[key]: readers[key](item) for key, item in value.items()})
 
     return read
 

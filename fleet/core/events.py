@@ -184,7 +184,7 @@ class AgentBeat:
     device_id: DeviceId
     incarnation: int
     #: The lease at work; None where the agent has none.
-    epoch: int | None = None
+    fencing_token: int | None = None
     #: Candidates finished in that lease.
     done: int = 0
     busy: Busy = Busy.IDLE
@@ -225,7 +225,7 @@ class JobFinished:
     at_secs: float
     device_id: DeviceId
     job_id: JobId
-    epoch: int
+    fencing_token: int
     #: Of the agent that delivered the results; it may be a later one than that which measured.
     incarnation: int
     #: Records by outcome.
@@ -246,7 +246,7 @@ class JobCrashed:
     at_secs: float
     device_id: DeviceId
     job_id: JobId
-    epoch: int
+    fencing_token: int
     stderr_tail: str = ""
 
 
@@ -270,7 +270,7 @@ class LeaseReturned:
     at_secs: float
     device_id: DeviceId
     job_id: JobId
-    epoch: int
+    fencing_token: int
     reason: str = ""
     #: It was begun: what it has brought counts.
     has_results: bool = False
@@ -283,7 +283,7 @@ class ResultArrivedLate:
     at_secs: float
     device_id: DeviceId
     job_id: JobId
-    epoch: int
+    fencing_token: int
     incarnation: int
     #: Records that arrived.
     count: int

@@ -35,7 +35,7 @@ class GrantLease:
 
     device_id: DeviceId
     incarnation: int
-    epoch: int
+    fencing_token: int
     job_id: JobId
     #: Time of the events at which it expires if no beat renews it; renewals are not told to the agent.
     deadline_secs: float
@@ -47,7 +47,7 @@ class KeepLate:
 
     device_id: DeviceId
     job_id: JobId
-    epoch: int
+    fencing_token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,13 @@ def job_submitted(core: Core, event: ev.JobSubmitted) -> list[Instruction]:
 def job_finished(core: Core, event: ev.JobFinished) -> list[Instruction]:
     """Count the results once, or say that they are late."""
     leasing, device = core.leasing, core.lease_holder(event)
-    verdict = core.verdict(event.device_id, event.job_id, event.epoch)
+    verdict = core.verdict(event.device_id, event.job_id, event.fencing_token)
     if verdict is Verdict.REPEATED:
         return []
     if verdict is Verdict.LATE:
-        return [ev.KeepLate(device_id=event.device_id, job_id=event.job_id, epoch=event.epoch)]
+        return [
+            ev.KeepLate(device_id=event.device_id, job_id=event.job_id, fencing_token=event.fencing_token)
+        ]
     entry = core.entry(event.job_id)
     if entry.state is JobState.LEASED and any(event.outcomes.values()):
         device.proved()
@@ -44,12 +46,16 @@ def job_crashed(core: Core, event: ev.JobCrashed) -> list[Instruction]:
     """Count one crash for each lease, and quarantine the job when there were too many."""
     leasing, device = core.leasing, core.lease_holder(event)
     entry = leasing.jobs.get(event.job_id)
-    if entry is None or entry.epoch != event.epoch or entry.crashed_epoch == event.epoch:
+    if (
+        entry is None
+        or entry.fencing_token != event.fencing_token
+        or entry.crashed_token == event.fencing_token
+    ):
         return []
     reason = event.stderr_tail or "the agent died of it and left no word"
     if entry.state is JobState.LEASED:
-        return leasing.blame(device, event.epoch, reason) + leasing.settle(device)
-    return leasing.crash(device, entry, event.epoch, reason) + leasing.settle(device)
+        return leasing.blame(device, event.fencing_token, reason) + leasing.settle(device)
+    return leasing.crash(device, entry, event.fencing_token, reason) + leasing.settle(device)
 
 
 def job_cancelled(core: Core, event: ev.JobCancelled) -> list[Instruction]:
@@ -66,13 +72,13 @@ def job_cancelled(core: Core, event: ev.JobCancelled) -> list[Instruction]:
 def lease_returned(core: Core, event: ev.LeaseReturned) -> list[Instruction]:
     """Queue a job again whose lease its agent gave up; a lease that ended otherwise is no fault."""
     leasing, device = core.leasing, core.lease_holder(event)
-    lease = device.lease(event.epoch)
+    lease = device.lease(event.fencing_token)
     if lease is None or lease.job_id != event.job_id:
         return []
     if event.has_results:
-        leasing.suspend(device, event.epoch)
+        leasing.suspend(device, event.fencing_token)
     else:
-        leasing.give_back(device, event.epoch)
+        leasing.give_back(device, event.fencing_token)
     return leasing.settle(device)
 
 
@@ -80,4 +86,4 @@ def result_arrived_late(core: Core, event: ev.ResultArrivedLate) -> list[Instruc
     """Count late records, and nothing else."""
     device = core.lease_holder(event)
     device.late += event.count
-    return [ev.KeepLate(device_id=event.device_id, job_id=event.job_id, epoch=event.epoch)]
+    return [ev.KeepLate(device_id=event.device_id, job_id=event.job_id, fencing_token=event.fencing_token)]

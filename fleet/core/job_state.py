@@ -27,11 +27,11 @@ class Entry:
     state: JobState = JobState.QUEUED
     #: Lease whose results count: the running one, or the last one if it was released; None before the first
     #: and after one that expired or was given back.
-    epoch: int | None = None
+    fencing_token: int | None = None
     crashes: int = 0
-    #: Epoch of the last lease that counted as a crash: one lease is one crash, however often it is told.
-    crashed_epoch: int = 0
-    #: Device-seconds charged for the lease of `epoch` already.
+    #: Fencing token of the last lease that counted as a crash: one lease counts as one crash.
+    crashed_token: int = 0
+    #: Device-seconds charged for the lease of `fencing_token` already.
     charged_secs: float = 0.0
     #: Why it was quarantined.
     reason: str = ""
@@ -79,11 +79,11 @@ class Jobs:
         self.counts[JobState.QUEUED] += 1
         self._queue(job.device_id)[job.job_id] = None
 
-    def lease(self, entry: Entry, epoch: int) -> None:
+    def lease(self, entry: Entry, fencing_token: int) -> None:
         """Note that a queued job is leased; results of its leases before no longer count."""
         self._leave(entry)
         self._enter(entry, JobState.LEASED)
-        entry.epoch, entry.charged_secs = epoch, 0.0
+        entry.fencing_token, entry.charged_secs = fencing_token, 0.0
 
     def requeue(self, entry: Entry, *, first: bool) -> None:
         """Queue a job again, before or after all others of its device."""
@@ -93,10 +93,10 @@ class Jobs:
         queue[entry.job.job_id] = None
         queue.move_to_end(entry.job.job_id, last=not first)
 
-    def crash(self, entry: Entry, epoch: int, reason: str, limit: int) -> bool:
+    def crash(self, entry: Entry, fencing_token: int, reason: str, limit: int) -> bool:
         """Count a crash, and queue the job again after all others; true if it is quarantined instead."""
         entry.crashes += 1
-        entry.crashed_epoch = epoch
+        entry.crashed_token = fencing_token
         if entry.crashes < limit:
             self.requeue(entry, first=False)
             return False

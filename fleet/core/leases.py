@@ -119,44 +119,44 @@ class Leasing:
     def release(self, device: Device) -> None:
         """End all leases; their jobs are the next ones again, and what was measured of them still counts."""
         for lease in reversed(device.leases.copy()):
-            entry = self._end_lease(device, lease.epoch)
+            entry = self._end_lease(device, lease.fencing_token)
             self.jobs.requeue(entry, first=True)
 
-    def give_back(self, device: Device, epoch: int) -> None:
+    def give_back(self, device: Device, fencing_token: int) -> None:
         """End a lease under which nothing was sent: the device worked nothing, and no results can come."""
-        entry = self._end_lease(device, epoch, charged=False)
-        entry.epoch = None
+        entry = self._end_lease(device, fencing_token, charged=False)
+        entry.fencing_token = None
         self.jobs.requeue(entry, first=False)
 
-    def suspend(self, device: Device, epoch: int) -> None:
+    def suspend(self, device: Device, fencing_token: int) -> None:
         """End a lease that was begun: its job is the next one again, and what was measured of it counts."""
-        self.jobs.requeue(self._end_lease(device, epoch), first=True)
+        self.jobs.requeue(self._end_lease(device, fencing_token), first=True)
 
-    def crash(self, device: Device, entry: Entry, epoch: int, reason: str) -> list[Instruction]:
+    def crash(self, device: Device, entry: Entry, fencing_token: int, reason: str) -> list[Instruction]:
         """Count a crash of a job whose lease is no longer running."""
-        if not self.jobs.crash(entry, epoch, reason, self.limits.job_crashes):
+        if not self.jobs.crash(entry, fencing_token, reason, self.limits.job_crashes):
             return []
         return [Quarantine(device_id=device.device_id, job_id=entry.job.job_id, reason=reason)]
 
-    def blame(self, device: Device, epoch: int, reason: str) -> list[Instruction]:
+    def blame(self, device: Device, fencing_token: int, reason: str) -> list[Instruction]:
         """The agent died of the job of a running lease."""
-        entry = self._end_lease(device, epoch)
-        return self.crash(device, entry, epoch, reason) + self.fail(device, reason)
+        entry = self._end_lease(device, fencing_token)
+        return self.crash(device, entry, fencing_token, reason) + self.fail(device, reason)
 
     def finish(self, device: Device, entry: Entry, device_secs: float) -> None:
         """The results of a job are counted: its lease, if it still runs, ends; what it cost is charged."""
-        epoch = entry.epoch
-        assert epoch is not None
-        if device.lease(epoch):
-            self._end_lease(device, epoch, charged=False)
+        fencing_token = entry.fencing_token
+        assert fencing_token is not None
+        if device.lease(fencing_token):
+            self._end_lease(device, fencing_token, charged=False)
         device.charge(max(0.0, device_secs - entry.charged_secs), self.wall)
-        device.remember(epoch)
+        device.remember(fencing_token)
         device.wanted_at = None
 
     def drop_lease(self, device: Device, entry: Entry) -> None:
         """End the lease of a job that is not wanted any more, if it has one."""
-        if entry.epoch is not None and device.lease(entry.epoch):
-            self._end_lease(device, entry.epoch)
+        if entry.fencing_token is not None and device.lease(entry.fencing_token):
+            self._end_lease(device, entry.fencing_token)
 
     def settle(self, device: Device) -> list[Instruction]:
         """Grant what can be granted, ask for jobs where few wait, and note when to look again.
@@ -236,18 +236,18 @@ class Leasing:
     def _grant(self, device: Device, entry: Entry) -> GrantLease:
         job = entry.job
         lease = device.grant(job.job_id, len(job.candidate_ids), job.expected_secs, self.now, self.limits)
-        self.jobs.lease(entry, lease.epoch)
+        self.jobs.lease(entry, lease.fencing_token)
         return GrantLease(
             device_id=device.device_id,
             incarnation=device.incarnation,
-            epoch=lease.epoch,
+            fencing_token=lease.fencing_token,
             job_id=lease.job_id,
             deadline_secs=lease.deadline_secs,
         )
 
-    def _end_lease(self, device: Device, epoch: int, *, charged: bool = True) -> Entry:
+    def _end_lease(self, device: Device, fencing_token: int, *, charged: bool = True) -> Entry:
         """Take a lease away, and charge what it worked unless the caller knows better."""
-        lease = device.lease(epoch)
+        lease = device.lease(fencing_token)
         assert lease is not None
         entry = self.jobs.get(lease.job_id)
         assert entry is not None
@@ -285,13 +285,13 @@ class Leasing:
         is_to_blame = self.rules < 2 or device.is_stalled(self.now, self.limits)
         overdue = [lease for lease in device.leases if lease.deadline_secs <= self.now]
         why = "no beat renewed it" if is_to_blame else "nothing was heard of its agent"
-        reason = f"lease {overdue[0].epoch} (job {overdue[0].job_id}) expired: {why}"
+        reason = f"lease {overdue[0].fencing_token} (job {overdue[0].job_id}) expired: {why}"
         device.expiries += len(overdue)
         for lease in reversed(overdue):
-            entry = self._end_lease(device, lease.epoch)
-            entry.epoch = None
+            entry = self._end_lease(device, lease.fencing_token)
+            entry.fencing_token = None
             if lease is front and is_to_blame:
-                made += self.crash(device, entry, lease.epoch, reason)
+                made += self.crash(device, entry, lease.fencing_token, reason)
             else:
                 self.jobs.requeue(entry, first=lease is not front)
         return made + (self.fail if is_to_blame else self.lose)(device, reason)

@@ -91,15 +91,15 @@ class FleetState:
             return min(leasing.next_wake(), training, self._core.requests.next_secs()) <= event.at_secs
         return True
 
-    def verdict(self, device_id: DeviceId, job_id: JobId, epoch: int) -> Verdict:
+    def verdict(self, device_id: DeviceId, job_id: JobId, fencing_token: int) -> Verdict:
         """Say what results of a lease are worth now; to be asked before they are stored."""
-        return self._core.verdict(device_id, job_id, epoch)
+        return self._core.verdict(device_id, job_id, fencing_token)
 
     def at_work(self, device_id: DeviceId) -> tuple[JobId, int] | None:
-        """Job and epoch that a device works on; None where it has no lease."""
+        """Job and fencing token of the lease that a device works on; None where it has no lease."""
         device = self._core.leasing.devices.get(device_id)
         lease = device.front() if device else None
-        return (lease.job_id, lease.epoch) if lease else None
+        return (lease.job_id, lease.fencing_token) if lease else None
 
     def job(self, job_id: JobId) -> Job | None:
         """A job that is queued, leased or quarantined; None for one that ended or never was."""
@@ -120,10 +120,10 @@ class FleetState:
         """Jobs that were ever submitted: the sum of `job_counts`."""
         return self._core.leasing.jobs.submitted
 
-    def deadline(self, device_id: DeviceId, epoch: int) -> float | None:
+    def deadline(self, device_id: DeviceId, fencing_token: int) -> float | None:
         """When a lease expires if no beat renews it, by the time of the events; None where it is over."""
         device = self._core.leasing.devices.get(device_id)
-        lease = device.lease(epoch) if device else None
+        lease = device.lease(fencing_token) if device else None
         return lease.deadline_secs if lease else None
 
     @property

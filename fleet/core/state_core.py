@@ -35,18 +35,18 @@ class Core:
         self.requests = requests
         self.recent: dict[DeviceId, deque[Event]] = {}
 
-    def verdict(self, device_id: DeviceId, job_id: JobId, epoch: int) -> Verdict:
+    def verdict(self, device_id: DeviceId, job_id: JobId, fencing_token: int) -> Verdict:
         """Say what results of a lease are worth now; to be asked before they are stored."""
         entry = self.leasing.jobs.get(job_id)
-        if entry is not None and entry.epoch == epoch and entry.job.device_id == device_id:
+        if entry is not None and entry.fencing_token == fencing_token and entry.job.device_id == device_id:
             return Verdict.COUNTS
         device = self.leasing.devices.get(device_id)
         if device is None:
             return Verdict.LATE
-        # One that was never granted is of a journal that is gone. Nothing can be counted for it, and nobody
-        # took it back: its records are as good as any. The epoch may be granted again meanwhile, to another
+        # A token above the last is of a journal that is gone. No job can be counted for it, and nobody took
+        # the lease back: its records are as good as any. The token may be granted again meanwhile, to another
         # job, but an agent gets no lease before its spool is stored, and the store knows each record's id.
-        if epoch in device.counted_epochs or epoch > device.epoch:
+        if fencing_token in device.counted_tokens or fencing_token > device.fencing_token:
             return Verdict.REPEATED
         return Verdict.LATE
 
@@ -65,8 +65,8 @@ class Core:
     def lease_holder(self, event: Any) -> Device:
         """The device of an event that names a lease, which must have been granted."""
         device = self.device(event)
-        if not 0 < event.epoch <= device.epoch:
-            raise self.impossible(event, f"its last lease has epoch {device.epoch}")
+        if not 0 < event.fencing_token <= device.fencing_token:
+            raise self.impossible(event, f"its last lease has fencing token {device.fencing_token}")
         if getattr(event, "incarnation", 0) > device.incarnation:
             raise self.impossible(event, f"its last agent has incarnation {device.incarnation}")
         entry = self.leasing.jobs.get(event.job_id)

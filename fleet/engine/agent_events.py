@@ -62,7 +62,7 @@ def events_of(
                     at_secs=now,
                     device_id=device_id,
                     incarnation=incarnation,
-                    epoch=message.held[0].epoch if message.held else None,
+                    fencing_token=message.held[0].fencing_token if message.held else None,
                     done=message.done,
                     busy=ev.Busy(message.busy.value),
                     is_host_idle=message.is_host_idle,
@@ -74,7 +74,7 @@ def events_of(
                     at_secs=now,
                     device_id=device_id,
                     job_id=JobId(lease.job_id),
-                    epoch=lease.epoch,
+                    fencing_token=lease.fencing_token,
                     reason="the coordinator stops",
                     has_results=True,
                 )
@@ -89,7 +89,7 @@ def events_of(
                     at_secs=now,
                     device_id=device_id,
                     job_id=JobId(lease.job_id),
-                    epoch=lease.epoch,
+                    fencing_token=lease.fencing_token,
                     stderr_tail=error,
                 )
             ]
@@ -122,7 +122,7 @@ def _blamed(message: AgentGone, state: FleetState, now: float, unsent: Collectio
             at_secs=now,
             device_id=message.device_id,
             job_id=at_work[0],
-            epoch=at_work[1],
+            fencing_token=at_work[1],
             stderr_tail=message.stderr_tail or message.reason,
         )
     ]

@@ -168,7 +168,7 @@ class EffectRunner:
             return  # no lease expires
         until = now + parts.state.limits.lease_secs / 2
         for grant in searching.waiting(until):
-            deadline = parts.state.deadline(grant.device_id, grant.epoch)
+            deadline = parts.state.deadline(grant.device_id, grant.fencing_token)
             if deadline is not None and deadline > until:  # the beats of another lease renewed it
                 searching.renewed(replace(grant, deadline_secs=deadline))
                 continue
@@ -178,7 +178,11 @@ class EffectRunner:
             device_id, job_id, reason = grant.device_id, grant.job_id, "the store is slow to give its traces"
             parts.event_log.tell(
                 ev.LeaseReturned(
-                    at_secs=now, device_id=device_id, job_id=job_id, epoch=grant.epoch, reason=reason
+                    at_secs=now,
+                    device_id=device_id,
+                    job_id=job_id,
+                    fencing_token=grant.fencing_token,
+                    reason=reason,
                 )
             )
             parts.notices.say(f"{device_id}: job {job_id} waits again: {reason}", kind="slow")
@@ -200,7 +204,7 @@ class EffectRunner:
     def _grant_again(self, grant: ev.GrantLease, searched: LeaseSearch | None = None) -> None:
         """Go on with a lease, if it still is one."""
         parts = self._parts
-        verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.epoch)
+        verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.fencing_token)
         is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
         if verdict is ev.Verdict.COUNTS and is_up:
             self._grant(grant, searched)

@@ -113,7 +113,11 @@ class LeaseDispatcher:
             reason = f"the store cannot be read for its traces: {unread}"
             return [
                 LeaseReturned(
-                    at_secs=now, device_id=job.device_id, job_id=job.job_id, epoch=grant.epoch, reason=reason
+                    at_secs=now,
+                    device_id=job.device_id,
+                    job_id=job.job_id,
+                    fencing_token=grant.fencing_token,
+                    reason=reason,
                 )
             ]
         if left:
@@ -121,7 +125,7 @@ class LeaseDispatcher:
                 f"the traces of its {len(left)} candidates are gone, or their workloads are not measured now"
             )
             return [JobCancelled(at_secs=now, device_id=job.device_id, job_id=job.job_id, reason=reason)]
-        return [self._tallies.finish(job.device_id, job.job_id, grant.epoch, grant.incarnation, now)]
+        return [self._tallies.finish(job.device_id, job.job_id, grant.fencing_token, grant.incarnation, now)]
 
     def _workloads(self, job: Job) -> Mapping[WorkloadId, Workload]:
         """What the candidates of a job may be of: what its device measures, or what its request asks for."""
@@ -147,7 +151,7 @@ class LeaseDispatcher:
         lease = Lease(
             device_id=job.device_id,
             job_id=job.job_id,
-            epoch=grant.epoch,
+            fencing_token=grant.fencing_token,
             deadline_secs=grant.deadline_secs,
         )
         self._transport.measure(lease, grant.incarnation, batch)

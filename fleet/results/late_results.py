@@ -28,10 +28,10 @@ def keep_late(files: KeptFiles, device_id: DeviceId, lease: LeaseTag, records: S
     """
     delivery = content_hash(lease.job_id, *(record.record_id for record in records))[:12]
     lines = [
-        json.dumps({"job_id": lease.job_id, "epoch": lease.epoch, "record": record_to_json(record)})
+        json.dumps({"job_id": lease.job_id, "epoch": lease.fencing_token, "record": record_to_json(record)})
         for record in records
     ]
-    path = files.folder / device_id / f"{lease.epoch:08d}-{delivery}.jsonl"
+    path = files.folder / device_id / f"{lease.fencing_token:08d}-{delivery}.jsonl"
     return files.put("keeping late results", path, lines)
 
 

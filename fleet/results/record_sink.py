@@ -174,11 +174,11 @@ class RecordSink:
         if one.lease is None:
             return
         self._tallies.add(one)
-        job_id, epoch = JobId(one.lease.job_id), one.lease.epoch
+        job_id, fencing_token = JobId(one.lease.job_id), one.lease.fencing_token
         job = state.job(job_id)
         if job is None or not (one.is_last or (one.is_leftover and not self.left(job, {}))):
             return
-        taken.events.append(self._tallies.finish(one.device_id, job_id, epoch, one.incarnation, now))
+        taken.events.append(self._tallies.finish(one.device_id, job_id, fencing_token, one.incarnation, now))
 
     def _leave(self, refusal: Refusal, state: FleetState) -> None:
         """Take refused candidates for finished, as far as their job is concerned, and plan them no more."""
@@ -186,7 +186,7 @@ class RecordSink:
         if one.lease is None:
             return
         job_id = JobId(one.lease.job_id)
-        if state.verdict(one.device_id, job_id, one.lease.epoch) is Verdict.COUNTS:
+        if state.verdict(one.device_id, job_id, one.lease.fencing_token) is Verdict.COUNTS:
             self._tallies.set_aside(job_id, [record.candidate_id for record in refusal.records])
         for record in refusal.records:
             if self._coverage.is_wanted(record.workload_id):
@@ -204,7 +204,7 @@ class RecordSink:
                 at_secs=now,
                 device_id=one.device_id,
                 job_id=JobId(one.lease.job_id),
-                epoch=one.lease.epoch,
+                fencing_token=one.lease.fencing_token,
                 incarnation=one.incarnation,
                 count=len(late),
             )

@@ -87,7 +87,7 @@ class RefusedRecords:
 
     def _keep(self, refusal: Refusal) -> None:
         lease = refusal.arrival.lease
-        about = {"job_id": lease.job_id, "epoch": lease.epoch} if lease is not None else {}
+        about = {"job_id": lease.job_id, "epoch": lease.fencing_token} if lease is not None else {}
         lines = [
             json.dumps({**about, "reason": reason, "record": _shown(record)})
             for record, reason in zip(refusal.records, refusal.reasons, strict=True)
