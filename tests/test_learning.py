@@ -6,6 +6,8 @@ import dataclasses
 import math
 from pathlib import Path
 
+import pytest
+
 from agents.records import Outcome, Record
 from fleet.models.versions import load_snapshot
 from fleet.report.demo_report import remeasure_change, summarise_device
@@ -58,14 +60,18 @@ def test_labels_come_from_settled_records(tmp_path: Path) -> None:
 def test_the_report_counts_every_candidate_once_with_its_reason() -> None:
     spec, _ = cpu_device("box")
     summary = summarise_device(spec, made(), {WORKLOAD.workload_id: WORKLOAD.name})
-    assert summary.records == len(CANDIDATES)
-    assert summary.ok == 4
-    assert {group.outcome: group.count for group in summary.failures} == {
-        Outcome.REJECTED: 1,
-        Outcome.WRONG_OUTPUT: 1,
-        Outcome.LOST: 1,
+    assert (summary["records"], summary["ok"], summary["failed"]) == (len(CANDIDATES), 4, 3)
+    assert {outcome: group["count"] for outcome, group in summary["failures"].items()} == {
+        "rejected": 1,
+        "wrong_output": 1,
+        "lost": 1,
     }
-    assert [sorted(entry.latency_secs) for entry in summary.latencies] == [[1e-3, 2e-3, 2.5e-3, 7e-3]]
+    [entry] = summary["workloads"]
+    assert (entry["candidates"], entry["best_latency_seconds"]) == (4, 1e-3)
+    # Of 1, 2, 2.5 and 7 ms.
+    assert entry["slowest_over_fastest"] == summary["slowest_over_fastest_median"] == pytest.approx(7)
+    assert summary["slowdown_quantiles"][2] == pytest.approx(2.25)
+    assert (summary["remeasured_pairs"], summary["remeasured_disturbed"]) == (2, 1)
 
 
 def test_repeatability_compares_steady_measurements_only() -> None:

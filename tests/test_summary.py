@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from fleet.report.report import Report
+from fleet.report.report import complete
 from fleet.report.summary import print_summary
 from tests.report_fixtures import device, full_report
 
 
-def printed(report: Report, width: int = 80, page: Path | None = None) -> str:
+def printed(report: dict[str, Any], width: int = 80, page: Path | None = None) -> str:
     file = io.StringIO()
     print_summary(report, page, Console(file=file, width=width, highlight=False))
     return file.getvalue()
@@ -34,8 +35,8 @@ def test_the_onboarded_device_shows_its_warm_start_and_says_so() -> None:
 
 
 def test_numbers_that_were_not_measured_are_dashes() -> None:
-    only = device("only", records_per_s=None, remeasure_median_change=float("nan"))
-    text = printed(Report(devices=(only,)))
+    only = device(records_per_s=None, remeasure_median_change=float("nan"))
+    text = printed(complete({"devices": {"only": only}}))
     assert row(text, "only ") == ["only", "10", "3", *"------"]
     assert "No model was trained." in text
     assert "No new device was onboarded." in text
@@ -43,9 +44,9 @@ def test_numbers_that_were_not_measured_are_dashes() -> None:
 
 @pytest.mark.parametrize("name", ["d", "a-board-with-a-very-long-name", "[red]x[/red]", "\x1b[31m"])
 def test_it_fits_80_columns_without_colour_or_cut_numbers(name: str) -> None:
-    report = full_report((name, "second", "new"))
-    big = tuple(device(d.device_id, ok=1_234_567, records_per_s=1234.5) for d in report.devices)
-    text = printed(full_report((name, "second", "new"), devices=big))
+    names = (name, "second", "new")
+    big = {one: device(one, records=1_234_570, records_per_s=1234.5) for one in names}
+    text = printed(full_report(names, devices=big))
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "\x1b" not in text
     assert text.count("1,234,570") == 3
@@ -64,4 +65,4 @@ def test_markup_in_a_name_is_shown_as_it_is() -> None:
 
 
 def test_an_empty_report_can_be_printed() -> None:
-    assert printed(Report(devices=())).startswith("Measured: Nothing was measured.")
+    assert printed(complete({})).startswith("Measured: Nothing was measured.")

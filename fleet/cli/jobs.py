@@ -65,7 +65,7 @@ def demo(
     from fleet.config.settings import load_fleet
     from fleet.report.demo import DemoSettings, run_demo, start_over
     from fleet.report.demo_report import build_report
-    from fleet.report.report import to_json, write
+    from fleet.report.report import write
     from fleet.report.summary import print_summary
     from fleet.terminal_console import TerminalConsole
 
@@ -84,7 +84,7 @@ def demo(
     report = build_report(run_demo(load_fleet(config).config, folder, settings, console))
     _, page = write(report, folder)
     if as_json:
-        print_json(to_json(report))
+        print_json(report)
     else:
         print_summary(report, page)
 

@@ -1,48 +1,48 @@
-"""Turn what the demo found into the values of a report. Measures and trains nothing."""
+"""Turn what the demo found into a report (`fleet.report.report`). Measures and trains nothing."""
 
 from __future__ import annotations
 
+import math
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId, median
+from agents.records import (
+    CONFIRM,
+    REMEASURE,
+    DeviceId,
+    DeviceSpec,
+    Outcome,
+    Record,
+    WorkloadId,
+    as_json_dict,
+    median,
+)
 from fleet.collection.batch_plan import is_full
 from fleet.report.demo import DemoRun
-from fleet.report.values import (
-    DeviceSummary,
-    Facts,
-    FailureGroup,
-    HeadScore,
-    ModelSummary,
-    OnboardingSummary,
-    PairedWorkload,
-    Parts,
-    Report,
-    ReportedNumber,
-    ScoredCandidate,
-    Similarity,
-    WallTime,
-    WorkloadLatencies,
-)
+from fleet.report.report import complete
 from fleet.store.noise import settled
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.evaluation import Approach, CrossValidation
+    from transfer.evaluate.evaluation import Approach
 
 #: A pause between two records longer than this is an interruption, not measuring.
 _LONGEST_PAUSE_SECS = 30.0
 _ONBOARD = "onboard: "
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "torch", "ray", "deltalake", "numpy")
+#: Shares of the candidates whose slowdown the report gives.
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+#: Most points of a plot: more add megabytes, not insight.
+_MAX_POINTS = 400
 
 
-def build_report(run: DemoRun) -> Report:
+def build_report(run: DemoRun) -> dict[str, Any]:
     """Make the report of a finished demo; reads the records from its store."""
     devices = (*run.sources, run.target)
     reader = Store.read(run.store)
@@ -52,27 +52,32 @@ def build_report(run: DemoRun) -> Report:
         for spec in devices
     }
     names = {workload.workload_id: workload.name for workload in run.workloads}
-    return Report(
-        devices=tuple(summarise_device(spec, records[spec.device_id], names) for spec in devices),
-        workloads=tuple(sorted(names.values())),
-        held_out=tuple(sorted(names.values())),
-        model=_model(run),
-        onboarding=_onboarding(run, names),
-        timing=WallTime(parts=_seconds(run, records), wall_secs=run.wall_secs),
-        similarity=similarity(run.snapshot.dataset, [spec.device_id for spec in devices]),
-        points=_points(run.held_out.target["warm"], run.target.device_id, run.snapshot.dataset, names),
-        protocol=run.settings.protocol,
-        host=_host(run),
-        versions=_versions(),
-        caveats=_caveats(run, records),
-        command="fleet demo",
-        created_at=time.time(),
+    return complete(
+        {
+            "devices": {
+                spec.device_id: summarise_device(spec, records[spec.device_id], names) for spec in devices
+            },
+            "workloads": sorted(names.values()),
+            "held_out": sorted(names.values()),
+            "model": _model(run),
+            "onboarding": _onboarding(run, names),
+            "timing": {"wall_seconds": run.wall_secs, "seconds_by_part": _seconds(run, records)},
+            "similarity": similarity(run.snapshot.dataset, [spec.device_id for spec in devices]),
+            "predicted": {
+                run.target.device_id: _predicted(run.held_out.target["warm"], run.snapshot.dataset)
+            },
+            "protocol": as_json_dict(run.settings.protocol),
+            "host": _host(run),
+            "versions": _versions(),
+            "caveats": _caveats(run, records),
+            "created_at": time.time(),
+        }
     )
 
 
 def summarise_device(
-    spec: DeviceSpec, records: Sequence[Record], names: dict[WorkloadId, str]
-) -> DeviceSummary:
+    spec: DeviceSpec, records: Sequence[Record], names: Mapping[WorkloadId, str]
+) -> dict[str, Any]:
     """Counts, failures, latencies and repeatability of one device.
 
     Args:
@@ -87,21 +92,35 @@ def summarise_device(
             failed.setdefault(record.outcome, []).append(record.error)
         else:
             latencies.setdefault(record.workload_id, []).append(record.latency_secs)
-    return DeviceSummary(
-        device_id=spec.device_id,
-        ok=sum(map(len, latencies.values())),
-        failures=tuple(
-            FailureGroup(outcome=outcome, count=len(errors), example=errors[0])
+    ok, lost = (sum(map(len, group.values())) for group in (latencies, failed))
+    spreads = [max(secs) / min(secs) for secs in latencies.values()]
+    slowdowns = [one / min(secs) for secs in latencies.values() for one in secs]
+    changes = _remeasured(records)
+    return {
+        "records": ok + lost,
+        "ok": ok,
+        "failed": lost,
+        "records_per_s": records_per_second(records),
+        "remeasure_median_change": remeasure_change(records),
+        "remeasured_pairs": len(changes),
+        "remeasured_disturbed": sum(not is_steady for _, is_steady in changes),
+        "failures": {
+            outcome.value: {"count": len(errors), "example": errors[0]}
             for outcome, errors in sorted(failed.items())
-        ),
-        records_per_s=records_per_second(records),
-        remeasure_median_change=remeasure_change(records),
-        latencies=tuple(
-            WorkloadLatencies(workload=names[workload_id], latency_secs=tuple(secs))
+        },
+        "workloads": [
+            {
+                "workload": names[workload_id],
+                "candidates": len(secs),
+                "best_latency_seconds": min(secs),
+                "slowest_over_fastest": max(secs) / min(secs),
+            }
             for workload_id, secs in sorted(latencies.items(), key=lambda item: names[item[0]])
-        ),
-        note=spec.note,
-    )
+        ],
+        "slowest_over_fastest_median": median(spreads) if spreads else None,
+        "slowdown_quantiles": np.quantile(slowdowns, _QUANTILES).tolist() if slowdowns else None,
+        "note": spec.note,
+    }
 
 
 def records_per_second(records: Sequence[Record]) -> float | None:
@@ -117,190 +136,189 @@ def remeasure_change(records: Sequence[Record]) -> float | None:
     Both must be steady, where there are such pairs: a candidate whose first measurement was suspect is
     measured again because that may be wrong.
     """
+    found = _remeasured(records)
+    steady = [change for change, is_steady in found if is_steady]
+    changes = steady or [change for change, _ in found]
+    return median(changes) if changes else None
+
+
+def _remeasured(records: Sequence[Record]) -> list[tuple[float, bool]]:
+    """Change of each candidate that was measured twice, and whether the device was steady both times."""
     full = [record for record in records if is_full(record)]
-    for used in ([record for record in full if not record.is_suspect], full):
-        first = {(r.candidate_id, r.environment_id): r for r in used if r.origin not in (REMEASURE, CONFIRM)}
-        changes = [
-            abs(again.latency_secs / first[key].latency_secs - 1)
-            for again in used
-            if again.origin == REMEASURE and (key := (again.candidate_id, again.environment_id)) in first
-        ]
-        if changes:
-            return median(changes)
-    return None
+    # A steady first measurement is preferred to a suspect one of the same candidate.
+    sooner = sorted(full, key=lambda record: not record.is_suspect)
+    first = {(r.candidate_id, r.environment_id): r for r in sooner if r.origin not in (REMEASURE, CONFIRM)}
+    return [
+        (
+            abs(again.latency_secs / first[key].latency_secs - 1),
+            not (again.is_suspect or first[key].is_suspect),
+        )
+        for again in full
+        if again.origin == REMEASURE and (key := (again.candidate_id, again.environment_id)) in first
+    ]
 
 
-def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> Similarity:
+def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> dict[str, Any]:
     """How alike devices order their shared candidates: Kendall's tau inside a workload, averaged."""
     from transfer.data.metrics import kendall_tau
 
-    latency = np.stack(
-        [dataset.latency_secs[:, dataset.column(device_id)] for device_id in device_ids], axis=1
-    )
-    shared = np.isfinite(latency).all(axis=1)
+    latency = {device_id: dataset.latency_secs[:, dataset.column(device_id)] for device_id in device_ids}
+    shared = np.isfinite(np.stack(list(latency.values()))).all(axis=0)
     groups = [np.flatnonzero(shared & (dataset.group == group)) for group in range(len(dataset.workload_ids))]
 
-    def mean_tau(one: int, other: int) -> float | None:
+    def mean_tau(one: DeviceId, other: DeviceId) -> float:
         if one == other:
             return 1.0
-        taus = [
-            # A lower latency is a higher score.
-            kendall_tau(-latency[rows, one], latency[rows, other])
-            for rows in groups
-            if len(rows) > 1
-        ]
+        # A lower latency is a higher score.
+        taus = [kendall_tau(-latency[one][rows], latency[other][rows]) for rows in groups if len(rows) > 1]
         finite = [tau for tau in taus if np.isfinite(tau)]
-        return float(np.mean(finite)) if finite else None
+        return float(np.mean(finite)) if finite else math.nan
 
-    size = range(len(device_ids))
-    return Similarity(
-        device_ids=tuple(device_ids),
-        tau=tuple(tuple(mean_tau(one, other) for other in size) for one in size),
-        shared_candidates=int(shared.sum()),
-    )
+    return {
+        "kendall_tau": {one: {other: mean_tau(one, other) for other in device_ids} for one in device_ids},
+        "shared_candidates": int(shared.sum()),
+    }
 
 
-def _estimate(value: float, interval: tuple[float, float]) -> ReportedNumber:
-    return ReportedNumber(value=value, low=interval[0], high=interval[1])
+def _model(run: DemoRun) -> dict[str, Any]:
+    heads = {**run.held_out.sources, run.target.device_id: run.held_out.target["warm"]}
+    return {
+        "version": run.model_version,
+        "heads": list(run.model.device_ids),
+        "top1": {name: head.metrics.top1 for name, head in heads.items()},
+        "top5": {name: head.metrics.top5 for name, head in heads.items()},
+        "top1_interval": {name: list(head.top1_interval) for name, head in heads.items()},
+        "top5_interval": {name: list(head.top5_interval) for name, head in heads.items()},
+        "random_top1": {name: head.metrics.random_top1 for name, head in heads.items()},
+        "random_top5": {name: head.metrics.random_top5 for name, head in heads.items()},
+        "kendall_tau": {name: head.metrics.tau for name, head in heads.items()},
+        "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+        "train_seconds": run.parts["train"],
+    }
 
 
-def head_score(device_id: str, approach: Approach) -> HeadScore:
-    """What held-out workloads say of one head."""
-    metrics = approach.metrics
-    return HeadScore(
-        device_id=device_id,
-        top1=_estimate(metrics.top1, approach.top1_interval),
-        top5=_estimate(metrics.top5, approach.top5_interval),
-        random_top1=metrics.random_top1,
-        random_top5=metrics.random_top5,
-        kendall_tau=metrics.tau,
-    )
+def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]:
+    from transfer.data.intervals import paired_bootstrap
 
-
-def _model(run: DemoRun) -> ModelSummary:
     held_out = run.held_out
-    scores = [head_score(device_id, approach) for device_id, approach in held_out.sources.items()]
-    scores.append(head_score(run.target.device_id, held_out.target["warm"]))
-    return ModelSummary(
-        version=run.model_version,
-        heads=tuple(run.model.device_ids),
-        scores=tuple(scores),
-        parameters=sum(parameter.numel() for parameter in run.model.parameters()),
-        train_secs=run.parts["train"],
+    starts = {"": "warm", "scratch_": "scratch", "nearest_": "nearest", "full_": "full"}
+    scores: dict[str, Any] = {}
+    for prefix, part in starts.items():
+        approach = held_out.target[part]
+        scores |= {f"{prefix}top1": approach.metrics.top1, f"{prefix}top5": approach.metrics.top5}
+        scores[f"{prefix}top1_interval"] = list(approach.top1_interval)
+        scores[f"{prefix}top5_interval"] = list(approach.top5_interval)
+    warm, scratch, nearest = (held_out.target[part].metrics for part in ("warm", "scratch", "nearest"))
+    difference, *interval = held_out.warm_minus_scratch
+    closest, *closest_interval = paired_bootstrap(
+        warm.top1_by_workload, nearest.top1_by_workload, run.settings.seed
     )
-
-
-def _onboarding(run: DemoRun, names: dict[WorkloadId, str]) -> OnboardingSummary:
-    held_out: CrossValidation = run.held_out
-    warm, scratch, nearest, full = (held_out.target[part] for part in ("warm", "scratch", "nearest", "full"))
-    difference, low, high = held_out.warm_minus_scratch
-    dataset = run.snapshot.dataset
-    return OnboardingSummary(
-        device=run.target.device_id,
-        samples=held_out.samples,
-        strategy=run.strategy,
-        seconds_by_part=tuple(
-            (name.removeprefix(_ONBOARD), secs)
-            for name, secs in run.parts.items()
-            if name.startswith(_ONBOARD)
-        ),
-        top1=_estimate(warm.metrics.top1, warm.top1_interval),
-        top5=_estimate(warm.metrics.top5, warm.top5_interval),
-        scratch_top1=_estimate(scratch.metrics.top1, scratch.top1_interval),
-        scratch_top5=_estimate(scratch.metrics.top5, scratch.top5_interval),
-        nearest_top1=_estimate(nearest.metrics.top1, nearest.top1_interval),
-        nearest_top5=_estimate(nearest.metrics.top5, nearest.top5_interval),
-        full_top1=_estimate(full.metrics.top1, full.top1_interval),
-        full_top5=_estimate(full.metrics.top5, full.top5_interval),
-        full_samples=held_out.full_samples,
-        random_top1=warm.metrics.random_top1,
-        random_top5=warm.metrics.random_top5,
-        pairs=tuple(
-            PairedWorkload(workload=names[dataset.workload_ids[group]], warm_top1=one, scratch_top1=other)
+    parts = {
+        name.removeprefix(_ONBOARD): secs for name, secs in run.parts.items() if name.startswith(_ONBOARD)
+    }
+    ids = run.snapshot.dataset.workload_ids
+    return {
+        "device": run.target.device_id,
+        "samples": held_out.samples,
+        "strategy": run.strategy,
+        "seconds": sum(parts.values()) if parts else None,
+        **scores,
+        "full_samples": held_out.full_samples,
+        "random_top1": warm.random_top1,
+        "random_top5": warm.random_top5,
+        "seconds_by_part": parts,
+        "workloads": [
+            {"workload": names[ids[group]], "warm_top1": one, "scratch_top1": other}
             for group, one, other in zip(
-                warm.metrics.groups.tolist(),
-                warm.metrics.top1_by_workload.tolist(),
-                scratch.metrics.top1_by_workload.tolist(),
+                warm.groups.tolist(),
+                warm.top1_by_workload.tolist(),
+                scratch.top1_by_workload.tolist(),
                 strict=True,
             )
-        ),
-        difference=ReportedNumber(value=difference, low=low, high=high),
-    )
+        ],
+        "difference": difference,
+        "difference_interval": interval,
+        "nearest_difference": closest,
+        "nearest_difference_interval": closest_interval,
+    }
 
 
-def _points(
-    approach: Approach, device_id: DeviceId, dataset: Dataset, names: dict[WorkloadId, str]
-) -> tuple[ScoredCandidate, ...]:
-    scored = approach.scored
-    return tuple(
-        ScoredCandidate(
-            device_id=device_id,
-            workload=names[dataset.workload_ids[dataset.group[row]]],
-            score=float(score),
-            relative_speed=float(label),
-        )
-        for row, score, label in zip(scored.rows, scored.scores, scored.labels, strict=True)
-        if np.isfinite(label)
-    )
+def _predicted(approach: Approach, dataset: Dataset) -> list[list[float]]:
+    """Place and speed of held-out candidates, each in [0, 1].
+
+    The place is the share of its workload that the model puts ahead: scores of a ranking loss mean nothing
+    across workloads. The speed is the best latency of the workload over the candidate's.
+    """
+    from scipy.stats import rankdata
+
+    scored, points = approach.scored, []
+    groups = dataset.group[scored.rows]
+    for group in np.unique(groups):
+        mine = np.flatnonzero((groups == group) & np.isfinite(scored.labels))
+        ahead = (rankdata(-scored.scores[mine]) - 1) / max(1, len(mine) - 1)
+        points += [
+            [round(float(a), 4), round(float(b), 4)] for a, b in zip(ahead, scored.labels[mine], strict=True)
+        ]
+    return points[:: math.ceil(len(points) / _MAX_POINTS) or 1]
 
 
-def _seconds(run: DemoRun, records: dict[DeviceId, list[Record]]) -> Parts:
+def _seconds(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> dict[str, float]:
     """Wall seconds of the run's steps; then what agents spent inside of measuring, side by side."""
-    steps = [(name.removeprefix(_ONBOARD), secs) for name, secs in run.parts.items()]
     merged: dict[str, float] = {}
-    for name, secs in steps:
-        merged[name] = merged.get(name, 0.0) + secs
+    for name, secs in run.parts.items():
+        merged[name.removeprefix(_ONBOARD)] = merged.get(name.removeprefix(_ONBOARD), 0.0) + secs
     everything = [record for group in records.values() for record in group]
-    inside = {
+    return merged | {
         "agents: build": sum(record.build_secs for record in everything),
         "agents: wait for the timing lock": sum(record.wait_secs for record in everything),
         "agents: time": sum(record.timing_secs for record in everything),
     }
-    return (*merged.items(), *inside.items())
 
 
-def _host(run: DemoRun) -> Facts:
+def _host(run: DemoRun) -> dict[str, str]:
     spec, descriptor = run.snapshot.devices[run.target.device_id]
-    gib = 1 << 30
-    return (
-        ("host", descriptor.host),
-        ("cpu", descriptor.cpu_model),
-        ("cores", f"{descriptor.physical_cores} physical, {len(descriptor.usable_cores)} usable"),
-        ("timing cores", ", ".join(str(core) for core in spec.cores)),
-        ("memory", f"{descriptor.memory_bytes / gib:.0f} GiB"),
-        ("governor", descriptor.governor or "hidden by the host"),
-        ("kernel", descriptor.kernel),
-    )
+    return {
+        "host": descriptor.host,
+        "cpu": descriptor.cpu_model,
+        "cores": f"{descriptor.physical_cores} physical, {len(descriptor.usable_cores)} usable",
+        "timing cores": ", ".join(str(core) for core in spec.cores),
+        "memory": f"{descriptor.memory_bytes / (1 << 30):.0f} GiB",
+        "governor": descriptor.governor or "hidden by the host",
+        "kernel": descriptor.kernel,
+    }
 
 
-def _versions() -> Facts:
+def _versions() -> dict[str, str]:
     from agents.host.probe import installed_version
 
-    return (("python", platform.python_version()), *((name, installed_version(name)) for name in _PACKAGES))
+    return {"python": platform.python_version(), **{name: installed_version(name) for name in _PACKAGES}}
 
 
-def _caveats(run: DemoRun, records: dict[DeviceId, list[Record]]) -> tuple[str, ...]:
+def _caveats(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> list[str]:
+    times = f"{run.settings.repeats} times" if run.settings.repeats > 1 else "once"
     caveats = [
-        "The devices are instruction-set profiles of one CPU. Each is built for and timed for real, but they "
+        "The devices are instruction-set profiles of one CPU. Each is built for and timed for real. They "
         "share caches, memory and clock, so they are more alike than boards from different makers.",
         f"Scores are means over {len(run.workloads)} workloads of at most {run.settings.samples} random "
-        "candidates each; every workload was held out, and the head that ranked it knew nothing of it. All "
-        f"of it was done {run.settings.repeats} times with other samples and initial weights.",
+        "candidates each. Every workload was held out, and the head that ranked it knew nothing of it. "
+        f"The judging was done {times}, each time with other samples and initial weights.",
     ]
     if run.resumed:
         caveats.append(
-            "This run went on with records of an earlier one. The time to measure the new device's samples "
+            "This run went on with records of an earlier run. The time to measure the new device's samples "
             "is therefore the sum of building and timing them one after the other."
         )
+    drifted = []
     for device_id, group in records.items():
         ok = [record for record in settled(group) if record.outcome is Outcome.OK]
-        drifted = sum(record.is_suspect for record in ok)
-        if drifted:
-            caveats.append(
-                f"{drifted} of {len(ok)} latencies of {device_id} were measured while its canary programs "
-                "ran at another speed than usual, and no steady measurement took their place. They are used "
-                "all the same; a quieter host gives numbers to rely on (`fleet doctor`)."
-            )
+        if suspect := sum(record.is_suspect for record in ok):
+            drifted.append(f"{suspect} of {len(ok)} on {device_id}")
+    if drifted:
+        caveats.append(
+            f"Some latencies are suspect: {', '.join(drifted)}. While they were measured, the device's "
+            "canary programs ran at another speed than usual, and no steady measurement took their place. "
+            "They are used all the same. A quieter host gives better numbers (`fleet doctor`)."
+        )
     if len(run.sources) < 3:
         caveats.append(f"This host could be only {len(run.sources)} known devices; three or more are meant.")
-    return tuple(caveats)
+    return caveats

@@ -1,4 +1,4 @@
-"""What the terminal says at the end of the main job: one table and three short lines.
+"""Printout at the end of the main job: one table and three short lines.
 
 The demo calls `print_summary`. It reads well at 80 columns and without colour (pipes, CI, `NO_COLOR`); the
 sentences are those of the page and of `report.json`. Nothing here judges or measures.
@@ -6,15 +6,16 @@ sentences are those of the page and of `report.json`. Nothing here judges or mea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleet.report.values import DeviceSummary, HeadScore, Report
-from fleet.report.words import headline, known, label, labels, percent
+from fleet.report.words import Document, known, label, labels, percent
 from fleet.terminal_console import TerminalConsole
 
 #: Shown in a cell where there is no number: the words would not fit at 80 columns.
@@ -30,7 +31,7 @@ LEGEND = (
 )
 
 
-def print_summary(report: Report, page: Path | None = None, console: Console | None = None) -> None:
+def print_summary(report: Document, page: Path | None = None, console: Console | None = None) -> None:
     """Print a row for each device, then what was measured, what was learned, and the verdict.
 
     Args:
@@ -39,11 +40,11 @@ def print_summary(report: Report, page: Path | None = None, console: Console | N
         console: Where to print; standard output by default.
     """
     console = console or TerminalConsole()
-    if report.devices:
+    if report["devices"]:
         console.print(_table(report))
         console.print(Text(_legend(report)))
         console.print()
-    for title, sentence in zip(("Measured", "Learned", "New device"), headline(report), strict=True):
+    for title, sentence in zip(("Measured", "Learned", "New device"), report["headline"], strict=True):
         line = Text(f"{title}: ", style="bold")
         line.append(sentence, style="not bold")
         console.print(line)
@@ -51,49 +52,40 @@ def print_summary(report: Report, page: Path | None = None, console: Console | N
         console.print(Text(f"Report: {page}"), soft_wrap=True)
 
 
-def _legend(report: Report) -> str:
-    new = report.onboarding
-    if new is None:
-        return LEGEND
-    return f"{LEGEND} {label(new.device, NAME_CHARS)}: scores of the warm start."
+def _legend(report: Document) -> str:
+    new = report["onboarding"]
+    return f"{LEGEND} {label(new['device'], NAME_CHARS)}: scores of the warm start." if new else LEGEND
 
 
-def _table(report: Report) -> Table:
+def _table(report: Document) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("device", no_wrap=True)
     for name in ("records", "failed", "per s", "again", "top-1", "chance", "top-5", "tau"):
         table.add_column(name, justify="right", no_wrap=True)
-    scores = _scores(report)
-    names = labels([device.device_id for device in report.devices], NAME_CHARS)
-    for device, name in zip(report.devices, names, strict=True):
-        table.add_row(Text(name), *_cells(device, scores.get(device.device_id)))
+    for (device, found), name in zip(
+        report["devices"].items(), labels(list(report["devices"]), NAME_CHARS), strict=True
+    ):
+        change = found["remeasure_median_change"]
+        table.add_row(
+            Text(name),
+            f"{found['records']:,}",
+            f"{found['failed']:,}",
+            _number(found["records_per_s"]),
+            percent(change) if known(change) else ABSENT,
+            *map(_number, _scores(report, device)),
+        )
     return table
 
 
-def _scores(report: Report) -> dict[str, HeadScore]:
-    """One score a device; the onboarded device has its own from onboarding."""
-    scores = {score.device_id: score for score in (report.model.scores if report.model else ())}
-    new = report.onboarding
-    if new is not None and new.device not in scores:
-        scores[new.device] = HeadScore(
-            device_id=new.device, top1=new.top1, top5=new.top5, random_top1=new.random_top1
-        )
-    return scores
-
-
-def _cells(device: DeviceSummary, score: HeadScore | None) -> tuple[str, ...]:
-    score = score or HeadScore(device_id=device.device_id)
-    change = device.remeasure_median_change
-    return (
-        f"{device.records:,}",
-        f"{device.failed:,}",
-        _number(device.records_per_s),
-        percent(change) if known(change) else ABSENT,
-        _number(score.top1.value),
-        _number(score.random_top1),
-        _number(score.top5.value),
-        _number(score.kendall_tau),
-    )
+def _scores(report: Document, device: str) -> tuple[float | None, ...]:
+    """Top-1, random top-1, top-5 and tau; an onboarded device without a head in the model has its own."""
+    model: Mapping[str, Any] = report["model"] or {"top1": {}}
+    new = report["onboarding"]
+    if device in model["top1"]:
+        return tuple(model[key].get(device) for key in ("top1", "random_top1", "top5", "kendall_tau"))
+    if new and device == new["device"]:
+        return (new["top1"], new["random_top1"], new["top5"], None)
+    return (None, None, None, None)
 
 
 def _number(value: float | None) -> str:

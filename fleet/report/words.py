@@ -1,17 +1,18 @@
 """The sentences of a report: verdict, headline, and numbers with sensible units.
 
-Pure functions of the values in `fleet.report.values`; the page, the terminal summary and `report.json` all
-say the same words because they all ask here.
+Pure functions of a report in the layout of `report.json` (`fleet.report.report`). The page, the terminal and
+the file say the same words because all of them ask here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
-from fleet.report.values import INTERVAL_LEVEL, OnboardingSummary, Report, ReportedNumber
+#: Probability that every interval in a report stands for.
+INTERVAL_LEVEL = 0.90
 
 #: Shown where there is no number.
 NOT_MEASURED = "not measured"
@@ -20,9 +21,24 @@ NOT_MEASURED = "not measured"
 #: first falls below 10 % at n = 5; a bootstrap over fewer pairs gives intervals that are too narrow.
 MIN_PAIRS = 5
 
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+#: Shapes of the operators of TVM's suite, in the order of the numbers in a workload's name; `*` is "times".
+_INPUT = "{0}*{1}*{2}*{3} input"
+_OPERATORS = {
+    "C2D": f"2-D convolution: {_INPUT}, {{4}} filters of {{5}}*{{5}}, stride {{6}}",
+    "GRP": f"grouped 2-D convolution: {_INPUT}, {{4}} filters of {{5}}*{{5}}, stride {{6}}, {{9}} groups",
+    "DEP": f"depthwise 2-D convolution: {_INPUT}, filters of {{4}}*{{4}}, stride {{5}}",
+    "GMM": "matrix product: {0} of {1}*{3} by {3}*{2}",
+    "TBG": "transposed batched matrix product: {2} heads of {1}*{3} by {3}*{1}",
+    "SFM": "softmax: {0} rows of {1}",
+}
+
+Document = Mapping[str, Any]
+
 
 class WarmStartVerdict(StrEnum):
-    """How the warm start compares with training from scratch on the same samples."""
+    """How the warm start compares with another way to get a head from the same samples."""
 
     BETTER = "better"
     UNCLEAR = "unclear"
@@ -30,145 +46,194 @@ class WarmStartVerdict(StrEnum):
     NOT_MEASURED = "not_measured"
 
 
+class Rival(NamedTuple):
+    """What the warm start is compared with, and how that ended."""
+
+    name: str
+    top1: float | None
+    difference: float | None
+    interval: Sequence[float] | None
+    verdict: WarmStartVerdict
+
+
 def known(number: float | None) -> TypeGuard[float]:
     """Say whether there is a finite number."""
     return number is not None and math.isfinite(number)
 
 
-def verdict(difference: ReportedNumber, pairs: int) -> WarmStartVerdict:
-    """Judge warm minus scratch by its interval.
+def verdict(difference: float | None, interval: Sequence[float] | None, pairs: int) -> WarmStartVerdict:
+    """Judge warm minus rival by its interval.
 
     Args:
-        difference: Mean of warm minus scratch top-1 and its interval.
+        difference: Mean of warm minus rival top-1.
+        interval: Its low and high end, if there is one.
         pairs: Held-out workloads behind it.
 
     Returns:
         `BETTER` or `WORSE` only where the whole interval lies on one side of 0 and there are at least
         `MIN_PAIRS` workloads; `NOT_MEASURED` where there is no difference at all.
     """
-    if not known(difference.value):
+    if not known(difference):
         return WarmStartVerdict.NOT_MEASURED
-    if pairs < MIN_PAIRS or difference.interval is None:
+    if pairs < MIN_PAIRS or interval is None:
         return WarmStartVerdict.UNCLEAR
-    low, high = difference.interval
+    low, high = interval
     if low > 0:
         return WarmStartVerdict.BETTER
     return WarmStartVerdict.WORSE if high < 0 else WarmStartVerdict.UNCLEAR
 
 
-def verdict_of(onboarding: OnboardingSummary) -> WarmStartVerdict:
-    """Judge the onboarding of one device."""
-    return verdict(onboarding.difference, len(_differences(onboarding)))
+def _differences(onboarding: Document) -> list[float]:
+    """Warm minus scratch of each held-out workload that has both."""
+    return [
+        pair["warm_top1"] - pair["scratch_top1"]
+        for pair in onboarding["workloads"]
+        if known(pair["warm_top1"]) and known(pair["scratch_top1"])
+    ]
 
 
-def _differences(onboarding: OnboardingSummary) -> list[float]:
-    return [pair.difference for pair in onboarding.pairs if known(pair.difference)]
+def rivals(onboarding: Document) -> list[Rival]:
+    """Scratch first, then the nearest known head where it was compared."""
+    pairs = len(_differences(onboarding))
+    found = []
+    for name, start, key in (
+        ("training from scratch", "scratch_", "difference"),
+        ("the nearest known head", "nearest_", "nearest_difference"),
+    ):
+        difference, interval = onboarding.get(key), onboarding.get(f"{key}_interval")
+        judged = verdict(difference, interval, pairs)
+        if key == "difference" or judged is not WarmStartVerdict.NOT_MEASURED:
+            found.append(Rival(name, onboarding.get(f"{start}top1"), difference, interval, judged))
+    return found
 
 
-def verdict_title(onboarding: OnboardingSummary) -> str:
-    """Give the verdict in a few words."""
-    return {
-        WarmStartVerdict.BETTER: "The warm start is better than training from scratch",
-        WarmStartVerdict.UNCLEAR: "No clear difference between the warm start and training from scratch",
-        WarmStartVerdict.WORSE: "The warm start is worse than training from scratch",
-        WarmStartVerdict.NOT_MEASURED: "The warm start was not compared with training from scratch",
-    }[verdict_of(onboarding)]
+def verdict_title(onboarding: Document) -> str:
+    """Give the verdict on each rival in a few words."""
+    scratch, *others = rivals(onboarding)
+    if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
+        return "The warm start was not compared with training from scratch"
+    said = [_against(rival) for rival in (scratch, *others)]
+    return f"The warm start is {' and '.join(said)}"
 
 
-def verdict_text(onboarding: OnboardingSummary) -> str:
-    """Say in plain words whether the warm start pays, by how much, and how sure that is."""
-    found = verdict_of(onboarding)
-    title = verdict_title(onboarding)
-    if found is WarmStartVerdict.NOT_MEASURED:
-        return f"{title}."
+def _against(rival: Rival) -> str:
+    words = {WarmStartVerdict.BETTER: "better than", WarmStartVerdict.WORSE: "worse than"}
+    return f"{words.get(rival.verdict, 'not clearly different from')} {rival.name}"
+
+
+def verdict_text(onboarding: Document) -> str:
+    """Say whether the warm start pays, by how much, how sure that is, and which rival is the strongest."""
+    scratch, *others = rivals(onboarding)
+    if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
+        return f"{verdict_title(onboarding)}."
     differences = _differences(onboarding)
-    count = len(differences)
-    ahead = sum(difference > 0 for difference in differences)
-    equal = sum(difference == 0 for difference in differences)
+    ahead, equal = sum(one > 0 for one in differences), sum(one == 0 for one in differences)
     text = (
-        f"{title}: top-1 {signed(onboarding.difference.value)} with {counted(onboarding.samples, 'sample')}"
-        f"{interval_words(onboarding.difference, sign=True)}."
+        f"The warm start is {_against(scratch)}: top-1 {signed(scratch.difference)} "
+        f"with {counted(onboarding['samples'], 'sample')}{interval_words(scratch.interval)}."
     )
-    if count:
+    if differences:
         ties = f", equal on {equal}" if equal else ""
-        text += f" It is ahead on {ahead} of {counted(count, 'held-out workload')}{ties}."
-    if count < MIN_PAIRS:
+        text += f" It is ahead on {ahead} of {counted(len(differences), 'held-out workload')}{ties}."
+    if len(differences) < MIN_PAIRS:
         text += f" Fewer than {MIN_PAIRS} workloads are too few to call a winner."
-    elif onboarding.difference.interval is None:
+    elif scratch.interval is None:
         text += " Without an interval no winner is called."
-    elif found is WarmStartVerdict.UNCLEAR:
+    elif scratch.verdict is WarmStartVerdict.UNCLEAR:
         text += " The interval includes 0, so this run cannot tell which is better."
+    for rival in others:
+        stands = (
+            "The strongest rival is" if known(rival.top1) and rival.top1 >= (scratch.top1 or 0) else "Against"
+        )
+        text += (
+            f" {stands} {rival.name}, used without any training: top-1 {score_text(rival.top1)}, "
+            f"the warm start {score_text(onboarding['top1'])}, difference {signed(rival.difference)}"
+            f"{interval_words(rival.interval)}."
+        )
     return text
 
 
-def beats_random(top1: ReportedNumber, random_top1: float | None) -> bool | None:
+def beats_random(interval: Sequence[float] | None, random_top1: float | None) -> bool | None:
     """Say whether the whole top-1 interval lies above random choice; `None` where that was not measured."""
-    if top1.interval is None or not known(random_top1):
-        return None
-    return top1.interval[0] > random_top1
+    return interval[0] > random_top1 if interval is not None and known(random_top1) else None
 
 
-def headline(report: Report) -> tuple[str, ...]:
-    """Give up to three sentences: what was measured, what was learned, whether the warm start pays."""
+def headline(report: Document) -> tuple[str, str, str]:
+    """Give what was measured, what was learned, and whether the warm start pays."""
     return (_measured(report), _learned(report), _onboarded(report))
 
 
-def _measured(report: Report) -> str:
-    if not report.devices:
+def _measured(report: Document) -> str:
+    devices = report["devices"]
+    if not devices:
         return "Nothing was measured."
-    records = sum(device.records for device in report.devices)
-    failed = sum(device.failed for device in report.devices)
-    places = f" of {counted(len(report.workloads), 'workload')}" if report.workloads else ""
+    records, failed = (sum(device[key] for device in devices.values()) for key in ("records", "failed"))
+    places = f" of {counted(len(report['workloads']), 'workload')}" if report["workloads"] else ""
     failures = f"{failed:,} failed" if failed else "none failed"
-    where = counted(len(report.devices), "device")
-    text = f"Took {counted(records, 'measurement')}{places} on {where}; {failures}."
-    changes = [d.remeasure_median_change for d in report.devices if known(d.remeasure_median_change)]
-    if changes:
-        text += (
-            f" Measuring again changes a latency by {percent(max(changes))} at most (median, worst device)."
-        )
+    text = f"Took {counted(records, 'measurement')}{places} on {counted(len(devices), 'device')}; {failures}."
+    changes = {name: found["remeasure_median_change"] for name, found in devices.items()}
+    if steady := {name: change for name, change in changes.items() if known(change)}:
+        worst = max(steady, key=lambda name: steady[name])
+        change = percent(steady[worst])
+        text += f" Measuring again changes a latency by {change} at most (median, {label(worst)})."
+    for name, found in devices.items():
+        disturbed, pairs = found.get("remeasured_disturbed", 0), found.get("remeasured_pairs", 0)
+        if disturbed:
+            some = "All" if disturbed == pairs else f"{disturbed} of"
+            text += f" {some} {pairs} repeated measurements on {label(name)} were disturbed."
     return text
 
 
-def _learned(report: Report) -> str:
-    model = report.model
+def _learned(report: Document) -> str:
+    model = report["model"]
     if model is None:
         return "No model was trained."
-    values = [score.top1.value for score in model.scores if known(score.top1.value)]
-    text = f"One model with {counted(len(model.heads), 'head')} was trained"
-    text += f" in {duration(model.train_secs)}." if known(model.train_secs) else "."
+    values = [value for value in model["top1"].values() if known(value)]
+    text = f"One model with {counted(len(model['heads']), 'head')} was trained"
+    text += f" in {duration(model['train_seconds'])}." if known(model["train_seconds"]) else "."
     if not values:
         return f"{text} Its ranking was not measured."
-    low, high = min(values), max(values)
-    reach = percent(low) if percent(low) == percent(high) else f"{percent(low)} to {percent(high)}"
+    low, high = percent(min(values)), percent(max(values))
+    reach = low if low == high else f"{low} to {high}"
     text += (
         f" On held-out workloads the candidate that it puts first reaches {reach} of the best measured speed"
     )
-    chance = [score.random_top1 for score in model.scores if known(score.random_top1)]
+    chance = [value for value in model["random_top1"].values() if known(value)]
     text += f" (random choice: {percent(sum(chance) / len(chance))})." if chance else "."
-    judged = [beats_random(score.top1, score.random_top1) for score in model.scores]
-    if 0 < len(report.held_out) < MIN_PAIRS:
-        text += (
-            f" {counted(len(report.held_out), 'held-out workload')} cannot show that this is more than luck."
-        )
+    judged = [
+        beats_random(model["top1_interval"][name], model["random_top1"][name]) for name in model["top1"]
+    ]
+    if 0 < len(report["held_out"]) < MIN_PAIRS:
+        few = counted(len(report["held_out"]), "held-out workload")
+        text += f" {few} cannot show that this is more than luck."
     elif any(found is not None for found in judged):
         sure = sum(found is True for found in judged)
         text += f" It is clearly better than random choice on {sure} of {counted(len(judged), 'device')}."
     return text
 
 
-def _onboarded(report: Report) -> str:
-    onboarding = report.onboarding
+def _onboarded(report: Document) -> str:
+    onboarding = report["onboarding"]
     if onboarding is None:
         return "No new device was onboarded."
-    took = f" in {duration(onboarding.seconds)}" if known(onboarding.seconds) else ""
+    took = f" in {duration(onboarding['seconds'])}" if known(onboarding["seconds"]) else ""
     text = (
-        f"{label(onboarding.device)} was onboarded from {counted(onboarding.samples, 'sample')}{took}. "
+        f"{label(onboarding['device'])} was onboarded from {counted(onboarding['samples'], 'sample')}{took}. "
         f"{verdict_text(onboarding)}"
     )
-    if beats_random(onboarding.top1, onboarding.random_top1) is False:
+    if beats_random(onboarding["top1_interval"], onboarding["random_top1"]) is False:
         text += " The warm start is not clearly better than random choice."
     return text
+
+
+def explain(workload: str) -> str:
+    """Say what a workload's name means; empty for a name that is not of TVM's operator suite."""
+    operator, _, shape = workload.partition("_")
+    template = _OPERATORS.get(operator, "")
+    try:
+        return template.format(*map(int, shape.split("x"))).replace("*", TIMES)
+    except (ValueError, IndexError):
+        return template.partition(":")[0]
 
 
 def counted(count: int, noun: str) -> str:
@@ -195,12 +260,26 @@ def score_text(number: float | None) -> str:
     return NOT_MEASURED if not known(number) else f"{number:.3f}"
 
 
-def interval_words(estimate: ReportedNumber, *, sign: bool = False) -> str:
-    """Give the interval in brackets with a space before it; empty where there is none."""
-    if estimate.interval is None:
+def scored(number: float | None, interval: Sequence[float] | None) -> str:
+    """Give a score with its interval in brackets, where there is one."""
+    return score_text(number) + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
+
+
+def best_latencies(report: Document) -> dict[str, list[str]]:
+    """Give each workload's best latency on each device, in the order of the report's devices."""
+    best = [
+        {entry["workload"]: entry["best_latency_seconds"] for entry in device["workloads"]}
+        for device in report["devices"].values()
+    ]
+    names = dict.fromkeys(workload for found in best for workload in found)
+    return {name: [latency(found.get(name)) for found in best] for name in names}
+
+
+def interval_words(interval: Sequence[float] | None) -> str:
+    """Give the interval of a difference in brackets with a space before it; empty where there is none."""
+    if interval is None:
         return ""
-    low, high = ((signed if sign else score_text)(end) for end in estimate.interval)
-    return f" ({percent(INTERVAL_LEVEL)} interval {low} to {high})"
+    return f" ({percent(INTERVAL_LEVEL)} interval {signed(interval[0])} to {signed(interval[1])})"
 
 
 def latency(secs: float | None) -> str:

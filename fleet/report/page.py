@@ -1,0 +1,279 @@
+"""The page of a report: one HTML file that needs no network and no other file.
+
+`fleet.report.report.write` calls `render`. The page is a pure function of the report: the same report gives
+the same bytes. Every foreign text (device names, errors, host facts) is escaped by the template engine. How
+plots and tables look is in `fleet/templates/report.html`; here is which numbers they show.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from itertools import pairwise
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+from agents.records import median
+from fleet.report import words
+from fleet.report.words import Document, duration, known, label, labels, percent, score_text, signed
+
+#: Characters of an error text that the page shows.
+ERROR_CHARS = 600
+
+TIMES = words.TIMES
+_LEGEND = (("dot", 0, "top-1"), ("square", 1, "top-5"), ("tick", 2, "random choice of as many"))
+_LINES = f"Lines are {percent(words.INTERVAL_LEVEL)} intervals."
+_SHARES = tuple((share, f"{share:.0f} %") for share in (0, 50, 100))
+_SCORES = tuple((score * 100, f"{score:g}") for score in (0, 0.25, 0.5, 0.75, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One shape of a plot; places are in percent of its row."""
+
+    #: `dot`, `ring`, `square`, `tick`, `point`; `span` (thin), `bar` (thick) and `trend` have an end.
+    shape: str
+    x: float
+    y: float = 50
+    series: int = 0
+    end: float = 0
+    end_y: float = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Rows of marks over one axis, with what people read beside it."""
+
+    key: str
+    title: str
+    #: How to read it, one or two sentences.
+    caption: str
+    #: Name of a row, its marks, and its numbers in words.
+    rows: Sequence[tuple[str, Sequence[Mark], str]]
+    #: Places in percent and the texts of the axis.
+    ticks: Sequence[tuple[float, str]] = _SCORES
+    axis: str = ""
+    legend: Sequence[tuple[str, int, str]] = ()
+    #: A tall plot has one field of points a row.
+    is_tall: bool = False
+
+
+def render(report: Document) -> str:
+    """Give the page as text: a whole HTML document that loads nothing from anywhere."""
+    source = resources.files("fleet").joinpath("templates", "report.html").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_printable, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"code": _with_code, "tail": _tail, "moment": _moment}
+    return environment.from_string(source).render(
+        report=report,
+        title=_title(report),
+        tiles=_tiles(report),
+        plots=[plot for plot in _plots(report) if plot.rows],
+        starts=_starts(report["onboarding"]),
+        words=words,
+    )
+
+
+def _printable(value: Any) -> Any:
+    """Keep foreign control characters and lone surrogates out of the page, and numbers with their units."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    clean = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in value)
+    return re.sub(r"(?<=\d) (?=(%|s|ms|µs|ns|min|h)\b|%)", "\N{NO-BREAK SPACE}", clean)
+
+
+def _with_code(text: str) -> Markup:
+    """Set what stands between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(_printable(text)))))
+
+
+def _tail(text: str) -> str:
+    """The end of an error text: the cause of a compiler's error is there."""
+    text = text.strip()
+    return f"…{text[-ERROR_CHARS:]}" if len(text) > ERROR_CHARS else text or "no message"
+
+
+def _moment(at_secs: float | None) -> str:
+    return datetime.fromtimestamp(at_secs, UTC).strftime(" · %Y-%m-%d %H:%M UTC") if known(at_secs) else ""
+
+
+def _title(report: Document) -> str:
+    onboarding = report["onboarding"]
+    if onboarding is None:
+        count = len(report["devices"])
+        return "One device measured" if count == 1 else f"{count or 'No'} devices measured"
+    found = words.verdict_title(onboarding)
+    return f"New device {label(onboarding['device'])}: {found[0].lower()}{found[1:]}"
+
+
+def _tiles(report: Document) -> list[tuple[str, str]]:
+    devices, onboarding, timing = report["devices"], report["onboarding"], report["timing"]
+    records = sum(device["records"] for device in devices.values())
+    tiles = [("devices", f"{len(devices):,}"), ("measurements", f"{records:,}")]
+    if report["workloads"]:
+        tiles.append(("workloads", f"{len(report['workloads']):,}"))
+    if onboarding is not None:
+        few = f"{onboarding['samples']:,} samples"
+        tiles.append((f"top-1, warm, {few}", score_text(onboarding["top1"])))
+        tiles += [
+            (f"top-1, {rival.name.removeprefix('training from ')}", score_text(rival.top1))
+            for rival in words.rivals(onboarding)
+        ]
+    if timing and known(timing["wall_seconds"]):
+        tiles.append(("wall time", duration(timing["wall_seconds"])))
+    return tiles
+
+
+def _plots(report: Document) -> list[Plot]:
+    model, onboarding, timing = report["model"], report["onboarding"], report["timing"]
+    plots = [_levels(onboarding), _pairs(onboarding)] if onboarding else []
+    if model:
+        rows = [
+            _score_row(name, {key: model[key].get(device) for key in _SCORE_KEYS})
+            for device, name in zip(model["top1"], labels(list(model["top1"])), strict=True)
+            if known(model["top1"][device]) or known(model["top5"][device])
+        ]
+        caption = (
+            "Each mark: best measured latency over the best among the head's first 1 or 5 choices, on "
+            f"workloads that it never saw. {_LINES} The further right of the grey mark, the more the head "
+            "learned."
+        )
+        plots.append(Plot("scores", "How well each head picks programs", caption, rows, legend=_LEGEND))
+    return [
+        *plots,
+        _points(report["predicted"]),
+        _spread(report["devices"]),
+        *([_timing(timing)] if timing else []),
+    ]
+
+
+_SCORE_KEYS = ("top1", "top5", "top1_interval", "top5_interval", "random_top1", "random_top5")
+
+
+def _score_row(name: str, scores: Document) -> tuple[str, list[Mark], str]:
+    marks = []
+    for key, shape, series, y in (("top1", "dot", 0, 32), ("top5", "square", 1, 68)):
+        if known(scores[f"random_{key}"]):
+            marks.append(Mark("tick", scores[f"random_{key}"] * 100, y, 2))
+        if interval := scores[f"{key}_interval"]:
+            marks.append(Mark("span", interval[0] * 100, y, series, interval[1] * 100))
+        if known(scores[key]):
+            marks.append(Mark(shape, scores[key] * 100, y, series))
+    said = (f"{scores[key]:.2f}" if known(scores[key]) else "-" for key in ("top1", "top5"))
+    return name, marks, " · ".join(said)
+
+
+def _levels(onboarding: Document) -> Plot:
+    rows = []
+    for start, name in _starts(onboarding):
+        scores = {key: onboarding[key if key.startswith("random") else start + key] for key in _SCORE_KEYS}
+        if known(scores["top1"]) or known(scores["top5"]):
+            rows.append(_score_row(name, scores))
+    return Plot(
+        "onboarding",
+        "A new device from few samples",
+        "Warm starts from the other devices' model, scratch from nothing; both saw the same samples. The "
+        "nearest known head is another device's, unchanged. Full saw every training record of the device. "
+        f"{_LINES}",
+        rows,
+        legend=_LEGEND,
+    )
+
+
+def _starts(onboarding: Document | None) -> list[tuple[str, str]]:
+    """Prefix of the keys of each way to get a head, and its name."""
+    if onboarding is None:
+        return []
+    few, full = f"{onboarding['samples']:,} samples", onboarding["full_samples"]
+    return [
+        ("", f"warm, {few}"),
+        ("scratch_", f"scratch, {few}"),
+        ("nearest_", "nearest known head"),
+        ("full_", "full" if full is None else f"full, {full:,} samples"),
+    ]
+
+
+def _pairs(onboarding: Document) -> Plot:
+    pairs = [p for p in onboarding["workloads"] if known(p["warm_top1"]) and known(p["scratch_top1"])]
+    pairs.sort(key=lambda pair: (pair["scratch_top1"] - pair["warm_top1"], pair["workload"]))
+    rows = []
+    for pair, name in zip(pairs, labels([pair["workload"] for pair in pairs], 34), strict=True):
+        warm, scratch = pair["warm_top1"] * 100, pair["scratch_top1"] * 100
+        line = Mark("span", min(warm, scratch), series=0 if warm >= scratch else 1, end=max(warm, scratch))
+        marks = [line, Mark("ring", scratch, series=1), Mark("dot", warm)]
+        rows.append((name, marks, signed((warm - scratch) / 100, 2)))
+    return Plot(
+        "pairs",
+        "Warm against scratch, workload by workload",
+        "Each row is one held-out workload; the number is warm minus scratch, in top-1. "
+        f"Mean difference: {signed(onboarding['difference'])}.",
+        rows,
+        legend=(("dot", 0, "warm"), ("ring", 1, "scratch")),
+    )
+
+
+def _points(predicted: Mapping[str, Sequence[Sequence[float]]]) -> Plot:
+    rows = []
+    for points, name in zip(predicted.values(), labels(list(predicted)), strict=True):
+        marks = [Mark("point", ahead * 100, 100 - speed * 100) for ahead, speed in points]
+        bins = [[speed for ahead, speed in points if min(7, int(ahead * 8)) == place] for place in range(8)]
+        trend = [(12.5 * place + 6.25, 100 - 100 * median(bin)) for place, bin in enumerate(bins) if bin]
+        for (x, y), (end, end_y) in pairwise(trend):
+            marks.append(Mark("trend", x, y, 1, end, end_y))
+        rows.append((name, marks, f"{len(points):,} points"))
+    return Plot(
+        "points",
+        "What the model predicted, and what the device did",
+        "One point a held-out candidate, its speed upwards (top: the best measured). The line is the median. "
+        "A head that ranks well falls from top left (put first, fast) to bottom right (put last, slow). A "
+        "flat line is guessing.",
+        rows,
+        _SHARES,
+        "candidates of the same workload that the model puts ahead",
+        is_tall=True,
+    )
+
+
+def _spread(devices: Mapping[str, Any]) -> Plot:
+    found = {
+        name: device["slowdown_quantiles"] for name, device in devices.items() if device["slowdown_quantiles"]
+    }
+    top = max([2.0, *(quantiles[-1] for quantiles in found.values())])
+
+    def place(slowdown: float) -> float:
+        return 100 * math.log(slowdown) / math.log(top)
+
+    rows = []
+    for (lowest, low, middle, high, highest), name in zip(found.values(), labels(list(found)), strict=True):
+        marks = [Mark("span", place(lowest), end=place(highest)), Mark("bar", place(low), end=place(high))]
+        rows.append((name, [*marks, Mark("tick", place(middle), series=2)], f"{middle:.3g}{TIMES}"))
+    steps = [m * 10**e for e in range(6) for m in (1, 2, 5) if m * 10**e <= top]
+    return Plot(
+        "spread",
+        "How much a schedule matters on each device",
+        "Latency over the best of the same workload, on a log scale. The mark is the median candidate, the "
+        "bar holds the middle half, the line 90 %. A wide bar means that choosing well pays.",
+        rows,
+        [(place(step), f"{step:g}{TIMES}") for step in steps],
+    )
+
+
+def _timing(timing: Document) -> Plot:
+    parts = {name: secs for name, secs in timing["seconds_by_part"].items() if known(secs)}
+    total = timing["wall_seconds"]
+    longest = max(parts.values(), default=0) or 1
+    rows = []
+    for name, secs in zip(labels(list(parts), 34), parts.values(), strict=True):
+        share = f" · {percent(secs / total)}" if known(total) and total else ""
+        rows.append((name, [Mark("bar", 0, end=100 * secs / longest)], duration(secs) + share))
+    whole = f" of {duration(total)} wall time" if known(total) else ""
+    overlap = known(total) and sum(parts.values()) > total * 1.01
+    note = " Parts run side by side, so they add up to more than the whole." if overlap else ""
+    return Plot("timing", "Where the time went", f"Seconds by part{whole}.{note}", rows, ())
