@@ -151,7 +151,10 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
     clock = FleetClock(wall=lambda: host.wall, steady=lambda: host.steady)
     requests_per_poll = load.rng.choice((1, 3, 64))
     transport = LocalTransport(
-        protocol=Protocol(), spool_root=disk / "spool", beat_secs=0.0, requests_per_poll=requests_per_poll
+        protocol=Protocol(),
+        spool_root=disk / "spool",
+        heartbeat_secs=0.0,
+        requests_per_poll=requests_per_poll,
     )
     settings = CoordinatorSettings(
         protocol=Protocol(),

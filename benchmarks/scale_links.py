@@ -23,13 +23,13 @@ from agents.records import DeviceId, DeviceSpec, Protocol
 from fleet.transport.client import AgentClient
 
 #: How often every agent says that it is alive, as with `fleet.transport.ray_transport`.
-_BEAT_SECS = 10.0
+_HEARTBEAT_SECS = 10.0
 
 
 def _serve(pipe: Connection) -> None:
     """What each process does: one thread reads requests, one does them, this one sends messages."""
     shelf = ReplayWorkerFactory()
-    host = AgentHost(shelf.open, host="load", beat_secs=_BEAT_SECS)
+    host = AgentHost(shelf.open, host="load", heartbeat_secs=_HEARTBEAT_SECS)
 
     # One answer at a time, as with a call of `take` over Ray: what comes meanwhile is in the next one.
     may_send = threading.Semaphore()

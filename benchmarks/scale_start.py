@@ -80,7 +80,7 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
     began = time.perf_counter()
     store = Store.open(folder)
     opened = time.perf_counter()
-    transport = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", beat_secs=1.0)
+    transport = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", heartbeat_secs=1.0)
     settings = CoordinatorSettings(protocol=Protocol(), choice=_CHOICE)
     coordinator = Coordinator(_root(folder), store, transport, _specs(devices), settings, Notices(None))
     ended = time.perf_counter()

@@ -138,7 +138,9 @@ class Fleet:
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
             store = stack.enter_context(Store.open(self.folder / "store"))
-            transport = LocalTransport(protocol=PROTOCOL, spool_root=self.folder / "spool", beat_secs=0.05)
+            transport = LocalTransport(
+                protocol=PROTOCOL, spool_root=self.folder / "spool", heartbeat_secs=0.05
+            )
             stack.callback(transport.close, 1.0)
             say = mock.patch.object(notices, "say", lambda text, **_: self.lines.append(text))
             # Real time decides nothing: neither a search in the store nor how long a view takes, and records

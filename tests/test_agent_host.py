@@ -1,4 +1,4 @@
-"""The agents of one process: order, beats, lost answers, backpressure; parts of a batch."""
+"""The agents of one process: order, heartbeats, lost answers, backpressure; parts of a batch."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def gate() -> threading.Semaphore:
 @pytest.fixture
 def served(recorded: Path, gate: threading.Semaphore) -> Iterator[Fetcher]:
     """A host that works in a thread of its own, with one gated agent that is up."""
-    host = AgentHost(lambda start: GatedWorker(start, gate), beat_secs=0.01, most_waiting=2)
+    host = AgentHost(lambda start: GatedWorker(start, gate), heartbeat_secs=0.01, most_waiting=2)
     thread = threading.Thread(target=host.serve, daemon=True)
     thread.start()
     host.ask([start_of(recorded)])
@@ -134,18 +134,18 @@ def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(
     gate.release()
     served.until(Results)
 
-    def beat() -> Heartbeat:
+    def heartbeat() -> Heartbeat:
         return next(one for one in served.until(Heartbeat) if isinstance(one, Heartbeat))
 
-    running = next(one for one in (beat() for _ in range(1000)) if one.done == 1)
+    running = next(one for one in (heartbeat() for _ in range(1000)) if one.done == 1)
     assert running.held == (lease_of("again", 1).tag, lease_of("again", 2).tag)
     assert running.busy is Activity.BUILDING
-    assert beat().quiet_secs >= running.quiet_secs
+    assert heartbeat().quiet_secs >= running.quiet_secs
     gate.release(3)
     done: list[Message] = []
     while sum(isinstance(one, Results) for one in done) < 3:
         done += served.until(Results)
-    resting = next(one for one in (beat() for _ in range(1000)) if one.busy is Activity.IDLE)
+    resting = next(one for one in (heartbeat() for _ in range(1000)) if one.busy is Activity.IDLE)
     assert (resting.held, resting.done) == ((), 0)
 
 
@@ -161,8 +161,8 @@ def test_an_agent_that_is_to_conclude_tells_what_it_finished_and_what_it_leaves(
     assert [len(one.records) for one in said if isinstance(one, Results)] == [1]
     [end] = [one for one in said if isinstance(one, Concluded)]
     assert end.leases == (lease_of("again", 1).tag, lease_of("again", 2).tag)
-    beats = [one for one in served.until(Heartbeat) if isinstance(one, Heartbeat)]
-    assert beats[-1].held == ()
+    heartbeats = [one for one in served.until(Heartbeat) if isinstance(one, Heartbeat)]
+    assert heartbeats[-1].held == ()
 
 
 def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: threading.Semaphore) -> None:
@@ -184,7 +184,7 @@ def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: thread
 def test_an_answer_that_was_lost_is_given_again_and_one_that_arrived_is_not(
     recorded: Path, tmp_path: Path
 ) -> None:
-    host = AgentHost(ReplayWorkerFactory().open, beat_secs=100)
+    host = AgentHost(ReplayWorkerFactory().open, heartbeat_secs=100)
     host.ask([start_of(recorded), measure_of(1, 0, 2)])
     assert host.work()
     first = host.take(0, 0)
@@ -225,7 +225,7 @@ def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path,
     old = make_batch(100, 600, workload=WORKLOAD.workload_id, device="again")
     with Spool(tmp_path) as spool:
         spool.put(old, tag)
-    host = AgentHost(ReplayWorkerFactory(spooled=True).open, beat_secs=100)
+    host = AgentHost(ReplayWorkerFactory(spooled=True).open, heartbeat_secs=100)
     host.ask([start_of(recorded, tmp_path), measure_of(1, 0, 1)])
     while host.work():
         pass
@@ -251,7 +251,7 @@ def test_a_fresh_life_waits_for_the_spool_of_the_one_that_ends(recorded: Path, t
     dying = Spool(tmp_path)
     timer = threading.Timer(0.3, dying.close)
     timer.start()
-    host = AgentHost(ReplayWorkerFactory(spooled=True).open, beat_secs=100)
+    host = AgentHost(ReplayWorkerFactory(spooled=True).open, heartbeat_secs=100)
     host.ask([start_of(recorded, tmp_path)])
     assert host.work()
     assert [type(one) for one in host.take(0, 0)[1]] == [AgentUp]
@@ -263,7 +263,7 @@ def test_an_error_of_ours_refuses_the_device_too(recorded: Path, capfd: pytest.C
     def broken(start: BeginAgent) -> Worker:
         raise ZeroDivisionError(f"no {start.device_id}")
 
-    host = AgentHost(broken, beat_secs=100)
+    host = AgentHost(broken, heartbeat_secs=100)
     asked: list[AgentRequest] = [start_of(recorded), measure_of(1, 0, 1)]
     host.ask(asked)
     while host.work():
@@ -291,7 +291,7 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
         def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
             raise error
 
-    host = AgentHost(lambda start: Broken(start.spec, Path("unused")), beat_secs=100)
+    host = AgentHost(lambda start: Broken(start.spec, Path("unused")), heartbeat_secs=100)
     host.ask([start_of(recorded), measure_of(1, 0, 1)])
     while host.work():
         pass
@@ -303,14 +303,14 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
 
 def test_only_a_device_that_asks_for_it_tells_of_its_host(recorded: Path) -> None:
     for fleet_pids, told in ((None, {None}), ((), {None, True, False})):
-        host = AgentHost(ReplayWorkerFactory().open, beat_secs=0.0)
+        host = AgentHost(ReplayWorkerFactory().open, heartbeat_secs=0.0)
         host.ask([dataclasses.replace(start_of(recorded), fleet_pids=fleet_pids)])
         assert host.work()
         assert (host._load is None) == (fleet_pids is None)
-        beats = [one for one in host.take(0, 0)[1] if isinstance(one, Heartbeat)]
-        assert {one.is_host_idle for one in beats} <= told
+        heartbeats = [one for one in host.take(0, 0)[1] if isinstance(one, Heartbeat)]
+        assert {one.is_host_idle for one in heartbeats} <= told
         if host._load is not None:
             host._load._is_idle = True
-            [beat] = [one for one in host.take(1, 0)[1] if isinstance(one, Heartbeat)]
-            assert beat.is_host_idle is True
+            [heartbeat] = [one for one in host.take(1, 0)[1] if isinstance(one, Heartbeat)]
+            assert heartbeat.is_host_idle is True
         host.close_workers()

@@ -137,7 +137,7 @@ from tests.transport_fixtures import PROTOCOL
 folder, go = Path(sys.argv[1]), Path(sys.argv[2])
 specs = make_fleet(folder).specs
 told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=Limits(lease_secs=4.0))
-transport = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", beat_secs=0.2)
+transport = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", heartbeat_secs=0.2)
 held, measure = [], transport.measure
 transport.measure = lambda *asked: measure(*asked) if go.exists() else held.append(asked)
 with Store.open(folder / "store") as store:

@@ -99,17 +99,18 @@ def test_a_beat_of_a_strange_kind_is_refused() -> None:
         event_from_json(value)
 
 
-def test_the_disk_keeps_the_name_of_the_fencing_token() -> None:
-    # As versions before wrote it: journals of them are read, and theirs read ours.
-    value = {
-        "event": "JobCrashed",
-        "at_secs": 1.0,
-        "device_id": "a",
-        "job_id": "j",
-        "epoch": 7,
-        "stderr_tail": "",
-    }
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ({"event": "JobCrashed", "at_secs": 1.0, "device_id": "a", "job_id": "j", "epoch": 7}, ev.JobCrashed),
+        (
+            {"event": "AgentBeat", "at_secs": 1.0, "device_id": "a", "incarnation": 2, "epoch": 7},
+            ev.AgentHeartbeat,
+        ),
+    ],
+)
+def test_the_disk_keeps_the_names_of_older_versions(value: dict[str, Any], kind: type[Any]) -> None:
     event = event_from_json(value)
-    assert isinstance(event, ev.JobCrashed)
-    assert event.fencing_token == 7
-    assert event_to_json(event) == value
+    assert isinstance(event, kind)
+    assert event.fencing_token == 7  # type: ignore[attr-defined]
+    assert value.items() <= event_to_json(event).items()

@@ -89,7 +89,7 @@ def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
 
 
 def test_a_frozen_agent_says_nothing_until_it_is_thawed_and_then_with_its_old_number(recorded: Path) -> None:
-    transport = LocalTransport(protocol=PROTOCOL, beat_secs=0.0)
+    transport = LocalTransport(protocol=PROTOCOL, heartbeat_secs=0.0)
     transport.start(replay_spec(recorded), 1)
     assert any(isinstance(one, Heartbeat) for one in transport.poll(0.0))
     transport.freeze(AGAIN, 1)

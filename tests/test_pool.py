@@ -54,7 +54,7 @@ def test_real_candidates_are_built_and_timed(
     for result in results:
         assert result.outcome is Outcome.OK, result.error
         assert QUICK.repeat <= len(result.run_secs) <= QUICK.repeat + QUICK.extra_repeats
-        # 4.2 MFLOP: below 1 us it would beat any CPU, above 1 s something else was timed.
+        # 4.2 MFLOP: below 1 us it would heartbeat any CPU, above 1 s something else was timed.
         assert all(1e-6 < seconds < 1.0 for seconds in result.run_secs)
         assert len(result.warmup_secs) in {1, 2}
         assert result.number >= 1

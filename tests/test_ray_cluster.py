@@ -113,7 +113,12 @@ def test_a_host_with_another_version_is_refused_before_anything_of_ours_runs_the
     near, far = (replace(generic_spec, device_id=DeviceId(name)) for name in ("board-1", "board-4"))
     root = tmp_path / "there"
     transport = RayTransport(
-        [near, far], tmp_path / "here", PROTOCOL, address=address, remote_spool_root=str(root), beat_secs=0.3
+        [near, far],
+        tmp_path / "here",
+        PROTOCOL,
+        address=address,
+        remote_spool_root=str(root),
+        heartbeat_secs=0.3,
     )
     try:
         transport.start(far, 1)
@@ -148,7 +153,7 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
         PROTOCOL,
         address=address,
         remote_spool_root=str(tmp_path / "there"),
-        beat_secs=0.3,
+        heartbeat_secs=0.3,
     )
     try:
         for spec in specs.values():

@@ -46,7 +46,7 @@ QUICK = Protocol(repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, 
 
 @pytest.fixture(scope="module")
 def transport(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayTransport]:
-    made = RayTransport([generic_spec], tmp_path_factory.mktemp("spools"), QUICK, beat_secs=0.2)
+    made = RayTransport([generic_spec], tmp_path_factory.mktemp("spools"), QUICK, heartbeat_secs=0.2)
     yield made
     made.close(20.0)
     left = each_below(os.getpid(), lambda child: child.name())
@@ -149,10 +149,10 @@ def test_a_device_measures_and_beats_meanwhile(
     records = [record for one in results for record in one.records]
     assert {one.lease for one in results} == {lease.tag}
     assert {one.candidate_id for one in records} == {one.candidate_id for one in matmul_candidates}
-    beats = [one for one in found if isinstance(one, Heartbeat) and one.held]
-    assert beats
-    assert {one.held for one in beats} == {(lease.tag,)}
-    assert Activity.BUILDING in {one.busy for one in beats}
+    heartbeats = [one for one in found if isinstance(one, Heartbeat) and one.held]
+    assert heartbeats
+    assert {one.held for one in heartbeats} == {(lease.tag,)}
+    assert Activity.BUILDING in {one.busy for one in heartbeats}
     ids = [record.record_id for record in records]
     lives.transport.acknowledge(GENERIC, lives.incarnation, ids)
     lives.transport.stop(GENERIC, lives.incarnation, kill=False)
@@ -191,7 +191,7 @@ def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(
     lives.until(Heartbeat)
     family = family_of(up.pid)
     os.kill(up.pid, signal.SIGSTOP)
-    # What it had said before may still be on its way; one that beats is never silent for so long.
+    # What it had said before may still be on its way; one that heartbeats is never silent for so long.
     heard = time.monotonic()
     deadline = heard + 20.0
     while time.monotonic() < heard + 1.5:
@@ -278,7 +278,7 @@ from tests.transport_fixtures import PROTOCOL, first, poll_until, replay_spec
 from tests.test_ray_transport import alive
 
 server, spec = sys.argv[1], replay_spec(Path(sys.argv[2]), f"under-{sys.argv[1]}")
-transport = RayTransport([], Path(sys.argv[3]), PROTOCOL, beat_secs=0.2)
+transport = RayTransport([], Path(sys.argv[3]), PROTOCOL, heartbeat_secs=0.2)
 transport.start(spec, 1)
 poll_until(transport, lambda found: first(found, AgentUp) is not None)
 agent = psutil.Process(next(iter(transport.pids().values())))

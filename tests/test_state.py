@@ -79,11 +79,11 @@ class Fleet:
             device_secs=device_secs,
         )
 
-    def beat(
+    def heartbeat(
         self, fencing_token: int | None, done: int = 0, busy: Busy = Busy.TIMING, **fields: Any
     ) -> list[Instruction]:
         return self.of_a(
-            ev.AgentBeat,
+            ev.AgentHeartbeat,
             incarnation=self.show()["incarnation"],
             fencing_token=fencing_token,
             done=done,
@@ -92,10 +92,10 @@ class Fleet:
         )
 
     def stalls(self, fencing_token: int) -> list[Instruction]:
-        """The agent beats on and gets no further, until that is enough."""
+        """The agent heartbeats on and gets no further, until that is enough."""
         made: list[Instruction] = []
         for _ in range(100):
-            self.beat(fencing_token)
+            self.heartbeat(fencing_token)
             made += self.wait(10.0)
             if only(ev.StopAgent, made):
                 return made
@@ -201,7 +201,7 @@ def test_a_finished_candidate_ends_a_row_of_failures() -> None:
         fleet.wait(10.0)
         fleet.passes()
         fencing_token = min(fleet.leases().values())
-        fleet.beat(fencing_token, done=1)
+        fleet.heartbeat(fencing_token, done=1)
     assert fleet.show()["failures"] == 0
 
 
@@ -232,7 +232,7 @@ def test_a_zombie_is_ended_and_not_listened_to() -> None:
     assert fleet.of_a(ev.AgentDied, incarnation=1, reason="late news") == []
     assert fleet.of_a(ev.ProbeRefused, incarnation=1, reason="late news") == []
     assert not fleet.state.is_news(
-        ev.AgentBeat(at_secs=fleet.now, device_id=A, incarnation=1, fencing_token=1)
+        ev.AgentHeartbeat(at_secs=fleet.now, device_id=A, incarnation=1, fencing_token=1)
     )
     assert fleet.show()["state"] == "idle"
 
@@ -348,10 +348,10 @@ def test_progress_and_work_renew_all_leases_of_the_device() -> None:
     fleet = Fleet().up()
     fleet.submit("j1", "j2")
     fleet.now += 50.0
-    fleet.beat(1, done=0)
+    fleet.heartbeat(1, done=0)
     assert [one["deadline"] for one in fleet.show()["leases"]] == [START + 110.0] * 2
     fleet.now += 50.0
-    fleet.beat(1, done=1, busy=Busy.IDLE)
+    fleet.heartbeat(1, done=1, busy=Busy.IDLE)
     assert [one["deadline"] for one in fleet.show()["leases"]] == [START + 160.0] * 2
 
 
@@ -360,8 +360,8 @@ def test_an_idle_agent_does_not_renew_a_lease_that_it_seems_not_to_know() -> Non
     fleet.submit("j1")
     fleet.now += 50.0
     for fencing_token in (None, 1, 1):
-        fleet.beat(fencing_token, busy=Busy.IDLE)
-    # The first beat that names a lease counts as progress: it has reached the agent.
+        fleet.heartbeat(fencing_token, busy=Busy.IDLE)
+    # The first heartbeat that names a lease counts as progress: it has reached the agent.
     assert only(ev.StopAgent, fleet.wait(59.0)) == []
     assert only(ev.StopAgent, fleet.wait(1.0))
 
@@ -371,7 +371,7 @@ def test_work_without_an_end_does_not_renew_for_ever() -> None:
     fleet.submit("j1")
     made: list[Instruction] = []
     while not made:
-        fleet.beat(1)
+        fleet.heartbeat(1)
         made = only(ev.StopAgent, fleet.wait(10.0))
     assert fleet.now == START + 200.0
 
@@ -414,7 +414,7 @@ def test_silence_blames_neither_the_job_at_work_nor_the_device(heard: bool) -> N
     for times in range(1, 21):
         job_id, fencing_token = next(iter(fleet.leases().items()))
         if heard:
-            fleet.beat(fencing_token)
+            fleet.heartbeat(fencing_token)
         made += fleet.wait(61.0)
         shown = fleet.show()
         assert (shown["failures"], shown["outages"], shown["crashes"]) == (0, times, 0)
@@ -433,7 +433,7 @@ def test_an_agent_that_falls_silent_while_it_stalls_is_not_blamed() -> None:
     fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up()
     fleet.submit("j1")
     for _ in range(16):
-        fleet.beat(1)
+        fleet.heartbeat(1)
         fleet.wait(10.0)
     assert only(ev.StopAgent, fleet.wait(40.0)), "what it had left runs out all the same"
     assert (fleet.show()["failures"], fleet.show()["outages"]) == (0, 1)
@@ -634,7 +634,7 @@ def test_the_lease_at_work_is_the_one_that_beats_name() -> None:
     assert fleet.state.at_work(A) is None
     fleet.submit("j1", "j2")
     assert fleet.state.at_work(A) == ("j1", 1)
-    fleet.beat(2)
+    fleet.heartbeat(2)
     assert fleet.state.at_work(A) == ("j2", 2)
 
 
@@ -700,7 +700,7 @@ def test_the_time_of_a_lease_begins_when_the_one_before_it_ends() -> None:
     fleet = Fleet().up()
     fleet.submit("j1", "j2")
     fleet.now += 40.0
-    fleet.beat(1)
+    fleet.heartbeat(1)
     fleet.finish("j1", 1, device_secs=40.0)
     fleet.now += 5.0
     fleet.dies()
@@ -730,14 +730,14 @@ def test_an_idle_only_device_waits_for_its_host() -> None:
     fleet = Fleet().up(DevicePolicy(idle_only=True))
     assert fleet.submit("j1", "j2", "j3", "j4") == []
     assert fleet.show()["closed"] == "its host is in use"
-    assert len(only(ev.GrantLease, fleet.beat(None, busy=Busy.IDLE, is_host_idle=True))) == 2
-    fleet.beat(1, is_host_idle=False)
+    assert len(only(ev.GrantLease, fleet.heartbeat(None, busy=Busy.IDLE, is_host_idle=True))) == 2
+    fleet.heartbeat(1, is_host_idle=False)
     assert only(ev.GrantLease, fleet.finish("j1", 1)) == []
 
 
 def test_a_new_agent_must_say_again_that_the_host_is_idle() -> None:
     fleet = Fleet().up(DevicePolicy(idle_only=True))
-    fleet.beat(None, busy=Busy.IDLE, is_host_idle=True)
+    fleet.heartbeat(None, busy=Busy.IDLE, is_host_idle=True)
     fleet.submit("j1")
     assert fleet.leases() == {"j1": 1}
     fleet.dies()
@@ -837,7 +837,7 @@ def test_a_budget_does_not_wait_for_a_future_in_which_the_clock_was(
     fleet = Fleet().up(policy)
     fleet.submit("j1")
     fleet.now += 30.0
-    fleet.beat(1)
+    fleet.heartbeat(1)
     fleet.now += 20.0
     right_again(fleet)
     assert fleet.show()["budget"]["device_secs"] == 30.0, "as long as it is known to have worked"
@@ -919,12 +919,12 @@ def test_windows_go_by_the_wall_clock() -> None:
 def test_only_beats_that_matter_are_news() -> None:
     fleet = Fleet().up()
     fleet.submit("j1")
-    fleet.beat(1)
+    fleet.heartbeat(1)
 
     def is_news(after: float, **fields: Any) -> bool:
         values = {"fencing_token": 1, "done": 0, "busy": Busy.TIMING} | fields
         return fleet.state.is_news(
-            ev.AgentBeat(at_secs=fleet.now + after, device_id=A, incarnation=1, **values)
+            ev.AgentHeartbeat(at_secs=fleet.now + after, device_id=A, incarnation=1, **values)
         )
 
     assert not is_news(1.0)
@@ -1061,7 +1061,7 @@ def test_a_roll_back_changes_the_champion() -> None:
         (ev.AgentStarted(at_secs=START, device_id=A, incarnation=2), "incarnation 1"),
         (ev.AgentStarted(at_secs=START, device_id=A, incarnation=1), "had started"),
         (ev.ProbePassed(at_secs=START, device_id=A, incarnation=1, environment_id="e"), "had passed"),
-        (ev.AgentBeat(at_secs=START, device_id=A, incarnation=1, fencing_token=3), "fencing token 2"),
+        (ev.AgentHeartbeat(at_secs=START, device_id=A, incarnation=1, fencing_token=3), "fencing token 2"),
         (ev.JobSubmitted(at_secs=START, job=job("j1", "a")), "is there already"),
         (ev.JobCrashed(at_secs=START, device_id=A, job_id=JobId("j1"), fencing_token=3), "fencing token 2"),
         (
@@ -1090,10 +1090,10 @@ def test_beats_do_not_drive_out_what_says_more() -> None:
     fleet.submit("j1")
     for done in range(30):
         fleet.now += 1.0
-        fleet.beat(1, done=done)
+        fleet.heartbeat(1, done=done)
     with pytest.raises(StateError, match="ProbePassed") as caught:
         fleet.of_a(ev.AgentStarted, incarnation=1)
-    assert str(caught.value).count("AgentBeat") == 1
+    assert str(caught.value).count("AgentHeartbeat") == 1
 
 
 def test_a_snapshot_of_another_version_is_refused() -> None:

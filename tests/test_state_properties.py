@@ -142,13 +142,13 @@ class Fleet(RuleBasedStateMachine):
         idle=st.sampled_from([None, True, True, False]),
         step=STEPS,
     )
-    def beat(
+    def heartbeat(
         self, device: str, behind: int, lease: int, done: int, busy: Busy, idle: bool | None, step: float
     ) -> None:
         known = DeviceId(device) in self.world.state.device_ids()
         fencing_token = self.world.device(device)["epoch"] - lease if known else 1
         self.world.tell(
-            ev.AgentBeat(
+            ev.AgentHeartbeat(
                 at_secs=self.at(step),
                 device_id=DeviceId(device),
                 incarnation=self.incarnation(device, behind),

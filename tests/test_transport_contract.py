@@ -52,9 +52,9 @@ def transport(
 ) -> Iterator[AgentTransport]:
     made: AgentTransport
     if request.param == "local":
-        made = LocalTransport(protocol=PROTOCOL, beat_secs=0.2)
+        made = LocalTransport(protocol=PROTOCOL, heartbeat_secs=0.2)
     else:
-        made = RayTransport([], tmp_path_factory.mktemp("spools"), PROTOCOL, replay_beat_secs=0.2)
+        made = RayTransport([], tmp_path_factory.mktemp("spools"), PROTOCOL, replay_heartbeat_secs=0.2)
     yield made
     made.close(20.0)
 
@@ -70,7 +70,7 @@ def of(messages: list[Message], spec: DeviceSpec) -> list[Message]:
 
 
 def ask_until(transport: AgentTransport, spec: DeviceSpec, number: int) -> list[Message]:
-    """That many messages about a device, beats aside."""
+    """That many messages about a device, heartbeats aside."""
     return of(poll_until(transport, lambda found: len(of(found, spec)) >= number), spec)
 
 
@@ -85,8 +85,8 @@ def test_an_agent_comes_up_and_beats(transport: AgentTransport, spec: DeviceSpec
     assert (up.incarnation, up.pending, up.descriptor.cpu_model) == (7, (), "Some CPU")
     assert len(up.environment_id) == 32
     assert up.pid > 0
-    beat = next(m for m in found if isinstance(m, Heartbeat) and m.device_id == spec.device_id)
-    assert (beat.incarnation, beat.held, beat.done) == (7, (), 0)
+    heartbeat = next(m for m in found if isinstance(m, Heartbeat) and m.device_id == spec.device_id)
+    assert (heartbeat.incarnation, heartbeat.held, heartbeat.done) == (7, (), 0)
 
 
 def test_results_carry_their_lease_and_come_in_the_order_of_asking(

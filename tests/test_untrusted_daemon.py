@@ -50,7 +50,7 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
     )
     with Store.open(tmp_path / "store") as store:
         forge(store, tmp_path, matmul, honest, hostile)
-        transport = RayTransport([generic_spec], tmp_path / "spool", QUICK, beat_secs=0.5)
+        transport = RayTransport([generic_spec], tmp_path / "spool", QUICK, heartbeat_secs=0.5)
         try:
             coordinator = Coordinator(
                 tmp_path / "root", store, transport, {GENERIC: generic_spec}, told, notices

@@ -156,7 +156,7 @@ class Agent:
                 has_more=has_more,
             )
             self._post(self, up)
-            self._worker = worker  # from now on it beats
+            self._worker = worker  # from now on it has heartbeats
             while has_more:
                 some = tuple(islice(pending, _PENDING_PART))
                 has_more = len(some) == _PENDING_PART
@@ -207,7 +207,7 @@ class Agent:
         finally:
             self._base, self._is_doing = None, False
 
-    def beat(self, now: float, is_host_idle: bool | None = None) -> Heartbeat:
+    def heartbeat(self, now: float, is_host_idle: bool | None = None) -> Heartbeat:
         """Say what it is doing; called by another thread than the others.
 
         Args:

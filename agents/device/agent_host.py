@@ -1,8 +1,8 @@
-"""The agents of one process: requests in, messages out, and beats that no measurement holds up.
+"""The agents of one process: requests in, messages out, and heartbeats that no measurement holds up.
 
 `ray_actors.py` puts an `AgentHost` on Ray with one device in it, or with many replay devices;
 `fleet.transport.local` runs one as it is. Requests are done one after the other, by one thread. Another
-thread fetches the messages, and with them the beats: a timing of a minute does not hold them up, but a
+thread fetches the messages, and with them the heartbeats: a timing of a minute does not hold them up, but a
 process that is stopped sends none. It decides nothing: what is late, and who is started again, is the
 coordinator's.
 """
@@ -40,7 +40,7 @@ class AgentHost:
     Args:
         open_worker: Makes the worker of a device; an `AgentError` of it refuses the device.
         host: Name of this host, for `AgentUp`.
-        beat_secs: How often every agent that is up says that it is alive.
+        heartbeat_secs: How often every agent that is up says that it is alive.
         most_waiting: Records that may wait to be fetched before the making of more has to wait.
 
     `ask`, `take` and `close` may be called by any thread, `work` and `serve` by one.
@@ -51,18 +51,18 @@ class AgentHost:
         open_worker: Callable[[BeginAgent], Worker],
         *,
         host: str = "",
-        beat_secs: float,
+        heartbeat_secs: float,
         most_waiting: float = MOST_WAITING,
     ) -> None:
         self._open_worker, self._host = open_worker, host
-        self._beat_secs, self._most_waiting = beat_secs, most_waiting
+        self._heartbeat_secs, self._most_waiting = heartbeat_secs, most_waiting
         self._changed = threading.Condition()
         self._agents: dict[tuple[DeviceId, int], Agent] = {}
         self._requests: deque[tuple[Agent, AgentRequest]] = deque()
         self._messages: list[Message] = []
         #: Records in the messages.
         self._waiting = 0
-        self._next_beat = time.monotonic() + beat_secs
+        self._next_heartbeat = time.monotonic() + heartbeat_secs
         self._taken: tuple[int, list[Message]] = (0, [])
         #: Looked at where a device asks for it.
         self._load: HostLoad | None = None
@@ -89,7 +89,7 @@ class AgentHost:
             self._changed.notify_all()
 
     def take(self, confirmed: int, timeout_secs: float) -> tuple[int, list[Message]]:
-        """Fetch messages and beats; wait for the first of them.
+        """Fetch messages and heartbeats; wait for the first of them.
 
         Args:
             confirmed: Number of the last answer that arrived, 0 before the first. An answer that was lost is
@@ -105,16 +105,16 @@ class AgentHost:
             if confirmed != number:
                 return number, messages
             while not self._messages and not self._is_closed:
-                wait = min(deadline, self._next_beat) - time.monotonic()
+                wait = min(deadline, self._next_heartbeat) - time.monotonic()
                 if wait <= 0:
                     break
                 self._changed.wait(wait)
             messages, self._messages, self._waiting = self._messages, [], 0
             now = time.monotonic()
-            if now >= self._next_beat:
-                self._next_beat = now + self._beat_secs
+            if now >= self._next_heartbeat:
+                self._next_heartbeat = now + self._heartbeat_secs
                 is_idle = self._load.is_idle if self._load is not None else None
-                messages += [agent.beat(now, is_idle) for agent in self._agents.values() if agent.is_up]
+                messages += [agent.heartbeat(now, is_idle) for agent in self._agents.values() if agent.is_up]
             self._taken = (number + 1, messages)
             self._changed.notify_all()
             return self._taken

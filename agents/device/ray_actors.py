@@ -34,16 +34,16 @@ class AgentHostActor:
 
     Args:
         many: Whether it is for replay devices.
-        beat_secs: See `AgentHost`.
+        heartbeat_secs: See `AgentHost`.
         stderr_path: File that gets what the process prints.
     """
 
-    def __init__(self, many: bool, beat_secs: float, stderr_path: str) -> None:
+    def __init__(self, many: bool, heartbeat_secs: float, stderr_path: str) -> None:
         # An agent that is stopped by a signal would survive its raylet, and keep the spool.
         die_with_parent(os.getppid())
         keep_stderr(Path(stderr_path).expanduser())
         open_worker = ReplayWorkerFactory().open if many else open_device
-        self._host = AgentHost(open_worker, host=socket.gethostname(), beat_secs=beat_secs)
+        self._host = AgentHost(open_worker, host=socket.gethostname(), heartbeat_secs=heartbeat_secs)
         self._thread = threading.Thread(target=self._host.serve, name="agent", daemon=True)
         self._thread.start()
 

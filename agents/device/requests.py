@@ -32,7 +32,7 @@ class BeginAgent(AgentRequest):
     #: All devices of its host, itself included: whose timing cores it must keep off.
     neighbours: tuple[DeviceSpec, ...] = ()
     #: Processes of the fleet on the agent's host, besides its parent and all below that: what these do is no
-    #: load of others, which its beats tell. None: they need not.
+    #: load of others, which its heartbeats tell. None: they need not.
     fleet_pids: tuple[int, ...] | None = None
 
 

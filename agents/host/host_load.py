@@ -1,7 +1,7 @@
 """Whether somebody else uses this host: what all its CPUs did, less what the fleet's own processes did.
 
 `agents.device.agent_host` asks for devices that may be measured on an idle host only, and says it with their
-beats. Standard library only; reads `/proc`.
+heartbeats. Standard library only; reads `/proc`.
 """
 
 from __future__ import annotations

@@ -201,14 +201,14 @@ def probe_refused(core: Core, event: ev.ProbeRefused) -> list[Instruction]:
     return [stop, *core.leasing.fail(device, event.reason), *core.leasing.settle(device)]
 
 
-def agent_beat(core: Core, event: ev.AgentBeat) -> list[Instruction]:
+def agent_heartbeat(core: Core, event: ev.AgentHeartbeat) -> list[Instruction]:
     """Renew leases, note progress and whether the host is idle."""
     device = core.device(event)
     if not core.is_current(device, event) or device.state is DeviceState.PROBING:
         return []
     if event.fencing_token is not None and event.fencing_token > device.fencing_token:
         raise core.impossible(event, f"its last lease has fencing token {device.fencing_token}")
-    device.beat(event, core.leasing.limits)
+    device.heartbeat(event, core.leasing.limits)
     return core.leasing.settle(device)
 
 

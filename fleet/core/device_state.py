@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.core.events import AgentBeat, Busy, DevicePolicy, DeviceState, JobId
+from fleet.core.events import AgentHeartbeat, Busy, DevicePolicy, DeviceState, JobId
 from fleet.core.limits import Limits
 from fleet.core.policies import Budget, Closed, closed_because
 
 #: Leases that are over and remembered, to tell a second delivery of results from a late one. An agent has two
 #: leases at a time, so whatever it still delivers is far younger.
 _REMEMBERED_TOKENS = 64
-#: A beat is worth its place in the journal if it moves a deadline by this share of a lease.
+#: A heartbeat is worth its place in the journal if it moves a deadline by this share of a lease.
 _NEWS_SHARE = 0.25
-#: An agent is alive that was heard within this share of a lease: more than a beat is held back for.
+#: An agent is alive that was heard within this share of a lease: more than a heartbeat is held back for.
 _HEARD_SHARE = 0.5
 #: States in which there is, or may be, an agent.
 WITH_AGENT = frozenset({DeviceState.PROBING, DeviceState.IDLE, DeviceState.LEASED})
@@ -101,7 +101,7 @@ class Device:
         return next((one for one in self.leases if one.fencing_token == fencing_token), None)
 
     def front(self) -> HeldLease | None:
-        """The lease at work: the one that the last beat named, else the oldest."""
+        """The lease at work: the one that the last heartbeat named, else the oldest."""
         named = self.lease(self.at_work) if self.at_work is not None else None
         return named or (self.leases[0] if self.leases else None)
 
@@ -160,51 +160,56 @@ class Device:
         self.counted_tokens.append(fencing_token)
         del self.counted_tokens[:-_REMEMBERED_TOKENS]
 
-    def renewed_deadline(self, beat: AgentBeat, limits: Limits) -> float:
-        """Until when the leases run after a beat, at least; minus infinity where it renews nothing."""
-        lease = self.lease(beat.fencing_token) if beat.fencing_token is not None else None
+    def renewed_deadline(self, heartbeat: AgentHeartbeat, limits: Limits) -> float:
+        """Until when the leases run after a heartbeat, at least; minus infinity where it renews nothing."""
+        lease = self.lease(heartbeat.fencing_token) if heartbeat.fencing_token is not None else None
         if lease is None:
             return -math.inf
-        if beat.done > lease.done or beat.fencing_token != self.at_work:
-            return beat.at_secs + limits.lease_secs
-        if beat.busy is Busy.IDLE:
+        if heartbeat.done > lease.done or heartbeat.fencing_token != self.at_work:
+            return heartbeat.at_secs + limits.lease_secs
+        if heartbeat.busy is Busy.IDLE:
             return -math.inf
-        return min(beat.at_secs + limits.lease_secs, lease.progress_secs + limits.stall_secs)
+        return min(heartbeat.at_secs + limits.lease_secs, lease.progress_secs + limits.stall_secs)
 
-    def is_news(self, beat: AgentBeat, limits: Limits) -> bool:
-        """Whether a beat changes what matters."""
-        if beat.incarnation != self.incarnation or self.state not in (DeviceState.IDLE, DeviceState.LEASED):
-            return beat.incarnation > self.incarnation
-        if beat.is_host_idle not in (None, self.is_host_idle):
+    def is_news(self, heartbeat: AgentHeartbeat, limits: Limits) -> bool:
+        """Whether a heartbeat changes what matters."""
+        if heartbeat.incarnation != self.incarnation or self.state not in (
+            DeviceState.IDLE,
+            DeviceState.LEASED,
+        ):
+            return heartbeat.incarnation > self.incarnation
+        if heartbeat.is_host_idle not in (None, self.is_host_idle):
             return True
-        if beat.utc_offset_secs not in (None, self.utc_offset_secs):
+        if heartbeat.utc_offset_secs not in (None, self.utc_offset_secs):
             return True
-        if beat.fencing_token is None or (lease := self.lease(beat.fencing_token)) is None:
-            return beat.fencing_token is not None and beat.fencing_token > self.fencing_token
-        if beat.fencing_token != self.at_work or ((self.failures or self.outages) and beat.done > lease.done):
+        if heartbeat.fencing_token is None or (lease := self.lease(heartbeat.fencing_token)) is None:
+            return heartbeat.fencing_token is not None and heartbeat.fencing_token > self.fencing_token
+        if heartbeat.fencing_token != self.at_work or (
+            (self.failures or self.outages) and heartbeat.done > lease.done
+        ):
             return True
-        step = self.renewed_deadline(beat, limits) - lease.deadline_secs
-        return max(step, beat.at_secs - self.heard_secs) >= _NEWS_SHARE * limits.lease_secs
+        step = self.renewed_deadline(heartbeat, limits) - lease.deadline_secs
+        return max(step, heartbeat.at_secs - self.heard_secs) >= _NEWS_SHARE * limits.lease_secs
 
-    def beat(self, beat: AgentBeat, limits: Limits) -> None:
-        """Take in a beat of the living agent."""
-        if beat.is_host_idle is not None:
-            self.is_host_idle = beat.is_host_idle
-        if beat.utc_offset_secs is not None:
-            self.utc_offset_secs = beat.utc_offset_secs
-        lease = self.lease(beat.fencing_token) if beat.fencing_token is not None else None
+    def heartbeat(self, heartbeat: AgentHeartbeat, limits: Limits) -> None:
+        """Take in a heartbeat of the living agent."""
+        if heartbeat.is_host_idle is not None:
+            self.is_host_idle = heartbeat.is_host_idle
+        if heartbeat.utc_offset_secs is not None:
+            self.utc_offset_secs = heartbeat.utc_offset_secs
+        lease = self.lease(heartbeat.fencing_token) if heartbeat.fencing_token is not None else None
         if lease is None:
             return
-        self.heard_secs = max(self.heard_secs, beat.at_secs)
-        deadline = self.renewed_deadline(beat, limits)
+        self.heard_secs = max(self.heard_secs, heartbeat.at_secs)
+        deadline = self.renewed_deadline(heartbeat, limits)
         for one in self.leases:  # one that waits cannot show progress
             one.deadline_secs = max(one.deadline_secs, deadline)
-        if beat.done > lease.done:
+        if heartbeat.done > lease.done:
             self.proved()
-        if beat.done > lease.done or beat.fencing_token != self.at_work:
-            lease.progress_secs = max(lease.progress_secs, beat.at_secs)
-        lease.done = max(lease.done, beat.done)
-        self.at_work = beat.fencing_token
+        if heartbeat.done > lease.done or heartbeat.fencing_token != self.at_work:
+            lease.progress_secs = max(lease.progress_secs, heartbeat.at_secs)
+        lease.done = max(lease.done, heartbeat.done)
+        self.at_work = heartbeat.fencing_token
 
     def renew(self, now: float, limits: Limits) -> None:
         """Let all leases run on from now: it was not their agent's doing that nothing came."""

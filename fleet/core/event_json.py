@@ -17,11 +17,19 @@ from fleet.core.events import Event
 from fleet.errors import FleetError
 
 _NAME = "event"
-_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+#: Names on the disk that differ from those in the code: older journals stay readable.
+_EVENTS_ON_DISK = {"AgentHeartbeat": "AgentBeat"}
+_FIELDS_ON_DISK = {
+    "fencing_token": "epoch",
+    "crashed_token": "crashed_epoch",
+    "counted_tokens": "counted_epochs",
+}
+_NAMES: dict[type[Any], str] = {
+    kind: _EVENTS_ON_DISK.get(kind.__name__, kind.__name__) for kind in get_args(Event)
+}
+_CLASSES: dict[str, type[Any]] = {name: kind for kind, name in _NAMES.items()}
 #: What fields meant that an older version did not write, where that is not their default.
 _OLD: dict[str, dict[str, Any]] = {"CoordinatorStarted": {"rules": 1}}
-#: Names on the disk that differ from those of the fields: journals of older versions stay readable.
-_ON_DISK = {"fencing_token": "epoch", "crashed_token": "crashed_epoch", "counted_tokens": "counted_epochs"}
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _Value = TypeVar("_Value")
 
@@ -33,7 +41,7 @@ class EventError(FleetError):
 def event_to_json(event: Event) -> dict[str, Any]:
     """Turn an event into JSON-ready values: `event` is the name of its class, then its fields."""
     values: dict[str, Any] = value_to_json(event)
-    return {_NAME: type(event).__name__} | values
+    return {_NAME: _NAMES[type(event)]} | values
 
 
 def event_from_json(value: Mapping[str, Any]) -> Event:
@@ -81,7 +89,7 @@ def value_from_json(kind: type[_Value], value: Any) -> _Value:
 def _writer(kind: Any) -> Callable[[Any], Any]:
     """How values of a type become JSON-ready: built once a type, as thousands are written a second."""
     if is_dataclass(kind):
-        names = tuple((_ON_DISK.get(one.name, one.name), one.name) for one in fields(kind))
+        names = tuple((_FIELDS_ON_DISK.get(one.name, one.name), one.name) for one in fields(kind))
         return lambda value: {key: value_to_json(getattr(value, name)) for key, name in names}
     if kind is tuple or kind is list:
         return _list_to_json
@@ -128,10 +136,10 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _record_reader(kind: Any) -> Callable[[Any], Any]:
     hints = get_type_hints(kind)
-    names = {_ON_DISK.get(one.name, one.name): one.name for one in fields(kind)}
+    names = {_FIELDS_ON_DISK.get(one.name, one.name): one.name for one in fields(kind)}
     readers = {key: _reader(hints[name]) for key, name in names.items()}
     needed = {
-        _ON_DISK.get(one.name, one.name)
+        _FIELDS_ON_DISK.get(one.name, one.name)
         for one in fields(kind)
         if one.default is MISSING and one.default_factory is MISSING
     }

@@ -60,7 +60,7 @@ class Origin(StrEnum):
 
 
 class Busy(StrEnum):
-    """What an agent was at when it gave its beat."""
+    """What an agent was at when it gave its heartbeat."""
 
     IDLE = "idle"
     BUILDING = "building"

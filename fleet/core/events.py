@@ -173,11 +173,11 @@ class ProbeRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentBeat:
+class AgentHeartbeat:
     """A sign of life. It renews the device's leases where it shows progress, or work that may end in some.
 
-    Not every beat is worth its place in the journal: ask `FleetState.is_news`, and neither journal nor apply
-    one that is none.
+    Not every heartbeat is worth its place in the journal: ask `FleetState.is_news`, and neither journal nor
+    apply one that is none.
     """
 
     at_secs: float
@@ -408,7 +408,7 @@ class Tick:
 # fmt: off
 Event = (
     CoordinatorStarted | ClockSet | CoordinatorStopping | DeviceAdded | DeviceChanged | DeviceLeftOut
-    | DeviceRetired | AgentStarted | ProbePassed | ProbeRefused | AgentBeat | AgentDied | JobSubmitted
+    | DeviceRetired | AgentStarted | ProbePassed | ProbeRefused | AgentHeartbeat | AgentDied | JobSubmitted
     | JobFinished | JobCrashed | JobCancelled | LeaseReturned | ResultArrivedLate | QuarantineLifted
     | DriftAlarm | EnvironmentChanged | RecordsStored | TrainingStarted | TrainingFinished | TrainingFailed
     | ModelPublished | ModelRolledBack | DiskFull | DiskFreed | Tick
@@ -416,8 +416,8 @@ Event = (
 )
 
 __all__ = [
-    "RULES", "Accept", "AgentBeat", "AgentDied", "AgentStarted", "Busy", "ClockSet", "CoordinatorStarted",
-    "CoordinatorStopping",
+    "RULES", "Accept", "AgentDied", "AgentHeartbeat", "AgentStarted", "Busy", "ClockSet",
+    "CoordinatorStarted", "CoordinatorStopping",
     "DeviceAdded", "DeviceChanged", "DeviceLeftOut", "DevicePolicy", "DeviceRetired", "DeviceState",
     "DiskFreed", "DiskFull", "DriftAlarm",
     "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",

@@ -37,7 +37,7 @@ class GrantLease:
     incarnation: int
     fencing_token: int
     job_id: JobId
-    #: Time of the events at which it expires if no beat renews it; renewals are not told to the agent.
+    #: Time of the events at which it expires if no heartbeat renews it; renewals are not told to the agent.
     deadline_secs: float
 
 

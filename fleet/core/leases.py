@@ -274,7 +274,7 @@ class Leasing:
         return []
 
     def _expire(self, device: Device) -> list[Instruction]:
-        """No beat renewed a lease: end the agent, and never count what overdue leases still bring.
+        """No heartbeat renewed a lease: end the agent, and never count what overdue leases still bring.
 
         An agent that lives and gets no further is its job's doing. Silence is nobody's; the job at work waits
         behind the others all the same.
@@ -284,7 +284,7 @@ class Leasing:
         assert front is not None
         is_to_blame = self.rules < 2 or device.is_stalled(self.now, self.limits)
         overdue = [lease for lease in device.leases if lease.deadline_secs <= self.now]
-        why = "no beat renewed it" if is_to_blame else "nothing was heard of its agent"
+        why = "no heartbeat renewed it" if is_to_blame else "nothing was heard of its agent"
         reason = f"lease {overdue[0].fencing_token} (job {overdue[0].job_id}) expired: {why}"
         device.expiries += len(overdue)
         for lease in reversed(overdue):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Limits:
     """Numbers of the rules in `state.py`; the defaults fit a fleet of real devices."""
 
-    #: A lease that no beat renews lasts this long.
+    #: A lease that no heartbeat renews lasts this long.
     lease_secs: float = 60.0
     #: Work without a finished candidate renews a lease for so long: builds and runs have time-outs of their
     #: own far below this.

@@ -53,7 +53,7 @@ class Closed:
     """Why a device may not be used now."""
 
     reason: str
-    #: Unix seconds at which to look again; infinite where only a beat of the host can change it.
+    #: Unix seconds at which to look again; infinite where only a heartbeat of the host can change it.
     until_secs: float
 
 
@@ -77,7 +77,7 @@ def closed_because(
         budget: What was spent.
         at_secs: Now.
         utc_offset_secs: Local time of the host less UTC.
-        is_host_idle: What the last beat said; None (it said nothing) is taken as in use.
+        is_host_idle: What the last heartbeat said; None (it said nothing) is taken as in use.
         outstanding_secs: What the running leases are expected to take; 0 for leases without an estimate,
             None where there is no lease.
 

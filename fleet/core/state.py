@@ -8,9 +8,9 @@ Time is that of the events: the seconds in which coordinators ran. Only budgets 
 clock, whose distance the state knows (`ClockSet`).
 
 A lease ends in one of four ways. *Finished*: its results were counted. *Released*: the agent or the
-coordinator died; what its spool still holds counts until the job is leased again or ended. *Expired*: no beat
-renewed it; its results are late for ever, because its agent may be a zombie that measures on. *Returned*: its
-batch was never sent, so there are no results and nobody is to blame.
+coordinator died; what its spool still holds counts until the job is leased again or ended. *Expired*: no
+heartbeat renewed it; its results are late for ever, because its agent may be a zombie that measures on.
+*Returned*: its batch was never sent, so there are no results and nobody is to blame.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class FleetState:
         return instructions
 
     def is_news(self, event: Event) -> bool:
-        """Whether an event changes anything: many beats and ticks do not, and need no place in the journal.
+        """Whether an event changes anything: many heartbeats and ticks do not; the journal lacks them.
 
         One that is no news must not be applied either, or a replay of the journal would miss it.
         """
         leasing = self._core.leasing
-        if isinstance(event, ev.AgentBeat):
+        if isinstance(event, ev.AgentHeartbeat):
             device = leasing.devices.get(event.device_id)
             return device is None or device.is_news(event, leasing.limits)
         if isinstance(event, ev.Tick):
@@ -121,7 +121,7 @@ class FleetState:
         return self._core.leasing.jobs.submitted
 
     def deadline(self, device_id: DeviceId, fencing_token: int) -> float | None:
-        """When a lease expires if no beat renews it, by the time of the events; None where it is over."""
+        """When a lease expires unless a heartbeat renews it, in event time; None where it is over."""
         device = self._core.leasing.devices.get(device_id)
         lease = device.lease(fencing_token) if device else None
         return lease.deadline_secs if lease else None
@@ -211,7 +211,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.AgentStarted: device_events.agent_started,
     ev.ProbePassed: device_events.probe_passed,
     ev.ProbeRefused: device_events.probe_refused,
-    ev.AgentBeat: device_events.agent_beat,
+    ev.AgentHeartbeat: device_events.agent_heartbeat,
     ev.AgentDied: device_events.agent_died,
     ev.JobSubmitted: job_events.job_submitted,
     ev.JobFinished: job_events.job_finished,

@@ -89,8 +89,8 @@ class Core:
     def remember(self, device_id: DeviceId, event: Event) -> None:
         """Keep an event among the last ones of a device."""
         recent = self.recent.setdefault(device_id, deque(maxlen=RECENT))
-        if recent and isinstance(event, ev.AgentBeat) and isinstance(recent[-1], ev.AgentBeat):
-            recent.pop()  # a row of beats would drive out what says more
+        if recent and isinstance(event, ev.AgentHeartbeat) and isinstance(recent[-1], ev.AgentHeartbeat):
+            recent.pop()  # a row of heartbeats would drive out what says more
         recent.append(event)
 
     def impossible(self, event: Event, why: str) -> StateError:

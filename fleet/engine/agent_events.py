@@ -58,7 +58,7 @@ def events_of(
             return [*_blamed(message, state, now, unsent), died]
         case Heartbeat():
             return [
-                ev.AgentBeat(
+                ev.AgentHeartbeat(
                     at_secs=now,
                     device_id=device_id,
                     incarnation=incarnation,

@@ -169,7 +169,7 @@ class EffectRunner:
         until = now + parts.state.limits.lease_secs / 2
         for grant in searching.waiting(until):
             deadline = parts.state.deadline(grant.device_id, grant.fencing_token)
-            if deadline is not None and deadline > until:  # the beats of another lease renewed it
+            if deadline is not None and deadline > until:  # the heartbeats of another lease renewed it
                 searching.renewed(replace(grant, deadline_secs=deadline))
                 continue
             searching.let_go(grant.job_id)

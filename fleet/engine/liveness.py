@@ -1,7 +1,7 @@
 """Agents without a lease that say nothing any more: stopped by a signal, or their host is out of reach.
 
-A lease that no beat renews expires, and its agent is ended. One without a lease would be taken for idle for
-ever, and what it was asked for would be waited for. `fleet.engine.ingest` asks now and then.
+A lease that no heartbeat renews expires, and its agent is ended. An agent without a lease would be taken for
+idle for ever, and its answers would be waited for. `fleet.engine.ingest` asks now and then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from agents.device.messages import Message
 from agents.records import DeviceId
 
-#: Three beats of a replay device, the slowest of all.
+#: Three heartbeats of a replay device, the slowest of all.
 _LEAST_SECS = 30.0
 
 
@@ -19,7 +19,7 @@ class LivenessMonitor:
     """Notes when each agent was heard last.
 
     Args:
-        most_secs: Longest silence; never less than some beats.
+        most_secs: Longest silence; never less than some heartbeats.
         clock: Seconds in which this process listened (`fleet.engine.fleet_clock`): a pause of its own must
             not pass for a silence of theirs.
     """

@@ -64,7 +64,7 @@ class EventLog:
         return bool(self._events)
 
     def tell(self, event: Event) -> None:
-        """Note an event for the next `commit`; beats and ticks that change nothing by then are left out."""
+        """Note an event for the next `commit`, which leaves out heartbeats and ticks that change nothing."""
         self._told.append(event)
 
     def commit(self) -> Committed:

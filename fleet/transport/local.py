@@ -16,7 +16,7 @@ from agents.device.worker_factory import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
 from fleet.errors import FleetError
 from fleet.transport.client import AgentClient
-from fleet.transport.transport import BEAT_SECS
+from fleet.transport.transport import HEARTBEAT_SECS
 
 _Key = tuple[DeviceId, int]
 
@@ -27,7 +27,7 @@ class LocalTransport(AgentClient):
     Args:
         protocol: How the fleet measures.
         spool_root: Folder for spools, one a device. None: records wait in memory, and end with this process.
-        beat_secs: How often every agent says that it is alive.
+        heartbeat_secs: How often every agent says that it is alive.
         requests_per_poll: At most so many are done in one `poll`, so that it returns in time.
     """
 
@@ -36,13 +36,15 @@ class LocalTransport(AgentClient):
         *,
         protocol: Protocol,
         spool_root: Path | None = None,
-        beat_secs: float = BEAT_SECS,
+        heartbeat_secs: float = HEARTBEAT_SECS,
         requests_per_poll: int = 64,
     ) -> None:
         self._protocol, self._spool_root = protocol, spool_root
         self._requests_per_poll = requests_per_poll
         self._shelf = ReplayWorkerFactory(spooled=spool_root is not None)
-        self._host = AgentHost(self._shelf.open, host="here", beat_secs=beat_secs, most_waiting=float("inf"))
+        self._host = AgentHost(
+            self._shelf.open, host="here", heartbeat_secs=heartbeat_secs, most_waiting=float("inf")
+        )
         self._taken = 0
         self._fetched: list[Message] = []
         #: What frozen agents were asked, and what they had done but not said.

@@ -36,7 +36,7 @@ class HostProcess:
         cluster: Where it runs.
         node: On which host.
         is_shared: Whether it holds many replay devices.
-        beat_secs: How often its agents say that they are alive.
+        heartbeat_secs: How often its agents say that they are alive.
         stderr_path: File of its host that gets what it prints.
         resource: Custom resource that it takes; None for none.
         clock: Seconds in which this side ran.
@@ -57,7 +57,7 @@ class HostProcess:
         node: Node,
         *,
         is_shared: bool,
-        beat_secs: float,
+        heartbeat_secs: float,
         stderr_path: str,
         resource: str | None,
         clock: Callable[[], float],
@@ -73,7 +73,7 @@ class HostProcess:
         self.is_host_gone = self._lacked_memory = False
         self._has_insisted = False
         self._cluster, self._node, self._stderr_path = cluster, node, stderr_path
-        self._beat_secs, self._resource = beat_secs, resource
+        self._heartbeat_secs, self._resource = heartbeat_secs, resource
         self._keeper: Any = None
         self._oom_kills: Any = None
         #: None until its host is known to have the versions that this side has.
@@ -213,7 +213,7 @@ class HostProcess:
         self._actor = AgentHostActor.options(  # type: ignore[attr-defined]  # added by ray.remote
             scheduling_strategy=On(self._node.node_id, soft=False),
             resources={} if self._resource is None else {self._resource: 1},
-        ).remote(self.is_shared, self._beat_secs, self._stderr_path)
+        ).remote(self.is_shared, self._heartbeat_secs, self._stderr_path)
         self.call = self._actor.who.remote()
 
     def _compare(self, theirs: Mapping[str, str]) -> tuple[list[Message], str | None]:

@@ -25,12 +25,12 @@ from fleet.transport.ray_cluster import Cluster
 from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_hosts import HostProcess
 from fleet.transport.ray_session import join_ray, resource_of, start_ray
-from fleet.transport.transport import BEAT_SECS
+from fleet.transport.transport import HEARTBEAT_SECS
 
 _LOG = logging.getLogger(__name__)
 
-#: Beats of replay devices: a thousand of them say little that is new.
-REPLAY_BEAT_SECS = 10.0
+#: Heartbeats of replay devices: a thousand of them say little that is new.
+REPLAY_HEARTBEAT_SECS = 10.0
 #: Replay devices in one process.
 REPLAY_PER_PROCESS = 256
 #: Longest that one call for messages waits on the agents' side.
@@ -57,8 +57,8 @@ class RayTransport(AgentClient):
         protocol: How the fleet measures.
         address: `host:port` of a cluster's head; None starts a Ray of our own on the loopback interface.
         remote_spool_root: The same on the other hosts of a cluster; `~` is the home of Ray's user there.
-        beat_secs: How often an agent says that it is alive.
-        replay_beat_secs: The same of a replay device.
+        heartbeat_secs: How often an agent says that it is alive.
+        replay_heartbeat_secs: The same of a replay device.
         replay_per_process: Replay devices that share a process.
         is_idle_only: Tells the devices whose agents say whether nobody else uses their hosts.
         clock: Seconds in which this process ran: an agent must not be ended for a pause of ours.
@@ -75,8 +75,8 @@ class RayTransport(AgentClient):
         *,
         address: str | None = None,
         remote_spool_root: str = "~/.local/state/tensor-fleet/spool",
-        beat_secs: float = BEAT_SECS,
-        replay_beat_secs: float = REPLAY_BEAT_SECS,
+        heartbeat_secs: float = HEARTBEAT_SECS,
+        replay_heartbeat_secs: float = REPLAY_HEARTBEAT_SECS,
         replay_per_process: int = REPLAY_PER_PROCESS,
         is_idle_only: Callable[[DeviceId], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
@@ -84,7 +84,7 @@ class RayTransport(AgentClient):
         self._specs = {spec.device_id: spec for spec in specs}
         self._spool_root, self._remote_spool_root = spool_root.absolute(), remote_spool_root
         self._protocol = protocol
-        self._beat_secs, self._replay_beat_secs = beat_secs, replay_beat_secs
+        self._heartbeat_secs, self._replay_heartbeat_secs = heartbeat_secs, replay_heartbeat_secs
         self._replay_per_process, self._is_idle_only = replay_per_process, is_idle_only
         self._clock = clock
         self._processes: list[HostProcess] = []
@@ -138,7 +138,7 @@ class RayTransport(AgentClient):
                 self._cluster,
                 node,
                 is_shared=is_replay,
-                beat_secs=self._replay_beat_secs if is_replay else self._beat_secs,
+                heartbeat_secs=self._replay_heartbeat_secs if is_replay else self._heartbeat_secs,
                 stderr_path=f"{root}/{name}.stderr",
                 resource=None if self._is_own or is_replay else resource_of(spec.device_id),
                 clock=self._clock,
@@ -361,4 +361,4 @@ class RayTransport(AgentClient):
             pin_process(quiet)
 
 
-__all__ = ["REPLAY_BEAT_SECS", "REPLAY_PER_PROCESS", "RayTransport"]
+__all__ = ["REPLAY_HEARTBEAT_SECS", "REPLAY_PER_PROCESS", "RayTransport"]

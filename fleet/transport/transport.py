@@ -33,7 +33,7 @@ from agents.records import DeviceId, DeviceSpec
 #: Leases that an agent may hold: one runs, one waits, so the device never idles.
 MAX_OUTSTANDING = 2
 #: An agent that lives says so this often (`Heartbeat`), whatever its device is doing.
-BEAT_SECS = 2.0
+HEARTBEAT_SECS = 2.0
 
 
 class AgentTransport(Protocol):
@@ -97,7 +97,7 @@ class AgentTransport(Protocol):
 
 
 __all__ = [
-    "BEAT_SECS",
+    "HEARTBEAT_SECS",
     "MAX_OUTSTANDING",
     "Activity",
     "AgentGone",
