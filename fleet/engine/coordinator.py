@@ -112,8 +112,8 @@ class Coordinator:
             clock=clock or FleetClock(),
         )
         self._drivers = RequestDrivers(self._parts, launch or no_driver)
-        self._receiving = Ingest(self._parts, self._drivers)
-        self._doing = EffectRunner(self._parts, self._drivers)
+        self._ingest = Ingest(self._parts, self._drivers)
+        self._effects = EffectRunner(self._parts, self._drivers)
         self._updates = DeviceUpdates(self._parts, source or FixedDevices(specs))
         self._rates, self._turns = Rates(), Histogram()
         self._started_at = self._parts.clock.wall()
@@ -150,11 +150,11 @@ class Coordinator:
     def _work(self, messages: Sequence[Message]) -> None:
         """All of a turn but the wait for messages."""
         parts = self._parts
-        self._receiving.hear(messages)
+        self._ingest.hear(messages)
         # First: what is found under a lease that is nearly over goes out under the next one.
-        self._doing.look_after_searches()
+        self._effects.look_after_searches()
         for answer in parts.thread.poll():
-            self._doing.go_on(answer)
+            self._effects.go_on(answer)
         for event in parts.trainer.poll() if parts.trainer is not None else ():
             parts.event_log.tell(event)
         # After what the trainer tells: a training that has just ended cannot be stopped any more.
@@ -180,7 +180,7 @@ class Coordinator:
     def is_quiet(self) -> bool:
         """Whether no lease is out and nothing waits to be stored."""
         leased = self._parts.state.job_counts()[ev.JobState.LEASED]
-        return not self._receiving.held and not self._parts.event_log.has_news and not leased
+        return not self._ingest.held and not self._parts.event_log.has_news and not leased
 
     @property
     def serves_requests(self) -> bool:
@@ -198,7 +198,7 @@ class Coordinator:
             and parts.planner.is_idle
             and parts.thread.is_idle
             and not parts.discovery.is_waiting
-            and ready <= self._doing.fed
+            and ready <= self._effects.fed
             and not any(told["state"] in _BEGUN for told in found.values())
             and not any(found[one]["queued"] and not found[one]["closed"] for one in ready)
         )
@@ -267,7 +267,7 @@ class Coordinator:
         """Make what was told durable, then do what follows from it, until nothing follows any more."""
         parts = self._parts
         if not self._is_stopping:
-            self._doing.feed()  # what devices measure may be known just now
+            self._effects.feed()  # what devices measure may be known just now
         while parts.event_log.has_news:
             try:
                 # Before a job that names them is in the journal.
@@ -277,12 +277,12 @@ class Coordinator:
                 parts.disk.full(error)
                 return
             for event in done.events:
-                self._doing.note(event)
+                self._effects.note(event)
             for instruction in done.instructions:
-                self._doing.do(instruction)
+                self._effects.do(instruction)
             if not self._is_stopping:
-                self._doing.feed()
-        acknowledge, self._receiving.acknowledge = self._receiving.acknowledge, []
+                self._effects.feed()
+        acknowledge, self._ingest.acknowledge = self._ingest.acknowledge, []
         for device_id, incarnation, record_ids in acknowledge:
             parts.transport.acknowledge(device_id, incarnation, record_ids)
 
@@ -306,7 +306,7 @@ class Coordinator:
             parts.event_log.compact(parts.planner.queues.jobs())
             if parts.coverage.is_loaded and parts.summary.is_due(parts.store):
                 parts.thread.do(Saving(), partial(parts.summary.write, parts.pack_summary()))
-            self._receiving.end_silent()
+            self._ingest.end_silent()
             if parts.trainer is not None:
                 for event in training_progress(parts.state, parts.trainer.view, now):
                     parts.event_log.tell(event)
@@ -358,7 +358,7 @@ class Coordinator:
             alarms=tuple(parts.notices.alarms),
             trainer=parts.trainer.view if parts.trainer is not None else {},
             clock=parts.clock.counters,
-            health=health_of(parts, self._receiving, self._turns),
+            health=health_of(parts, self._ingest, self._turns),
         )
         rates = self._rates.add(now, parts.record_sink.counts)
         self._view = make_view(parts.state, parts.roster.known, parts.record_sink.counts, rates, around)

@@ -14,12 +14,12 @@ from fleet.engine.ingest import Ingest
 from fleet.histogram import Histogram
 
 
-def health_of(parts: Composition, receiving: Ingest, turns: Histogram) -> dict[str, Any]:
+def health_of(parts: Composition, ingest: Ingest, turns: Histogram) -> dict[str, Any]:
     """Look at all of it; some microseconds.
 
     Args:
         parts: What the coordinator consists of.
-        receiving: What of it holds results that are not durable yet.
+        ingest: What of it holds results that are not durable yet.
         turns: How long its turns took, without their wait for messages.
 
     Returns:
@@ -30,7 +30,7 @@ def health_of(parts: Composition, receiving: Ingest, turns: Histogram) -> dict[s
     """
     journal, log = parts.event_log.journal, parts.intake.log
     training = parts.state.training()
-    unacknowledged, unacknowledged_secs = receiving.unacknowledged
+    unacknowledged, unacknowledged_secs = ingest.unacknowledged
     folders = {"store": parts.store.path, "daemon": parts.disk.folder}
     return {
         "turns": turns.view,
