@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from types import NoneType, UnionType
@@ -19,6 +19,7 @@ from typing import Any, NewType, get_args, get_origin, get_type_hints
 from agents.errors import AgentError
 from agents.records import (
     RECORD_SCHEMA,
+    STORED_PROTOCOL_KEYS,
     Descriptor,
     DeviceSpec,
     Outcome,
@@ -46,7 +47,10 @@ _NAMES = frozenset(field.name for field in fields(Record))
 _PROTOCOL_INTS = frozenset({"repeat", "extra_repeats", "max_number", "visits"})
 _PROTOCOL_BOOLS = frozenset({"cache_flush"})
 _MOST_FLOAT = sys.float_info.max
-_PROTOCOL_NAMES = frozenset(field.name for field in fields(Protocol))
+#: Keys of a protocol in JSON, each with its field.
+_PROTOCOL_FIELDS = {
+    STORED_PROTOCOL_KEYS.get(field.name, field.name): field.name for field in fields(Protocol)
+}
 
 #: Layout 1 was written when worker processes had no memory limit; the protocol of today needs a number.
 NO_MEMORY_LIMIT_GIB = 1e6
@@ -125,7 +129,7 @@ def protocol_to_json(protocol: Protocol, schema: int = RECORD_SCHEMA) -> dict[st
         AgentError: Layout 1 cannot say this protocol, or the layout is not known.
     """
     _check_layout("protocol", schema)
-    value = {field.name: getattr(protocol, field.name) for field in fields(Protocol)}
+    value = protocol_by_key(protocol)
     for name, then in _LEFT_OUT.items():
         if value[name] == then:
             del value[name]
@@ -137,6 +141,11 @@ def protocol_to_json(protocol: Protocol, schema: int = RECORD_SCHEMA) -> dict[st
                     " give the record layout 2"
                 )
     return value
+
+
+def protocol_by_key(protocol: Protocol) -> dict[str, Any]:
+    """Give every field of a protocol under its key on the disk."""
+    return {key: getattr(protocol, name) for key, name in _PROTOCOL_FIELDS.items()}
 
 
 def protocol_from_json(value: Any, schema: int = RECORD_SCHEMA) -> Protocol:
@@ -157,14 +166,15 @@ def protocol_from_json(value: Any, schema: int = RECORD_SCHEMA) -> Protocol:
     # Layout 1 has none of them at all.
     left_out = _LEFT_OUT.keys() - (value.keys() if schema > 1 else set())
     later = _SINCE_LAYOUT_2.keys() if schema == 1 else set()
-    _check_names(where, value, _PROTOCOL_NAMES - later - left_out)
+    _check_names(where, value, _PROTOCOL_FIELDS.keys() - later - left_out)
     kept: dict[str, Any] = {**_SINCE_LAYOUT_2, **_LEFT_OUT}
-    for name in value:
+    for key in value:
+        name = _PROTOCOL_FIELDS[key]
         if name in _PROTOCOL_BOOLS:
-            kept[name] = _flag(where, value, name)
+            kept[name] = _flag(where, value, key)
         else:
             kept[name] = (
-                _typed(where, value, name, int) if name in _PROTOCOL_INTS else _number(where, value, name)
+                _typed(where, value, key, int) if name in _PROTOCOL_INTS else _number(where, value, key)
             )
     try:
         return Protocol(**kept)
@@ -277,7 +287,7 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
 
 
-def _check_names(where: str, value: Mapping[str, Any], names: frozenset[str]) -> None:
+def _check_names(where: str, value: Mapping[str, Any], names: Set[str]) -> None:
     if value.keys() != names:
         missing = ", ".join(sorted(names - value.keys())) or "none"
         unknown = ", ".join(sorted(str(name) for name in value.keys() - names)) or "none"
@@ -319,6 +329,7 @@ def _seconds(value: Mapping[str, Any], name: str) -> tuple[float, ...]:
 __all__ = [
     "NO_MEMORY_LIMIT_GIB",
     "device_from_json",
+    "protocol_by_key",
     "protocol_from_json",
     "protocol_to_json",
     "record_from_json",

@@ -28,6 +28,10 @@ CONFIRM = "confirm"
 #: Origins of measurements that are not the first of their candidate.
 REPEATS = frozenset({NOISE, REMEASURE, CONFIRM})
 
+#: Keys on the disk that differ from the names of the protocol's fields: records, device specs and settings of
+#: every version hold them.
+STORED_PROTOCOL_KEYS = {"build_timeout_secs": "build_timeout_sec", "run_timeout_secs": "run_timeout_sec"}
+
 DeviceId = NewType("DeviceId", str)
 WorkloadId = NewType("WorkloadId", str)
 CandidateId = NewType("CandidateId", str)
@@ -118,8 +122,8 @@ class Protocol:
     early_stop_ratio: float = 2.5
     #: Share of the candidates whose output is compared with that of the unscheduled program.
     check_share: float = 0.1
-    build_timeout_sec: float = 15.0
-    run_timeout_sec: float = 5.0
+    build_timeout_secs: float = 15.0
+    run_timeout_secs: float = 5.0
     #: Memory of a worker process above which its candidate is ended.
     memory_limit_gib: float = 4.0
 
@@ -143,7 +147,7 @@ class Protocol:
             )
         if not 0 <= self.check_share <= 1:
             raise ValueError(f"protocol: check_share must be between 0 and 1, got {self.check_share}")
-        for name in ("build_timeout_sec", "run_timeout_sec", "memory_limit_gib"):
+        for name in ("build_timeout_secs", "run_timeout_secs", "memory_limit_gib"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"protocol: {name} must be above 0, got {getattr(self, name)}")
 
@@ -183,7 +187,7 @@ class DeviceSpec:
     #: Address (`host:port`) of the TVM RPC tracker, and the key of the device there; empty unless `rpc`.
     tracker: str = ""
     key: str = ""
-    #: What this device needs otherwise than the fleet's protocol says: (field, value), sorted by field.
+    #: Changes to the fleet's protocol for this device: (key on the disk, value), sorted by key.
     protocol_changes: tuple[tuple[str, float], ...] = ()
     #: What it answers from; None unless `replay`.
     replay: Replay | None = None
@@ -199,9 +203,9 @@ class DeviceSpec:
 
     def protocol(self, common: Protocol) -> Protocol:
         """The fleet's protocol with this device's changes."""
-        changes: dict[str, Any] = {
-            name: type(getattr(common, name))(value) for name, value in self.protocol_changes
-        }
+        names = {key: name for name, key in STORED_PROTOCOL_KEYS.items()}
+        values = {names.get(key, key): value for key, value in self.protocol_changes}
+        changes: dict[str, Any] = {name: type(getattr(common, name))(value) for name, value in values.items()}
         return replace(common, **changes)
 
 
@@ -462,6 +466,7 @@ __all__ = [
     "RECORD_SCHEMA",
     "REMEASURE",
     "REPEATS",
+    "STORED_PROTOCOL_KEYS",
     "Candidate",
     "CandidateId",
     "Descriptor",

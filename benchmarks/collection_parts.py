@@ -244,7 +244,7 @@ class Bench:
     def soak(self, candidates: Sequence[Candidate], count: int) -> dict[str, Any]:
         """Measure `count` candidates, bad ones among them, and compare what is held before and after."""
         protocol = Protocol(
-            repeat=2, extra_repeats=0, min_repeat_ms=1.0, run_timeout_sec=2.0, reject_interval=0.0
+            repeat=2, extra_repeats=0, min_repeat_ms=1.0, run_timeout_secs=2.0, reject_interval=0.0
         )
         bad = [*killers(), hung()]
         known = {workload.workload_id: workload for workload, _ in bad}
@@ -282,7 +282,7 @@ class Bench:
 
     def hung_kernel(self, times: int = 3) -> dict[str, Any]:
         """How long after its time-out a kernel that never returns is gone."""
-        protocol = Protocol(run_timeout_sec=2.0)
+        protocol = Protocol(run_timeout_secs=2.0)
         workload, candidate = hung()
         late: list[float] = []
         with closing(self._worker("hung")) as worker:
@@ -295,10 +295,10 @@ class Bench:
                     [result] = pool.run([job])
                 assert result.outcome is Outcome.RUN_TIMEOUT, result
                 lasted = end.at - started - result.build_secs - result.wait_secs
-                late.append(lasted - protocol.run_timeout_sec)
+                late.append(lasted - protocol.run_timeout_secs)
         return {
             "hung_kernel_secs_after_timeout": round(max(late), 3),
-            "run_timeout_sec": protocol.run_timeout_sec,
+            "run_timeout_sec": protocol.run_timeout_secs,
             "times": times,
         }
 

@@ -28,8 +28,8 @@ _HEARTBEAT_SECS = 10.0
 
 def _serve(pipe: Connection) -> None:
     """What each process does: one thread reads requests, one does them, this one sends messages."""
-    shelf = ReplayWorkerFactory()
-    host = AgentHost(shelf.open, host="load", heartbeat_secs=_HEARTBEAT_SECS)
+    factory = ReplayWorkerFactory()
+    host = AgentHost(factory.open, host="load", heartbeat_secs=_HEARTBEAT_SECS)
 
     # One answer at a time, as with a call of `take` over Ray: what comes meanwhile is in the next one.
     may_send = threading.Semaphore()
@@ -56,7 +56,7 @@ def _serve(pipe: Connection) -> None:
             break
         pipe.send((messages, time.process_time()))
     threads[1].join()
-    shelf.close()
+    factory.close()
     pipe.close()
 
 

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 #: TVM's default of 30 s would fail all candidates where its processes take longer than that to start.
-_TIMEOUT_SEC = 180.0
+_TIMEOUT_SECS = 180.0
 
 
 def measure(question: dict[str, Any]) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def measure(question: dict[str, Any]) -> dict[str, Any]:
         (replay(tvm.ir.load_json(module), trace), tvm.ir.load_json(module))
         for module, trace in question["candidates"]
     ]
-    builder = ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SEC)
+    builder = ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SECS)
     runner = ms.runner.LocalRunner(
-        timeout_sec=_TIMEOUT_SEC,
+        timeout_sec=_TIMEOUT_SECS,
         evaluator_config=ms.runner.EvaluatorConfig(**question["evaluator"], enable_cpu_cache_flush=False),
     )
     started = time.perf_counter()

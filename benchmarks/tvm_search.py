@@ -17,7 +17,7 @@ from typing import Any
 from agents.records import canonical_json
 
 #: TVM's default of 30 s would fail all candidates where its processes take longer than that to start.
-_TIMEOUT_SEC = 180.0
+_TIMEOUT_SECS = 180.0
 
 
 def search(question: dict[str, Any]) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def search(question: dict[str, Any]) -> dict[str, Any]:
             work_dir=folder,
             max_trials_global=question["trials"],
             num_trials_per_iter=question["per_round"],
-            builder=ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SEC),
-            runner=ms.runner.LocalRunner(timeout_sec=_TIMEOUT_SEC, evaluator_config=evaluator),
+            builder=ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SECS),
+            runner=ms.runner.LocalRunner(timeout_sec=_TIMEOUT_SECS, evaluator_config=evaluator),
             cost_model="xgb",
             num_tuning_cores=question["workers"],
             seed=question["seed"],

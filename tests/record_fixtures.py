@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agents.codec import protocol_from_json
+from agents.codec import protocol_by_key, protocol_from_json
 from agents.records import (
     Candidate,
     CandidateId,
@@ -87,7 +87,8 @@ def make_record(number: int, *, device: str = "dev-a", workload: str = "a1b2", *
 
 def as_layout_1(record: Record) -> Record:
     """The record as the version before `quality` would have made it."""
-    kept = {name: getattr(record.protocol, name) for name in PROTOCOL_KEYS_OF_LAYOUT_1}
+    written = protocol_by_key(record.protocol)
+    kept = {key: written[key] for key in PROTOCOL_KEYS_OF_LAYOUT_1}
     return replace(record, schema=1, quality="{}", protocol=protocol_from_json(kept, 1))
 
 
@@ -180,8 +181,8 @@ def any_protocols(draw: st.DrawFn) -> Protocol:
         cache_flush=draw(st.booleans()),
         early_stop_ratio=draw(st.just(0.0) | st.floats(1, 1e9, exclude_min=True)),
         check_share=draw(st.floats(0, 1)),
-        build_timeout_sec=draw(st.floats(1e-9, 1e9)),
-        run_timeout_sec=draw(st.floats(1e-9, 1e9)),
+        build_timeout_secs=draw(st.floats(1e-9, 1e9)),
+        run_timeout_secs=draw(st.floats(1e-9, 1e9)),
         memory_limit_gib=draw(st.floats(1e-9, 1e9)),
     )
 

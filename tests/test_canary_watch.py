@@ -1,4 +1,4 @@
-"""What the watch makes of canary readings: windows, leaders, what is kept between runs."""
+"""What the watch makes of canary readings: windows, front_runners, what is kept between runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from record_fixtures import make_record, make_workload
 
 from agents.programs.canaries import Canary
 from agents.records import Candidate, Outcome, Record, WorkloadId
-from agents.sandbox.canary_watch import CanaryWatch, leaders, unmeasured
+from agents.sandbox.canary_watch import CanaryWatch, front_runners, unmeasured
 from agents.sandbox.job import JobResult
 
 NAMES = ("compute", "memory", "latency")
@@ -85,23 +85,24 @@ def test_leaders_of_a_drifting_window_are_handed_over_once(watch: CanaryWatch) -
 def test_leaders_are_near_the_best_that_their_workload_ever_had() -> None:
     known = {WorkloadId(WORKLOAD.workload_id): WORKLOAD}
     found = records(8)  # 5 % apart
-    near = leaders(found, known, within=0.06, origin="confirm")
+    near = front_runners(found, known, within=0.06, origin="confirm")
     assert [one.candidate.trace for one in near] == [record.trace for record in found[:2]]
     best = {WORKLOAD.workload_id: found[0].latency_secs / 1.04}
     assert [
-        one.candidate.trace for one in leaders(found, known, within=0.06, origin="confirm", best_secs=best)
+        one.candidate.trace
+        for one in front_runners(found, known, within=0.06, origin="confirm", best_secs=best)
     ] == [found[0].trace]
     best = {WORKLOAD.workload_id: found[0].latency_secs / 2}
-    assert leaders(found, known, within=0.06, origin="confirm", best_secs=best) == []
+    assert front_runners(found, known, within=0.06, origin="confirm", best_secs=best) == []
     assert {one.candidate.origin for one in near} == {"confirm"}
-    assert len(leaders(found, known, within=10.0, origin="confirm")) == 3
+    assert len(front_runners(found, known, within=10.0, origin="confirm")) == 3
 
 
 def test_a_second_measurement_is_asked_for_once_though_two_reasons_want_it(watch: CanaryWatch) -> None:
     known = {WorkloadId(WORKLOAD.workload_id): WORKLOAD}
     found = records(4)
     watch.remember(found, known)
-    again = [*watch.take_again(), *leaders(found, known, within=10.0, origin="confirm", ahead=2)]
+    again = [*watch.take_again(), *front_runners(found, known, within=10.0, origin="confirm", ahead=2)]
     known_ids = {(record.candidate_id, 0) for record in found}
     left = unmeasured(again, known_ids)
     assert len(again) == 6

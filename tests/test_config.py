@@ -351,6 +351,17 @@ def test_the_protocol_section_has_the_fields_and_defaults_of_the_protocol() -> N
     assert FleetConfig().timing_protocol() == Protocol()
 
 
+def test_time_outs_are_read_under_the_key_of_earlier_versions_too() -> None:
+    old = resolve({"schema": 1, "protocol": {"run_timeout_sec": 7.0}}, "f", {}, {})
+    assert (old.config.protocol.run_timeout_secs, old.origins["protocol.run_timeout_secs"]) == (7.0, "file f")
+    environ = {"FLEET_PROTOCOL__RUN_TIMEOUT_SEC": "8"}
+    newer = resolve({"schema": 1, "protocol": {"run_timeout_secs": 7.0}}, "f", environ, {})
+    assert newer.config.protocol.run_timeout_secs == 8.0
+    both = {"schema": 1, "protocol": {"run_timeout_secs": 7.0, "run_timeout_sec": 8.0}}
+    with pytest.raises(ConfigError, match="run_timeout_sec: given twice"):
+        resolve(both, "f", {}, {})
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -157,7 +157,10 @@ def test_a_device_changes_the_protocol_of_the_fleet_for_itself() -> None:
         ("run_timeout_sec", 20.0),
     )
     common = Protocol(max_number=7, repeat=9, cooldown_ms=1.0)
-    assert spec.protocol(common) == replace(common, **changes)
+    named = parse_device({**BOARD, "protocol": {"run_timeout_secs": 20}}, "board")
+    assert named.protocol_changes == (("run_timeout_sec", 20.0),)
+    del changes["run_timeout_sec"]
+    assert spec.protocol(common) == replace(common, **changes, run_timeout_secs=20.0)
     assert type(spec.protocol(common).repeat) is int
     assert spec.protocol(common).cache_flush is True
 

@@ -168,10 +168,10 @@ def test_how_far_worker_processes_are_confined_is_said_and_what_would_make_it_be
 
 def test_interrupts_matter_where_they_hit_a_timing_core() -> None:
     rates = (
-        InterruptRate(irq=41, source="eth0-rx-0", core=0, per_sec=450.0),
-        InterruptRate(irq=42, source="nvme0q1", core=0, per_sec=80.0),
-        InterruptRate(irq=42, source="nvme0q1", core=1, per_sec=5.0),
-        InterruptRate(irq=43, source="far", core=9, per_sec=1e6),
+        InterruptRate(irq=41, source="eth0-rx-0", core=0, per_s=450.0),
+        InterruptRate(irq=42, source="nvme0q1", core=0, per_s=80.0),
+        InterruptRate(irq=42, source="nvme0q1", core=1, per_s=5.0),
+        InterruptRate(irq=43, source="far", core=9, per_s=1e6),
     )
     state = replace(QUIET, interrupts=rates)
     found = only(diagnose(x86_host(), [local_spec({"mcpu": "x86-64-v3"})], state))
@@ -183,7 +183,7 @@ def test_interrupts_matter_where_they_hit_a_timing_core() -> None:
 
 
 def test_interrupts_with_no_quieter_core_name_no_core() -> None:
-    rates = (InterruptRate(irq=41, source="eth0", core=0, per_sec=600.0),)
+    rates = (InterruptRate(irq=41, source="eth0", core=0, per_s=600.0),)
     found = only(
         diagnose(
             x86_host(usable=(0, 1)),
@@ -370,7 +370,7 @@ def test_a_laptop_is_looked_at(tmp_path: Path) -> None:
     assert (state.throttled, state.throttled_now, state.swapped_pages) == (8, 0, 0)
     assert state.swap_used_bytes == 3 << 20
     assert state.memory_pressure == 1.25
-    assert InterruptRate(irq=41, source="virtio3-rx", core=0, per_sec=300.0) in state.interrupts
+    assert InterruptRate(irq=41, source="virtio3-rx", core=0, per_s=300.0) in state.interrupts
     assert (state.stolen_share, state.nvidia_driver, state.gpus, state.unserved) == (0.0, False, (), ())
 
 
@@ -398,7 +398,7 @@ def test_what_the_kernel_counts_while_looking_is_told_apart(
     assert (state.throttled, state.throttled_now, state.swapped_pages) == (600, 500, 1000)
     (rate,) = state.interrupts
     # 500 in 0.1 s or somewhat more.
-    assert 0 < rate.per_sec <= 5000
+    assert 0 < rate.per_s <= 5000
     assert 0 < state.stolen_share <= 500 / os.sysconf("SC_CLK_TCK") / 0.1
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, Record, Workload, WorkloadId
-from agents.sandbox.canary_watch import MOST_AHEAD, leaders
+from agents.sandbox.canary_watch import MOST_AHEAD, front_runners
 from fleet.collection.batch_plan import (
     WORKLOADS_PER_BATCH,
     DeviceBatch,
@@ -231,7 +231,7 @@ def test_an_aa_run_leaves_room_for_what_the_agent_measures_again(attempt: int, i
     again = [
         (one.candidate.candidate_id, one.attempt)
         for ahead in range(1, MOST_AHEAD + 1)
-        for one in leaders(records, known("a"), within=1.0, origin="remeasure", ahead=ahead)
+        for one in front_runners(records, known("a"), within=1.0, origin="remeasure", ahead=ahead)
     ]
     noise = [
         (one.candidate_id, job.batch.attempt)

@@ -26,7 +26,7 @@ from benchmarks.bad_programs import EMPTY_TRACE, calling
 pytestmark = pytest.mark.tvm
 
 #: Busy cores make a run slow, not endless: the time-out is far beyond any of these.
-QUICK = Protocol(repeat=3, min_repeat_ms=2.0, visits=1, run_timeout_sec=30.0, check_share=0.0)
+QUICK = Protocol(repeat=3, min_repeat_ms=2.0, visits=1, run_timeout_secs=30.0, check_share=0.0)
 
 
 def jobs(
@@ -158,7 +158,7 @@ def test_what_a_dying_program_prints_travels_with_its_outcome() -> None:
 
 def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None:
     bad = calling("sleeps", "sleep", 600)
-    short = dataclasses.replace(QUICK, run_timeout_sec=2.0)
+    short = dataclasses.replace(QUICK, run_timeout_secs=2.0)
     with WorkerPool([child_settings()]) as own:
         own.ask({"op": "networks", "networks": []})  # started: only the time-out is timed below
         worker = own.pids[-1]
@@ -170,13 +170,13 @@ def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None
     assert "more than 2 s" in result.error
     # Others may hold the host's timing lock for as long as they like, and building takes what it takes.
     seconds -= result.wait_secs + result.build_secs
-    assert short.run_timeout_sec < seconds < short.run_timeout_sec + 2 + 10  # its reaction on a loaded host
+    assert short.run_timeout_secs < seconds < short.run_timeout_secs + 2 + 10  # its reaction on a loaded host
 
 
 def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = calling("calls_usleep", "usleep", 50_000)
     # Far more than the program takes with all its extra repeats, and less than the pause.
-    protocol = dataclasses.replace(QUICK, run_timeout_sec=4.0)
+    protocol = dataclasses.replace(QUICK, run_timeout_secs=4.0)
     with WorkerPool([child_settings()]) as own:
         paused: list[int] = []
         select = selectors.DefaultSelector.select
@@ -361,7 +361,7 @@ def test_closing_the_pool_ends_every_process() -> None:
 
 def test_a_pool_that_nobody_asked_for_long_is_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "agents.sandbox.process.START_TIMEOUT_SEC", 0.0
+        "agents.sandbox.process.START_TIMEOUT_SECS", 0.0
     )  # as if it had been started hours ago
     with WorkerPool([child_settings()]) as own:
         own.start()
@@ -396,7 +396,7 @@ def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_
     matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
     often = dataclasses.replace(QUICK, visits=3, early_stop_ratio=0.0)
-    # One that leads its workload has visits on top of the others' (`tests/test_visits.py`).
+    # A front-runner of its workload has timings on top of the others' (`tests/test_retimed_programs.py`).
     nobody_leads = {matmul.workload_id: 1e-9}
     timed: list[int] = []
     with WorkerPool([child_settings()]) as own:
@@ -439,7 +439,7 @@ def test_an_abandoned_batch_leaves_nobody_at_work(
     settings = dataclasses.replace(child_settings(), lock_path="")
     with WorkerPool([settings, settings]) as own:
         pairs = [(matmul, matmul_candidates[0]), calling("sleeps", "sleep", 600)]
-        abandoned = own.run(jobs(pairs, protocol=dataclasses.replace(QUICK, run_timeout_sec=60.0)))
+        abandoned = own.run(jobs(pairs, protocol=dataclasses.replace(QUICK, run_timeout_secs=60.0)))
         assert next(abandoned).job == 0
         assert set(own.stages) - {WorkerStage.IDLE}
         abandoned.close()
@@ -483,11 +483,11 @@ def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
 @pytest.mark.parametrize(
     "garbage",
     [
-        *({"event": "done", "job": 0}, {"event": "nonsense"}, {"event": "visit", "job": 9, "left": 0}),
+        *({"event": "done", "job": 0}, {"event": "nonsense"}, {"event": "retimed", "job": 9, "left": 0}),
         {"event": "done", "job": 5, "outcome": "ok", "error": ""},
         b"{]",
     ],
-    ids=["done without all", "nonsense", "visit without all", "another job", "no JSON"],
+    ids=["done without all", "nonsense", "retiming without all", "another job", "no JSON"],
 )
 def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
     matmul: Workload,

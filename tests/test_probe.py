@@ -252,8 +252,8 @@ def test_rules_about_giving_up_and_checking_leave_the_environment_id() -> None:
         reject_interval=0.0,
         early_stop_ratio=0.0,
         check_share=1.0,
-        build_timeout_sec=1.0,
-        run_timeout_sec=1.0,
+        build_timeout_secs=1.0,
+        run_timeout_secs=1.0,
         memory_limit_gib=1.0,
     )
     same = environment_id(SNAPSHOT, CPU_SPEC, Protocol())

@@ -38,12 +38,12 @@ pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is depre
 ROOT = Path(__file__).parent.parent
 TARGET = {"kind": "llvm", "num-cores": 1}
 #: Importing TVM takes some seconds on an idle core.
-START_SEC = 90.0
+START_SECS = 90.0
 #: What TVM says of a connection that ended.
 BROKEN = r"Check failed|kShutdown|[Rr]ecv|Send|reset|closed"
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = START_SEC) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = START_SECS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
@@ -118,7 +118,7 @@ class Lab:
 
     def link(self, key: str, **changes: Any) -> RpcLink:
         usable = min(os.sched_getaffinity(0))
-        return RpcLink(self.tracker, key, **{"cores": (usable,), "wait_sec": 30.0, **changes})
+        return RpcLink(self.tracker, key, **{"cores": (usable,), "wait_secs": 30.0, **changes})
 
     def session_process(self, key: str) -> psutil.Process:
         """The process that holds the only session of a server of `agents.device.rpc_server`."""
@@ -282,7 +282,7 @@ def test_a_session_ends_though_its_arguments_are_still_held(lab: Lab, matmul: tu
 def test_a_busy_device_is_waited_for_no_longer_than_asked(lab: Lab) -> None:
     with lab.link("box").connect():
         words = rf"waited 1 s .* key 'box' is in use at .*{lab.tracker} \(it lists box 0 of 1 free, "
-        with pytest.raises(LinkLostError, match=words), lab.link("box", wait_sec=1.0).connect():
+        with pytest.raises(LinkLostError, match=words), lab.link("box", wait_secs=1.0).connect():
             pass
     with lab.link("box").connect() as session:
         assert session.alive()
@@ -293,7 +293,7 @@ def test_a_key_that_nobody_serves_is_told_from_a_busy_one(lab: Lab) -> None:
     sentence = served(lab.tracker, "bix")
     assert sentence.startswith(f"nobody serves the key 'bix' at the RPC tracker {lab.tracker} (it lists box ")
     lost = pytest.raises(LinkLostError, match=r"nobody serves the key 'bix' .*: run `python -m")
-    with lost, lab.link("bix", wait_sec=0.0).connect():
+    with lost, lab.link("bix", wait_secs=0.0).connect():
         pass
 
 
@@ -303,7 +303,7 @@ def test_a_tracker_that_is_not_there_is_named() -> None:
         port.bind(("127.0.0.1", 0))
         nowhere = f"127.0.0.1:{port.getsockname()[1]}"
         assert served(nowhere, "box").startswith(f"no RPC tracker answers at {nowhere} (")
-        link = RpcLink(nowhere, "box", wait_sec=0.0)
+        link = RpcLink(nowhere, "box", wait_secs=0.0)
         lost = pytest.raises(LinkLostError, match=rf"no RPC tracker answers at {nowhere} .*start")
         with lost, link.connect():
             pass
@@ -338,7 +338,7 @@ def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def test_a_tracker_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_tracker, "ANSWER_SEC", 0.3)
+    monkeypatch.setattr(rpc_tracker, "ANSWER_SECS", 0.3)
     with listener(
         lambda connection: connection.recv(1) and connection.recv(3) and connection.recv(1)
     ) as silent:
@@ -388,7 +388,7 @@ def test_a_server_that_takes_connections_but_never_answers_ends_in_one_error(
 ) -> None:
     from tvm.rpc import base
 
-    monkeypatch.setattr("agents.programs.rpc_session._OPEN_SEC", 0.5)
+    monkeypatch.setattr("agents.programs.rpc_session._OPEN_SECS", 0.5)
     host, _, port = lab.tracker.rpartition(":")
     with (
         socket.create_server(("127.0.0.1", 0)) as mute,
@@ -406,7 +406,7 @@ def test_a_server_that_takes_connections_but_never_answers_ends_in_one_error(
         words = (
             rf"server 127.0.0.1:{mute_port} with the key 'mute' opened no session \(it did not answer within"
         )
-        with pytest.raises(LinkLostError, match=words), lab.link("mute", wait_sec=2.0).connect():
+        with pytest.raises(LinkLostError, match=words), lab.link("mute", wait_secs=2.0).connect():
             pass
     wait_until(lambda: "mute" not in listing(lab.tracker), 10)
 
@@ -426,12 +426,12 @@ def test_a_server_that_was_killed_is_known_as_dead_and_waited_for(
                 module["main"](*arguments)
             assert not session.alive()
         lost = pytest.raises(LinkLostError, match="nobody serves the key 'box'")
-        with lost, lab.link("box", wait_sec=1.0).connect():
+        with lost, lab.link("box", wait_secs=1.0).connect():
             pass
     finally:
         lab.kill("box")
         lab.serve("box")
-    with lab.link("box", wait_sec=START_SEC).connect() as session:
+    with lab.link("box", wait_secs=START_SECS).connect() as session:
         arguments = arguments_on(session, workload)
         session.load(program)["main"](*arguments)
         assert session.alive()
@@ -482,7 +482,7 @@ def test_a_server_is_free_again_when_its_client_dies_in_the_middle_of_a_run(lab:
 
 
 def test_a_server_ends_a_session_that_lasts_too_long(lab: Lab) -> None:
-    with lab.link("box", session_sec=2.0).connect() as session:
+    with lab.link("box", session_secs=2.0).connect() as session:
         with pytest.raises(Exception, match=BROKEN):
             call(session, "usleep", 60_000_000)
         assert session.alive()

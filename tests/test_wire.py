@@ -75,8 +75,8 @@ DONE = {
 @pytest.mark.parametrize(
     "message",
     [
-        *({"event": "ready", "pid": 7}, STAGE, DONE, {"event": "visiting"}, {"event": "rested"}),
-        {"event": "visit", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2, "left": 2},
+        *({"event": "ready", "pid": 7}, STAGE, DONE, {"event": "retiming"}, {"event": "rested"}),
+        {"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2, "left": 2},
     ],
     ids=lambda message: message["event"],
 )
@@ -105,7 +105,7 @@ def test_what_a_sound_process_says_is_believed(message: dict[str, Any]) -> None:
         ({**DONE, "environment": {"load": float("inf")}}, "environment"),
         ({**DONE, "quality": {"x": "y" * (2 << 20)}}, "quality"),
         ({**DONE, "is_kept": 1}, "is_kept"),
-        ({"event": "visit", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2}, "left"),
+        ({"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2}, "left"),
     ],
 )
 def test_what_no_sound_process_says_is_refused(message: dict[str, Any], named: str) -> None:

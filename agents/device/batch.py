@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agents.records import Candidate, FastPickle, Protocol, Record, Workload, WorkloadId
 
-#: A part takes about this long. A dead agent costs that, and the programs that wait for more visits.
+#: A part takes about this long. A dead agent costs that, and the programs that wait to be timed again.
 PART_SECS = 15.0
 
 

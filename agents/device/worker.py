@@ -39,7 +39,7 @@ from agents.records import (
     Workload,
     canonical_json,
 )
-from agents.sandbox.canary_watch import Again, CanaryWatch, leaders, unmeasured
+from agents.sandbox.canary_watch import Again, CanaryWatch, front_runners, unmeasured
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import WorkerStage
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 #: Stages in which a program runs on the device.
 _ON_DEVICE = frozenset(
-    {WorkerStage.REFERENCE, WorkerStage.TIMING, WorkerStage.CHECKING, WorkerStage.VISITING}
+    {WorkerStage.REFERENCE, WorkerStage.TIMING, WorkerStage.CHECKING, WorkerStage.RETIMING}
 )
 
 
@@ -185,7 +185,7 @@ class DeviceWorker:
     def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Measure a batch in one window; the records are on disk in the spool before they are returned.
 
-        Every candidate gives a record, whatever becomes of it. The leading candidates of the batch come
+        Every candidate gives a record, whatever becomes of it. The front-runners of the batch come
         with a second one, and so do those of earlier batches that were measured while the device drifted.
 
         Args:
@@ -237,7 +237,7 @@ class DeviceWorker:
                     else:
                         again += watch.take_again()
                     if within := batch.confirm_within:
-                        again += leaders(
+                        again += front_runners(
                             records, batch.workloads, within=within, origin=CONFIRM, best_secs=best
                         )
                     wanted.extend(unmeasured(again, measured))

@@ -36,7 +36,7 @@ _SMI_FIELDS = (
     "pci.bus_id",
     "persistence_mode",
 )
-_SMI_TIMEOUT_SEC = 20.0
+_SMI_TIMEOUT_SECS = 20.0
 
 # Bits of NVML's `nvmlClocksThrottleReasons` in its header `nvml.h` (called "event reasons" since driver 535).
 _THROTTLE_REASONS = {
@@ -96,7 +96,7 @@ def make_device_files(uvm: Path = Path("/dev/nvidia-uvm")) -> None:
         return
     with suppress(OSError, subprocess.TimeoutExpired):
         command = [program, "-u", "-c", "0"]
-        subprocess.run(command, capture_output=True, timeout=_SMI_TIMEOUT_SEC, check=False)
+        subprocess.run(command, capture_output=True, timeout=_SMI_TIMEOUT_SECS, check=False)
 
 
 def gpu_state(index: int, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def _run_smi() -> str:
         return ""
     command = [program, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_SEC, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_SECS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

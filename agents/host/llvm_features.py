@@ -18,7 +18,7 @@ from agents.host import cpu_features as isa
 from agents.host.own_program import command, environment, leave_out_torch
 
 # Importing TVM takes two to five seconds on an idle core; a board or a busy host needs longer.
-_TIMEOUT_SEC = 120.0
+_TIMEOUT_SECS = 120.0
 
 
 class LlvmSilentError(AgentError):
@@ -48,7 +48,7 @@ def ask_llvm(target: Mapping[str, Any], arch: str) -> tuple[frozenset[str], tupl
             input=json.dumps(asked),
             capture_output=True,
             text=True,
-            timeout=_TIMEOUT_SEC,
+            timeout=_TIMEOUT_SECS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

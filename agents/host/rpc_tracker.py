@@ -20,7 +20,7 @@ from typing import Any
 SESSION_MAGIC, KEY_MISMATCH, TRACKER_MAGIC = 0xFF271, 0xFF271 + 2, 0x2F271
 SUCCESS, REQUEST, SUMMARY = 0, 4, 6
 #: Time for a tracker to answer what costs it nothing.
-ANSWER_SEC = 5.0
+ANSWER_SECS = 5.0
 
 _MOST_BYTES = 1 << 20
 #: What an address that is no tracker may cause while its messages are read.
@@ -116,12 +116,12 @@ class Tracker:
         except OSError as error:
             raise self._fault(error) from error
 
-    def turn(self, wait_sec: float) -> tuple[str, int, str] | None:
+    def turn(self, wait_secs: float) -> tuple[str, int, str] | None:
         """Host, port and one-time key of the server that came free; None while there is none."""
         try:
-            if not select.select([self._socket], [], [], wait_sec)[0]:
+            if not select.select([self._socket], [], [], wait_secs)[0]:
                 return None
-            host, port, match_key = self._answer(time.monotonic() + ANSWER_SEC)
+            host, port, match_key = self._answer(time.monotonic() + ANSWER_SECS)
             return str(host), int(port), str(match_key)
         except _GARBLED as error:
             raise self._fault(error) from error
@@ -149,7 +149,7 @@ class Tracker:
 def reachable(tracker: str) -> str:
     """Give the address of a tracker in numbers, one where it takes connections; unchanged if none does."""
     try:
-        with socket.create_connection(host_and_port(tracker), ANSWER_SEC) as connection:
+        with socket.create_connection(host_and_port(tracker), ANSWER_SECS) as connection:
             host, port = connection.getpeername()[:2]
     except (OSError, ValueError):
         return tracker
@@ -157,12 +157,12 @@ def reachable(tracker: str) -> str:
 
 
 def listing(tracker: str) -> dict[str, Listed]:
-    """Ask a tracker once which keys are served; takes at most `ANSWER_SEC`.
+    """Ask a tracker once which keys are served; takes at most `ANSWER_SECS`.
 
     Raises:
         NotYetError: No tracker answers there.
     """
-    deadline = time.monotonic() + ANSWER_SEC
+    deadline = time.monotonic() + ANSWER_SECS
     with Tracker(tracker, deadline) as connection:
         return connection.keys(deadline)
 
@@ -182,12 +182,12 @@ def words(listed: dict[str, Listed]) -> str:
     return f"it lists {', '.join(counts)}" if counts else "it lists no server"
 
 
-def knock(server: tuple[str, int], wait_sec: float) -> bool:
+def knock(server: tuple[str, int], wait_secs: float) -> bool:
     """Whether an RPC server takes connections; it refuses this one because of its key."""
-    deadline = time.monotonic() + wait_sec
+    deadline = time.monotonic() + wait_secs
     name = b"client:knock"
     try:
-        with socket.create_connection(server, wait_sec) as connection:
+        with socket.create_connection(server, wait_secs) as connection:
             connection.sendall(struct.pack("<ii", SESSION_MAGIC, len(name)) + name)
             return _receive(connection, 4, deadline) == struct.pack("<i", KEY_MISMATCH)
     except OSError:

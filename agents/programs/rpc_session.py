@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.host.rpc_tracker import (
-    ANSWER_SEC,
+    ANSWER_SECS,
     NotYetError,
     Tracker,
     knock,
@@ -33,8 +33,8 @@ from agents.host.rpc_tracker import (
 from agents.programs.link import LinkLostError
 
 #: Time for a server to open a session: it starts a process for it.
-_OPEN_SEC = 10.0
-_POLL_SEC = 1.0
+_OPEN_SECS = 10.0
+_POLL_SECS = 1.0
 #: TVM's `kSpecifyThreadShareAllCore`: the threads may run on any of the cores named, as on a local device.
 _SHARE_CORES = -3
 
@@ -89,7 +89,7 @@ class RpcSession:
         if self._answers():
             return True
         listed = None
-        deadline = time.monotonic() + ANSWER_SEC
+        deadline = time.monotonic() + ANSWER_SECS
         # The tracker may hear of a death a moment later than we do: a server counts as alive when it speaks.
         while time.monotonic() < deadline:
             try:
@@ -98,19 +98,19 @@ class RpcSession:
                 return False
             if listed is None or self._server not in listed.servers:
                 return False
-            if knock(self._server, _POLL_SEC):
+            if knock(self._server, _POLL_SECS):
                 return True
         # It does not look up while it serves somebody else.
         return listed is not None and listed.free == 0
 
     def close(self) -> None:
         """Give the server back, whoever still holds arguments or modules of this session."""
-        with contextlib.suppress(Exception), _limited(ANSWER_SEC, self._cut):
+        with contextlib.suppress(Exception), _limited(ANSWER_SECS, self._cut):
             self._remote.get_function("CloseRPCConnection")()
         self._cut()
 
     def _answers(self) -> bool:
-        with contextlib.suppress(Exception), _limited(ANSWER_SEC, self._cut):
+        with contextlib.suppress(Exception), _limited(ANSWER_SECS, self._cut):
             self._remote.get_function("runtime.NumThreads")()
             return True
         return False
@@ -129,8 +129,8 @@ class RpcLink:
         index: Ordinal among the devices of its kind at the server.
         threads: Threads that a program gets.
         cores: Logical CPUs of the server that they may use; TVM silently ignores numbers that it lacks.
-        wait_sec: How long `connect` waits for a server to come back or to come free.
-        session_sec: Time after which the server ends a session, whatever it does: what frees a device whose
+        wait_secs: How long `connect` waits for a server to come back or to come free.
+        session_secs: Time after which the server ends a session, whatever it does: what frees a device whose
             client was killed in the middle of a run.
     """
 
@@ -143,22 +143,22 @@ class RpcLink:
         index: int = 0,
         threads: int = 1,
         cores: Sequence[int] = (0,),
-        wait_sec: float = 60.0,
-        session_sec: float = 120.0,
+        wait_secs: float = 60.0,
+        session_secs: float = 120.0,
     ) -> None:
         self.tracker, self.key, self.device, self.index = tracker, key, device, index
         self._threads, self._cores = threads, tuple(cores)
-        self._wait_sec, self._session_sec = wait_sec, session_sec
+        self._wait_secs, self._session_secs = wait_secs, session_secs
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[RpcSession]:
         """See `Link.connect`: queue at the tracker, open a session, apply threads and cores.
 
         Raises:
-            LinkLostError: No session within `wait_sec` (and the seconds that opening one may take), or the
+            LinkLostError: No session within `wait_secs` (and the seconds that opening one may take), or the
                 server cannot give the threads.
         """
-        session = self._session(time.monotonic() + self._wait_sec)
+        session = self._session(time.monotonic() + self._wait_secs)
         try:
             yield session
         finally:
@@ -178,17 +178,19 @@ class RpcLink:
                 if time.monotonic() >= deadline:
                     last = "" if refusal == f"{error}; " else str(error)
                     what = f"{refusal}{last}".removesuffix("; ")
-                    raise LinkLostError(f"waited {self._wait_sec:.0f} s for an RPC device: {what}") from error
-            time.sleep(min(_POLL_SEC, seconds_left(deadline)))
+                    raise LinkLostError(
+                        f"waited {self._wait_secs:.0f} s for an RPC device: {what}"
+                    ) from error
+            time.sleep(min(_POLL_SECS, seconds_left(deadline)))
 
     def _turn(self, deadline: float) -> tuple[str, int, str]:
         listed = listing(self.tracker)
         if self.key not in listed:
             raise NotYetError(nobody(self.tracker, self.key, listed))
-        with Tracker(self.tracker, time.monotonic() + ANSWER_SEC) as queue:
+        with Tracker(self.tracker, time.monotonic() + ANSWER_SECS) as queue:
             queue.request(self.key)
             # Looking up from time to time tells a long queue from a server that is gone.
-            while (turn := queue.turn(min(_POLL_SEC, seconds_left(deadline)))) is None:
+            while (turn := queue.turn(min(_POLL_SECS, seconds_left(deadline)))) is None:
                 listed = listing(self.tracker)
                 if self.key not in listed:
                     raise NotYetError(nobody(self.tracker, self.key, listed))
@@ -213,13 +215,13 @@ class RpcLink:
             _shut_down(opened())
 
         try:
-            with _limited(_OPEN_SEC, cut):
-                remote = rpc.connect(host, port, match_key, self._session_sec)
+            with _limited(_OPEN_SECS, cut):
+                remote = rpc.connect(host, port, match_key, self._session_secs)
                 threads = self._configure(remote)
             if expired.is_set():
                 raise TimeoutError
         except Exception as error:
-            silent = f"it did not answer within {_OPEN_SEC:.0f} s"
+            silent = f"it did not answer within {_OPEN_SECS:.0f} s"
             why = silent if expired.is_set() else str(error).strip().rpartition("\n")[2]
             cut()
             raise NotYetError(

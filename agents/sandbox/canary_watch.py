@@ -43,15 +43,15 @@ CANARY_PROTOCOL = Protocol(
     reject_interval=0.0,
 )
 #: A reading older than this says nothing about the batch that begins now.
-_FRESH_SEC = 60.0
-#: Leading candidates of each workload that are measured again after a drifting window, and at most in all:
+_FRESH_SECS = 60.0
+#: Front-runners of each workload that are measured again after a drifting window, and at most in all:
 #: the best decide what is chosen, and the rest of the window is marked.
-_LEADERS = 3
+_MOST_FRONT_RUNNERS = 3
 _MOST_AGAIN = 24
-#: Slower ones than this, over the best of a drifting window, do not lead.
-_LEADING_RATIO = 1.2
+#: Slower ones than this, over the best of a drifting window, are no front-runners.
+_FRONT_RUNNER_RATIO = 1.2
 #: Attempts between a record and the second measurement that an agent makes of its candidate, at most: one is
-#: that of a leader right after its window, the next that after a drifting window, whenever it comes.
+#: that of a front-runner right after its window, the next that after a drifting window, whenever it comes.
 MOST_AHEAD = 2
 _FILE = "canaries.json"
 
@@ -65,7 +65,7 @@ class Again:
     attempt: int
 
 
-def leaders(
+def front_runners(
     records: Sequence[Record],
     workloads: Mapping[WorkloadId, Workload],
     *,
@@ -78,9 +78,9 @@ def leaders(
 
     Args:
         records: Of one window. A/A runs and second measurements have their own numbering of attempts, and
-            their own next turn, so they do not lead.
+            their own next turn, so they are no front-runners.
         workloads: Every workload that the records name.
-        within: How much slower than the best a leader may be, as a fraction.
+        within: How much slower than the best a front-runner may be, as a fraction.
         origin: Origin of the measurements to come.
         ahead: How many attempts after the one of the record.
         best_secs: Best latency by workload before this window; the window's own best counts where missing.
@@ -94,7 +94,7 @@ def leaders(
         led = found.setdefault(record.workload_id, [])
         first = led[0].latency_secs if led else record.latency_secs
         limit = (1 + within) * min(first, best_secs.get(record.workload_id, first))
-        if record.latency_secs <= limit and len(led) < _LEADERS:
+        if record.latency_secs <= limit and len(led) < _MOST_FRONT_RUNNERS:
             led.append(record)
     return [
         Again(
@@ -145,7 +145,7 @@ class CanaryWatch:
 
     def is_due(self) -> bool:
         """Whether nobody knows how the device does right now."""
-        return time.monotonic() - self._read_at > _FRESH_SEC
+        return time.monotonic() - self._read_at > _FRESH_SECS
 
     def jobs(self) -> list[CandidateJob]:
         """One set of readings."""
@@ -179,12 +179,12 @@ class CanaryWatch:
         return replace(now, suspect=now.suspect or before.suspect)
 
     def remember(self, records: Sequence[Record], workloads: Mapping[WorkloadId, Workload]) -> None:
-        """Note the leading candidates of a drifting window, to be measured again.
+        """Note the front-runners of a drifting window, to be measured again.
 
         The attempt before is that of a second measurement right after the window.
         """
-        within = _LEADING_RATIO - 1
-        for one in leaders(records, workloads, within=within, origin=REMEASURE, ahead=MOST_AHEAD):
+        within = _FRONT_RUNNER_RATIO - 1
+        for one in front_runners(records, workloads, within=within, origin=REMEASURE, ahead=MOST_AHEAD):
             if len(self._again) < _MOST_AGAIN:
                 self._again[one.candidate.candidate_id] = one
 

@@ -24,7 +24,7 @@ from agents.host.host_lock import HostLockError
 from agents.host.probe import environment
 from agents.programs.link import Link, LinkLostError, LocalLink, Session
 from agents.records import CandidateId, Family, Outcome, Protocol, Workload
-from agents.sandbox import handlers as questions
+from agents.sandbox import handlers
 from agents.sandbox.core_slot import CoresHeldError, CoreSlot, MoverClient
 from agents.sandbox.retimed_programs import RetimedProgram, SpacedRetiming
 from agents.sandbox.stages import ChildSettings, WorkerStage
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 #: An RPC server ends a session after this time, whatever it does: more than one candidate takes.
-_SESSION_SEC = 600.0
+_SESSION_SECS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class ChildWorker:
         self._programs: Programs = Programs()
         self._mover = mover
         self._slot = _slot(settings, mover)
-        self._visits = SpacedRetiming()
+        self._retiming = SpacedRetiming()
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
         #: What TVM's thread pool really has; behind a wire the link has made sure of it.
@@ -98,21 +98,21 @@ class ChildWorker:
                 self._workloads[workload.workload_id] = workload
             elif operation == "measure":
                 job = self._job(message)
-                self._visits.note(job.workload.workload_id, job.best_secs)
+                self._retiming.note(job.workload.workload_id, job.best_secs)
                 try:
                     self._measure(job)
                 except (LinkLostError, CoresHeldError, HostLockError) as error:
                     self._done(job, Outcome.LOST, str(error), device_lost=True)
-            elif operation == "visit":
-                self._visit_all()
+            elif operation == "retime":
+                self._retime_all()
             elif operation == "forget":
-                self._visits.forget()
+                self._retiming.forget()
             elif operation in ("propose", "evolve", "derive"):
-                self._channel.send(questions.propose(message, self._workloads[message["workload_id"]]))
+                self._channel.send(handlers.propose(message, self._workloads[message["workload_id"]]))
             elif operation == "networks":
-                self._channel.send(questions.list_workloads(message["networks"]))
+                self._channel.send(handlers.list_workloads(message["networks"]))
             elif operation == "canaries":
-                self._channel.send(questions.canaries(Family(message["family"])))
+                self._channel.send(handlers.canaries(Family(message["family"])))
             else:
                 raise ValueError(f"unknown operation {operation!r}")
 
@@ -177,7 +177,7 @@ class ChildWorker:
             session = held.enter_context(self._link.connect())
             wait_secs += time.perf_counter() - began
             self._clear_cores(held)
-            self._visit(self._run(job, built, session, wait_secs))
+            self._retime(self._run(job, built, session, wait_secs))
 
     def _clear_cores(self, held: ExitStack) -> None:
         """Have the timing cores to itself, under the lock, until `held` ends; then be where it builds."""
@@ -185,26 +185,26 @@ class ChildWorker:
             held.enter_context(self._slot.cleared())
         held.callback(self._mover.pin, timing=False)  # before anything is given back
 
-    def _visit_all(self) -> None:
+    def _retime_all(self) -> None:
         """Time all programs that are kept a last time."""
         with ExitStack() as held:
             held.enter_context(self._lock())
             self._clear_cores(held)
             self._mover.pin(timing=True)
-            self._channel.send({"event": "visiting"})
-            self._visit(self._visits.last())
+            self._channel.send({"event": "retiming"})
+            self._retime(self._retiming.last())
 
-    def _visit(self, due: list[RetimedProgram]) -> None:
+    def _retime(self, due: list[RetimedProgram]) -> None:
         """Time programs of earlier jobs once more; the parent knows that they are coming."""
         for one in due:
             if not one.left:
-                continue  # an earlier visit of these failed
+                continue  # an earlier timing of these failed
             began = time.perf_counter()
-            run_secs = self._visits.visit(one)
+            run_secs = self._retiming.time_again(one)
             secs = time.perf_counter() - began
             self._channel.send(
                 {
-                    "event": "visit",
+                    "event": "retimed",
                     "job": one.job,
                     "run_secs": run_secs,
                     "timing_secs": secs,
@@ -228,7 +228,7 @@ class ChildWorker:
         """Time a compiled candidate, and compare its output where that is asked.
 
         Returns:
-            Earlier programs that are to be visited now.
+            Earlier programs that are to be timed again now.
         """
         from agents.programs.loaded_workloads import elsewhere
         from agents.programs.timing import time_again, time_module
@@ -257,9 +257,9 @@ class ChildWorker:
             )
             return []
         timing_secs = time.perf_counter() - began
-        due = self._visits.due()
-        visits = job.protocol.visits - 1
-        is_kept = self._may_visit and visits > 0 and not wrong and not timing.stopped_early
+        due = self._retiming.due()
+        timings = job.protocol.visits - 1
+        is_kept = self._may_retime and timings > 0 and not wrong and not timing.stopped_early
         if is_kept:
 
             def again() -> tuple[float, ...]:
@@ -267,7 +267,7 @@ class ChildWorker:
                 moved = elsewhere(arguments, session.device)
                 return time_again(module, moved, session.device, job.protocol, timing.number)
 
-            self._visits.keep(job.number, again, visits, job.workload.workload_id, min(timing.run_secs))
+            self._retiming.keep(job.number, again, timings, job.workload.workload_id, min(timing.run_secs))
         self._done(
             job,
             Outcome.WRONG_OUTPUT if wrong else Outcome.OK,
@@ -275,13 +275,13 @@ class ChildWorker:
             timing_secs=timing_secs,
             environment=self._seen(),
             is_kept=is_kept,
-            is_visiting=bool(due),
+            is_retiming=bool(due),
             **_facts(timing, job),
         )
         return due
 
     @property
-    def _may_visit(self) -> bool:
+    def _may_retime(self) -> bool:
         """Whether programs can stay: on a GPU they hold its memory, behind a wire they end soon."""
         return self._settings.device == "cpu" and not self._settings.tracker
 
@@ -325,7 +325,7 @@ def _link(settings: ChildSettings) -> Link:
         index=settings.index,
         threads=settings.threads,
         cores=settings.timing_cores,
-        session_sec=_SESSION_SEC,
+        session_secs=_SESSION_SECS,
     )
 
 

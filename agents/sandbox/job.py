@@ -44,12 +44,12 @@ class JobResult:
     #: See `docs/measuring.md`.
     quality: dict[str, Any] = field(default_factory=dict)
 
-    def visited(self, run_secs: Sequence[float], timing_secs: float) -> JobResult:
-        """The same with the repeats of one more visit.
+    def retimed(self, run_secs: Sequence[float], timing_secs: float) -> JobResult:
+        """The same with the repeats of one more timing.
 
         Args:
             run_secs: Seconds of one run, one value a repeat.
-            timing_secs: What the visit took.
+            timing_secs: What it took.
         """
         if not run_secs:  # it failed this time
             return replace(self, timing_secs=self.timing_secs + timing_secs)

@@ -58,8 +58,8 @@ _MUST: dict[str, _Fields] = {
     "ready": {"pid": _is_count},
     "stage": {"job": _is_count, "stage": _is_one_of(WorkerStage)},
     "done": {"job": _is_count, "outcome": _is_one_of(Outcome), "error": _is_text},
-    "visiting": {},
-    "visit": {
+    "retiming": {},
+    "retimed": {
         "job": _is_count,
         "run_secs": _is_many_secs,
         "timing_secs": _is_secs,
@@ -77,7 +77,7 @@ _MAY: dict[str, _Fields] = {
         "number": _is_count,
         "environment": _is_object,
         "quality": _is_object,
-        **dict.fromkeys(("is_visiting", "is_kept", "broken", "device_lost"), _is_flag),
+        **dict.fromkeys(("is_retiming", "is_kept", "broken", "device_lost"), _is_flag),
     },
 }
 

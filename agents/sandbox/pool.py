@@ -19,8 +19,8 @@ from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.news import checked
 from agents.sandbox.pool_jobs import PoolRun
 from agents.sandbox.process import (
-    LOCK_TIMEOUT_SEC,
-    START_TIMEOUT_SEC,
+    LOCK_TIMEOUT_SECS,
+    START_TIMEOUT_SECS,
     STDERR_TAIL_BYTES,
     WorkerProcess,
     Zygote,
@@ -30,13 +30,13 @@ from agents.sandbox.process import (
 from agents.sandbox.stages import ChildSettings, WorkerStage
 
 #: Design spaces and workload lists; they never depend on a candidate.
-_PREPARE_TIMEOUT_SEC = 120.0
+_PREPARE_TIMEOUT_SECS = 120.0
 #: Time for a process whose socket closed to print its last words and be gone.
-_LAST_WORDS_SEC = 2.0
+_LAST_WORDS_SECS = 2.0
 #: A wait that took so much longer than was asked for was held up: this process, or its host, was paused.
 _HELD_UP_SECS = 1.0
 #: How often the memory of working processes is looked at.
-_MEMORY_POLL_SEC = 0.2
+_MEMORY_POLL_SECS = 0.2
 #: Stages in which the candidate itself is at work; elsewhere a death is not its doing.
 _AT_WORK = frozenset({WorkerStage.BUILDING, WorkerStage.TIMING, WorkerStage.CHECKING})
 
@@ -107,7 +107,7 @@ class WorkerPool:
                 if workload is not None:
                     process.tell_workload(workload)
                 process.channel.send(message)
-                answer = self._receive(process, _PREPARE_TIMEOUT_SEC)
+                answer = self._receive(process, _PREPARE_TIMEOUT_SECS)
                 if answer is not None:
                     process.rest()
                     return answer
@@ -125,8 +125,8 @@ class WorkerPool:
     ) -> Generator[JobResult, None, None]:
         """Measure candidates; yields one result for each job, in the order in which they end.
 
-        A program that is to be timed at several moments (`Protocol.visits`) ends with its last visit, or when
-        all the others have been timed.
+        A program that is to be timed at several moments (`Protocol.visits`) ends with its last timing, or
+        when all the others have been timed.
 
         Nothing is left at work when it ends, raises or is closed, which whoever stops reading early should
         do: only here somebody watches the clock.
@@ -155,7 +155,7 @@ class WorkerPool:
                 batch.on_timed(number)
                 yield JobResult(job=number, outcome=Outcome.LOST, error=batch.device_lost)
                 batch.look_ahead(1)
-            if not batch.todo and not busy and not self._visit_all():
+            if not batch.todo and not busy and not self._retime_all():
                 yield from self._take_released()
                 return
             while batch.todo and len(self._processes) < min(len(self._settings), len(batch.jobs)):
@@ -179,12 +179,12 @@ class WorkerPool:
                 self._discard(process)
         self._released.clear()
 
-    def _visit_all(self) -> bool:
+    def _retime_all(self) -> bool:
         """Have every program that is kept timed a last time; false if there is none."""
         for process in [process for process in self._processes if process.held]:
-            process.visit(LOCK_TIMEOUT_SEC)
+            process.retime(LOCK_TIMEOUT_SECS)
             try:
-                process.channel.send({"op": "visit"})
+                process.channel.send({"op": "retime"})
             except OSError:
                 self._discard(process)
         return any(process.is_busy for process in self._processes)
@@ -235,7 +235,7 @@ class WorkerPool:
             began = time.monotonic()
             nearest = min(process.deadline for process in self._processes) - began
             is_working = any(process.stage in _AT_WORK for process in self._processes)
-            wait_secs = max(0.0, min(nearest, _MEMORY_POLL_SEC if is_working else 60.0))
+            wait_secs = max(0.0, min(nearest, _MEMORY_POLL_SECS if is_working else 60.0))
             events = selector.select(wait_secs)
         held_up_secs = time.monotonic() - began - wait_secs
         if held_up_secs > _HELD_UP_SECS:
@@ -267,8 +267,8 @@ class WorkerPool:
             process.pid = message["pid"]
             process.rest()
             return
-        if event in ("visiting", "visit", "rested"):
-            yield from self._visited(process, message)
+        if event in ("retiming", "retimed", "rested"):
+            yield from self._retimed(process, message)
             return
         number = process.job
         if number is None or number != message["job"]:
@@ -281,8 +281,8 @@ class WorkerPool:
         protocol = batch.jobs[number].protocol
         process.rest()
         process.jobs_done += 1
-        if message.get("is_visiting"):
-            process.visit(protocol.run_timeout_sec)
+        if message.get("is_retiming"):
+            process.retime(protocol.run_timeout_secs)
         if message.get("broken") and batch.strike(number, len(self._settings)):
             return
         if message.get("device_lost"):
@@ -306,22 +306,22 @@ class WorkerPool:
         batch.on_timed(number)
         if message.get("is_kept"):
             process.held[number] = result
-            process.visit_limit_sec = protocol.run_timeout_sec
+            process.retime_limit_secs = protocol.run_timeout_secs
             batch.hold(result)
         else:
             yield result
 
-    def _visited(self, process: WorkerProcess, message: dict[str, Any]) -> Iterator[JobResult]:
+    def _retimed(self, process: WorkerProcess, message: dict[str, Any]) -> Iterator[JobResult]:
         """A program was timed once more; its result is ready after the last time."""
         if message["event"] == "rested":
             process.rest()
             return
-        process.visit(process.visit_limit_sec)
-        if message["event"] == "visit":
+        process.retime(process.retime_limit_secs)
+        if message["event"] == "retimed":
             number = message["job"]
             if number not in process.held:
                 raise MessageError(f"a worker process timed job {number} again, which it does not keep")
-            result = process.held[number].visited(message["run_secs"], message["timing_secs"])
+            result = process.held[number].retimed(message["run_secs"], message["timing_secs"])
             process.held[number] = result
             if not message["left"]:
                 yield process.held.pop(number)
@@ -334,7 +334,7 @@ class WorkerPool:
         number, stage = process.job, process.stage
         build_secs, wait_secs = process.build_secs, process.wait_secs
         words = self._zygote.last_words() if self._zygote and stage is WorkerStage.STARTING else ""
-        fate, tail = self._discard(process, 0.0 if damage else _LAST_WORDS_SEC)
+        fate, tail = self._discard(process, 0.0 if damage else _LAST_WORDS_SECS)
         tail = damage or tail
         if stage is WorkerStage.STARTING:
             raise refuse_start(fate, tail or words)
@@ -368,7 +368,7 @@ class WorkerPool:
         if process.memory_bytes() <= limit_gib * 2**30:
             return
         if process.jobs_done:
-            # Arguments of other workloads and programs that wait for visits are there as well.
+            # Arguments of other workloads and programs that wait to be timed again are there as well.
             self._discard(process)
             batch.give_alone(number)
         else:
@@ -386,7 +386,7 @@ class WorkerPool:
                 "a worker process was not ready in time (importing TVM takes about 3 s on an idle core); "
                 "free the host or raise its share of CPU"
             )
-        if process.stage is WorkerStage.VISITING:
+        if process.stage is WorkerStage.RETIMING:
             self._discard(process)
         if process.job is None:
             return
@@ -449,16 +449,16 @@ class WorkerPool:
             self._zygote.close()
             self._zygote = None
 
-    def _discard(self, process: WorkerProcess, last_words_sec: float = 0.0) -> tuple[str, str]:
+    def _discard(self, process: WorkerProcess, last_words_secs: float = 0.0) -> tuple[str, str]:
         self._processes.remove(process)
         self._released += process.held.values()
-        return process.end(last_words_sec)
+        return process.end(last_words_secs)
 
     def _idle_process(self) -> WorkerProcess:
         """A process that waits for a question; a dead one is replaced first."""
         while True:
             process = self._processes[0] if self._processes else self._start()
-            if process.stage is WorkerStage.VISITING:
+            if process.stage is WorkerStage.RETIMING:
                 self._discard(process)  # of a batch that was abandoned
                 continue
             if process.stage is WorkerStage.IDLE:
@@ -469,7 +469,7 @@ class WorkerPool:
                 self._discard(process)  # an idle process says nothing: this is its end
                 continue
             # From now on: its own time may be long over while nobody asked whether it is ready.
-            message = self._receive(process, START_TIMEOUT_SEC)
+            message = self._receive(process, START_TIMEOUT_SECS)
             if message is None:
                 for _ in self._gone(process, None):
                     pass
@@ -477,9 +477,9 @@ class WorkerPool:
                 process.pid = message["pid"]
                 process.rest()
 
-    def _receive(self, process: WorkerProcess, timeout_sec: float) -> dict[str, Any] | None:
+    def _receive(self, process: WorkerProcess, timeout_secs: float) -> dict[str, Any] | None:
         """One message of one process; None when it died, is overdue, or sends no message."""
-        end = time.monotonic() + timeout_sec
+        end = time.monotonic() + timeout_secs
         with selectors.DefaultSelector() as selector:
             selector.register(process.channel, selectors.EVENT_READ)
             while (left := end - time.monotonic()) > 0:

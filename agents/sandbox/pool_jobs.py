@@ -31,7 +31,7 @@ class PoolRun:
     best_secs: Mapping[str, float]
     #: Told the number of every job that has its first numbers, or failed.
     on_timed: Callable[[int], None]
-    #: Best latency by workload among results that are still held for more visits.
+    #: Best latency by workload among results that are still held to be timed again.
     held_secs: dict[str, float] = field(default_factory=dict)
     #: Jobs read so far.
     jobs: list[CandidateJob] = field(default_factory=list)

@@ -24,15 +24,15 @@ from agents.sandbox.stages import ChildSettings, WorkerStage
 from agents.sandbox.wire import Channel
 
 #: Importing TVM takes about 3 s on an idle core; a loaded host may need many times that.
-START_TIMEOUT_SEC = 120.0
+START_TIMEOUT_SECS = 120.0
 #: A job is dropped as lost when the device does not come free for this long.
-LOCK_TIMEOUT_SEC = 600.0
+LOCK_TIMEOUT_SECS = 600.0
 #: The unscheduled program is run once, slowly; programs too large for that are never checked.
-REFERENCE_TIMEOUT_SEC = 120.0
+REFERENCE_TIMEOUT_SECS = 120.0
 STDERR_TAIL_BYTES = 2000
 _STDERR_KEPT_BYTES = 1 << 20
 #: Time for a killed process to be gone, on a host without a free core.
-_DEATH_TIMEOUT_SEC = 10.0
+_DEATH_TIMEOUT_SECS = 10.0
 #: A build may take this many times its time-out where other builds share its core; then it hangs.
 _MOST_STARVED = 10.0
 #: Environment of every process that runs TVM here.
@@ -110,15 +110,15 @@ class Zygote:
         if token not in self._codes:
             with contextlib.suppress(OSError):
                 self._control.send(json.dumps({"op": "kill", "token": token}).encode())
-        return self.end_of(token, _DEATH_TIMEOUT_SEC)
+        return self.end_of(token, _DEATH_TIMEOUT_SECS)
 
     def kill_all(self) -> None:
         """End it and every process it forked, even while it imports TVM, or waits to, and hears nothing."""
         self._process.kill()
 
-    def end_of(self, token: int, timeout_sec: float) -> str:
+    def end_of(self, token: int, timeout_secs: float) -> str:
         """Wait for the end of a worker process, and say how it ended."""
-        deadline = time.monotonic() + timeout_sec
+        deadline = time.monotonic() + timeout_secs
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             while token not in self._codes:
@@ -145,7 +145,7 @@ class Zygote:
         code = self._process.poll()
         self._control.close()  # it then ends its processes and itself
         try:
-            code = self._process.wait(_DEATH_TIMEOUT_SEC) if code is None else code
+            code = self._process.wait(_DEATH_TIMEOUT_SECS) if code is None else code
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
@@ -177,15 +177,15 @@ class WorkerProcess:
                 self._stderr.close()
                 raise
         self.stage = WorkerStage.STARTING
-        self.deadline = time.monotonic() + START_TIMEOUT_SEC
+        self.deadline = time.monotonic() + START_TIMEOUT_SECS
         self.pid = 0
         self.job: int | None = None
         self.jobs_done = 0
         self.known_workloads: set[str] = set()
         #: Results of programs that it keeps and times again.
         self.held: dict[int, JobResult] = {}
-        #: Time that such a visit may take.
-        self.visit_limit_sec = 0.0
+        #: Time that such a timing may take.
+        self.retime_limit_secs = 0.0
         self.build_secs = self.wait_secs = 0.0
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._stage_began = self._cpu_secs_before = 0.0
@@ -193,7 +193,7 @@ class WorkerProcess:
     def begin(self, job: int | None) -> None:
         """A job (None: a question) is about to be handed over."""
         self.job, self.build_secs, self.wait_secs = job, 0.0, 0.0
-        self.stage, self.deadline = WorkerStage.WAITING, time.monotonic() + LOCK_TIMEOUT_SEC
+        self.stage, self.deadline = WorkerStage.WAITING, time.monotonic() + LOCK_TIMEOUT_SECS
         size = os.fstat(self._stderr.fileno()).st_size
         if size > _STDERR_KEPT_BYTES:  # drop old output before it fills the disk
             self._stderr.truncate(0)
@@ -215,11 +215,11 @@ class WorkerProcess:
     @property
     def is_busy(self) -> bool:
         """Whether something is still to come of it."""
-        return self.job is not None or self.stage is WorkerStage.VISITING
+        return self.job is not None or self.stage is WorkerStage.RETIMING
 
-    def visit(self, limit_secs: float) -> None:
+    def retime(self, limit_secs: float) -> None:
         """It is timing programs of earlier jobs, with the time that the next one may take."""
-        self.job, self.stage = None, WorkerStage.VISITING
+        self.job, self.stage = None, WorkerStage.RETIMING
         self.deadline = time.monotonic() + limit_secs
 
     def rest(self) -> None:
@@ -251,7 +251,7 @@ class WorkerProcess:
         Then it gets the rest of it: how many candidates time out must not depend on how many devices of a
         host build side by side.
         """
-        limit = protocol.build_timeout_sec
+        limit = protocol.build_timeout_secs
         used = self.cpu_secs() - self._cpu_secs_before
         if self.stage is not WorkerStage.BUILDING or used >= limit:
             return False
@@ -273,13 +273,13 @@ class WorkerProcess:
         start = max(self._stderr_start, size - STDERR_TAIL_BYTES)
         return os.pread(self._stderr.fileno(), size - start, start).decode(errors="replace").strip()
 
-    def end(self, last_words_sec: float = 0.0) -> tuple[str, str]:
+    def end(self, last_words_secs: float = 0.0) -> tuple[str, str]:
         """End the process; returns how it ended and the tail of its stderr.
 
         Args:
-            last_words_sec: Time for a process that ends by itself to finish printing.
+            last_words_secs: Time for a process that ends by itself to finish printing.
         """
-        fate = self._zygote.end_of(self._token, last_words_sec) if last_words_sec else "did not end"
+        fate = self._zygote.end_of(self._token, last_words_secs) if last_words_secs else "did not end"
         if fate == "did not end":
             fate = self._zygote.kill(self._token)
         self.channel.close()
@@ -291,12 +291,12 @@ class WorkerProcess:
 def limit_of(stage: WorkerStage, protocol: Protocol) -> float:
     """Seconds that a stage of a job may take."""
     limits = {
-        WorkerStage.REFERENCE: REFERENCE_TIMEOUT_SEC,
-        WorkerStage.BUILDING: protocol.build_timeout_sec,
-        WorkerStage.TIMING: protocol.run_timeout_sec,
-        WorkerStage.CHECKING: protocol.run_timeout_sec,
+        WorkerStage.REFERENCE: REFERENCE_TIMEOUT_SECS,
+        WorkerStage.BUILDING: protocol.build_timeout_secs,
+        WorkerStage.TIMING: protocol.run_timeout_secs,
+        WorkerStage.CHECKING: protocol.run_timeout_secs,
     }
-    return limits.get(stage, LOCK_TIMEOUT_SEC)
+    return limits.get(stage, LOCK_TIMEOUT_SECS)
 
 
 def refuse_start(fate: str, words: str) -> WorkerStartError:

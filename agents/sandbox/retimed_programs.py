@@ -2,11 +2,11 @@
 
 A neighbour on the host slows whatever runs for seconds on end, and a program whose repeats all fall into
 such a time has a latency that is wrong by as much, with a narrow interval. Of repeats at moments far apart
-one seldom fails to meet a better time. Building takes several times longer than timing, so the visits cost
-little: the compiled programs stay in their process, and are timed while the next ones are built.
+one seldom fails to meet a better time. Building takes several times longer than timing, so later timings
+cost little: the compiled programs stay in their process, and are timed while the next ones are built.
 
 Which program is the fastest of its workload is what a search asks for, and what a few per cent decide. So
-those near the fastest are visited more often, and side by side: the same quiet moment serves them all.
+those near the fastest are timed more often, and side by side: the same quiet moment serves them all.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: Seconds between two visits of one program, and of one that leads its workload.
-GAP_SECS, LEADER_GAP_SECS = 3.0, 0.5
-#: A program leads while it is at most so much slower than the fastest of its workload, and has this many
-#: times the visits of others then.
-LEAD, LEADER_VISITS = 1.1, 3
-#: Seconds that the visits on top of the others' may take: a long run is less of a moment than a short one.
-_LEADER_SECS = 0.4
-#: Last visits that a leader has, in turns with others: nothing is built beside them.
-LAST_LEADER_VISITS = 3
-#: Programs that are kept; of more, the oldest have their last visit at once.
+#: Seconds between two timings of one program, and of a front-runner of its workload.
+GAP_SECS, FRONT_RUNNER_GAP_SECS = 3.0, 0.5
+#: A front-runner is at most so much slower than the fastest program of its workload, and has this many
+#: times the timings of others.
+FRONT_RUNNER_RATIO, FRONT_RUNNER_FACTOR = 1.1, 3
+#: Seconds that the timings on top of the others' may take: a long run is less of a moment than a short one.
+_FRONT_RUNNER_SECS = 0.4
+#: Last timings of a front-runner, in turns with others: nothing is built beside them.
+LAST_FRONT_RUNNER_TIMINGS = 3
+#: Programs that are kept; of more, the oldest have their last timing at once.
 _MOST_KEPT = 128
 
 
@@ -40,11 +40,11 @@ class RetimedProgram:
     workload_id: str
     #: Seconds of its fastest run.
     best_secs: float
-    #: Visits that are still to come, if it does not lead.
+    #: Timings that are still to come, if it is no front-runner.
     left: int
-    #: Those that come on top of them while it leads.
+    #: Those that come on top of them while it is one.
     extra: int
-    #: Reading of the clock at its last visit.
+    #: Reading of the clock at its last timing.
     last: float
 
 
@@ -68,12 +68,12 @@ class SpacedRetiming:
 
         Args:
             job: The number of its job.
-            run: Gives it one more repeat; what it raises ends its visits.
-            left: Visits that it is to have, 1 at least.
+            run: Gives it one more repeat; what it raises ends its timings.
+            left: Timings that it is to have, 1 at least.
             workload_id: What it computes.
             best_secs: Seconds of its fastest run.
         """
-        extra = min((LEADER_VISITS - 1) * (left + 1), int(_LEADER_SECS / best_secs))
+        extra = min((FRONT_RUNNER_FACTOR - 1) * (left + 1), int(_FRONT_RUNNER_SECS / best_secs))
         self._kept.append(RetimedProgram(job, run, workload_id, best_secs, left, extra, self._clock()))
         self.note(workload_id, best_secs)
         for old in self._kept[:-_MOST_KEPT]:
@@ -85,20 +85,22 @@ class SpacedRetiming:
             self._best_secs[workload_id] = min(best_secs, self._best_secs.get(workload_id, math.inf))
 
     def due(self) -> list[RetimedProgram]:
-        """Programs whose next visit has come."""
+        """Programs whose next timing is due."""
         now = self._clock()
         return [
-            one for one in self._kept if now - one.last >= (LEADER_GAP_SECS if self._leads(one) else GAP_SECS)
+            one
+            for one in self._kept
+            if now - one.last >= (FRONT_RUNNER_GAP_SECS if self._is_front_runner(one) else GAP_SECS)
         ]
 
     def last(self) -> list[RetimedProgram]:
-        """All of them, for their last visits: one that leads has several, the others between."""
+        """All of them, for their last timings: a front-runner has several, the others between."""
         for one in self._kept:
-            one.left, one.extra = LAST_LEADER_VISITS if self._leads(one) else 1, 0
-        return [one for turn in range(LAST_LEADER_VISITS) for one in self._kept if one.left > turn]
+            one.left, one.extra = LAST_FRONT_RUNNER_TIMINGS if self._is_front_runner(one) else 1, 0
+        return [one for turn in range(LAST_FRONT_RUNNER_TIMINGS) for one in self._kept if one.left > turn]
 
-    def visit(self, one: RetimedProgram) -> tuple[float, ...]:
-        """Time a program again, and let go of it (`left` is 0 then) after its last visit."""
+    def time_again(self, one: RetimedProgram) -> tuple[float, ...]:
+        """Time a program again, and let go of it (`left` is 0 then) after its last timing."""
         try:
             run_secs = one.run()
         except Exception:
@@ -107,7 +109,7 @@ class SpacedRetiming:
         else:
             one.best_secs = min(one.best_secs, *run_secs)
             self.note(one.workload_id, one.best_secs)
-            if self._leads(one):
+            if self._is_front_runner(one):
                 one.extra -= 1
             else:
                 one.left -= 1
@@ -121,16 +123,16 @@ class SpacedRetiming:
         self._kept.clear()
         self._best_secs.clear()
 
-    def _leads(self, one: RetimedProgram) -> bool:
-        """Whether a program is near the fastest of its workload, and has visits left for that."""
-        return one.extra > 0 and one.best_secs <= LEAD * self._best_secs[one.workload_id]
+    def _is_front_runner(self, one: RetimedProgram) -> bool:
+        """Whether a program is near the fastest of its workload, and has timings left for that."""
+        return one.extra > 0 and one.best_secs <= FRONT_RUNNER_RATIO * self._best_secs[one.workload_id]
 
 
 __all__ = [
+    "FRONT_RUNNER_FACTOR",
+    "FRONT_RUNNER_GAP_SECS",
     "GAP_SECS",
-    "LAST_LEADER_VISITS",
-    "LEADER_GAP_SECS",
-    "LEADER_VISITS",
+    "LAST_FRONT_RUNNER_TIMINGS",
     "RetimedProgram",
     "SpacedRetiming",
 ]

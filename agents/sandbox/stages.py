@@ -18,7 +18,7 @@ class WorkerStage(StrEnum):
     TIMING = "timing"
     CHECKING = "checking"
     #: Timing programs of earlier jobs once more.
-    VISITING = "visiting"
+    RETIMING = "retiming"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Replay, canonical_json
+from agents.records import (
+    STORED_PROTOCOL_KEYS,
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Family,
+    Replay,
+    canonical_json,
+)
 from fleet.config.device_targets import TARGET_OPTIONS, is_encodable, target_faults
 from fleet.config.protocol import ProtocolSection
 from fleet.config.yaml_files import ConfigError, key_lines, model_faults, nearest, read_mapping, show
@@ -263,13 +271,14 @@ def _file_target_faults(file: _DeviceFile) -> Iterable[str]:
 
 
 def _protocol_changes(value: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    """What a device needs otherwise than the fleet's protocol: sorted (field, number), yes as 1, no as 0."""
+    """Changes to the fleet's protocol for one device: sorted (key on the disk, number), yes as 1, no as 0."""
     try:
         section = ProtocolSection.model_validate(value)
     except ValidationError as error:
         faults = model_faults(error, {"": ProtocolSection.model_fields})
         raise ConfigError(*(f"protocol.{key}: {fault}" for key, fault in faults)) from error
-    return tuple((name, float(getattr(section, name))) for name in sorted(value))
+    changes = {name: float(getattr(section, name)) for name in section.model_fields_set}
+    return tuple(sorted((STORED_PROTOCOL_KEYS.get(name, name), number) for name, number in changes.items()))
 
 
 def _core_faults(file: _DeviceFile) -> Iterable[str]:

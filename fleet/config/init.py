@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from agents.codec import protocol_by_key
 from agents.host import cpu_features as isa
 from agents.host.probe import core_groups, probe
 from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Family, Protocol, canonical_json
@@ -250,8 +251,8 @@ def _cpu_profile(name: str, target: dict[str, Any], cores: tuple[int, ...]) -> P
 
 def _protocol_values(spec: DeviceSpec) -> dict[str, Any]:
     """The changes of a device in the types of the protocol's fields, as a file must give them."""
-    protocol = spec.protocol(Protocol())
-    return {name: getattr(protocol, name) for name, _ in spec.protocol_changes}
+    values = protocol_by_key(spec.protocol(Protocol()))
+    return {key: values[key] for key, _ in spec.protocol_changes}
 
 
 def _action(path: Path, text: str, force: bool) -> Action:

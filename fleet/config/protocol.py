@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import AliasChoices, Field, field_validator
 
-from agents.records import Protocol
+from agents.records import STORED_PROTOCOL_KEYS, Protocol
 from fleet.config.base import Section
 
 _PROTOCOL = Protocol()
+
+
+def _either(name: str) -> AliasChoices:
+    """Accept the name of a field, and its key in files of every version."""
+    return AliasChoices(name, STORED_PROTOCOL_KEYS[name])
 
 
 class ProtocolSection(Section):
@@ -25,8 +30,12 @@ class ProtocolSection(Section):
     cache_flush: bool = _PROTOCOL.cache_flush
     early_stop_ratio: float = Field(default=_PROTOCOL.early_stop_ratio, ge=0, le=1e6)
     check_share: float = Field(default=_PROTOCOL.check_share, ge=0, le=1)
-    build_timeout_sec: float = Field(default=_PROTOCOL.build_timeout_sec, gt=0, le=3600)
-    run_timeout_sec: float = Field(default=_PROTOCOL.run_timeout_sec, gt=0, le=3600)
+    build_timeout_secs: float = Field(
+        default=_PROTOCOL.build_timeout_secs, gt=0, le=3600, validation_alias=_either("build_timeout_secs")
+    )
+    run_timeout_secs: float = Field(
+        default=_PROTOCOL.run_timeout_secs, gt=0, le=3600, validation_alias=_either("run_timeout_secs")
+    )
     #: A process that has only imported TVM already holds some 0.4 GiB.
     memory_limit_gib: float = Field(default=_PROTOCOL.memory_limit_gib, ge=0.5, le=65_536)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, get_args, get_origin
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from agents.programs.networks import NETWORKS
-from agents.records import DeviceId, DeviceSpec, Protocol
+from agents.records import STORED_PROTOCOL_KEYS, DeviceId, DeviceSpec, Protocol
 from fleet.config.base import Names as _Names
 from fleet.config.base import Section as _Section
 from fleet.config.daemon import ROOT_NAME, DaemonSection, PolicySection
@@ -167,6 +167,8 @@ _KNOWN = {
     **{name: list(section.model_fields) for name, section in _SECTIONS.items()},
     "daemon.policy": list(PolicySection.model_fields),
 }
+#: Settings by the key that files of earlier versions give them.
+_RENAMED = {f"protocol.{key}": f"protocol.{name}" for name, key in STORED_PROTOCOL_KEYS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,9 +266,9 @@ def resolve(
     )
     for source in sources:
         for key, (value, origin) in source.items():
-            section, _, name = key.partition(".")
+            section, _, name = _field_of(key).partition(".")
             values.setdefault(section, {})[name] = value
-            origins[key] = origin
+            origins[f"{section}.{name}"] = origin
     try:
         config = FleetConfig.model_validate(values)
     except ValidationError as error:
@@ -288,7 +290,7 @@ def parse_setting(key: str, text: str) -> Any:
     Raises:
         ConfigError: The text is no YAML value.
     """
-    section, _, name = key.partition(".")
+    section, _, name = _field_of(key).partition(".")
     field = _SECTIONS[section].model_fields.get(name) if section in _SECTIONS else None
     if field is None or field.annotation is str or get_origin(field.annotation) is Literal:
         return text
@@ -299,6 +301,11 @@ def parse_setting(key: str, text: str) -> Any:
     ):
         return [word.strip() for word in text.split(",") if word.strip()]
     return parse_yaml(text)
+
+
+def _field_of(key: str) -> str:
+    """The setting that a key means; files and variables of earlier versions may name it otherwise."""
+    return _RENAMED.get(key, key)
 
 
 def _from_file(values: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, tuple[Any, str]]:
@@ -318,8 +325,11 @@ def _from_file(values: Mapping[str, Any], name: str, faults: list[str]) -> dict[
             faults.append(f"{name}: {section}: expected a mapping of keys to values, got {kind_of(fields)}")
         else:
             for key, value in fields.items():
-                if isinstance(key, str):
-                    found[f"{section}.{key}"] = (value, f"file {name}")
+                setting = f"{section}.{key}"
+                if setting in _RENAMED and _RENAMED[setting].partition(".")[2] in fields:
+                    faults.append(f"{name}: {setting}: given twice, also as {_RENAMED[setting]}: delete one")
+                elif isinstance(key, str):
+                    found[setting] = (value, f"file {name}")
                 else:
                     faults.append(f"{name}: {section}: key {show('', key)} is {kind_of(key)}, expected text")
     return found

@@ -197,7 +197,7 @@ def _rates(before: _Counters, after: _Counters, secs: float, uptime_secs: float)
         irq, source, core = key
         average = count / uptime_secs if uptime_secs else 0.0
         if count:
-            rates.append(InterruptRate(irq=irq, source=source, core=core, per_sec=max(now, average)))
+            rates.append(InterruptRate(irq=irq, source=source, core=core, per_s=max(now, average)))
     return tuple(rates)
 
 

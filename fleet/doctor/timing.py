@@ -19,7 +19,7 @@ _MEMORY_PRESSURE = 1.0
 _SWAP_USED_BYTES = 64 << 20
 _TEMPERATURE_MARGIN_C = 10.0
 # An interrupt and the work that follows it take about 10 us: 500 a second are half a per cent of a core.
-_INTERRUPTS_PER_SEC = 500.0
+_MOST_INTERRUPTS_PER_S = 500.0
 _GPU_SLOWDOWNS = frozenset(
     {
         "sw_power_cap",
@@ -166,11 +166,11 @@ def _interrupts(
     totals = dict.fromkeys(descriptor.usable_cores, 0.0)
     for rate in rates:
         if rate.core in totals:
-            totals[rate.core] += rate.per_sec
+            totals[rate.core] += rate.per_s
     for core in sorted(timing):
-        if totals[core] < _INTERRUPTS_PER_SEC:
+        if totals[core] < _MOST_INTERRUPTS_PER_S:
             continue
-        most = max((rate for rate in rates if rate.core == core), key=lambda rate: rate.per_sec)
+        most = max((rate for rate in rates if rate.core == core), key=lambda rate: rate.per_s)
         quiet = min(totals, key=lambda cpu: (totals[cpu], cpu))
         move = f"echo {quiet} | sudo tee /proc/irq/{most.irq}/smp_affinity_list"
         cure = f"time on core {quiet} instead (cores in the devices' files), or {move}"

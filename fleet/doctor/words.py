@@ -57,7 +57,7 @@ class InterruptRate:
     source: str
     core: int
     #: The larger of the rate while the doctor looked and the average since boot.
-    per_sec: float
+    per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

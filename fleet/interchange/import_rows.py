@@ -27,7 +27,7 @@ BATCH_BYTES = 48 << 20
 _SECONDS_BYTES = 100
 
 #: Logs keep no time limits; the protocol needs numbers, so these are beyond any that was used.
-NO_TIME_LIMIT_SEC = 1e6
+NO_TIME_LIMIT_SECS = 1e6
 
 #: Logs do not say how many runs one repeat averages.
 UNKNOWN_NUMBER = 1
@@ -47,8 +47,8 @@ def protocol_text(repeat: int) -> str:
         visits=1,
         early_stop_ratio=0.0,
         check_share=0.0,
-        build_timeout_sec=NO_TIME_LIMIT_SEC,
-        run_timeout_sec=NO_TIME_LIMIT_SEC,
+        build_timeout_secs=NO_TIME_LIMIT_SECS,
+        run_timeout_secs=NO_TIME_LIMIT_SECS,
         memory_limit_gib=NO_MEMORY_LIMIT_GIB,
     )
     return canonical_json(protocol_to_json(protocol))
@@ -145,4 +145,4 @@ def _constant(value: Any, rows: int, name: str) -> pa.Array:
     return pa.repeat(pa.scalar(value, FILE_SCHEMA.field(name).type), rows)
 
 
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "NO_TIME_LIMIT_SEC", "RowBatch", "protocol_text"]
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "NO_TIME_LIMIT_SECS", "RowBatch", "protocol_text"]

@@ -56,7 +56,7 @@ _DEVICES = 4
 #: an unrolled one seconds to compile.
 _MIN_FLOPS, _MAX_FLOPS = 2e5, 2.5e7
 #: A schedule that compiles for longer is seldom a fast one, and the demo has ten minutes.
-_PROTOCOL = Protocol(build_timeout_sec=10.0)
+_PROTOCOL = Protocol(build_timeout_secs=10.0)
 _STORE, _MODELS, _ENGINE = "store", "models", "fleet"
 
 
@@ -197,7 +197,7 @@ def _fleet(config: FleetConfig, folder: Path, settings: DemoSettings, names: lis
     values = config.with_devices(*names).model_dump()
     values["store"] = {"path": str(folder / _STORE)}
     values["daemon"]["root"] = str(folder / _ENGINE)
-    values["protocol"] |= {"build_timeout_sec": settings.protocol.build_timeout_sec}
+    values["protocol"] |= {"build_timeout_secs": settings.protocol.build_timeout_secs}
     values["training"] |= {"seed": settings.seed, "epochs": settings.epochs}
     values["onboarding"] |= {"samples": settings.support, "strategy": AUTO}
     return FleetConfig.model_validate(values)

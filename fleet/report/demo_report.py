@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agents.codec import protocol_by_key
 from agents.records import (
     CONFIRM,
     REMEASURE,
@@ -19,7 +20,6 @@ from agents.records import (
     Outcome,
     Record,
     WorkloadId,
-    as_json_dict,
     median,
 )
 from fleet.collection.batch_plan import is_full
@@ -66,7 +66,7 @@ def build_report(run: DemoRun) -> dict[str, Any]:
             "predicted": {
                 run.target.device_id: _predicted(run.held_out.target["warm"], run.snapshot.dataset)
             },
-            "protocol": as_json_dict(run.settings.protocol),
+            "protocol": protocol_by_key(run.settings.protocol),
             "host": _host(run),
             "versions": _versions(),
             "caveats": _caveats(run, records),
