@@ -158,7 +158,7 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
         "ms_per_turn_median": round(1e3 * statistics.median(turns), 2),
         "ms_per_turn_p99": round(1e3 * statistics.quantiles(turns, n=100)[-1], 2) if turns[1:] else None,
         "ms_per_turn_max": round(1e3 * max(turns), 2),
-        # From a device that asks to its jobs, wishes to agents included.
+        # From a device that asks to its jobs, requests to agents included.
         "plan_ms_median": round(1e3 * statistics.median(plans), 3) if plans else None,
         "plan_ms_p99": round(1e3 * statistics.quantiles(plans, n=100)[-1], 3) if plans[1:] else None,
         "memory_mb": [round(one, 1) for one in memory],

@@ -68,9 +68,9 @@ def test_what_devices_take_turns_for() -> None:
     assert {turn_of(make_spec(kind=one)) for one in (DeviceKind.REPLAY, DeviceKind.RPC)} == {""}
 
 
-def test_doubts_of_heads_are_shown_and_only_of_heads() -> None:
+def test_uncertainties_of_heads_are_shown_and_only_of_heads() -> None:
     first, second = WORKLOADS
-    made = views(doubt=lambda device, workloads: {first: 0.4})
+    made = views(uncertainty=lambda device, workloads: {first: 0.4})
     made.heads.add(OLD)
     cells = made.view([OLD, FAR], WORKLOADS_OF).devices
     assert [cells[OLD].cells[one].interval for one in (first, second)] == [0.4, None]
@@ -81,7 +81,7 @@ def test_an_unsure_head_gets_more_of_what_it_is_unsure_of() -> None:
     alike = {key: replace(one, flops=1e6, networks=()) for key, one in WORKLOADS.items()}
     first, second = alike
     of = {OLD: alike}
-    made = views(doubt=lambda device, workloads: {first: 0.05, second: 0.4}, turns={})
+    made = views(uncertainty=lambda device, workloads: {first: 0.05, second: 0.4}, turns={})
     made.heads.add(OLD)
     made._coverage.add(make_batch(0, NEW_RECORDS + 1, workload=second, device=OLD))
     counts = dict.fromkeys(alike, 0)

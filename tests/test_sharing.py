@@ -1,4 +1,4 @@
-"""Equal wishes of several devices: one agent is asked, everybody gets an answer, nobody waits in vain."""
+"""Equal requests of several devices: one agent is asked, everybody gets an answer, nobody waits in vain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLD = Excluded(frozenset(), 0)
 SPACES = {DeviceId(name): "x" for name in "abc"} | {DeviceId("d"): "y"}
 
 
-def wish(device: str, count: int = 4, request: str = "", **changes: object) -> CandidateRequest:
+def needs(device: str, count: int = 4, request: str = "", **changes: object) -> CandidateRequest:
     made = CandidateRequest(
         device_id=DeviceId(device),
         request_id=request or f"r-{device}",
@@ -27,7 +27,7 @@ def wish(device: str, count: int = 4, request: str = "", **changes: object) -> C
         count=count,
         told=TOLD,
         parents=(),
-        is_guided=False,
+        is_ranked=False,
         is_idle=False,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
@@ -39,17 +39,17 @@ def asked(sharing: RequestCoalescer) -> list[tuple[str, int]]:
 
 def test_one_agent_is_asked_for_all_that_draw_alike() -> None:
     sharing = RequestCoalescer(SPACES)
-    for one in (wish("a"), wish("b", 8), wish("c"), wish("d"), wish("e")):
+    for one in (needs("a"), needs("b", 8), needs("c"), needs("d"), needs("e")):
         sharing.add(one)
     assert asked(sharing) == [("b", 8), ("d", 4), ("e", 4)], "d draws from elsewhere, of e nobody knows"
     assert asked(sharing) == []
-    sharing.add(wish("a", 8, "later"))
-    sharing.add(wish("c", 9, "more"))
+    sharing.add(needs("a", 8, "later"))
+    sharing.add(needs("c", 9, "more"))
     assert asked(sharing) == [("c", 9)], "an answer that is on its way is waited for if it is large enough"
     assert [one.request_id for one in sharing.answered("r-b")] == ["r-b", "r-a", "r-c", "later"]
     assert [one.request_id for one in sharing.answered("more")] == ["more"]
     assert sharing.answered("r-b") == [], "an answer that comes twice is for nobody"
-    sharing.add(wish("a", request="new"))
+    sharing.add(needs("a", request="new"))
     assert asked(sharing) == [("a", 4)]
 
 
@@ -60,25 +60,25 @@ def test_what_differs_is_asked_apart() -> None:
         {"told": Excluded(frozenset(), 1)},
         {"parents": ("p",)},
         {"workload": make_workload(2)},
-        {"is_guided": True},
+        {"is_ranked": True},
     ]
     for number, changes in enumerate(others):
-        sharing.add(wish("a", request=f"r{number}", **changes))
+        sharing.add(needs("a", request=f"r{number}", **changes))
     assert len(sharing.due(0)) == len(others)
-    sharing.add(wish("b", is_guided=True))
+    sharing.add(needs("b", is_ranked=True))
     assert asked(sharing) == [("b", 4)], "each head has draws of its own"
 
 
 def test_a_device_that_idles_does_not_wait_for_one_that_is_busy() -> None:
     sharing = RequestCoalescer(SPACES)
-    sharing.add(wish("a", 9))
-    sharing.add(wish("b", is_idle=True))
+    sharing.add(needs("a", 9))
+    sharing.add(needs("b", is_idle=True))
     assert asked(sharing) == [("b", 9)]
     sharing.answered("r-b")
-    sharing.add(wish("a", request="busy"))
+    sharing.add(needs("a", request="busy"))
     assert asked(sharing) == [("a", 4)]
-    sharing.add(wish("b", request="idle", is_idle=True))
-    sharing.add(wish("c", request="busy too"))
+    sharing.add(needs("b", request="idle", is_idle=True))
+    sharing.add(needs("c", request="busy too"))
     assert asked(sharing) == [("b", 4)]
     assert [one.request_id for one in sharing.answered("busy")] == ["busy", "busy too"]
     assert [one.request_id for one in sharing.answered("idle")] == ["idle"]
@@ -87,7 +87,7 @@ def test_a_device_that_idles_does_not_wait_for_one_that_is_busy() -> None:
 def test_when_an_agent_does_not_answer_another_is_asked() -> None:
     sharing = RequestCoalescer(SPACES)
     for name in "abc":
-        sharing.add(wish(name))
+        sharing.add(needs(name))
     assert asked(sharing) == [("a", 4)]
     sharing.unanswered(["r-a", "unknown"], lambda one: one.device_id != "a")
     assert asked(sharing) == [("b", 4)]
@@ -101,7 +101,7 @@ def test_when_an_agent_does_not_answer_another_is_asked() -> None:
     )
 )
 @settings(max_examples=100, deadline=None)
-def test_every_wish_is_answered_once_with_enough(steps: list[tuple[str, int, bool, str]]) -> None:
+def test_every_request_is_answered_once_with_enough(steps: list[tuple[str, int, bool, str]]) -> None:
     sharing, open_, in_flight = RequestCoalescer(SPACES), {}, {}
 
     def send() -> None:
@@ -118,7 +118,7 @@ def test_every_wish_is_answered_once_with_enough(steps: list[tuple[str, int, boo
             assert open_.pop(one.request_id).count <= count
 
     for number, (device, count, idle, what) in enumerate(steps):
-        one = wish(device, count, f"r{number}", is_idle=idle)
+        one = needs(device, count, f"r{number}", is_idle=idle)
         open_[one.request_id] = one
         sharing.add(one)
         if what != "a":

@@ -214,7 +214,7 @@ def assemble(
         exploration=settings.exploration,
         turns=roster.turns,
         is_open=lambda one: not event_log.state.describe(one)["closed"],
-        doubt=uncertainty.of if uncertainty is not None else None,
+        uncertainty=uncertainty.of if uncertainty is not None else None,
         imports=imports,
     )
     refused = RefusedRecords(root / "refused")

@@ -69,7 +69,7 @@ class DedupFilter:
         drawn: Mapping[CandidateId, Candidate],
         count: int,
     ) -> dict[CandidateId, Candidate]:
-        """What of an answer is new to a device; what a sibling has drawn meanwhile is as good as new.
+        """What of an answer is new to a device; what another device has drawn meanwhile is as good as new.
 
         Args:
             told: What the agent was told.

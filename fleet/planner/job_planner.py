@@ -1,8 +1,8 @@
 """From "this device has room" to jobs: gaps are filled at once, new candidates come from the device's agent.
 
-`fleet.engine.coordinator` calls it with what arrives and carries out what it asks for through `JobSink`. How
-much of what is worth measuring is for `fleet.core.scheduling`; here it becomes candidates. It waits for
-nothing: a wish that needs an answer of an agent or of the store is a *draft* until the answers are in.
+`fleet.engine.coordinator` calls it with arrivals and carries out its questions through `JobSink`. How much of
+each kind is worth measuring is for `fleet.core.scheduling`; here it becomes candidates. It waits for
+nothing: a request that needs an answer of an agent or of the store is *pending* until the answers are in.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.dedup_filter import DedupFilter
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.pending_jobs import JobSink, PendingJob
-from fleet.planner.plan_view import Doubt, PlanViews
+from fleet.planner.plan_view import PlanViews, UncertaintyOf
 from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer
 
-#: Devices whose best candidates others evolve from: its own, and those of some siblings.
+#: Devices whose best candidates others evolve from: its own, and those of some others of its family.
 _PARENT_DEVICES = 4
 #: Candidates that are drawn for each one that a head chooses. The rest is dropped: drawing costs a hundredth
 #: of measuring.
@@ -50,7 +50,7 @@ class JobPlanner:
         exploration: Share of the new candidates that is random.
         turns: What each device takes turns for with its neighbours (`fleet.planner.plan_view.turn_of`).
         is_open: Whether the policy of a device lets it measure now.
-        doubt: How unsure heads are of workloads.
+        uncertainty: How unsure heads are of workloads.
         imports: Imported candidates that wait to be derived.
 
     Attributes:
@@ -72,7 +72,7 @@ class JobPlanner:
         exploration: float = EXPLORATION,
         turns: Mapping[DeviceId, str] | None = None,
         is_open: Callable[[DeviceId], bool] = lambda _: True,
-        doubt: Doubt | None = None,
+        uncertainty: UncertaintyOf | None = None,
         imports: ImportedCandidates | None = None,
     ) -> None:
         self._imports = ImportedCandidates({}) if imports is None else imports
@@ -85,22 +85,27 @@ class JobPlanner:
         self._exploration = exploration
         self._numbers = itertools.count(1)
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
-        self._drafts: dict[DeviceId, PendingJob] = {}
-        #: Wishes to evolve whose parents are looked for.
+        self._pending: dict[DeviceId, PendingJob] = {}
+        #: Requests to evolve whose parents are looked for.
         self._asks: dict[str, Ask] = {}
-        #: Wishes whose candidates a head is to choose, while they are drawn and ranked.
-        self._guided: dict[str, Ask] = {}
-        self._excluding, self._sharing = DedupFilter(coverage), RequestCoalescer(spaces)
+        #: Requests whose candidates a head is to choose, while they are drawn and ranked.
+        self._to_rank: dict[str, Ask] = {}
+        self._dedup, self._coalescer = DedupFilter(coverage), RequestCoalescer(spaces)
         self.queues = Queues()
         self._views = PlanViews(
-            coverage, self.queues, turns=turns, is_open=is_open, doubt=doubt, waiting=self._underived
+            coverage,
+            self.queues,
+            turns=turns,
+            is_open=is_open,
+            uncertainty=uncertainty,
+            waiting=self._underived,
         )
         self.hosts, self.heads = self._views.hosts, self._views.heads
 
     @property
     def is_idle(self) -> bool:
-        """Whether no draft waits for an answer."""
-        return not self._drafts
+        """Whether no pending job waits for an answer."""
+        return not self._pending
 
     def set_workloads(self, device_ids: Iterable[DeviceId], workloads: Sequence[Workload]) -> None:
         """Say what some devices measure."""
@@ -113,15 +118,15 @@ class JobPlanner:
         return self._workloads.get(device_id, {})
 
     def want(self, room: Mapping[DeviceId, int]) -> None:
-        """Plan for devices with room; those whose last wish is still open are left to it."""
+        """Plan for devices with room; those whose last request is still open are left to it."""
         groups: dict[int, dict[DeviceId, int]] = {}
         for device_id, count in room.items():
             workloads = self._workloads.get(device_id)
-            if workloads and device_id not in self._drafts:
+            if workloads and device_id not in self._pending:
                 groups.setdefault(id(workloads), {})[device_id] = count
         for group in groups.values():
             for device_id in group:
-                self._drafts[device_id] = PendingJob()
+                self._pending[device_id] = PendingJob()
             view, seed = self._views.view(group, self._workloads), self._seed + next(self._numbers)
             for ask in plan(view, group, seed, self._exploration):
                 self._serve(ask)
@@ -131,10 +136,10 @@ class JobPlanner:
 
     def proposed(self, message: Proposed) -> None:
         """Take in candidates that an agent has made."""
-        wishes = self._sharing.answered(message.request.request_id)
-        if not wishes:
+        requests = self._coalescer.answered(message.request.request_id)
+        if not requests:
             return
-        asked, family = wishes[0], self._families[message.device_id]
+        asked, family = requests[0], self._families[message.device_id]
         workload_id = asked.workload.workload_id
         if message.refused:
             self._imports.refuse(message.refused.items())
@@ -145,20 +150,20 @@ class JobPlanner:
             ids = [one.candidate_id for one in message.candidates]
             self._coverage.free(family, workload_id, ids)
         drawn = asked.told.without(message.candidates)
-        guided = self._guided.pop(asked.request_id, None)
-        if guided is not None and len(drawn) > guided.count:  # such a wish is shared with nobody
-            drawn = self._excluding.fresh(asked.told, asked.device_id, workload_id, drawn, asked.count)
-            if (draft := self._answered(asked.device_id, asked.request_id)) is not None:
+        to_rank = self._to_rank.pop(asked.request_id, None)
+        if to_rank is not None and len(drawn) > to_rank.count:  # such a request is shared with nobody
+            drawn = self._dedup.fresh(asked.told, asked.device_id, workload_id, drawn, asked.count)
+            if (pending := self._answered(asked.device_id, asked.request_id)) is not None:
                 request_id = self._request_id()
-                self._guided[request_id] = guided
-                draft.waiting.add(request_id)
+                self._to_rank[request_id] = to_rank
+                pending.waiting.add(request_id)
                 self._job_sink.rank(asked.device_id, request_id, asked.workload, list(drawn.values()))
             return
         self._know(family, workload_id, drawn)
-        for wish in wishes:
-            if (draft := self._answered(wish.device_id, wish.request_id)) is not None:
-                fresh = self._excluding.fresh(wish.told, wish.device_id, workload_id, drawn, wish.count)
-                self._take(draft, wish.device_id, workload_id, fresh)
+        for request in requests:
+            if (pending := self._answered(request.device_id, request.request_id)) is not None:
+                fresh = self._dedup.fresh(request.told, request.device_id, workload_id, drawn, request.count)
+                self._take(pending, request.device_id, workload_id, fresh)
 
     def ranked(
         self, device_id: DeviceId, request_id: str, candidates: Sequence[Candidate], version: str
@@ -171,11 +176,11 @@ class JobPlanner:
             candidates: All that were drawn; in the order of drawing where no head could be asked.
             version: The model that ranked them; empty where none did.
         """
-        ask = self._guided.pop(request_id, None)
-        draft = self._answered(device_id, request_id)
-        if ask is None or draft is None:
+        ask = self._to_rank.pop(request_id, None)
+        pending = self._answered(device_id, request_id)
+        if ask is None or pending is None:
             return
-        # A wish for random ones may have drawn the same meanwhile.
+        # A request for random ones may have drawn the same meanwhile.
         known = self._pools.get(
             self._families[device_id], ask.workload_id, [one.candidate_id for one in candidates]
         )
@@ -183,21 +188,21 @@ class JobPlanner:
         chosen = {one.candidate_id: one for one in fresh[: ask.count]}
         if version:
             chosen = {key: replace(one, origin=Origin.MODEL.value) for key, one in chosen.items()}
-            draft.versions.update(dict.fromkeys(chosen, version))
+            pending.versions.update(dict.fromkeys(chosen, version))
         self._know(self._families[device_id], ask.workload_id, chosen)
-        self._take(draft, device_id, ask.workload_id, chosen)
+        self._take(pending, device_id, ask.workload_id, chosen)
 
     def failed(self, device_id: DeviceId, request_id: str) -> None:
         """Note that a request has no result."""
         self._asks.pop(request_id, None)
-        self._guided.pop(request_id, None)
+        self._to_rank.pop(request_id, None)
         self._answered(device_id, request_id)
         self._settle(device_id)
-        self._sharing.unanswered([request_id], self._is_open)
+        self._coalescer.unanswered([request_id], self._is_open)
         self._send()
 
     def searched(self, device_id: DeviceId, request_id: str) -> None:
-        """Go on with a wish whose parents were looked for; without any, its candidates are random."""
+        """Go on with a request whose parents were looked for; without any, its candidates are random."""
         ask = self._asks.pop(request_id, None)
         if ask is not None and self._answered(device_id, request_id) is not None:
             self._ask_agent(ask, self._parents(ask)[0])
@@ -216,33 +221,33 @@ class JobPlanner:
     def agent_gone(self, device_id: DeviceId) -> None:
         """Let go of what a device's agent was asked for; what was chosen so far becomes jobs."""
         self.hosts.pop(device_id, None)
-        if (draft := self._drafts.get(device_id)) is not None:
-            left = list(draft.waiting)
-            draft.waiting.clear()
+        if (pending := self._pending.get(device_id)) is not None:
+            left = list(pending.waiting)
+            pending.waiting.clear()
             self._settle(device_id)
-            self._sharing.unanswered(left, self._is_open)
+            self._coalescer.unanswered(left, self._is_open)
             self._send()
 
     def forget(self, device_id: DeviceId) -> None:
         """Let go of a device that left: nothing that was planned for it becomes a job."""
-        if (draft := self._drafts.get(device_id)) is not None:
-            draft.chosen.clear()
+        if (pending := self._pending.get(device_id)) is not None:
+            pending.chosen.clear()
         self.agent_gone(device_id)
         self._workloads.pop(device_id, None)
 
     def _serve(self, ask: Ask) -> None:
-        """Begin one wish of the plan."""
-        draft = self._drafts[ask.device_id]
+        """Begin one request of the plan."""
+        pending = self._pending[ask.device_id]
         if ask.origin is Origin.PAIRED:
-            taken = self.queues.taken(ask.device_id) | draft.chosen.keys()
+            taken = self.queues.taken(ask.device_id) | pending.chosen.keys()
             found = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, taken)
-            draft.chosen |= dict.fromkeys(found, ask.workload_id)
-            draft.origins[Origin.PAIRED] += len(found)
+            pending.chosen |= dict.fromkeys(found, ask.workload_id)
+            pending.origins[Origin.PAIRED] += len(found)
             family, short = self._families[ask.device_id], ask.count - len(found)
             if imported := self._imports.take(family, ask.workload_id, short):
                 request_id = self._request_id()
                 self._asks[request_id] = replace(ask, count=len(imported))
-                draft.waiting.add(request_id)
+                pending.waiting.add(request_id)
                 self._job_sink.search_imported(ask.device_id, request_id, imported)
         elif ask.origin is Origin.RANDOM:
             self._ask_agent(ask, [])
@@ -251,7 +256,7 @@ class JobPlanner:
             if missing:
                 request_id = self._request_id()
                 self._asks[request_id] = ask
-                draft.waiting.add(request_id)
+                pending.waiting.add(request_id)
                 self._job_sink.search(ask.device_id, request_id, missing)
             else:
                 self._ask_agent(ask, traces)
@@ -269,46 +274,46 @@ class JobPlanner:
         return self._imports.count(self._families[device_id], workload_id)
 
     def _ask_agent(self, ask: Ask, parents: Sequence[str], foreign: Sequence[str] = ()) -> None:
-        is_guided = ask.origin is Origin.MODEL
-        wish = CandidateRequest(
+        is_ranked = ask.origin is Origin.MODEL
+        request = CandidateRequest(
             device_id=ask.device_id,
             request_id=self._request_id(),
             workload=self._workloads[ask.device_id][ask.workload_id],
-            count=ask.count * (_DRAWN_FOR_HEAD if is_guided else 1),
-            told=self._excluding.tell(self._families[ask.device_id], ask.workload_id),
+            count=ask.count * (_DRAWN_FOR_HEAD if is_ranked else 1),
+            told=self._dedup.tell(self._families[ask.device_id], ask.workload_id),
             parents=tuple(parents),
             foreign=tuple(foreign),
-            is_guided=is_guided,
+            is_ranked=is_ranked,
             is_idle=not self.queues.taken(ask.device_id),
         )
-        self._drafts[ask.device_id].waiting.add(wish.request_id)
-        if is_guided:
-            self._guided[wish.request_id] = ask
-        self._sharing.add(wish)
+        self._pending[ask.device_id].waiting.add(request.request_id)
+        if is_ranked:
+            self._to_rank[request.request_id] = ask
+        self._coalescer.add(request)
 
     def _send(self) -> None:
-        """Ask the agents for what was wished for."""
-        for device_id, request in self._sharing.due(self._seed):
+        """Ask the agents for the candidates that are requested."""
+        for device_id, request in self._coalescer.due(self._seed):
             self._job_sink.propose(device_id, request)
 
-    def _is_open(self, wish: CandidateRequest) -> bool:
-        draft = self._drafts.get(wish.device_id)
-        return draft is not None and wish.request_id in draft.waiting
+    def _is_open(self, request: CandidateRequest) -> bool:
+        pending = self._pending.get(request.device_id)
+        return pending is not None and request.request_id in pending.waiting
 
     def _request_id(self) -> str:
         return f"{self._token}/r{next(self._numbers)}"
 
     def _answered(self, device_id: DeviceId, request_id: str) -> PendingJob | None:
-        """The draft that waited for a request; None where nothing does any more."""
-        draft = self._drafts.get(device_id)
-        if draft is None or request_id not in draft.waiting:
+        """The pending job that waited for a request; None where none does any more."""
+        pending = self._pending.get(device_id)
+        if pending is None or request_id not in pending.waiting:
             return None
-        draft.waiting.discard(request_id)
-        return draft
+        pending.waiting.discard(request_id)
+        return pending
 
     def _know(self, family: str, workload_id: WorkloadId, fresh: Mapping[CandidateId, Candidate]) -> None:
         """Keep new candidates for all devices of a family."""
-        # What a sibling has drawn and measured meanwhile is in the store.
+        # What another device has drawn and measured meanwhile is in the store.
         stored = self._coverage.stored_among(family, workload_id, fresh)
         self._pools.remember(family, (fresh[one] for one in stored))
         kept = [one for key, one in fresh.items() if key not in stored]
@@ -319,7 +324,7 @@ class JobPlanner:
 
     def _take(
         self,
-        draft: PendingJob,
+        pending: PendingJob,
         device_id: DeviceId,
         workload_id: WorkloadId,
         fresh: Mapping[CandidateId, Candidate],
@@ -329,25 +334,25 @@ class JobPlanner:
         for candidate_id, one in fresh.items():
             # A job of an earlier life may wait for one whose file is gone, and that is drawn again now.
             if candidate_id not in queued:
-                draft.chosen.setdefault(candidate_id, workload_id)
-                draft.origins[one.origin] += 1
+                pending.chosen.setdefault(candidate_id, workload_id)
+                pending.origins[one.origin] += 1
         self._settle(device_id)
 
     def _settle(self, device_id: DeviceId) -> None:
-        """Make jobs of a draft that waits for nothing, or has enough for one already."""
-        draft = self._drafts.get(device_id)
-        if draft is None or (draft.waiting and len(draft.chosen) < BATCH_SIZE):
+        """Make jobs of a pending one that waits for nothing, or has enough for one already."""
+        pending = self._pending.get(device_id)
+        if pending is None or (pending.waiting and len(pending.chosen) < BATCH_SIZE):
             return
-        if not draft.waiting:
-            del self._drafts[device_id]
-        chosen, draft.chosen = draft.chosen, {}
+        if not pending.waiting:
+            del self._pending[device_id]
+        chosen, pending.chosen = pending.chosen, {}
         attempts = self._coverage.next_attempts(device_id)
         alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
         for one, workload_id in chosen.items():
-            key = attempts.get(one, 0), draft.versions.get(one, "")
+            key = attempts.get(one, 0), pending.versions.get(one, "")
             alike.setdefault(key, []).append((workload_id, one))
         for (attempt, version), pairs in sorted(alike.items()):
-            origin = str(Origin.MODEL if version else draft.origins.most_common(1)[0][0])
+            origin = str(Origin.MODEL if version else pending.origins.most_common(1)[0][0])
             for part in mixed(pairs, random.Random(f"{self._seed}/{next(self._numbers)}")):
                 job = self.job(device_id, part, origin, attempt, version)
                 # Now, not when it is durable: another answer of this turn may hold the same candidates.

@@ -14,7 +14,7 @@ from fleet.core.scheduling import NEW_RECORDS, Cell, DeviceView, FleetView, Work
 from fleet.coverage.coverage import Coverage
 
 #: How unsure the head of a device is of some workloads (`fleet.planner.uncertainty.Uncertainty.of`).
-Doubt = Callable[[DeviceId, Mapping[WorkloadId, Workload]], Mapping[WorkloadId, float]]
+UncertaintyOf = Callable[[DeviceId, Mapping[WorkloadId, Workload]], Mapping[WorkloadId, float]]
 
 
 def turn_of(spec: DeviceSpec) -> str:
@@ -32,7 +32,7 @@ class PlanViews:
         queues: The jobs that have not ended.
         turns: What each device takes turns for (`turn_of`); one that is missing shares nothing.
         is_open: Whether the policy of a device lets it measure now: nobody waits for one that may not.
-        doubt: How unsure heads are; without it no workload is preferred for that.
+        uncertainty: How unsure heads are; without it no workload is preferred for that.
         waiting: Imported candidates of a workload that may be derived for a device.
 
     Attributes:
@@ -47,12 +47,12 @@ class PlanViews:
         *,
         turns: Mapping[DeviceId, str] | None = None,
         is_open: Callable[[DeviceId], bool] = lambda _: True,
-        doubt: Doubt | None = None,
+        uncertainty: UncertaintyOf | None = None,
         waiting: Callable[[DeviceId, WorkloadId], int] = lambda *_: 0,
     ) -> None:
         self._coverage, self._queues, self._waiting = coverage, queues, waiting
         self._turns = turns or {}
-        self._is_open, self._doubt = is_open, doubt
+        self._is_open, self._uncertainty = is_open, uncertainty
         self.hosts: dict[DeviceId, str] = {}
         self.heads: set[DeviceId] = set()
 
@@ -92,7 +92,7 @@ class PlanViews:
 
     def _device(self, device_id: DeviceId, workloads: Mapping[WorkloadId, Workload]) -> DeviceView:
         has_head = device_id in self.heads
-        unsure = self._doubt(device_id, workloads) if has_head and self._doubt is not None else {}
+        unsure = self._uncertainty(device_id, workloads) if has_head and self._uncertainty is not None else {}
         records = self._coverage.records(device_id)
         # Only new ones are waited for, and only where there is something to share.
         place = self._place(device_id)
@@ -122,4 +122,4 @@ class PlanViews:
         return cells
 
 
-__all__ = ["Doubt", "PlanViews", "turn_of"]
+__all__ = ["PlanViews", "UncertaintyOf", "turn_of"]

@@ -1,4 +1,4 @@
-"""Wishes for candidates that several devices have alike: the agent of one of them is asked for all.
+"""Requests for candidates that several devices have alike: the agent of one of them is asked for all.
 
 Only `fleet.planner.job_planner` calls it. Equal requests are answered alike by devices whose programs are
 made alike, so a thousand devices that begin together would draw the same a thousand times. It knows no agent
@@ -32,13 +32,13 @@ class CandidateRequest:
     parents: tuple[str, ...]
     #: Imported traces to derive from: nothing is drawn then.
     foreign: tuple[str, ...] = ()
-    #: A head chooses among them.
-    is_guided: bool
+    #: A head ranks them and takes the first.
+    is_ranked: bool
     #: The device has nothing else to do, so its agent answers at once.
     is_idle: bool
 
-    def request(self, count: int, seed: int) -> ProposeRequest:
-        """What the agent is asked for this wish, and for others like it."""
+    def message(self, count: int, seed: int) -> ProposeRequest:
+        """What the agent is asked for this request, and for others like it."""
         return ProposeRequest(
             request_id=self.request_id,
             workload=self.workload,
@@ -52,7 +52,7 @@ class CandidateRequest:
 
 
 class RequestCoalescer:
-    """Wishes that have no answer yet.
+    """Requests that have no answer yet.
 
     Args:
         spaces: What each device draws from (`space_of`); devices that are not named share with none.
@@ -60,22 +60,22 @@ class RequestCoalescer:
 
     def __init__(self, spaces: Mapping[DeviceId, str]) -> None:
         self._spaces = spaces
-        #: Wishes that nobody was asked for.
+        #: Requests that no agent was asked for.
         self._open: dict[_Key, list[CandidateRequest]] = {}
-        #: The wish that an agent was asked for, and for how many candidates.
+        #: The request that an agent was asked for, and for how many candidates.
         self._asked: dict[_Key, tuple[CandidateRequest, int]] = {}
-        #: By request: the wishes that wait for its answer, that of the agent itself first.
+        #: By id of what was asked: the requests that wait for the answer, that of the agent itself first.
         self._waiting: dict[str, list[CandidateRequest]] = {}
 
-    def add(self, wish: CandidateRequest) -> None:
-        """Note a wish; it may be answered with what another device was asked for a moment ago."""
-        key = self._key(wish)
+    def add(self, request: CandidateRequest) -> None:
+        """Note a request; the answer to what another device was asked a moment ago may do for it."""
+        key = self._key(request)
         asked, count = self._asked.get(key, (None, 0))
         # One that idles must not wait until another is done with its batches.
-        if asked is not None and wish.count <= count and (asked.is_idle or not wish.is_idle):
-            self._waiting[asked.request_id].append(wish)
+        if asked is not None and request.count <= count and (asked.is_idle or not request.is_idle):
+            self._waiting[asked.request_id].append(request)
         else:
-            self._open.setdefault(key, []).append(wish)
+            self._open.setdefault(key, []).append(request)
 
     def due(self, seed: int) -> list[tuple[DeviceId, ProposeRequest]]:
         """What agents are to be asked now.
@@ -84,36 +84,36 @@ class RequestCoalescer:
             seed: Of the draws.
         """
         made: list[tuple[DeviceId, ProposeRequest]] = []
-        for key, wishes in self._open.items():
-            chosen = max(wishes, key=lambda one: (one.is_idle, one.count))
-            count = max(one.count for one in wishes)
+        for key, requests in self._open.items():
+            chosen = max(requests, key=lambda one: (one.is_idle, one.count))
+            count = max(one.count for one in requests)
             self._asked[key] = chosen, count
-            self._waiting[chosen.request_id] = [chosen, *(one for one in wishes if one is not chosen)]
-            made.append((chosen.device_id, chosen.request(count, seed)))
+            self._waiting[chosen.request_id] = [chosen, *(one for one in requests if one is not chosen)]
+            made.append((chosen.device_id, chosen.message(count, seed)))
         self._open.clear()
         return made
 
     def answered(self, request_id: str) -> list[CandidateRequest]:
-        """The wishes that an answer is for, that of the agent itself first."""
-        wishes = self._waiting.pop(request_id, [])
-        if wishes:
-            key = self._key(wishes[0])
-            if key in self._asked and self._asked[key][0] is wishes[0]:
+        """The requests that an answer is for, that of the agent itself first."""
+        requests = self._waiting.pop(request_id, [])
+        if requests:
+            key = self._key(requests[0])
+            if key in self._asked and self._asked[key][0] is requests[0]:
                 del self._asked[key]
-        return wishes
+        return requests
 
     def unanswered(self, request_ids: Iterable[str], is_open: Callable[[CandidateRequest], bool]) -> None:
-        """Let others be asked in place of an agent that will not answer, for those wishes that are open."""
-        for one in [wish for request_id in request_ids for wish in self.answered(request_id)]:
+        """Let others be asked in place of an agent that will not answer, for those requests that are open."""
+        for one in [request for request_id in request_ids for request in self.answered(request_id)]:
             if is_open(one):
                 self.add(one)
 
-    def _key(self, wish: CandidateRequest) -> _Key:
-        space = self._spaces.get(wish.device_id, f"/{wish.device_id}")
+    def _key(self, request: CandidateRequest) -> _Key:
+        space = self._spaces.get(request.device_id, f"/{request.device_id}")
         # Each head chooses among draws of its own: it leaves out what others have chosen meanwhile. Imported
         # candidates are taken once.
-        own = wish.request_id if wish.is_guided or wish.foreign else ""
-        return space, wish.workload.workload_id, wish.told.known, wish.parents, own
+        own = request.request_id if request.is_ranked or request.foreign else ""
+        return space, request.workload.workload_id, request.told.known, request.parents, own
 
 
 def sharing_names(specs: Mapping[DeviceId, DeviceSpec], live: Collection[Family]) -> dict[DeviceId, str]:
