@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents.records import Protocol, as_json_dict
+from agents.codec import protocol_by_key
+from agents.records import Protocol
 from fleet.report.report import complete
 
 WORKLOADS = tuple(f"GMM_1x{size}x{size}x{size}" for size in (32, 64, 128, 256, 512, 1024))
@@ -103,7 +104,7 @@ def full_report(names: tuple[str, ...] = ("first", "second", "new"), **changes: 
             "shared_candidates": 7,
         },
         "predicted": {names[-1]: [[place / 15, 1 / (1 + place)] for place in range(16)]},
-        "protocol": as_json_dict(Protocol()),
+        "protocol": protocol_by_key(Protocol()),
         "host": {"CPU": "Example CPU, 2 cores", "GPU": "none"},
         "versions": {"tvm": "0.27"},
         "caveats": ["The devices are profiles of one CPU. See `fleet doctor`."],
