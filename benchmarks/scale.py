@@ -9,8 +9,8 @@ Six parts, each in a process of its own; `--part NAME` runs one of them here.
 - `open`: a table of 10 million records is opened, for reading and for writing, with and without its index.
 - `start`: a coordinator starts on that table, with the summary of the last one and without
   (`benchmarks.scale_start`).
-- `fleet`: a real `Coordinator` with 1,000 replay devices in other processes (`benchmarks.scale_links`), from
-  their probe to records in the table.
+- `fleet`: a real `Coordinator` with 1,000 replay devices in other processes (`benchmarks.scale_transport`),
+  from their probe to records in the table.
 - `connections`: `fleet up` while strangers hold connections to its API (`benchmarks.scale_connections`).
 
 Rows and records of `intake` and `open` are made up: ids and latencies are random, because only their number

@@ -1,8 +1,8 @@
 """A real coordinator with many replay devices: the part `fleet` of `benchmarks.scale`.
 
 The devices answer from records that are made up for load (`benchmarks.scale_parts`), through the same
-`agents.device.replay` that answers from real ones, in processes of their own (`benchmarks.scale_links`). On a
-host with few cores they compete with the coordinator, so the coordinator's processor time is told apart.
+`agents.device.replay` that answers from real ones, in processes of their own (`benchmarks.scale_transport`).
+On a host with few cores they compete with the coordinator, so the coordinator's processor time is told apart.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
-from benchmarks.scale_links import ProcessLinks
 from benchmarks.scale_parts import made_up_rows, memory_mb
+from benchmarks.scale_transport import ProcessTransport
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
@@ -99,7 +99,7 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
     settings = CoordinatorSettings(
         protocol=Protocol(), choice=WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
     )
-    transport = ProcessLinks(protocol=Protocol(), processes=_PROCESSES)
+    transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
     turns: list[float] = []
     memory: list[float] = []
     plans: list[float] = []

@@ -1,4 +1,4 @@
-"""Links to replay devices in this process; what all promise: `test_transport_contract.py`."""
+"""The way to replay devices in this process; what all promise: `test_transport_contract.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New candidates of workloads: those that siblings know, random ones, and ones near the best measured.
+"""New candidates of workloads: those that other devices know, random ones, and ones near the best measured.
 
 `collect.py` asks for them in rounds; how many of which kind is for `selection.py`. It has agents draw, reads
 the store, and measures nothing.
@@ -13,7 +13,7 @@ from agents.records import Candidate, CandidateId, DeviceId, Family, Record, Wor
 from fleet.collection.selection import KnownCandidates, best_traces, choose_parents, random_share, survey
 from fleet.collection.settings import CollectSettings, Engine, Pools, Watcher
 from fleet.collection.time_spent import Ledger
-from fleet.collection.trust import claims, imported_traces, ours, siblings
+from fleet.collection.trust import claims, devices_of_family, imported_traces, ours
 from fleet.requests.session import DeviceUnusableError
 from fleet.store.reader import StoreReader
 
@@ -146,7 +146,7 @@ class Proposer:
     def _survey(self, family: Family, limits: Mapping[WorkloadId, int]) -> None:
         """Look up what the family's devices know of some workloads; forget the workloads before."""
         imported = self._imported(family)
-        devices = siblings(self._engine.store().devices(), family, live=imported is not None)
+        devices = devices_of_family(self._engine.store().devices(), family, live=imported is not None)
         records = records_of(self._engine.store(), devices)
         found = survey(records if imported is None else ours(records, imported), limits)
         self._known = {key: value for key, value in self._known.items() if key[0] is not family}

@@ -112,13 +112,13 @@ def choose_parents(best: Iterable[Sequence[str]]) -> list[str]:
 class KnownCandidates:
     """What the devices of a family have recorded of one workload."""
 
-    #: Candidates that siblings may measure too, in the order of their first record, up to a limit.
+    #: Candidates that the other devices may measure too, in the order of their first record, up to a limit.
     candidates: dict[CandidateId, Candidate] = field(default_factory=dict)
     #: Those of them that evolved from others.
     evolved: set[CandidateId] = field(default_factory=set)
     #: Every candidate with a record, quarantined ones too: none of them is new.
     ids: set[CandidateId] = field(default_factory=set)
-    #: Candidates that kill worker processes; siblings are spared them.
+    #: Candidates that kill worker processes; the other devices are spared them.
     quarantined: set[CandidateId] = field(default_factory=set)
 
 

@@ -24,7 +24,9 @@ from fleet.store.reader import StoreReader
 LIVE_DIALECT = "meta_schedule"
 
 
-def siblings(entries: Mapping[DeviceId, DeviceEntry], family: Family, *, live: bool) -> list[DeviceId]:
+def devices_of_family(
+    entries: Mapping[DeviceId, DeviceEntry], family: Family, *, live: bool
+) -> list[DeviceId]:
     """Devices of a family whose records tell what to measure.
 
     Args:
@@ -102,7 +104,7 @@ def claims(
     found: dict[WorkloadId, dict[CandidateId, None]] = {}
     if not wanted or not reader.has_imported_workloads(wanted):
         return {}
-    devices = siblings(reader.devices(), family, live=False)
+    devices = devices_of_family(reader.devices(), family, live=False)
     if device_ids is not None:
         devices = [one for one in devices if one in device_ids]
     names = ("workload_id", "candidate_id", "origin", "dialect")
@@ -127,7 +129,7 @@ def imported_traces(
     """
     ids = pa.array(sorted(wanted), pa.string())
     found: dict[CandidateId, str] = {}
-    devices = siblings(reader.devices(), family, live=False)
+    devices = devices_of_family(reader.devices(), family, live=False)
     for _, batch in reader.columns(("candidate_id", "trace"), device_ids=devices) if wanted else ():
         chosen = batch.filter(pc.is_in(batch.column("candidate_id"), ids))
         # Cut where it is refused anyway, so that many long ones take no memory.
@@ -145,4 +147,4 @@ def _texts(batch: pa.RecordBatch, *names: str) -> list[list[Any]]:
     return [batch.column(name).to_pylist() for name in names]
 
 
-__all__ = ["LIVE_DIALECT", "claims", "imported_candidates", "imported_traces", "ours", "siblings"]
+__all__ = ["LIVE_DIALECT", "claims", "devices_of_family", "imported_candidates", "imported_traces", "ours"]

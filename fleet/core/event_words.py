@@ -48,7 +48,7 @@ class JobState(StrEnum):
 class Origin(StrEnum):
     """Why candidates are measured; the values are those of `Record.origin`."""
 
-    #: Known on sibling devices, so that labels line up.
+    #: Known on other devices of the family, so that labels line up.
     PAIRED = "paired"
     RANDOM = "random"
     #: Made again in our own design space from the decisions of an imported one.

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from agents.records import DeviceId, WorkloadId
 from fleet.core.events import Origin
 
-#: A device is new until it has so many records: its neighbours on the host wait for it, and it measures what
-#: its siblings know.
+#: A device is new until it has so many records: its neighbours on the host wait for it, and it measures
+#: candidates that other devices of the family know.
 NEW_RECORDS = 256
 #: Shares of a device's room by purpose; what a purpose cannot use goes to the best that is left. A head is
 #: there to be used: most of the room goes to what is believed to be fast, because that is where it must rank.
@@ -53,7 +53,7 @@ class Cell:
     #: Candidates of it that the device measured (whatever the outcome) or that wait in its queue.
     measured: int = 0
     queued: int = 0
-    #: Candidates that sibling devices of the family measured and this one neither measured nor has queued.
+    #: Candidates that other devices of the family measured and this one neither measured nor has queued.
     unpaired: int = 0
     #: How unsure the device's head is of it: width of the 90 % interval of the share of pairs that it puts
     #: right, 0 to 1. None where nobody knows.
@@ -229,7 +229,7 @@ def _believed(choice: _Choice, device: DeviceView) -> Origin:
 
 
 def _deal_paired(choices: Sequence[_Choice], room: int) -> int:
-    """Give out candidates that siblings know, more where there are more of them."""
+    """Give out candidates that other devices of the family know, more where there are more of them."""
     total = sum(one.cell.unpaired for one in choices)
     return _deal(
         [one for one in choices if one.cell.unpaired],

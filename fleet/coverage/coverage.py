@@ -28,7 +28,7 @@ class Coverage:
     """The matrix of one fleet.
 
     Args:
-        families: Family of each device, siblings that only the store knows included; devices may come.
+        families: Family of each device, those that only the store knows included; devices may come.
         workload_ids: Workloads that the fleet measures; records of others are passed over.
 
     Attributes:

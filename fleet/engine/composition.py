@@ -148,8 +148,8 @@ class _JobSink:
     def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
         """See `fleet.planner.pending_jobs.JobSink`."""
         sharing = self._roster.sharing
-        siblings = [one for one, name in sharing.items() if name == sharing[device_id]]
-        question = partial(find_candidates, device_ids=siblings, wanted=list(candidate_ids))
+        devices_of_family = [one for one, name in sharing.items() if name == sharing[device_id]]
+        question = partial(find_candidates, device_ids=devices_of_family, wanted=list(candidate_ids))
         self._thread.ask((device_id, request_id), question)
 
     def search_imported(

@@ -40,7 +40,7 @@ class LeaseDispatcher:
         tallies: Counts by job.
         transport: The way to the agents.
         thread: Searches the store.
-        families: Family of every device, siblings that only the store knows included.
+        families: Family of every device, those that only the store knows included.
         protocols: How each device is timed.
         say: Told of candidates that are nowhere, and of a store that cannot be read.
 

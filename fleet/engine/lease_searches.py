@@ -47,7 +47,7 @@ class TraceLookup:
     Args:
         pools: Told what was found.
         thread: Searches the store.
-        families: Family of every device, siblings that only the store knows included.
+        families: Family of every device, those that only the store knows included.
         holders: Tells devices of a family that have measured some candidates (`Coverage.holders`).
         say: Told of a store that cannot be read.
     """
@@ -148,9 +148,9 @@ class TraceLookup:
             wanted.update(searches[count].missing)
             count += 1
         self._next[family] = searches[count:]
-        siblings = [one for one, other in self._families.items() if other == family]
+        devices_of_family = [one for one, other in self._families.items() if other == family]
         first = frozenset(self._holders(family, wanted))
-        question = partial(find_candidates, device_ids=siblings, wanted=wanted, first=first)
+        question = partial(find_candidates, device_ids=devices_of_family, wanted=wanted, first=first)
         self._thread.ask(LeaseSearches(family=family, searches=tuple(searches[:count])), question)
 
 

@@ -16,15 +16,15 @@ class AgentClient(ABC):
     """The part of `fleet.transport.transport.AgentTransport` that only asks."""
 
     def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
-        """See `Links`."""
+        """See `AgentTransport`."""
         self._ask(Measure(device_id=lease.device_id, incarnation=incarnation, lease=lease, batch=batch))
 
     def propose(self, device_id: DeviceId, incarnation: int, request: ProposeRequest) -> None:
-        """See `Links`."""
+        """See `AgentTransport`."""
         self._ask(Propose(device_id=device_id, incarnation=incarnation, wish=request))
 
     def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
-        """See `Links`."""
+        """See `AgentTransport`."""
         self._ask(ListWorkloads(device_id=device_id, incarnation=incarnation, networks=tuple(networks)))
 
     def conclude(self, device_id: DeviceId, incarnation: int) -> None:
@@ -32,7 +32,7 @@ class AgentClient(ABC):
         self._ask(Conclude(device_id=device_id, incarnation=incarnation))
 
     def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
-        """See `Links`."""
+        """See `AgentTransport`."""
         self._ask(Acknowledge(device_id=device_id, incarnation=incarnation, record_ids=tuple(record_ids)))
 
     def forget(self, device_id: DeviceId) -> None:  # noqa: B027  # most know nothing beside the agents

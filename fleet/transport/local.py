@@ -1,4 +1,4 @@
-"""Links to replay devices that live in this process: no Ray, no thread, the same messages in the same order.
+"""The way to replay devices in this process: no Ray, no thread, the same messages in the same order.
 
 For trying a whole fleet out in seconds: the coordinator's tests and `benchmarks/scale.py` use it. What was
 asked is done inside `poll`, so two runs with the same calls give the same messages.
@@ -51,7 +51,7 @@ class LocalTransport(AgentClient):
         self._frozen: dict[_Key, tuple[list[AgentRequest], list[Message]]] = {}
 
     def start(self, spec: DeviceSpec, incarnation: int) -> None:
-        """See `Links`.
+        """See `AgentTransport`.
 
         Raises:
             FleetError: The device is no replay device.
@@ -72,13 +72,13 @@ class LocalTransport(AgentClient):
         )
 
     def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
-        """See `Links`."""
+        """See `AgentTransport`."""
         if kill:
             self._frozen.pop((device_id, incarnation), None)
         self._ask(Stop(device_id=device_id, incarnation=incarnation, kill=kill))
 
     def poll(self, timeout_secs: float) -> list[Message]:
-        """Do what was asked, then see `Links`."""
+        """Do what was asked, then see `AgentTransport`."""
         is_idle = False
         for _ in range(self._requests_per_poll):
             if is_idle := not self._host.work():

@@ -1,4 +1,4 @@
-"""Links to agents in Ray actors: on this host with a Ray of our own, or in a cluster that runs.
+"""The way to agents in Ray actors: on this host with a Ray of our own, or in a cluster that runs.
 
 A device that is measured has a process of its own, replay devices share processes. Each process has one call
 out that fetches its messages (`AgentHost.take`); a call that fails is how the end of a process is heard of.
@@ -110,7 +110,7 @@ class RayTransport(AgentClient):
             raise
 
     def start(self, spec: DeviceSpec, incarnation: int) -> None:
-        """See `Links`."""
+        """See `AgentTransport`."""
         self._specs[spec.device_id] = spec
         self._spare_timing_cores()
         key = (spec.device_id, incarnation)
@@ -160,7 +160,7 @@ class RayTransport(AgentClient):
         )
 
     def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
-        """See `Links`."""
+        """See `AgentTransport`."""
         key = (device_id, incarnation)
         process = self._places.get(key)
         if process is None:
@@ -173,12 +173,12 @@ class RayTransport(AgentClient):
             self._stops.setdefault(key, self._clock() + _STOP_SECS)
 
     def forget(self, device_id: DeviceId) -> None:
-        """See `Links`. Its timing cores are free for others."""
+        """See `AgentTransport`. Its timing cores are free for others."""
         self._specs.pop(device_id, None)
         self._spare_timing_cores()
 
     def poll(self, timeout_secs: float) -> list[Message]:
-        """See `Links`. What was asked since the last call is sent now.
+        """See `AgentTransport`. What was asked since the last call is sent now.
 
         A Ray of our own that broke is started again, which takes some seconds; its agents are gone.
 
@@ -196,7 +196,7 @@ class RayTransport(AgentClient):
         return news
 
     def close(self, timeout_secs: float) -> None:
-        """See `Links`. Ends Ray, or leaves the cluster."""
+        """See `AgentTransport`. Ends Ray, or leaves the cluster."""
         deadline = time.monotonic() + timeout_secs
         endings = [process.close() for process in self._processes if process.is_answering]
         self._cluster.wait_all(endings, max(0.0, deadline - time.monotonic()))

@@ -21,7 +21,7 @@ from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.selection import best_traces, none_fits
 from fleet.collection.settings import Display, Engine
-from fleet.collection.trust import imported_candidates, ours, siblings
+from fleet.collection.trust import devices_of_family, imported_candidates, ours
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.models.registry_reader import RegistryReader
@@ -202,7 +202,7 @@ class _Rounds:
             one.know(measured)
         workload_ids = [one.workload.workload_id for one in self.searches]
         found: dict[WorkloadId, list[str]] = {}
-        for sibling in siblings(devices, devices[self._device_id].spec.family, live=live):
+        for sibling in devices_of_family(devices, devices[self._device_id].spec.family, live=live):
             if sibling == self._device_id:
                 continue
             best = best_traces(self._records(store, sibling), workload_ids, PARENTS // 2)

@@ -1,4 +1,4 @@
-"""Links to replay devices in processes of their own, without Ray: a load for `benchmarks.scale_fleet`.
+"""The way to replay devices in processes of their own, without Ray: a load for `benchmarks.scale_fleet`.
 
 Each process runs one `AgentHost` with many devices, as `agents.device.ray_actors` has it, behind a pipe. So
 the agents' work is not the coordinator's, but what it costs to send requests and to receive messages is.
@@ -60,7 +60,7 @@ def _serve(pipe: Connection) -> None:
     pipe.close()
 
 
-class ProcessLinks(AgentClient):
+class ProcessTransport(AgentClient):
     """Implements `fleet.transport.transport.AgentTransport` for replay devices whose processes do not die.
 
     Args:
@@ -97,7 +97,7 @@ class ProcessLinks(AgentClient):
         self.waited_secs = 0.0
 
     def start(self, spec: DeviceSpec, incarnation: int) -> None:
-        """See `Links`."""
+        """See `AgentTransport`."""
         self._places.setdefault(spec.device_id, len(self._places) % len(self._pipes))
         self._ask(
             BeginAgent(
@@ -110,11 +110,11 @@ class ProcessLinks(AgentClient):
         )
 
     def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
-        """See `Links`."""
+        """See `AgentTransport`."""
         self._ask(Stop(device_id=device_id, incarnation=incarnation, kill=kill))
 
     def poll(self, timeout_secs: float) -> list[Message]:
-        """Hand over the requests, then see `Links`."""
+        """Hand over the requests, then see `AgentTransport`."""
         for number, requests in enumerate(self._requests):
             if requests:
                 self._pipes[number].send(requests)
@@ -156,4 +156,4 @@ class ProcessLinks(AgentClient):
         self._requests[self._places[request.device_id]].append(request)
 
 
-__all__ = ["ProcessLinks"]
+__all__ = ["ProcessTransport"]

@@ -1,1 +1,0 @@
-"""How agents are reached: in this process, or as Ray actors on this host and others."""
