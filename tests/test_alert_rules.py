@@ -12,6 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
 from fleet.core.event_words import DeviceState
@@ -34,7 +35,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, lis
     folder = tmp_path_factory.mktemp("api")
     view = a_view()
     view["training"] = {"state": "running", "failures": {"cpu": 2}}
-    server = ApiServer(lambda: view, RegistryReader(folder / "models"), folder, "127.0.0.1", 0)
+    server = ApiServer(ApiSources(view=lambda: view, registry=RegistryReader(folder / "models")), folder)
     try:
         token = (folder / TOKEN).read_text().strip()
         with httpx.Client(trust_env=False) as client:

@@ -15,10 +15,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agents.host.process_control import ProcessName
+from fleet.api.app import ApiSources
 from fleet.api.client import ADDRESS, TOKEN, ask
 from fleet.api.connections import ConnectionLimits, Connections
 from fleet.api.metrics import metrics_text
-from fleet.api.server import ApiServer, read_or_make_token
+from fleet.api.server import ApiOptions, ApiServer, read_or_make_token
 from fleet.cli.app import run
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
@@ -82,6 +83,11 @@ def a_view(table_version: int = 3) -> dict[str, Any]:
     return make_view(state, {spec.device_id: spec}, counts, {spec.device_id: 1.5}, around)
 
 
+def sources_of(models: Path, **sources: Any) -> ApiSources:
+    """What a server shows: one device, and the models of a folder."""
+    return ApiSources(view=a_view, registry=RegistryReader(models), **sources)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
@@ -96,7 +102,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, models: Path) -> Iterator[ApiServer]:
-    made = ApiServer(a_view, RegistryReader(models), tmp_path, "127.0.0.1", 0)
+    made = ApiServer(sources_of(models), tmp_path)
     yield made
     made.close()
 
@@ -139,7 +145,7 @@ def test_the_token_is_for_its_owner_only_and_stays(server: ApiServer, tmp_path: 
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     first = token.read_text()
     server.close()
-    again = ApiServer(a_view, RegistryReader(models), tmp_path, "127.0.0.1", 0)
+    again = ApiServer(sources_of(models), tmp_path)
     again.close()
     assert token.read_text() == first
     assert first.strip() not in json.dumps(a_view())
@@ -191,7 +197,7 @@ def test_tensors_come_whole_and_once(server: ApiServer, tmp_path: Path, models: 
 
 def test_a_champion_shows_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "models"
-    server = ApiServer(a_view, RegistryReader(folder), tmp_path, "127.0.0.1", 0)
+    server = ApiServer(sources_of(folder), tmp_path)
     try:
         assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
         checkpoint.save(
@@ -208,7 +214,7 @@ def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
     registry = Registry(tmp_path / "models")
     model = FleetTLP(model_config(SPEC, SIZES), (BOARD,))
     registry.publish(registry.add(model, {}), {BOARD: {}})
-    server = ApiServer(a_view, RegistryReader(registry.folder), tmp_path, "127.0.0.1", 0)
+    server = ApiServer(sources_of(registry.folder), tmp_path)
     try:
         registry.pin(BOARD, reason="for the release")
         registry.publish(registry.add(model, {}), {BOARD: {}})
@@ -285,9 +291,9 @@ def test_a_taken_port_and_a_bad_host_are_one_clear_line(tmp_path: Path, models: 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(FleetError, match=f"port {port}: .*daemon.api_port"):
-            ApiServer(a_view, RegistryReader(models), tmp_path, "127.0.0.1", port)
+            ApiServer(sources_of(models), tmp_path, ApiOptions(port=port))
     with pytest.raises(FleetError, match="expected an IP address"):
-        ApiServer(a_view, RegistryReader(models), tmp_path, "localhost", 0)
+        ApiServer(sources_of(models), tmp_path, ApiOptions(host="localhost"))
 
 
 def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN, ask
 from fleet.api.connections import ConnectionLimits
-from fleet.api.server import ApiServer
+from fleet.api.server import ApiOptions, ApiServer
 from fleet.models.registry_reader import RegistryReader
 from tests.test_api import a_view
 
@@ -31,7 +32,9 @@ class Started:
         self.gate.set()
         self.asked = threading.Semaphore(0)
         self.server = ApiServer(
-            self._view, RegistryReader(folder / "models"), folder, "127.0.0.1", 0, ConnectionLimits(**limits)
+            ApiSources(view=self._view, registry=RegistryReader(folder / "models")),
+            folder,
+            ApiOptions(limits=ConnectionLimits(**limits)),
         )
         self.port = int(self.server.url.rpartition(":")[2])
         self.token = (folder / TOKEN).read_text().strip()

@@ -17,10 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
+from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN, DaemonClient, DaemonRefused, find_daemon
 from fleet.api.connections import ConnectionLimits
 from fleet.api.requests import MOST_FOLLOWERS
-from fleet.api.server import ApiServer
+from fleet.api.server import ApiOptions, ApiServer
 from fleet.cli.app import run
 from fleet.cli.engine import daemon_of
 from fleet.cli.interruption import Interrupted
@@ -50,14 +51,9 @@ class Daemon:
         self.view: dict[str, Any] = a_view()
         self.lock, self.is_over = threading.Lock(), threading.Event()
         self.server = ApiServer(
-            lambda: self.view,
-            RegistryReader(folder / "models"),
+            ApiSources(view=lambda: self.view, registry=RegistryReader(folder / "models"), desk=self.desk),
             folder,
-            "127.0.0.1",
-            0,
-            ConnectionLimits(**limits),
-            desk=self.desk,
-            answer_secs=answer_secs,
+            ApiOptions(limits=ConnectionLimits(**limits), answer_secs=answer_secs),
         )
         self.token = (folder / TOKEN).read_text().strip()
         self.thread = threading.Thread(target=self._turn)

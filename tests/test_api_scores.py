@@ -26,12 +26,11 @@ from fleet.api.scores import MOST_TRACES, score
 from fleet.api.server import ApiServer
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
-from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.refresh_fixtures import DEVICES, candidates_of, make_store, small_model, some_workloads
-from tests.test_api import a_view
+from tests.test_api import sources_of
 from transfer.adapt.kept import head_of
 from transfer.evaluate.rankers import KeptRanker
 from transfer.features.extractor import Extractor
@@ -61,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(made: Path) -> Iterator[ApiServer]:
     scoring = ScoreSettings(models=made / "models", store=made / "store", body_bytes=1 << 20, body_secs=0.5)
-    served = ApiServer(a_view, RegistryReader(made / "models"), made, "127.0.0.1", 0, scoring=scoring)
+    served = ApiServer(sources_of(made / "models", scoring=scoring), made)
     yield served
     served.close()
 
@@ -258,7 +257,7 @@ def test_the_openapi_description_needs_the_token_and_tells_the_body(server: ApiS
 
 def test_metrics_tell_how_many_and_how_long(made: Path, tmp_path: Path) -> None:
     scoring = ScoreSettings(models=made / "models", store=made / "store")
-    server = ApiServer(a_view, RegistryReader(made / "models"), tmp_path, "127.0.0.1", 0, scoring=scoring)
+    server = ApiServer(sources_of(made / "models", scoring=scoring), tmp_path)
     try:
         assert post(server, tmp_path, asked()).status_code == 200
         assert post(server, tmp_path, asked(device="box.z")).status_code == 404
@@ -278,7 +277,7 @@ def test_metrics_tell_how_many_and_how_long(made: Path, tmp_path: Path) -> None:
 
 
 def test_without_what_to_score_from_there_is_no_such_path(made: Path, tmp_path: Path) -> None:
-    server = ApiServer(a_view, RegistryReader(made / "models"), tmp_path, "127.0.0.1", 0)
+    server = ApiServer(sources_of(made / "models"), tmp_path)
     try:
         assert post(server, tmp_path, b"{}").status_code == 413
         assert post(server, tmp_path, b"").status_code == 404
@@ -392,7 +391,7 @@ def test_requests_wait_in_order_and_those_that_are_too_many_are_sent_away(
 
 def test_too_many_requests_are_told_when_to_try_again(made: Path, tmp_path: Path) -> None:
     scoring = ScoreSettings(models=made / "models", store=made / "store", most=0)
-    server = ApiServer(a_view, RegistryReader(made / "models"), tmp_path, "127.0.0.1", 0, scoring=scoring)
+    server = ApiServer(sources_of(made / "models", scoring=scoring), tmp_path)
     try:
         answer = post(server, tmp_path, asked())
     finally:

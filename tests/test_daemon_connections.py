@@ -30,6 +30,7 @@ import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]) // 2, int(sys.argv[2])))
 from rich.console import Console
+from fleet.api.app import ApiSources
 from fleet.api.server import ApiServer
 from fleet.config.settings import load_fleet
 from fleet.daemon import daemon
@@ -41,7 +42,7 @@ def transport(settings, options, specs, clock, **_):
     return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
 
 def serve(coordinator, folder, quiet_cores):
-    made = ApiServer(coordinator.view, RegistryReader(folder / "models"), folder, "127.0.0.1", 0)
+    made = ApiServer(ApiSources(view=coordinator.view, registry=RegistryReader(folder / "models")), folder)
     print("listening", flush=True)
     sys.stdin.readline()
     return made

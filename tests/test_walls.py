@@ -23,7 +23,7 @@ FOLDERS = {
     "fleet": (
         *("", "core", "journal", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
         *("interchange", "transport", "requests", "models", "collection", "planner", "results", "engine"),
-        *("refresh", "api", "onboarding", "tuning", "drivers", "daemon", "report", "doctor"),
+        *("refresh", "dashboard", "api", "onboarding", "tuning", "drivers", "daemon", "report", "doctor"),
         *("public", "public_model", "cli"),
     ),
 }

@@ -8,6 +8,7 @@ token, which `fleet.api.connections.Gate` asks for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, HTTPException, Request, Response
@@ -17,24 +18,26 @@ from starlette.requests import ClientDisconnect
 from fleet.api.bodies import CLOSE, read_body
 from fleet.api.connections import OPEN_PATH, Connections
 from fleet.api.metrics import CONTENT_TYPE, metrics_text
-from fleet.api.score_service import ScoreBusyError, ScoreService
+from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
 from fleet.api.scores import MOST_TRACES
+from fleet.dashboard.dashboard import Dashboard
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
 from fleet.models.views import champion_notes
+from fleet.requests.desk import RequestDesk
 from transfer.checked_folder import TENSORS_NAME
 
 #: Gives the coordinator's last view (`fleet.engine.fleet_view`).
 View = Callable[[], Mapping[str, Any]]
 
 OPENAPI_PATH = "/openapi.json"
-#: Nobody hears it.
+#: Status of an answer that nobody hears.
 _GONE = 499
 _TENSORS_TYPE = "application/octet-stream"
 
 
 SCORE_PATH = "/v1/score"
 _RETRY_SECS = "5"
-#: The body is read as bytes, for it is parsed elsewhere; this tells clients what belongs into it.
+#: The body is read as bytes, for it is parsed elsewhere; this says what belongs into it.
 _SCORE_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -61,14 +64,27 @@ _SCORE_BODY: dict[str, Any] = {
 }
 
 
-def make_app(
-    view: View, registry: RegistryReader, connections: Connections, scores: ScoreService | None = None
-) -> FastAPI:
-    """Make the application.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSources:
+    """What the API shows and where its orders go."""
+
+    #: Called by each request, from any thread.
+    view: View
+    #: Where the models are; read anew by each request, so a new champion shows at once.
+    registry: RegistryReader
+    #: Where requests go; without one there are no paths for them.
+    desk: RequestDesk | None = None
+    #: What scores come from; without it `/v1/score` is not there.
+    scoring: ScoreSettings | None = None
+    #: What the dashboard reads beside the view; without it there are no paths for it.
+    dashboard: Dashboard | None = None
+
+
+def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None = None) -> FastAPI:
+    """Make the application, but for the paths of requests, sessions and the dashboard.
 
     Args:
-        view: Called by each request, from any thread.
-        registry: Where the models are; read anew by each request, so a new champion shows at once.
+        sources: What it shows.
         connections: Those of the server, for the metrics.
         scores: Answers `/v1/score`; that path is not there where None.
     """
@@ -79,6 +95,20 @@ def make_app(
     def refused(_: Request, error: RegistryError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 503)
 
+    @app.get("/metrics")
+    def metrics() -> PlainTextResponse:
+        """The view in the text format of Prometheus."""
+        told = metrics_text(sources.view(), connections, None if scores is None else scores.view)
+        return PlainTextResponse(told, media_type=CONTENT_TYPE)
+
+    _add_fleet(app, sources.view, sources.registry)
+    _add_models(app, sources.registry)
+    if scores is not None:
+        _add_score(app, scores)
+    return app
+
+
+def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
     @app.get(OPEN_PATH)
     def health() -> dict[str, str]:
         """Whether the daemon runs; without a token, so it says nothing else."""
@@ -103,6 +133,8 @@ def make_app(
             raise HTTPException(404, f"no device {device_id!r} in this fleet; it has: {_listed(found)}")
         return _with_notes({device_id: found[device_id]}, registry)[device_id]
 
+
+def _add_models(app: FastAPI, registry: RegistryReader) -> None:
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         """Who serves which device, and all versions."""
@@ -129,16 +161,6 @@ def make_app(
         if not path.is_file():
             raise HTTPException(503, f"version {name} has lost its tensors; restore it or roll back")
         return FileResponse(path, media_type=_TENSORS_TYPE, filename=f"{name}.safetensors", headers=headers)
-
-    @app.get("/metrics")
-    def metrics() -> PlainTextResponse:
-        """The view in the text format of Prometheus."""
-        told = metrics_text(view(), connections, None if scores is None else scores.view)
-        return PlainTextResponse(told, media_type=CONTENT_TYPE)
-
-    if scores is not None:
-        _add_score(app, scores)
-    return app
 
 
 def _add_score(app: FastAPI, scores: ScoreService) -> None:

@@ -60,6 +60,15 @@ class DaemonClient:
         """
         return self._ordered("POST", _REQUESTS, request)
 
+    def login_url(self) -> str:
+        """A link to the dashboard that logs a browser in, once.
+
+        Raises:
+            FleetError: It does not answer.
+        """
+        code = self._ordered("POST", "/v1/session/code")["code"]
+        return f"{self.url}/#login={code}"
+
     def cancel(self, request_id: str) -> dict[str, Any]:
         """Cancel a request; the answer says what it is then.
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 from fleet.api.bodies import too_large
+from fleet.api.sessions import Keyring
 
 #: As ASGI calls them.
 Scope = MutableMapping[str, Any]
@@ -27,11 +27,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: Connections that there may be, and at least: a request with the token must be read before so many newer
 #: ones have come, or a flood of them would push it out.
 _MOST, _LEAST = 128, 32
-#: The one path that needs no token.
+#: The one path with data that needs no token.
 OPEN_PATH = "/healthz"
 _REFUSED = (
     b'{"detail":"this API needs the token of the daemon\'s folder (api.token), '
-    b'sent as `Authorization: Bearer TOKEN`"}'
+    b'sent as `Authorization: Bearer TOKEN`; a browser logs in with `fleet dashboard`"}'
 )
 _NO_BODY = b'{"detail":"this path takes requests without a body only"}'
 
@@ -189,22 +189,28 @@ class Gate:
 
     Args:
         app: The application.
-        token: What a client must send as `Authorization: Bearer TOKEN`.
+        keyring: Knows who sends the token, a session's cookie or a login code.
         connections: Told whom to trust.
         bodies: Paths that take a body with POST, and how many bytes of it.
+        open_paths: Paths that need nothing of that.
     """
 
     def __init__(
-        self, app: App, token: str, connections: Connections, bodies: Mapping[str, int] | None = None
+        self,
+        app: App,
+        keyring: Keyring,
+        connections: Connections,
+        bodies: Mapping[str, int] | None = None,
+        open_paths: Collection[str] = (OPEN_PATH,),
     ) -> None:
-        self._app, self._token, self._connections = app, token.encode(), connections
-        self._bodies = bodies or {}
+        self._app, self._keyring, self._connections = app, keyring, connections
+        self._bodies, self._open_paths = bodies or {}, frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI has it."""
         headers = dict(scope["headers"])
-        is_trusted = self._knows_token(headers.get(b"authorization", b""))
-        if not is_trusted and scope["path"] != OPEN_PATH:
+        is_trusted = self._keyring.is_trusted(scope, headers)
+        if not is_trusted and scope["path"] not in self._open_paths:
             await _answer(send, 401, _REFUSED, (b"www-authenticate", b"Bearer"))
         elif refusal := self._body_refusal(scope, headers, is_trusted):
             await _answer(send, 413, refusal)
@@ -229,10 +235,6 @@ class Gate:
         if int(length) > most:
             return too_large(most, int(length))
         return b""
-
-    def _knows_token(self, authorization: bytes) -> bool:
-        scheme, _, given = authorization.partition(b" ")
-        return scheme.lower() == b"bearer" and secrets.compare_digest(given.strip(), self._token)
 
 
 async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:

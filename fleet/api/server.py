@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,27 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agents.host.process_control import ProcessName
-from fleet.api.app import SCORE_PATH, View, make_app
+from fleet.api.app import SCORE_PATH, ApiSources, make_app
 from fleet.api.client import ADDRESS, TOKEN
 from fleet.api.connections import (
+    OPEN_PATH,
     ConnectionLimits,
     Connections,
     Gate,
     GuardedConnection,
     fitting_limits,
 )
+from fleet.api.dashboard import add_dashboard
+from fleet.api.live import add_live
+from fleet.api.pages import Pages, add_pages
 from fleet.api.requests import ANSWER_SECS, Followers, add_requests
 from fleet.api.requests import PATH as REQUESTS_PATH
-from fleet.api.score_service import ScoreService, ScoreSettings
+from fleet.api.score_service import ScoreService
+from fleet.api.sessions import Keyring, add_sessions
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
-from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import read_private, write_private
 from fleet.requests.checks import MOST_BYTES
-from fleet.requests.desk import RequestDesk
 
 _START_SECS, _STOP_SECS = 10.0, 5.0
 #: Part of the time that an answer may take after which whoever follows a request is sent away in order.
@@ -51,71 +54,48 @@ _ACCEPTED_AT_ONCE = 4
 _WAITING = 1024
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOptions:
+    """How the API listens."""
+
+    #: Address to listen on; a loopback one unless the user chose another.
+    host: str = "127.0.0.1"
+    #: Port; 0 takes a free one.
+    port: int = 0
+    #: What connections may take; fitted to this process where None.
+    limits: ConnectionLimits | None = None
+    #: How long the coordinator may take to answer a request.
+    answer_secs: float = ANSWER_SECS
+
+
 class ApiServer:
     """The API behind a socket; it listens when this is made.
 
     Args:
-        view: The coordinator's view.
-        registry: Where the models are.
+        sources: What it shows.
         root: The daemon's folder, which gets `api.token` and `api.json`.
-        host: Address to listen on; a loopback one unless the user chose another.
-        port: Port; 0 takes a free one.
-        desk: Where requests go; without one there are no paths for them.
-        answer_secs: How long the coordinator may take to answer one.
-        limits: What connections may take; fitted to this process where None.
-        scoring: What scores come from; nobody is given any where None.
+        options: How it listens.
+
+    Attributes:
+        url: Where it listens.
+        is_loopback: Whether only this host can reach it.
 
     Raises:
         FleetError: Nobody can listen there, or the folder cannot be written.
     """
 
-    def __init__(
-        self,
-        view: View,
-        registry: RegistryReader,
-        root: Path,
-        host: str,
-        port: int,
-        limits: ConnectionLimits | None = None,
-        *,
-        scoring: ScoreSettings | None = None,
-        desk: RequestDesk | None = None,
-        answer_secs: float = ANSWER_SECS,
-    ) -> None:
-        self._root = root
-        self._scores = None if scoring is None else ScoreService(scoring, root)
-        bodies = {} if scoring is None else {SCORE_PATH: scoring.body_bytes}
+    def __init__(self, sources: ApiSources, root: Path, options: ApiOptions | None = None) -> None:
+        options = options or ApiOptions()
+        self._root, self._dashboard = root, sources.dashboard
+        self._scores = None if sources.scoring is None else ScoreService(sources.scoring, root)
         with disk_errors("writing the API's token", root):
-            token = read_or_make_token(root / TOKEN)
-        connections = Connections(limits or fitting_limits())
-        app = make_app(view, registry, connections, self._scores)
-        if desk is not None:
-            bodies[REQUESTS_PATH] = MOST_BYTES
-            followers = Followers(_FOLLOWED_SHARE * connections.limits.request_secs, answer_secs)
-            add_requests(app, desk, followers, lambda: self._server.should_exit)
-        listening = _listen(host, port)
+            self._keyring = Keyring(read_or_make_token(root / TOKEN))
+        gate, connections = self._gate(sources, options)
+        listening = _listen(options.host, options.port)
         shown, bound = listening.getsockname()[:2]
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}"
-        #: Whether only this host can reach it.
         self.is_loopback = ipaddress.ip_address(shown).is_loopback
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                Gate(app, token, connections, bodies),
-                # Names of modules that may be installed or not decide nothing here.
-                http=_guarded(connections),
-                loop="asyncio",
-                ws="none",
-                h11_max_incomplete_event_size=_HEAD_BYTES,
-                # An address that a client claims must not stand for its own.
-                proxy_headers=False,
-                log_level="critical",
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                backlog=_ACCEPTED_AT_ONCE,
-                timeout_graceful_shutdown=int(_STOP_SECS),
-            )
-        )
+        self._server = uvicorn.Server(_uvicorn_config(gate, connections))
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listening]}, name="api", daemon=True
         )
@@ -125,18 +105,51 @@ class ApiServer:
             if not self._thread.is_alive() or time.monotonic() > ends_at:
                 raise FleetError(f"the API does not start on {self.url}; choose another daemon.api_port")
             time.sleep(0.01)
-        # Uvicorn has told the kernel that no more may wait than it accepts at once.
+        # Uvicorn has set the kernel's limit of waiting connections to the number that it accepts at once.
         listening.listen(_WAITING)
         with disk_errors("writing the API's address", root):
-            # The start tells clients this process from a later one with its number.
-            told = {"url": self.url, **asdict(ProcessName.of(os.getpid()))}
-            write_private(root / ADDRESS, json.dumps(told))
+            # The start distinguishes this process from a later one with its number.
+            address = {"url": self.url, **asdict(ProcessName.of(os.getpid()))}
+            write_private(root / ADDRESS, json.dumps(address))
+
+    @property
+    def login_url(self) -> str:
+        """A link to the dashboard that logs a browser in, once; empty where there is no dashboard."""
+        # Behind the number sign: a browser sends that part to nobody.
+        return f"{self.url}/#login={self._keyring.new_code()}" if self._dashboard is not None else ""
+
+    def _gate(self, sources: ApiSources, options: ApiOptions) -> tuple[Gate, Connections]:
+        """The application behind its gate, and the connections that both know."""
+        connections = Connections(options.limits or fitting_limits())
+        app = make_app(sources, connections, self._scores)
+        bodies: dict[str, int] = {}
+        open_paths = {OPEN_PATH}
+        if sources.scoring is not None:
+            bodies[SCORE_PATH] = sources.scoring.body_bytes
+        most_secs = _FOLLOWED_SHARE * connections.limits.request_secs
+        if sources.desk is not None:
+            bodies[REQUESTS_PATH] = MOST_BYTES
+            followers = Followers(most_secs, options.answer_secs)
+            add_requests(app, sources.desk, followers, self._is_closing)
+        if sources.dashboard is not None:
+            pages = Pages()
+            add_sessions(app, self._keyring)
+            add_pages(app, pages)
+            add_dashboard(app, sources.dashboard)
+            add_live(app, sources.dashboard, Followers(most_secs), self._is_closing)
+            open_paths.update(pages.files)
+        return Gate(app, self._keyring, connections, bodies, open_paths), connections
+
+    def _is_closing(self) -> bool:
+        return self._server.should_exit
 
     def close(self) -> None:
         """Stop listening; requests that run are answered."""
         (self._root / ADDRESS).unlink(missing_ok=True)
         self._server.should_exit = True
         self._thread.join(_STOP_SECS)
+        if self._dashboard is not None:
+            self._dashboard.close()
         if self._scores is not None:
             self._scores.close()
 
@@ -153,6 +166,25 @@ def read_or_make_token(path: Path) -> str:
     if len(token) < 16:
         raise FleetError(f"{path}: holds no token of 16 characters at least; delete it, a new one is made")
     return token
+
+
+def _uvicorn_config(gate: Gate, connections: Connections) -> uvicorn.Config:
+    return uvicorn.Config(
+        gate,
+        # Names of modules that may be installed or not decide nothing here.
+        http=_guarded(connections),
+        loop="asyncio",
+        ws="none",
+        h11_max_incomplete_event_size=_HEAD_BYTES,
+        # An address that a client claims must not stand for its own.
+        proxy_headers=False,
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        backlog=_ACCEPTED_AT_ONCE,
+        timeout_graceful_shutdown=int(_STOP_SECS),
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -19,6 +19,7 @@ import typer
 
 from agents.errors import AgentError
 from fleet.cli import daemon as cli_daemon
+from fleet.cli import dashboard as cli_dashboard
 from fleet.cli import device_files as cli_device_files
 from fleet.cli import devices as cli_devices
 from fleet.cli import interchange as cli_interchange
@@ -83,6 +84,7 @@ cli_devices.register(app)
 cli_device_files.register(app)
 cli_jobs.register(app)
 cli_daemon.register(app)
+cli_dashboard.register(app)
 cli_interchange.register(app)
 cli_learning.register(app)
 cli_tuning.register(app)

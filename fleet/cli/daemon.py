@@ -67,13 +67,20 @@ def up(
     daemon = settings.daemon
 
     def serve(coordinator: Coordinator, folder: Path, quiet_cores: tuple[int, ...]) -> Api:
+        from fleet.api.app import ApiSources
         from fleet.api.score_service import ScoreSettings
-        from fleet.api.server import ApiServer
+        from fleet.api.server import ApiOptions, ApiServer
+        from fleet.dashboard.dashboard import Dashboard
         from fleet.models.registry_reader import RegistryReader
 
-        scoring = ScoreSettings(models=models, store=Path(settings.store.path), cores=quiet_cores)
-        reader, view, desk = RegistryReader(models), coordinator.view, coordinator.desk
-        where = (folder, daemon.api_host, daemon.api_port)
-        return ApiServer(view, reader, *where, scoring=scoring, desk=desk)
+        registry, store_path = RegistryReader(models), Path(settings.store.path)
+        sources = ApiSources(
+            view=coordinator.view,
+            registry=registry,
+            desk=coordinator.desk,
+            scoring=ScoreSettings(models=models, store=store_path, cores=quiet_cores),
+            dashboard=Dashboard(coordinator.view, registry, store_path),
+        )
+        return ApiServer(sources, folder, ApiOptions(host=daemon.api_host, port=daemon.api_port))
 
     run_daemon(settings, options, TerminalConsole(), serve=serve if daemon.api_host else None)

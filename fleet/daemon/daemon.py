@@ -68,6 +68,10 @@ class Api(Protocol):
     def url(self) -> str:
         """Where it listens."""
 
+    @property
+    def login_url(self) -> str:
+        """A link that logs a browser in to the dashboard, once."""
+
     def close(self) -> None:
         """Stop listening."""
 
@@ -113,6 +117,10 @@ def run_daemon(
             where = f", API {api.url}" if api is not None else ""
             count, store = len(devices.files.specs), settings.store.path
             notices.say(f"fleet is up: {count} devices{where}, store {store}")
+            if api is not None:
+                # Whoever reads a log must not get in: the link is for the terminal of whoever starts it.
+                link = api.login_url if console.is_terminal else "run `fleet dashboard` for a link"
+                notices.say(f"dashboard (a link is valid once, for 15 minutes): {link}")
             _run(coordinator, options, settings.daemon.stop_secs, lambda: bool(stopped), notices)
         finally:
             if api is not None:

@@ -62,7 +62,8 @@ class Standing:
     right: Floats
     #: Kendall's tau-b.
     tau: Floats
-    #: Best speed among the first five choices over the best there is; 1 within the noise floor.
+    #: Speed of the first choice, and best one of the first five, over the best; 1 within the noise floor.
+    top1: Floats
     top5: Floats
     #: Width of the 90 % interval of the share of pairs in the right order (`pair_width`).
     width: Floats
@@ -121,7 +122,10 @@ def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], flo
     kept = decided > 0
     if not kept.any():
         return None
-    top5 = metrics.top5_by_workload[kept]
+    top1, top5 = (
+        np.where(one * (1 + floor) >= 1, 1.0, one)
+        for one in (metrics.top1_by_workload[kept], metrics.top5_by_workload[kept])
+    )
     widths = [pair_width(scores[group == one], latency[group == one], floor) for one in metrics.groups[kept]]
     return Standing(
         groups=metrics.groups[kept],
@@ -129,7 +133,8 @@ def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], flo
         decided=decided[kept],
         right=right[kept],
         tau=metrics.tau_by_workload[kept],
-        top5=np.where(top5 * (1 + floor) >= 1, 1.0, top5),
+        top1=top1,
+        top5=top5,
         width=np.array(widths),
     )
 
@@ -224,6 +229,7 @@ def figures(challenger: Standing, champion: Standing | None, floor: float) -> di
         "candidates": int(challenger.counts.sum()),
         "pairs": listed(challenger.pairs().estimate()),
         "tau": listed(_mean(challenger.tau).estimate()),
+        "top1": listed(_mean(challenger.top1).estimate()),
         "top5": listed(_mean(challenger.top5).estimate()),
     }
     if champion is not None:

@@ -1,0 +1,95 @@
+"""Which devices a person should look at first, and why. Pure.
+
+`fleet.dashboard.fleet_rows` asks it about each device. The order is the same for page, API and tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+#: Share of a device's last records that failed, and that drifted, from which that is worth a look.
+FAILING_SHARE, DRIFTING_SHARE = 0.5, 0.5
+#: A device with a lease that has stored no record for so long is slow or stuck.
+SILENT_SECS = 900.0
+
+
+class AttentionLevel(IntEnum):
+    """How urgent a device is; the lowest comes first."""
+
+    #: Nothing is measured before somebody acts.
+    BROKEN = 0
+    #: It measures, and its numbers cannot be trusted.
+    DOUBTFUL = 1
+    #: Nothing is measured now; the fleet tries again by itself.
+    WAITING = 2
+    #: It works and lacks a model.
+    UNSERVED = 3
+    HEALTHY = 4
+    #: It left the fleet.
+    GONE = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """How urgent a device is, and why in one line; without a reason it needs nobody."""
+
+    level: AttentionLevel
+    reason: str = ""
+
+
+def attention(device: Mapping[str, Any], now: float) -> Attention:
+    """Judge one device.
+
+    Args:
+        device: A row of `fleet.dashboard.fleet_rows` without its judgement.
+        now: Unix seconds of the view.
+    """
+    state, reason = str(device["state"]), str(device["reason"])
+    if state == "retired":
+        return Attention(level=AttentionLevel.GONE, reason=reason)
+    if state == "quarantined":
+        return Attention(level=AttentionLevel.BROKEN, reason=reason or "it is quarantined")
+    if share := _share(device, "failed_share", FAILING_SHARE):
+        return Attention(level=AttentionLevel.BROKEN, reason=f"{share:.0%} of its last records failed")
+    if device["drift"]:
+        return Attention(level=AttentionLevel.DOUBTFUL, reason=str(device["drift"]))
+    if share := _share(device, "suspect_share", DRIFTING_SHARE):
+        return Attention(level=AttentionLevel.DOUBTFUL, reason=f"{share:.0%} of its last records are suspect")
+    if state in ("lost", "absent"):
+        return Attention(level=AttentionLevel.WAITING, reason=reason or f"it is {state}")
+    last = device["last_record_at"]
+    if state == "leased" and last is not None and now - last > SILENT_SECS:
+        return Attention(
+            level=AttentionLevel.WAITING, reason=f"no record for {(now - last) / 60:.0f} minutes"
+        )
+    if device["closed"]:
+        return Attention(level=AttentionLevel.WAITING, reason=str(device["closed"]))
+    if not device["champion"]:
+        return Attention(level=AttentionLevel.UNSERVED, reason="no model serves it yet")
+    return Attention(level=AttentionLevel.HEALTHY)
+
+
+def by_attention(device: Mapping[str, Any]) -> tuple[int, float, str]:
+    """Sorting key of rows: the level, then the larger share of bad records, then the name."""
+    worst = max(device["failed_share"] or 0.0, device["suspect_share"] or 0.0)
+    # By tenths, or devices would change places with every record.
+    return device["attention"]["level"], -round(worst, 1), str(device["device_id"])
+
+
+def _share(device: Mapping[str, Any], key: str, least: float) -> float:
+    share = device[key]
+    return float(share) if share is not None and share >= least else 0.0
+
+
+__all__ = [
+    "DRIFTING_SHARE",
+    "FAILING_SHARE",
+    "SILENT_SECS",
+    "Attention",
+    "AttentionLevel",
+    "attention",
+    "by_attention",
+]

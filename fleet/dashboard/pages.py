@@ -1,0 +1,92 @@
+"""Lists for people: filtered, sorted and cut into pages on the server. Pure.
+
+A page always says how many rows there are (`total`), how many the filter lets through (`matched`) and which
+of these it shows (`offset`, `size`). So "none", "none match" and "cut off" differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.errors import FleetError
+
+#: Rows of a page, unless another number is asked for, and at most.
+PAGE_ROWS, MOST_ROWS = 50, 500
+
+Row = Mapping[str, Any]
+Key = Callable[[Row], Any]
+
+
+class PageError(FleetError):
+    """A list was asked for in a way that there is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageQuery:
+    """Which part of a list, and in which order."""
+
+    sort: str = ""
+    is_descending: bool = False
+    #: Part of a text in the row; case does not matter.
+    text: str = ""
+    offset: int = 0
+    size: int = PAGE_ROWS
+
+
+def cut(
+    rows: Sequence[Row], query: PageQuery, keys: Mapping[str, Key], texts: Sequence[str]
+) -> dict[str, Any]:
+    """One page of a list.
+
+    Args:
+        rows: All of it.
+        query: Which part.
+        keys: Sorting keys by name; the first is taken where the query names none. Rows whose key is None come
+            last in both directions.
+        texts: Fields that the filter looks into.
+
+    Returns:
+        `rows`, `total`, `matched`, `offset`, `size`, `sort`, `is_descending`, `is_last`.
+
+    Raises:
+        PageError: There is no such order, or the page has no or too many rows.
+    """
+    sort = query.sort or next(iter(keys))
+    if sort not in keys:
+        raise PageError(f"no order {sort!r:.40}; known: {', '.join(keys)}")
+    if not 1 <= query.size <= MOST_ROWS or query.offset < 0:
+        raise PageError(
+            f"a page has 1 to {MOST_ROWS} rows, from row 0 on; got {query.size} from row {query.offset} on"
+        )
+    matched = list(_matching(rows, query.text, texts))
+    ordered = _ordered(matched, keys[sort], query.is_descending)
+    shown = ordered[query.offset : query.offset + query.size]
+    return {
+        "rows": shown,
+        "total": len(rows),
+        "matched": len(matched),
+        "offset": query.offset,
+        "size": query.size,
+        "sort": sort,
+        "is_descending": query.is_descending,
+        "is_last": query.offset + query.size >= len(matched),
+    }
+
+
+def _matching(rows: Iterable[Row], text: str, texts: Sequence[str]) -> Iterable[Row]:
+    wanted = text.casefold()
+    for row in rows:
+        if not wanted or any(wanted in str(row.get(name) or "").casefold() for name in texts):
+            yield row
+
+
+def _ordered(rows: list[Row], key: Key, is_descending: bool) -> list[Row]:
+    known = [(found, row) for row in rows if (found := key(row)) is not None]
+    unknown = [row for row in rows if key(row) is None]
+    known.sort(key=lambda pair: pair[0], reverse=is_descending)
+    return [row for _, row in known] + unknown
+
+
+__all__ = ["MOST_ROWS", "PAGE_ROWS", "PageError", "PageQuery", "Row", "cut"]

@@ -1,0 +1,4 @@
+import { h } from "./dom.js";
+export const title = () => "compare";
+export function path() { return [null, {}]; }
+export function draw() { return [h("h1", {}, "compare")]; }

@@ -1,0 +1,337 @@
+"""The dashboard's rules (order, pages, digests) and its API: sessions, policy, live events, equal numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import NOISE, Outcome
+from fleet.api.client import DaemonClient
+from fleet.api.sessions import LOGIN_SECS, MOST_CODES, SESSION_SECS, Keyring
+from fleet.dashboard.attention import AttentionLevel, attention, by_attention
+from fleet.dashboard.device_digest import DIGEST_COLUMNS, SPARK_POINTS, SPARK_SECS, DeviceDigest, spark
+from fleet.dashboard.pages import PageError, PageQuery, cut
+from fleet.dashboard.table_follower import TableFollower
+from fleet.report.status import TRUST_COLUMNS, trust
+from fleet.store.store import Store
+from tests.dashboard_fixtures import EVIL, LiveFleet, live_fleet, publish
+from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec
+
+NOW = 1_800_000_000.0
+
+
+def a_row(**changes: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **{"device_id": "one", "state": "leased", "reason": "", "closed": "", "drift": "", "champion": "v1"},
+        **{"failed_share": 0.1, "suspect_share": 0.0, "last_record_at": NOW - 5.0},
+    }
+    return row | changes
+
+
+# ---- what needs attention ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "says"),
+    [
+        ({}, AttentionLevel.HEALTHY, ""),
+        (
+            {"state": "quarantined", "reason": "its agent died five times"},
+            AttentionLevel.BROKEN,
+            "five times",
+        ),
+        ({"state": "quarantined"}, AttentionLevel.BROKEN, "quarantined"),
+        ({"failed_share": 0.6}, AttentionLevel.BROKEN, "60%"),
+        ({"drift": "drifts: its canaries"}, AttentionLevel.DOUBTFUL, "canaries"),
+        ({"suspect_share": 0.9}, AttentionLevel.DOUBTFUL, "90%"),
+        ({"state": "lost", "reason": "host out of reach"}, AttentionLevel.WAITING, "out of reach"),
+        ({"last_record_at": NOW - 3600}, AttentionLevel.WAITING, "60 minutes"),
+        ({"closed": "its budget of the hour is spent"}, AttentionLevel.WAITING, "budget"),
+        ({"champion": ""}, AttentionLevel.UNSERVED, "no model"),
+        ({"state": "retired", "reason": "left", "failed_share": 1.0}, AttentionLevel.GONE, "left"),
+        # What a device never had says nothing.
+        ({"failed_share": None, "suspect_share": None, "last_record_at": None}, AttentionLevel.HEALTHY, ""),
+    ],
+)
+def test_attention_by_device(changes: dict[str, Any], level: AttentionLevel, says: str) -> None:
+    found = attention(a_row(**changes), NOW)
+    assert found.level is level
+    assert says in found.reason
+    assert bool(found.reason) is (level is not AttentionLevel.HEALTHY)
+
+
+@given(st.lists(st.tuples(st.sampled_from(AttentionLevel), st.floats(0, 1)), max_size=12))
+def test_the_order_is_total_and_worst_first(made: list[tuple[AttentionLevel, float]]) -> None:
+    rows = [
+        a_row(device_id=f"d{place}", failed_share=share, attention={"level": int(level)})
+        for place, (level, share) in enumerate(made)
+    ]
+    ordered = sorted(rows, key=by_attention)
+    rows.reverse()
+    assert ordered == sorted(rows, key=by_attention)
+    assert [row["attention"]["level"] for row in ordered] == sorted(int(level) for level, _ in made)
+
+
+# ---- pages ----
+
+KEYS = {"name": lambda row: row["name"], "size": lambda row: row["size"]}
+ROWS = [{"name": f"n{number:02}", "size": None if number % 5 == 0 else number} for number in range(23)]
+
+
+def test_a_page_says_what_it_leaves_out() -> None:
+    page = cut(ROWS, PageQuery(size=10, offset=20), KEYS, ["name"])
+    assert ([row["name"] for row in page["rows"]], page["is_last"]) == (["n20", "n21", "n22"], True)
+    assert (page["total"], page["matched"]) == (23, 23)
+    page = cut(ROWS, PageQuery(text="N1", size=4), KEYS, ["name"])
+    assert (page["total"], page["matched"], page["is_last"], len(page["rows"])) == (23, 10, False, 4)
+    none = cut(ROWS, PageQuery(text="x"), KEYS, ["name"])
+    assert (none["total"], none["matched"], none["rows"], none["is_last"]) == (23, 0, [], True)
+
+
+def test_rows_without_a_value_come_last_in_both_directions() -> None:
+    for descending in (False, True):
+        rows = cut(ROWS, PageQuery(sort="size", is_descending=descending, size=23), KEYS, [])["rows"]
+        sizes = [row["size"] for row in rows]
+        assert sizes[18:] == [None] * 5
+        assert sizes[:18] == sorted(sizes[:18], reverse=descending)
+
+
+@pytest.mark.parametrize("query", [{"sort": "x"}, {"size": 0}, {"size": 10**6}, {"offset": -1}])
+def test_a_page_that_there_is_not(query: dict[str, Any]) -> None:
+    with pytest.raises(PageError):
+        cut(ROWS, PageQuery(**query), KEYS, [])
+
+
+# ---- what is read of the store ----
+
+
+def fill(path: Path, count: int) -> None:
+    with Store.open(path) as store:
+        for device in ("dev-a", "dev-b"):
+            store.put_device(make_spec(device), make_descriptor())
+            store.append(make_batch(0, count, device=device))
+
+
+def digest_of(path: Path, device: str) -> dict[str, Any]:
+    digest = DeviceDigest(make_spec(device).device_id)
+    for _, batch in Store.read(path).columns(DIGEST_COLUMNS, device_ids=[device]):
+        digest.add(batch)
+    return digest.told()
+
+
+def test_a_digest_says_what_status_says(tmp_path: Path) -> None:
+    fill(tmp_path / "store", 40)
+    with Store.open(tmp_path / "store") as store:
+        pairs = [
+            replace(make_record(number, origin=NOISE), attempt=attempt, measured_at=NOW + number)
+            for number in range(1, 30, 2)
+            for attempt in (1, 2)
+        ]
+        slow = [replace(one, run_secs=tuple(1.02 * secs for secs in one.run_secs)) for one in pairs[1::2]]
+        store.append([*pairs[::2], *slow])
+    found = digest_of(tmp_path / "store", "dev-a")
+    columns = Store.read(tmp_path / "store").columns(TRUST_COLUMNS, device_ids=["dev-a"])
+    expected = trust(make_spec().device_id, (batch for _, batch in columns))
+    assert found["noise"] == expected["noise"]
+    assert found["noise"]["pairs"] == 15
+    assert found["records"] == 70
+    assert found["last_error"]["outcome"] == Outcome.RUN_TIMEOUT
+    assert found["last_error"]["text"] == "no answer in 5 s"
+
+
+def test_a_spark_counts_the_last_periods() -> None:
+    last = int(NOW // SPARK_SECS)
+    found = spark({last: 3, last - SPARK_POINTS + 1: 7, last - SPARK_POINTS: 99, last + 1: 99}, NOW)
+    assert (len(found), found[0], found[-1], sum(found)) == (SPARK_POINTS, 7, 3, 10)
+
+
+def test_the_follower_reads_only_what_came_since(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    fill(path, 12)
+    follower = TableFollower(path, pause=lambda _: False)
+    follower.follow()
+    whole = follower.state
+    assert (whole.state, whole.done, whole.of) == ("ready", 24, 24)
+    with Store.open(path) as store:
+        store.append(make_batch(100, 8, device="dev-b"))
+    follower.follow()
+    assert follower.state.devices["dev-a"] is whole.devices["dev-a"], "its rows were read once"
+    assert follower.state.devices == {one: digest_of(path, one) for one in ("dev-a", "dev-b")}
+    assert follower.state.devices["dev-b"]["records"] == 20
+    with Store.open(path) as store:
+        store.upkeep()
+    follower.follow()
+    assert follower.state.devices["dev-b"]["records"] == 20, "a merge brings no new rows"
+
+
+def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
+    follower = TableFollower(tmp_path / "none")
+    try:
+        follower.look()
+        until(lambda: follower.state.state == "failed")
+        assert "none" in follower.state.reason
+    finally:
+        follower.close()
+
+
+# ---- sessions ----
+
+
+class Clock:
+    now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(keyring: Keyring, headers: dict[str, str], method: str = "GET", path: str = "/v1/status") -> bool:
+    scope = {"method": method, "path": path, "server": ("127.0.0.1", 8640)}
+    return keyring.is_trusted(scope, {key.encode(): value.encode() for key, value in headers.items()})
+
+
+def test_a_code_opens_one_session_in_time() -> None:
+    clock = Clock()
+    keyring = Keyring("t" * 20, clock)
+    code = keyring.new_code()
+    login = {"authorization": f"Login {code}"}
+    assert not asked(keyring, login), "a code is for the path of sessions only"
+    assert not asked(keyring, login, "GET", "/v1/session")
+    assert not asked(keyring, {"authorization": "Login x"}, "POST", "/v1/session")
+    assert asked(keyring, login, "POST", "/v1/session")
+    assert not asked(keyring, login, "POST", "/v1/session"), "it was redeemed"
+    late = {"authorization": f"Login {keyring.new_code()}"}
+    clock.now += LOGIN_SECS
+    assert not asked(keyring, late, "POST", "/v1/session")
+    first = keyring.new_code()
+    for _ in range(MOST_CODES):
+        keyring.new_code()
+    assert not asked(keyring, {"authorization": f"Login {first}"}, "POST", "/v1/session")
+
+
+def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
+    clock = Clock()
+    keyring = Keyring("t" * 20, clock)
+    header = keyring.cookie(8640)
+    assert "HttpOnly; SameSite=Strict" in header
+    cookie = header.split(";")[0]
+    assert asked(keyring, {"cookie": f"other=1; {cookie}"})
+    assert asked(keyring, {"cookie": cookie, "sec-fetch-site": "same-origin"})
+    for site in ("cross-site", "same-site"):
+        assert not asked(keyring, {"cookie": cookie, "sec-fetch-site": site})
+    for changed in (cookie[:-1], cookie.replace("=", "=9"), cookie.replace("8640", "8641"), "a=\x01", ""):
+        assert not asked(keyring, {"cookie": changed})
+    assert not Keyring("u" * 20, clock).is_trusted(
+        {"method": "GET", "path": "/", "server": ("", 8640)}, {b"cookie": cookie.encode()}
+    ), "another token ends all sessions"
+    writes = {"cookie": cookie, "host": "127.0.0.1:8640"}
+    assert not asked(keyring, writes, "DELETE")
+    assert not asked(keyring, {**writes, "origin": "http://127.0.0.1:9999"}, "DELETE")
+    assert not asked(keyring, {**writes, "origin": "null"}, "DELETE")
+    assert asked(keyring, {**writes, "origin": "http://127.0.0.1:8640"}, "DELETE")
+    clock.now += SESSION_SECS
+    assert not asked(keyring, {"cookie": cookie})
+
+
+# ---- the API of a fleet at work ----
+
+
+def until(is_so: Any, secs: float = 30.0) -> None:
+    ends_at = time.monotonic() + secs
+    while not is_so():
+        assert time.monotonic() < ends_at, "it does not become so"
+        time.sleep(0.05)
+
+
+def settled(fleet: dict[str, Any]) -> bool:
+    """Whether all records that there are have been read from the table."""
+    return bool(fleet["digest"]["done"] == fleet["store"]["records"] and not fleet["jobs"]["leased"])
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveFleet]:
+    with live_fleet(tmp_path_factory.mktemp("live"), ("one", "two", "three")) as made:
+        publish(made.registry, "one", "two")
+        until(lambda: all(row["records"] >= 100 for row in made.get("/v1/devices").values()))
+        until(lambda: made.get("/v1/dashboard/fleet")["digest"]["state"] == "ready")
+        yield made
+
+
+def test_the_page_and_its_files_need_no_session_and_hold_no_data(live: LiveFleet) -> None:
+    with httpx.Client(base_url=live.server.url, trust_env=False) as stranger:
+        page = stranger.get("/")
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        names = re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text)
+        assert len(names) > 8
+        for name in names:
+            file = stranger.get(name)
+            assert (file.status_code, file.headers["content-security-policy"]) == (200, policy), name
+            known = {"If-None-Match": file.headers["etag"]}
+            assert stranger.get(name, headers=known).status_code == 304
+            markup = r"innerHTML|outerHTML|document\.write|eval\(|https?://(?!www\.w3\.org)"
+            assert not re.search(markup, file.text)
+        for path in ("/v1/dashboard/fleet", "/v1/dashboard/live", "/static/nothing.js"):
+            assert stranger.get(path).status_code == 401
+        assert stranger.post("/").status_code == 405
+    with live.client() as client:
+        assert client.get("/static/nothing.js").status_code == 404
+        assert client.get("/static/..%2Fdashboard.py").status_code == 404
+
+
+def test_a_browser_logs_in_once_with_a_link(live: LiveFleet) -> None:
+    link = DaemonClient(live.server.url, live.token, 1).login_url()
+    assert live.token not in link
+    login = {"Authorization": f"Login {link.partition('#login=')[2]}"}
+    with httpx.Client(base_url=live.server.url, trust_env=False) as browser:
+        assert browser.get("/v1/status").status_code == 401
+        assert browser.post("/v1/session", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert browser.post("/v1/session", headers=login).status_code == 204
+        assert browser.get("/v1/status").status_code == 200
+        assert browser.post("/v1/session/code").status_code == 401, "no origin, so no page of this server"
+        assert browser.delete("/v1/session", headers={"Origin": live.server.url}).status_code == 204
+        assert browser.get("/v1/status").status_code == 401
+        assert browser.post("/v1/session", headers=login).status_code == 401
+
+
+def test_the_fleet_view_has_the_numbers_of_the_api(live: LiveFleet) -> None:
+    until(lambda: settled(live.get("/v1/dashboard/fleet")))
+    fleet, devices = live.get("/v1/dashboard/fleet"), live.get("/v1/devices")
+    assert fleet["counts"]["devices"] == fleet["total"] == 3
+    for row in fleet["rows"]:
+        same = ("state", "records", "failed", "kind", "family", "environment_id")
+        assert {name: row[name] for name in same} == {name: devices[row["device_id"]][name] for name in same}
+        assert row["digest"] == "ready"
+        assert sum(row["spark"]) == row["records"]
+        assert EVIL[:40] in row["last_error"]["text"]
+    served = {row["device_id"]: row["score"] for row in fleet["rows"]}
+    assert served["one"]["name"] == "top1"
+    assert served["one"]["value"] == 0.71
+    assert served["three"] is None
+    page = live.get("/v1/dashboard/fleet", sort="device", descending=True, size=1, text="o")
+    assert [row["device_id"] for row in page["rows"]] == ["two"]
+    with live.client() as client:
+        refused = client.get("/v1/dashboard/fleet", params={"sort": "x"})
+        assert (refused.status_code, "no order 'x'" in refused.json()["detail"]) == (400, True)
+
+
+def test_live_events_say_when_something_changed(live: LiveFleet) -> None:
+    with live.client() as client, client.stream("GET", "/v1/dashboard/live") as answer:
+        lines = answer.iter_lines()
+        events = []
+        for line in lines:
+            events += [line] if line.startswith("event:") else []
+            if len(events) == 3:
+                break
+    assert set(events) == {"event: change"}
+    assert json.dumps(live.get("/v1/status")).count(live.token) == 0
