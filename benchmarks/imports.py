@@ -1,9 +1,10 @@
 """How fast logs of other tools become durable records: `python -m benchmarks.imports --json`.
 
-Reads the real logs in `../shared/data` beside the checkout. Each dialect is imported into a new store by a
-process of its own that is bound to one core; the clock runs from opening the store to its closing, so
-parsing, hashing, compression and waiting for the disk are in it, the start of Python is not. `lines_per_s` is
-the slower of AutoTVM and Ansor; MetaSchedule's lines are ten times longer and are told apart.
+Reads the real logs in `../shared/data` beside the checkout. In the dialect `knobs` a configuration counts as
+a line. Each dialect is imported into a new store by a process of its own that is bound to one core; the clock
+runs from opening the store to its closing, so parsing, hashing, compression and waiting for the disk are in
+it, the start of Python is not. `lines_per_s` is the slower of AutoTVM and Ansor, `configurations_per_s` that
+of `knobs`; MetaSchedule's lines are ten times longer and are told apart.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ print(json.dumps({"secs": secs, "cpu_secs": cpu_secs, "again_secs": time.perf_co
 
 def plan(data: Path) -> dict[str, dict[str, list[Path]]]:
     """Files by dialect and device; MetaSchedule's databases lie among Ansor's logs."""
-    found: dict[str, dict[str, list[Path]]] = {"autotvm": {}, "ansor": {}, "meta_schedule": {}}
+    found: dict[str, dict[str, list[Path]]] = {"autotvm": {}, "ansor": {}, "meta_schedule": {}, "knobs": {}}
     for folder in sorted((data / "autotvm_dropletsearch").glob("*/")):
         found["autotvm"][folder.name.lower()] = [folder]
     for path in sorted((data / "ansor_bennu").rglob("*.*")):
@@ -60,6 +61,8 @@ def plan(data: Path) -> dict[str, dict[str, list[Path]]]:
             found["meta_schedule"].setdefault(f"bennu_ms_{_family(path)}", []).append(path)
         else:
             found["ansor"].setdefault(f"bennu_{_family(path)}", []).append(path)
+    for path in sorted((data / "kernel_tuner_hub").glob("*/*.gz")):
+        found["knobs"].setdefault(path.name.split(".")[0].removesuffix("_T4").lower(), []).append(path)
     return {dialect: devices for dialect, devices in found.items() if devices}
 
 
@@ -139,10 +142,12 @@ def measure(data: Path, folder: Path | None, core: int) -> dict[str, Any]:
     for dialect, devices in plan(data).items():
         with tempfile.TemporaryDirectory(dir=folder) as made:
             dialects[dialect] = import_dialect(devices, Path(made), core)
+    knobs = dialects.get("knobs", {})
     fast = [dialects[dialect]["lines_per_s"] for dialect in FAST if dialect in dialects]
     return {
         "benchmark": "imports",
         "lines_per_s": min(fast, default=None),
+        "configurations_per_s": knobs.get("lines_per_s"),
         "peak_memory_mb": max((one["peak_memory_mb"] for one in dialects.values()), default=None),
         "unaccounted_lines": sum(one["unaccounted_lines"] for one in dialects.values()),
         "lines": sum(one["lines"] for one in dialects.values()),

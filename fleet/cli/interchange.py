@@ -39,7 +39,7 @@ def import_(
     paths: Annotated[list[Path], typer.Argument(help="Log files, plain or gz, or folders of them.")],
     device: Annotated[str, typer.Option("--device", help="Device that measured them; made if it is new.")],
     dialect: Annotated[
-        str, typer.Option("--dialect", help="auto, ansor, autotvm or meta_schedule; auto asks each line.")
+        str, typer.Option("--dialect", help="auto (each line), ansor, autotvm, meta_schedule or knobs.")
     ] = "auto",
     network: Annotated[
         str,
@@ -54,7 +54,7 @@ def import_(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import measurement logs of Ansor, AutoTVM and MetaSchedule as records of one device.
+    """Import measurement logs of other tuners as records of one device.
 
     Failed measurements become records with their outcome; lines that are no measurement are counted by
     reason and left. Run again after an interruption, it goes on; the same line is never imported twice.

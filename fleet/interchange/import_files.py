@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.errors import FleetError
+from fleet.interchange.logs.knob_files import is_knob_table
 from fleet.interchange.logs.lines import first_lines
 from fleet.terminal_text import visible
 
@@ -73,7 +74,7 @@ def find_logs(paths: Sequence[Path], network: str = "") -> tuple[list[LogFile], 
             logs.setdefault(path.resolve(), log)
     if not logs:
         names = ", ".join(visible(str(path)) for path in paths)
-        raise FleetError(f"{names}: holds no log of Ansor, AutoTVM or MetaSchedule: nothing was imported")
+        raise FleetError(f"{names}: holds no log of a tuner: nothing was imported")
     return list(logs.values()), others
 
 
@@ -119,8 +120,10 @@ def stem_of(path: Path) -> str:
 
 
 def _looks_like_log(path: Path) -> bool:
-    """Whether one of the first lines begins like JSON, or the file is compressed and damaged at once."""
+    """Whether a first line begins like JSON or heads a tuner's table, or the file is damaged at once."""
     lines, damage = first_lines(path, _LOOK_LINES)
+    if is_knob_table(lines):
+        return True
     return any(line.lstrip()[:1] in (b"{", b"[") for line in lines) or bool(damage and not any(lines))
 
 

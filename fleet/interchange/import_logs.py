@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,21 +21,13 @@ from fleet.interchange.import_files import LogFile, find_logs, is_network, workl
 from fleet.interchange.import_journal import FileState, ImportJournal
 from fleet.interchange.import_report import BLANK, COMMENT, WORKLOAD_LINE, ImportReport, LineCounts
 from fleet.interchange.import_rows import RowBatch
-from fleet.interchange.logs.ansor import AnsorLogReader
-from fleet.interchange.logs.autotvm import AutoTvmLogReader
-from fleet.interchange.logs.catalog import Catalog, Environment, LoggedWorkload, Measurement
-from fleet.interchange.logs.json_values import NOT_JSON, Rejected, careful, is_garbage, parse_line
+from fleet.interchange.line_reader import DIALECTS, LineReader
+from fleet.interchange.logs.catalog import Environment, LoggedWorkload, Measurement
+from fleet.interchange.logs.json_values import NOT_JSON, Rejected, is_garbage
+from fleet.interchange.logs.knobs import KnobFile
 from fleet.interchange.logs.lines import LONG_LINE, LogLines, first_lines
-from fleet.interchange.logs.meta_schedule import (
-    Database,
-    MetaScheduleLogReader,
-    is_workload_line,
-    read_workload_lines,
-)
+from fleet.interchange.logs.meta_schedule import Database, read_workload_lines
 from fleet.terminal_text import visible
-
-#: Dialects by name; `auto` takes each line for what it looks like.
-DIALECTS: Final = ("auto", "ansor", "autotvm", "meta_schedule")
 
 #: A longer line is a workload of a database, or not read.
 MAX_RECORD_BYTES: Final = 4 << 20
@@ -64,53 +57,6 @@ class ImportRequest:
     devices_folder: Path = Path("configs/hardware")
     #: Read files again that an earlier import had read to their end.
     again: bool = False
-
-
-class LineReader:
-    """Reads one line, whatever dialect it is in."""
-
-    def __init__(self, dialect: str = "auto") -> None:
-        self._dialect = dialect
-        catalog = Catalog()
-        self._ansor = AnsorLogReader(catalog)
-        self._autotvm = AutoTvmLogReader(catalog)
-        self._meta_schedule = MetaScheduleLogReader(catalog)
-
-    def read(self, line: bytes, database: Database) -> Measurement | None:
-        """Read a line; None for a workload line, which `database` takes up.
-
-        Raises:
-            Rejected: It is no measurement that can be kept.
-        """
-        return careful(self._read, line, database)
-
-    def _read(self, line: bytes, database: Database) -> Measurement | None:
-        value = parse_line(line)
-        if type(value) is dict:
-            if "input" in value:
-                self._check("autotvm")
-                return self._autotvm.read(value)
-            if "i" in value:
-                if _is_old_autotvm(value["i"]):
-                    raise Rejected("AutoTVM log before 0.2", "convert it with TVM 0.6's autotvm.record")
-                self._check("ansor")
-                return self._ansor.read(value)
-        elif type(value) is list and len(value) == 2:
-            self._check("meta_schedule")
-            if not is_workload_line(value):
-                return self._meta_schedule.read(value, database)
-            database.add(value)
-            return None
-        raise Rejected("no known dialect", line[:40].decode(errors="replace"))
-
-    def _check(self, dialect: str) -> None:
-        if self._dialect not in ("auto", dialect):
-            raise Rejected(f"a line of {dialect}, asked for {self._dialect}")
-
-
-def _is_old_autotvm(value: Any) -> bool:
-    """AutoTVM 0.1 wrote [target, function, args, ...] under `i`."""
-    return type(value) is list and len(value) >= 3 and type(value[0]) is str and type(value[1]) is str
 
 
 def check_request(request: ImportRequest) -> FoundLogs:
@@ -212,6 +158,13 @@ class _Import:
         """Look at the beginning of every file, so that mixed families stop the import before it began."""
         reader = LineReader(self._request.dialect)
         for log in logs:
+            knobs = reader.knob_file(log.path)
+            if knobs is not None:
+                for one in islice(knobs.read(), _LOOK_LINES):
+                    if not isinstance(one, Rejected):
+                        self._check_family(one.environment, visible(str(log.path)))
+                        break
+                continue
             lines, _ = first_lines(log.path, _LOOK_LINES)
             for number, line in enumerate(lines, 1):
                 try:
@@ -234,6 +187,9 @@ class _Import:
 
     def _file(self, log: LogFile) -> LineCounts:
         """Read one file; its rows go to the batch."""
+        knobs = self._lines.knob_file(log.path)
+        if knobs is not None:
+            return self._knob_file(knobs, log)
         counts = LineCounts()
         lines = LogLines(log.path)
         database = Database()
@@ -265,6 +221,25 @@ class _Import:
             self._report.damaged[str(log.path)] = lines.damage
         return counts
 
+    def _knob_file(self, knobs: KnobFile, log: LogFile) -> LineCounts:
+        """Read a file of configurations, each of which counts as a line."""
+        counts = LineCounts()
+        position = 0
+        for found in knobs.read():
+            counts.lines += 1
+            if isinstance(found, Rejected):
+                self._reject(found, log, counts)
+            else:
+                self._keep(found, log, counts)
+            if self._batch.is_full or self._fresh_bytes >= FRESH_BYTES:
+                self._commit()
+            if knobs.position != position:
+                self._tell(knobs.position - position, log.path.name, counts.lines)
+                position = knobs.position
+        if knobs.damage:
+            self._report.damaged[str(log.path)] = knobs.damage
+        return counts
+
     def _line(self, line: bytes, database: Database, log: LogFile, counts: LineCounts) -> None:
         if not line or line.isspace():
             raise Rejected(BLANK)
@@ -275,6 +250,9 @@ class _Import:
         found = self._lines.read(line, database)
         if found is None:
             raise Rejected(WORKLOAD_LINE)
+        self._keep(found, log, counts)
+
+    def _keep(self, found: Measurement, log: LogFile, counts: LineCounts) -> None:
         if found.environment is not self._environment:
             self._check_family(found.environment, f"{visible(str(log.path))}:{counts.lines}")
             self._meet(found.environment)

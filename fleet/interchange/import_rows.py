@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from agents.codec import NO_MEMORY_LIMIT_GIB, protocol_to_json
@@ -107,7 +109,7 @@ class RowBatch:
             "candidate_id": self._candidate_ids,
             "outcome": [result.outcome for result in results],
             "latency_secs": [min(secs) if secs else None for secs in run_secs],
-            "run_secs": run_secs,
+            "run_secs": _lists(run_secs, "run_secs"),
             "warmup_secs": _constant([], rows, "warmup_secs"),
             "number": _constant(UNKNOWN_NUMBER, rows, "number"),
             "build_secs": _constant(0.0, rows, "build_secs"),
@@ -139,6 +141,13 @@ def _words(values: Sequence[T], text: Callable[[T], str]) -> pa.Array:
     places: dict[T, int] = {}
     rows = [places.setdefault(value, len(places)) for value in values]
     return pa.array([text(value) for value in places], pa.string()).take(pa.array(rows, pa.int32()))
+
+
+def _lists(values: Sequence[Sequence[float]], name: str) -> pa.Array:
+    """A column of lists of numbers, a third of the time of pyarrow's own way."""
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    flat = np.fromiter(chain.from_iterable(values), np.float64, count=int(ends[-1]))
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat), type=FILE_SCHEMA.field(name).type)
 
 
 def _constant(value: Any, rows: int, name: str) -> pa.Array:

@@ -28,6 +28,7 @@ from transfer.features.summary import SUMMARY_NAMES, Summariser
 from transfer.features.workload_vector import WORKLOAD_NAMES, workload_vector
 from transfer.language.ansor import AnsorReader
 from transfer.language.autotvm import AutoTVMReader
+from transfer.language.knobs import KnobReader
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind, Primitive, Reader, vocabulary_hash
 
@@ -225,7 +226,12 @@ class Extractor:
 
 def default_readers() -> dict[str, Reader]:
     """A fresh reader of each dialect."""
-    return {"meta_schedule": MetaScheduleReader(), "ansor": AnsorReader(), "autotvm": AutoTVMReader()}
+    return {
+        "meta_schedule": MetaScheduleReader(),
+        "ansor": AnsorReader(),
+        "autotvm": AutoTVMReader(),
+        "knobs": KnobReader(),
+    }
 
 
 def _rows_of(

@@ -12,9 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from transfer.language.loops import Loop, Mismatch, Stage
 from transfer.language.primitives import CREATED, Kind, Primitive, Role
-from transfer.language.program import ProgramStage
+from transfer.language.program import Loop, Mismatch, ProgramStage, Stage
 
 #: Annotations that say how a loop runs; others are notes for the compiler.
 LOOP_WORDS = frozenset(

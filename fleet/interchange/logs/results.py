@@ -124,6 +124,22 @@ def database_result(run_secs: Any) -> LoggedResult:
     return LoggedResult(Outcome.OK, found, "", 0.0, 0.0)
 
 
+def check_secs(value: list[float]) -> tuple[float, ...]:
+    """Read seconds of the repeats of one measurement.
+
+    Raises:
+        Rejected: A number that cannot be, or the mark of a failure.
+    """
+    # The usual case at once: a sum is finite only where all its numbers are.
+    usual = 0 < len(value) <= MAX_REPEATS and math.isfinite(sum(value))
+    if usual and min(value) >= LEAST_SECS and max(value) < FAILURE_MARK_SECS:
+        return tuple(value)
+    found = _costs(value)
+    if max(found) >= FAILURE_MARK_SECS:
+        raise Rejected("the mark of a failure, but no error", shown(max(found)))
+    return found
+
+
 def _costs(value: Any) -> tuple[float, ...]:
     if type(value) is not list:
         raise Rejected("costs are not a list", shown(value))
@@ -164,6 +180,7 @@ __all__ = [
     "MARK_TEXT",
     "LoggedResult",
     "attempt_of",
+    "check_secs",
     "database_result",
     "tuner_result",
 ]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from agents.host.gpu_sheets import gpu_sheet
 from agents.records import (
     ANSOR_HARDWARE_PARAMS,
     Descriptor,
@@ -30,6 +31,16 @@ _MAX_THREADS = 1024
 _MAX_INT = 2**31 - 1
 
 _INTEGER = re.compile(r"-?[0-9]{1,10}")
+
+# Words of a device's name, for tools that keep no target.
+_CPU_NAME = re.compile(
+    r"\b(cpu|xeon|core\(tm\)|epyc|ryzen|threadripper|x86|x86_64|i386|aarch64|arm64|armv\d\w*|neoverse)\b"
+)
+_GPU_KINDS = (
+    ("cuda", re.compile(r"nvidia|geforce|tesla|quadro|\b[rg]tx\b")),
+    ("rocm", re.compile(r"radeon|instinct|\bmi\d{2,3}[ax]?\b|gfx\d|\bamd\b")),
+    ("metal", re.compile(r"\bapple m\d")),
+)
 
 #: Options whose value is a list in a target's JSON.
 _LISTS = ("keys", "libs", "mattr")
@@ -71,6 +82,19 @@ def parse_target(value: Any) -> Target:
     return Target(options, family)
 
 
+def gpu_target(device_name: str) -> Target:
+    """Target of a device that a tuner of GPU kernels names; without a name it is a GPU of any kind."""
+    name = device_name.lower()
+    for kind, pattern in _GPU_KINDS:
+        if pattern.search(name) and not _CPU_NAME.search(name):
+            return Target({"kind": kind}, Family.GPU)
+    return (
+        Target({"kind": "llvm"}, Family.CPU)
+        if _CPU_NAME.search(name)
+        else Target({"kind": "opencl"}, Family.GPU)
+    )
+
+
 def _option(name: str, text: str) -> Any:
     if name in _LISTS:
         return text.split(",")
@@ -88,6 +112,9 @@ class Machine(NamedTuple):
     hardware: tuple[int, ...] = ()
     #: Name of what was measured there; AutoTVM's say which processors they are for.
     function: str = ""
+    #: As the driver names it, and properties that a log states.
+    device_name: str = ""
+    device_facts: tuple[tuple[str, str], ...] = ()
 
 
 def device_from_log(device_id: DeviceId, machine: Machine) -> tuple[DeviceSpec, Descriptor]:
@@ -129,9 +156,20 @@ def device_from_log(device_id: DeviceId, machine: Machine) -> tuple[DeviceSpec, 
         kernel="",
         versions=(("tvm", machine.tvm_version),) if machine.tvm_version else (),
         ansor_params=machine.hardware,
-        cuda_devices=((("arch", str(options["arch"])),),) if not is_cpu and "arch" in options else (),
+        cuda_devices=() if is_cpu else _gpu(device_id, machine),
     )
     return spec, descriptor
+
+
+def _gpu(device_id: DeviceId, machine: Machine) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """What a log says of its GPU, and the data sheet of its name; where it has none, of the device's id."""
+    said = dict(machine.device_facts)
+    if machine.device_name:
+        said["name"] = machine.device_name
+    if "arch" in machine.target.options:
+        said["arch"] = str(machine.target.options["arch"])
+    found = {**gpu_sheet(machine.device_name or device_id), **said}
+    return (tuple(sorted(found.items())),) if found else ()
 
 
 def _architecture(machine: Machine) -> str:

@@ -1,0 +1,82 @@
+"""One line of a log, whatever dialect it is in.
+
+Called by `fleet.interchange.import_logs`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from fleet.interchange.logs.ansor import AnsorLogReader
+from fleet.interchange.logs.autotvm import AutoTvmLogReader
+from fleet.interchange.logs.catalog import Catalog, Measurement
+from fleet.interchange.logs.helion import run_of
+from fleet.interchange.logs.json_values import Rejected, careful, parse_line
+from fleet.interchange.logs.knob_files import open_knob_file
+from fleet.interchange.logs.knobs import KnobFile
+from fleet.interchange.logs.meta_schedule import Database, MetaScheduleLogReader, is_workload_line
+
+#: Dialects by name; `auto` takes each line for what it looks like.
+DIALECTS: Final = ("auto", "ansor", "autotvm", "meta_schedule", "knobs")
+
+
+class LineReader:
+    """Reads one line, whatever dialect it is in."""
+
+    def __init__(self, dialect: str = "auto") -> None:
+        self._dialect = dialect
+        self._catalog = Catalog()
+        self._ansor = AnsorLogReader(self._catalog)
+        self._autotvm = AutoTvmLogReader(self._catalog)
+        self._meta_schedule = MetaScheduleLogReader(self._catalog)
+
+    def knob_file(self, path: Path) -> KnobFile | None:
+        """Open a file of another tuner's configurations; None where it is read line by line.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        return open_knob_file(path, self._catalog) if self._dialect in ("auto", "knobs") else None
+
+    def read(self, line: bytes, database: Database) -> Measurement | None:
+        """Read a line; None for a workload line, which `database` takes up.
+
+        Raises:
+            Rejected: It is no measurement that can be kept.
+        """
+        return careful(self._read, line, database)
+
+    def _read(self, line: bytes, database: Database) -> Measurement | None:
+        value = parse_line(line)
+        if type(value) is dict:
+            if "input" in value:
+                self._check("autotvm")
+                return self._autotvm.read(value)
+            if "i" in value:
+                if _is_old_autotvm(value["i"]):
+                    raise Rejected("AutoTVM log before 0.2", "convert it with TVM 0.6's autotvm.record")
+                self._check("ansor")
+                return self._ansor.read(value)
+            if "run_id" in value and "kernel_name" in value:
+                run_of(value)  # read with the table beside it
+                return None
+        elif type(value) is list and len(value) == 2:
+            self._check("meta_schedule")
+            if not is_workload_line(value):
+                return self._meta_schedule.read(value, database)
+            database.add(value)
+            return None
+        raise Rejected("no known dialect", line[:40].decode(errors="replace"))
+
+    def _check(self, dialect: str) -> None:
+        if self._dialect not in ("auto", dialect):
+            raise Rejected(f"a line of {dialect}, asked for {self._dialect}")
+
+
+def _is_old_autotvm(value: Any) -> bool:
+    """AutoTVM 0.1 wrote [target, function, args, ...] under `i`."""
+    return type(value) is list and len(value) >= 3 and type(value[0]) is str and type(value[1]) is str
+
+
+__all__ = ["DIALECTS", "LineReader"]

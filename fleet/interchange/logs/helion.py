@@ -1,0 +1,225 @@
+"""Helion's autotuning logs: `NAME.csv`, a line a measurement, and `NAME.meta.jsonl`, a line a kernel.
+
+A line of the table names its run; the run's line beside it says kernel, shapes, types and device. Without it
+the kernel is named after the file. Configurations are written as Python calls,
+`Config(block_sizes=[32, 16], num_warps=4)`, and are read here as data. Called by
+`fleet.interchange.import_logs`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet.interchange.logs.catalog import Catalog, Measurement
+from fleet.interchange.logs.json_values import Rejected, careful, parse_line, shown
+from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed
+from fleet.interchange.logs.lines import LogLines
+from fleet.interchange.logs.results import LoggedResult
+
+TOOL = "helion"
+SIDECAR = ".meta.jsonl"
+COLUMNS = (
+    "run_id",
+    "timestamp_s",
+    "config_id",
+    "generation",
+    "status",
+    "perf_ms",
+    "compile_time_s",
+    "config",
+)
+#: Columns without which a table is none of Helion's.
+_NEEDED = frozenset(("status", "perf_ms", "config"))
+_STATUSES = {
+    "error": "run",
+    "peer_compilation_fail": "compile",
+    "timeout": "compile_timeout",
+    "filtered": "invalid",
+    "accuracy_mismatch": "wrong",
+}
+#: Rows that are no measurement of their own.
+_NO_RESULTS = frozenset(("started", "deduplicated"))
+_MAX_LINE = 1 << 16
+_MAX_RUNS = 10_000
+_FACTS = ("compute_capability", "device_kind")
+
+_CALL = re.compile(r"\s*(?:helion\.)?Config\((.*)\)\s*", re.DOTALL)
+_TOKEN = re.compile(
+    r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=|(?P<word>True|False|None)\b|(?P<number>-?[0-9][0-9.eE+-]*)"
+    r"|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<mark>[][(){},:]))"
+)
+_WORDS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
+
+
+def is_table(line: bytes) -> bool:
+    """Whether a first line is the head of Helion's table."""
+    return {word.strip() for word in line[:1024].decode(errors="replace").split(",")} >= _NEEDED
+
+
+class TableFile(KnobFile):
+    """One table."""
+
+    def __init__(self, path: Path, catalog: Catalog) -> None:
+        super().__init__(path, catalog, _MAX_LINE)
+
+    def read(self) -> Iterator[Measurement | Rejected]:
+        """Yield every line's measurement, or the reason why it is none that can be kept."""
+        columns: list[str] = []
+        runs = _runs(self._path)
+        readers: dict[str, KernelReader] = {}
+        for batch in self._lines.batches():
+            for line in batch:
+                try:
+                    cells = _cells(line)
+                    if not columns or cells[0] == columns[0]:
+                        # Each run that finds an empty file writes the head again.
+                        columns = cells
+                        raise Rejected("comment line")
+                    row = dict(zip(columns, cells, strict=False))
+                    yield careful(self._row, row, runs, readers)
+                except Rejected as reason:
+                    yield reason
+
+    def _row(
+        self, row: Mapping[str, str], runs: Mapping[str, KernelHead], readers: dict[str, KernelReader]
+    ) -> Measurement:
+        if not row.keys() >= _NEEDED:
+            raise Rejected("a line has too few columns", f"{len(row)}")
+        if row["status"] in _NO_RESULTS:
+            raise Rejected("not measured", row["status"])
+        run = row.get("run_id") or row.get("kernel_id") or ""
+        if run not in readers:
+            name = only(self._path, ".csv") or self._path.name
+            head = runs.get(run, KernelHead(tool=TOOL, kernel=name, problem=run[:64]))
+            if len(readers) >= _MAX_RUNS:
+                raise Rejected(f"more than {_MAX_RUNS:,} runs")
+            readers[run] = KernelReader(self._catalog, head)
+        return readers[run].measurement(read_config(row["config"]), _result(row))
+
+
+def _cells(line: object) -> list[str]:
+    if type(line) is not bytes:
+        raise Rejected(str(line))
+    if not line.strip():
+        raise Rejected("blank line")
+    try:
+        cells = next(csv.reader([line.decode()], strict=True))
+    except UnicodeDecodeError as error:
+        raise Rejected("not UTF-8", f"byte {error.start}") from None
+    except csv.Error as error:
+        raise Rejected("no line of a table", str(error)) from None
+    return [cell.strip() for cell in cells]
+
+
+def _result(row: Mapping[str, str]) -> LoggedResult:
+    spent = _number(row.get("compile_time_s") or "0", "compile_time_s")
+    if row["status"] == "ok":
+        if not row["perf_ms"]:
+            return failed("run", spent)
+        result = timed([_number(row["perf_ms"], "perf_ms")], spent)
+        return result
+    kind = _STATUSES.get(row["status"])
+    if kind is None:
+        raise Rejected("an error of an unknown kind", shown(row["status"]))
+    return failed(kind, spent)
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1e12:
+        raise Rejected(f"{name} is out of range", shown(text))
+    return value
+
+
+def read_config(text: str) -> dict[str, Any]:
+    """The keywords of a written call of `Config`, as JSON has them.
+
+    Raises:
+        Rejected: It is something else.
+    """
+    call = _CALL.fullmatch(text)
+    if call is None:
+        raise Rejected("configuration is not Config(...)", shown(text))
+    body, at, pieces = call[1], 0, ["{"]
+    while at < len(body.rstrip()):
+        found = _TOKEN.match(body, at)
+        if found is None:
+            raise Rejected("configuration is not Config(...)", shown(body[at : at + 20]))
+        at = found.end()
+        if found["name"]:
+            pieces.append(json.dumps(found["name"]) + ":")
+        elif found["text"]:
+            pieces.append(_quoted(found["text"]))
+        else:
+            piece = found["word"] or found["number"] or found["mark"]
+            if piece in (")", "]", "}") and pieces[-1] == ",":
+                pieces.pop()
+            pieces.append(_WORDS.get(piece, piece))
+    if pieces[-1] == ",":
+        pieces.pop()
+    value = parse_line("".join([*pieces, "}"]).encode())
+    if type(value) is not dict:
+        raise Rejected("configuration is not Config(...)", shown(text))
+    return value
+
+
+def _quoted(text: str) -> str:
+    body = text[1:-1]
+    return json.dumps(body.replace("\\'", "'").replace('\\"', '"').replace("\\\\", "\\"))
+
+
+def _runs(table: Path) -> dict[str, KernelHead]:
+    """Kernels by run, out of the file beside a table; lines that are wrong are told when it is imported."""
+    beside = table.with_name((only(table, ".csv") or table.name) + SIDECAR)
+    heads: dict[str, KernelHead] = {}
+    if not beside.is_file():
+        return heads
+    for batch in LogLines(beside, max_line_bytes=32 << 20).batches():
+        for line in batch:
+            try:
+                value = parse_line(line) if type(line) is bytes and line.strip() else None
+                found = careful(run_of, value)
+            except Rejected:
+                continue
+            if len(heads) < _MAX_RUNS:
+                heads[found[0]] = found[1]
+    return heads
+
+
+def run_of(value: Any) -> tuple[str, KernelHead]:
+    """Run and kernel of one line of the file beside a table.
+
+    Raises:
+        Rejected: It is something else.
+    """
+    if type(value) is not dict or type(value.get("kernel_name")) is not str:
+        raise Rejected("no kernel of Helion", shown(value))
+    hardware = value.get("hardware_info")
+    facts = hardware if type(hardware) is dict else {}
+    name = facts.get("device_name") or value.get("hardware") or ""
+    props = facts.get("device_props")
+    known = {**(props if type(props) is dict else {}), **{one: facts.get(one) for one in _FACTS}}
+    stated = tuple(
+        sorted((str(key)[:64], str(one)[:64]) for key, one in known.items() if type(one) in (int, str))
+    )[:32]
+    head = KernelHead(
+        tool=TOOL,
+        kernel=value["kernel_name"],
+        problem=[value.get("input_shapes"), value.get("dtypes")],
+        device_name=name if type(name) is str else "",
+        details={"source": value.get("kernel_source", "")},
+        device_facts=stated,
+    )
+    return str(value.get("run_id") or value.get("kernel_id") or ""), head
+
+
+__all__ = ["COLUMNS", "SIDECAR", "TOOL", "TableFile", "is_table", "read_config", "run_of"]

@@ -1,0 +1,238 @@
+"""Kernel Tuner's caches, and T4 files of the FAIR autotuning community.
+
+A cache names device, kernel, problem size and knobs, then maps the joined knobs to one result each; Kernel
+Tuner leaves off the closing brackets while it tunes. A T4 file is a list of results and does not name
+kernel and device: those come from its `metadata`, from the cache beside it (`A100.json` beside
+`A100_T4.json`), or, last, from its folder. Called by `fleet.interchange.import_logs`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fleet.interchange.logs.catalog import Catalog, Measurement
+from fleet.interchange.logs.json_items import JsonItems
+from fleet.interchange.logs.json_values import Rejected, shown
+from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed, tried
+from fleet.interchange.logs.results import MAX_ALL_SECS, MAX_TIMESTAMP, LoggedResult
+
+TOOL = "kernel_tuner"
+#: Keys that a cache, and a T4 file, may begin with.
+CACHE_KEYS = frozenset(
+    (
+        "schema_version",
+        "device_name",
+        "kernel_name",
+        "problem_size",
+        "tune_params_keys",
+        "tune_params",
+        "cache",
+    )
+)
+T4_KEYS = frozenset(("metadata", "results", "schema_version"))
+
+_ERRORS = {
+    "ErrorConfig": "run",
+    "InvalidConfig": "invalid",
+    "CompilationFailedConfig": "compile",
+    "RuntimeFailedConfig": "run",
+}
+_INVALIDITIES = {
+    "constraints": "invalid",
+    "compile": "compile",
+    "runtime": "run",
+    "correctness": "wrong",
+    "timeout": "timeout",
+}
+#: Milliseconds of a result that were spent on building and timing.
+_SPENT = ("compile_time", "verification_time", "benchmark_time")
+_T4_SPENT = ("compilation", "validation", "benchmark")
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+
+
+class CacheFile(KnobFile):
+    """A cache of Kernel Tuner."""
+
+    def __init__(self, path: Path, catalog: Catalog) -> None:
+        super().__init__(path, catalog)
+        self._items = JsonItems(self._lines.chunks(), "cache", open_end=True)
+
+    def head(self) -> KernelHead | None:
+        """What the cache says of its kernel; None where it is damaged before its first result."""
+        try:
+            for _ in islice(self._items, 1):
+                pass
+            return _cache_head(self._items.head)
+        except Rejected:
+            return None
+
+    def read(self) -> Iterator[Measurement | Rejected]:
+        """Yield every configuration, or the reason why it is none that can be kept."""
+        reader: KernelReader | None = None
+        names: list[str] = []
+        try:
+            for item in self._items:
+                if reader is None:
+                    head = self._items.head
+                    reader = KernelReader(self._catalog, _cache_head(head))
+                    names = _names(head)
+                yield tried(_cache_result, reader, names, item)
+        except Rejected as reason:
+            yield reason
+
+
+def _cache_head(head: Mapping[str, Any]) -> KernelHead:
+    return KernelHead(
+        tool=TOOL,
+        kernel=head.get("kernel_name", ""),
+        problem=_numbers_of(head.get("problem_size")),
+        device_name=head.get("device_name", ""),
+    )
+
+
+def _names(head: Mapping[str, Any]) -> list[str]:
+    names = head.get("tune_params_keys")
+    if type(names) is not list or not all(type(name) is str for name in names) or not names:
+        raise Rejected("tune_params_keys is not a list of names", shown(names))
+    return names
+
+
+def _cache_result(reader: KernelReader, names: list[str], item: Any) -> Measurement:
+    if type(item) is not dict:
+        raise Rejected("a result is not an object", shown(item))
+    try:
+        knobs = {name: value if type(value := item[name]) is int else number_of(value) for name in names}
+    except KeyError as missing:
+        raise Rejected("a knob is missing", str(missing)) from None
+    spent, at = _spent(item, _SPENT), moment(item.get("timestamp", ""))
+    time = item.get("time")
+    error: Any = item.get("__error__", time if type(time) is str else None)
+    if error is None and type(time) is not float:
+        error = next((one for one in item.values() if type(one) is str and one in _ERRORS), None)
+    if error is not None:
+        return reader.measurement(knobs, failed(_word(error, _ERRORS), spent, at))
+    if type(rate := item.get("GFLOP/s")) is float and type(time) is float:
+        reader.tell_flops(rate * time * 1e6)
+    return reader.measurement(knobs, _timed(item.get("times"), time, spent, at))
+
+
+class T4File(KnobFile):
+    """A T4 file."""
+
+    def read(self) -> Iterator[Measurement | Rejected]:
+        """Yield every configuration, or the reason why it is none that can be kept."""
+        items = JsonItems(self._lines.chunks(), "results")
+        reader: KernelReader | None = None
+        try:
+            for item in items:
+                if reader is None:
+                    reader = KernelReader(self._catalog, self._head(items.head.get("metadata")))
+                yield tried(_t4_result, reader, item)
+        except Rejected as reason:
+            yield reason
+
+    def _head(self, metadata: Any) -> KernelHead:
+        if type(metadata) is dict and type(metadata.get("kernel_name")) is str:
+            return KernelHead(
+                tool=str(metadata.get("tool", "t4"))[:32],
+                kernel=metadata["kernel_name"],
+                problem=metadata.get("problem_size"),
+                device_name=metadata.get("device_name", ""),
+                details=_details(metadata.get("details")),
+            )
+        stem = only(self._path, ".json").removesuffix("_T4")
+        for name in (f"{stem}.json.gz", f"{stem}.json"):
+            beside = self._path.with_name(name)
+            if beside.name != self._path.name and beside.is_file():
+                found = CacheFile(beside, self._catalog).head()
+                if found is not None and found.kernel:
+                    return found
+        return KernelHead(tool="t4", kernel=self._path.absolute().parent.name, problem=None)
+
+
+def _details(value: Any) -> dict[str, Any]:
+    known = {"tool", "kernel", "problem", "dialect"}
+    return {} if type(value) is not dict else {name: one for name, one in value.items() if name not in known}
+
+
+def _t4_result(reader: KernelReader, item: Any) -> Measurement:
+    if type(item) is not dict or type(item.get("configuration")) is not dict:
+        raise Rejected("a result has no configuration", shown(item))
+    knobs = {name: number_of(one) for name, one in item["configuration"].items()}
+    times = item.get("times", {})
+    if type(times) is not dict:
+        raise Rejected("times are not an object", shown(times))
+    spent, at = _spent(times, _T4_SPENT), moment(item.get("timestamp", ""))
+    validity = item.get("invalidity")
+    if validity != "correct":
+        return reader.measurement(knobs, failed(_word(validity, _INVALIDITIES), spent, at))
+    value: Any = None
+    for one in item.get("measurements") or ():
+        if type(one) is dict and one.get("name") == "time":
+            value = one.get("value")
+        elif type(one) is dict and one.get("name") == "GFLOP/s" and type(one.get("value")) is float:
+            reader.tell_flops(one["value"] * value * 1e6 if type(value) is float else 0.0)
+    if item.get("correctness", 1) != 1:
+        return reader.measurement(knobs, failed("wrong", spent, at))
+    return reader.measurement(knobs, _timed(times.get("runtimes"), value, spent, at))
+
+
+def _word(value: Any, words: Mapping[str, str]) -> str:
+    found = words.get(value) if type(value) is str else None
+    if found is None:
+        raise Rejected("an error of an unknown kind", shown(value))
+    return found
+
+
+def _timed(times: Any, time: Any, spent: float, at: float) -> LoggedResult:
+    if times is None and type(time) in (float, int):
+        times = [time]
+    if times is None:
+        raise Rejected("not measured", "neither times nor time")
+    return timed(times, spent, at)
+
+
+def _spent(item: Mapping[str, Any], names: tuple[str, ...]) -> float:
+    total = 0.0
+    for name in names:
+        value = item.get(name, 0.0)
+        if type(value) not in (float, int) or not 0 <= value < MAX_ALL_SECS or not math.isfinite(value):
+            raise Rejected(f"{name} is out of range", shown(value))
+        total += value
+    return total / 1e3
+
+
+def moment(text: Any) -> float:
+    """Unix seconds of a timestamp; 0 where there is none.
+
+    Raises:
+        Rejected: It is no time.
+    """
+    if not text:
+        return 0.0
+    try:
+        at = datetime.fromisoformat(text)
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        raise Rejected("timestamp is not a time", shown(text)) from None
+    if not 0 <= seconds < MAX_TIMESTAMP:
+        raise Rejected("timestamp is out of range", shown(text))
+    return seconds
+
+
+def number_of(value: Any) -> Any:
+    """A knob's value; a whole number in quotes is that number, for both are the same text in the kernel."""
+    return int(value) if type(value) is str and _WHOLE.fullmatch(value) else value
+
+
+def _numbers_of(value: Any) -> Any:
+    return [number_of(one) for one in value] if type(value) is list else number_of(value)
+
+
+__all__ = ["CACHE_KEYS", "T4_KEYS", "TOOL", "CacheFile", "T4File", "moment", "number_of"]

@@ -1,0 +1,205 @@
+"""Configurations that other tuners measured: what their files have in common.
+
+The readers of the tools (`kernel_tuner.py`, `triton.py`, `helion.py`) give kernel, configuration and result;
+this module makes a `Measurement` of them. Called by `fleet.interchange.import_logs`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from agents.records import Outcome, Workload, canonical_json
+from fleet.interchange.logs.catalog import (
+    Catalog,
+    Environment,
+    LoggedWorkload,
+    Measurement,
+    check_key,
+    checked_trace,
+    key_id,
+)
+from fleet.interchange.logs.json_values import Rejected, canonical_text, careful, shown
+from fleet.interchange.logs.lines import MAX_LINE_BYTES, LogLines
+from fleet.interchange.logs.operators import shape_of
+from fleet.interchange.logs.results import LoggedResult, check_secs
+from fleet.interchange.logs.targets import Machine, gpu_target
+from transfer.language.knobs import check_knobs
+
+DIALECT: Final = "knobs"
+_MAX_NAME = 512
+_NUMBERS = frozenset((float, int))
+
+#: What the tools call a failure, by the word that this project keeps in `Record.error`.
+FAILURES: Final = {
+    "invalid": (Outcome.BUILD_FAILED, "invalid: the configuration breaks a restriction of the space"),
+    "compile": (
+        Outcome.BUILD_FAILED,
+        "compile: the kernel could not be compiled, or needs too much of the device",
+    ),
+    "run": (Outcome.RUN_FAILED, "run: the kernel could not be run"),
+    "wrong": (Outcome.WRONG_OUTPUT, "wrong: the kernel's answer was wrong"),
+    "timeout": (Outcome.RUN_TIMEOUT, "timeout: running took too long"),
+    "compile_timeout": (Outcome.BUILD_TIMEOUT, "compile_timeout: compiling took too long"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelHead:
+    """What a file says of all its configurations."""
+
+    #: Tool that tuned: `kernel_tuner`, `triton`, `helion`, `t4`.
+    tool: str
+    kernel: str
+    #: Problem size as the tool has it; any short JSON value.
+    problem: Any
+    #: As the driver names it; empty where the file does not say.
+    device_name: str = ""
+    #: More of what names the kernel, such as a hash of its source.
+    details: dict[str, Any] = field(default_factory=dict)
+    #: Shapes and types of the arguments where the tool keeps them.
+    arg_shapes: tuple[tuple[int, ...], ...] = ()
+    arg_dtypes: tuple[str, ...] = ()
+    #: Properties of the device that the file states.
+    device_facts: tuple[tuple[str, str], ...] = ()
+
+
+class KnobFile(ABC):
+    """A file of configurations.
+
+    Args:
+        path: The file, plain or gz.
+        catalog: Workloads and environments of the import.
+        max_line_bytes: For files that are read line by line.
+    """
+
+    def __init__(self, path: Path, catalog: Catalog, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._path = path
+        self._catalog = catalog
+        self._lines = LogLines(path, max_line_bytes)
+
+    @property
+    def position(self) -> int:
+        """Bytes read so far."""
+        return self._lines.position
+
+    @property
+    def damage(self) -> str:
+        """What is wrong with its compression; empty if nothing was seen."""
+        return self._lines.damage
+
+    @abstractmethod
+    def read(self) -> Iterator[Measurement | Rejected]:
+        """Yield every configuration, or the reason why it is none that can be kept."""
+
+
+class KernelReader:
+    """Turns configurations of one kernel into measurements.
+
+    Raises:
+        Rejected: The head names no kernel that can be kept.
+    """
+
+    def __init__(self, catalog: Catalog, head: KernelHead) -> None:
+        if type(head.kernel) is not str or not 0 < len(head.kernel) <= _MAX_NAME:
+            raise Rejected("the kernel has no name", shown(head.kernel))
+        if type(head.device_name) is not str or len(head.device_name) > _MAX_NAME:
+            raise Rejected("name of the device is not a text", shown(head.device_name))
+        key = {"tool": head.tool, "kernel": head.kernel, "problem": head.problem, **head.details}
+        text = check_key(canonical_text(key))
+        self._workload = catalog.workload((DIALECT, text), lambda: _workload(head, key, text))
+        self._environment: Environment = catalog.environment(
+            (DIALECT, head.tool, head.device_name), lambda: _environment(head)
+        )
+
+    def measurement(self, knobs: Any, result: LoggedResult) -> Measurement:
+        """One configuration with its result.
+
+        Raises:
+            Rejected: It is no configuration.
+        """
+        if fault := check_knobs(knobs):
+            raise Rejected(fault, shown(knobs))
+        return Measurement(self._workload, self._environment, checked_trace(knobs), result)
+
+    def tell_flops(self, flops: float) -> None:
+        """Keep what a metric says of the kernel's work."""
+        if not self._workload.workload.flops and 0 < flops < 1e30:
+            self._workload.estimate_flops(float(f"{flops:.6g}"))
+
+
+def _workload(head: KernelHead, key: dict[str, Any], text: str) -> LoggedWorkload:
+    shapes, dtypes = head.arg_shapes, head.arg_dtypes
+    if not shapes:
+        listed = shape_of(head.problem if type(head.problem) is list else [head.problem])
+        shapes, dtypes = ((listed,), ("float32",)) if listed else ((), ())
+    problem = canonical_text(head.problem) if type(head.problem) is not str else head.problem
+    workload = Workload(
+        workload_id=key_id(DIALECT, text),
+        name=f"{head.kernel} {problem}"[:_MAX_NAME],
+        operator=head.kernel[:64],
+        arg_shapes=shapes,
+        arg_dtypes=dtypes,
+        flops=0.0,
+        networks=(),
+        module_json=canonical_json({"dialect": DIALECT, **key}),
+    )
+    return LoggedWorkload(workload, DIALECT)
+
+
+def _environment(head: KernelHead) -> tuple[dict[str, Any], Machine]:
+    target = gpu_target(head.device_name)
+    value = {
+        "imported": DIALECT,
+        "tool": head.tool,
+        "device_name": head.device_name,
+        "target": dict(target.options),
+    }
+    return value, Machine(target, device_name=head.device_name, device_facts=head.device_facts)
+
+
+def failed(kind: str, all_secs: float = 0.0, measured_at: float = 0.0) -> LoggedResult:
+    """A failure by its word of `FAILURES`."""
+    outcome, text = FAILURES[kind]
+    return LoggedResult(outcome, (), text, all_secs, measured_at)
+
+
+def timed(run_ms: Any, all_secs: float = 0.0, measured_at: float = 0.0) -> LoggedResult:
+    """A result by its milliseconds, one a repeat.
+
+    Raises:
+        Rejected: They are no times.
+    """
+    if type(run_ms) is not list or not _NUMBERS.issuperset(map(type, run_ms)):
+        raise Rejected("times are not a list of numbers", shown(run_ms))
+    return LoggedResult(Outcome.OK, check_secs([one / 1e3 for one in run_ms]), "", all_secs, measured_at)
+
+
+def tried(read: Callable[..., Measurement], *args: Any) -> Measurement | Rejected:
+    """What a reader gives, or why it gives nothing."""
+    try:
+        return careful(read, *args)
+    except Rejected as reason:
+        return reason
+
+
+def only(path: Path, suffix: str) -> str:
+    """Name of a file without `suffix` and `.gz`; empty where it ends otherwise."""
+    name = path.name.removesuffix(".gz")
+    return name.removesuffix(suffix) if name.endswith(suffix) else ""
+
+
+__all__ = [
+    "DIALECT",
+    "FAILURES",
+    "KernelHead",
+    "KernelReader",
+    "KnobFile",
+    "failed",
+    "only",
+    "timed",
+    "tried",
+]

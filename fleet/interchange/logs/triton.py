@@ -1,0 +1,59 @@
+"""Triton's caches of autotuned kernels, `KERNEL.autotune.json`: one object, all configurations of one key.
+
+The file names neither device nor time. A configuration that failed has infinite times; Triton writes so when
+a kernel does not compile or needs more than the device has. Called by `fleet.interchange.import_logs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from fleet.interchange.logs.catalog import Measurement
+from fleet.interchange.logs.json_items import JsonItems
+from fleet.interchange.logs.json_values import Rejected, shown
+from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed, tried
+
+TOOL = "triton"
+SUFFIX = ".autotune.json"
+KEYS = frozenset(("key", "configs_timings"))
+#: What Triton keeps beside `kwargs`; values that are None say nothing.
+OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "ir_override")
+
+
+class AutotuneFile(KnobFile):
+    """One file of Triton's cache."""
+
+    def read(self) -> Iterator[Measurement | Rejected]:
+        """Yield every configuration, or the reason why it is none that can be kept."""
+        items = JsonItems(self._lines.chunks(), "configs_timings")
+        reader: KernelReader | None = None
+        try:
+            for item in items:
+                if reader is None:
+                    head = KernelHead(
+                        tool=TOOL, kernel=only(self._path, SUFFIX), problem=items.head.get("key")
+                    )
+                    reader = KernelReader(self._catalog, head)
+                yield tried(_result, reader, item)
+        except Rejected as reason:
+            yield reason
+
+
+def _result(reader: KernelReader, item: Any) -> Measurement:
+    if type(item) is not list or len(item) != 2 or type(item[0]) is not dict:
+        raise Rejected("a result is not [configuration, times]", shown(item))
+    config, times = item
+    options = {name: one for name, one in config.items() if name != "kwargs" and one is not None}
+    knobs = config.get("kwargs", {})
+    if type(knobs) is not dict or knobs.keys() & options.keys():
+        raise Rejected("kwargs are not an object of further knobs", shown(knobs))
+    # Median first; of the quantiles only it is a time of the kernel.
+    median = times[0] if type(times) is list and times else times
+    if type(median) is float and math.isinf(median):
+        return reader.measurement({**knobs, **options}, failed("compile"))
+    return reader.measurement({**knobs, **options}, timed([median]))
+
+
+__all__ = ["KEYS", "OPTIONS", "SUFFIX", "TOOL", "AutotuneFile"]
