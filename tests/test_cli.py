@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 
 from fleet.cli.app import run
+from fleet.cli.options import load_settings, say_places
+from fleet.store.store import Store
+from tests.record_fixtures import make_descriptor, make_spec
 
 ROOT = Path(__file__).parent.parent
-VERBS = ("init", "probe", "doctor", "demo", "collect", "train", "eval", "onboard", "status")
+VERBS = (
+    *("init", "probe", "doctor", "demo", "collect", "train", "eval", "onboard", "status", "import", "export"),
+    *("tune", "up", "show", "workloads", "datasets"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +34,8 @@ def failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must fail with exit 1 and one line; return the line."""
     assert run(arguments) == 1
     captured = capsys.readouterr()
-    lines = captured.err.strip().splitlines()
+    # Verbs that measure name settings and store first.
+    lines = [line for line in captured.err.strip().splitlines() if not line.startswith("settings: ")]
     assert len(lines) == 1, captured.err
     assert lines[0].startswith("fleet: ")
     assert "Traceback" not in captured.err
@@ -117,6 +124,48 @@ def test_a_file_where_the_store_should_be_is_left_alone(capsys: pytest.CaptureFi
     assert Path("store").read_text() == "mine"
 
 
+def test_settings_and_store_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Path("data/mine")
+    say_places(load_settings(None, {"store.path": str(store)}), None, store)
+    assert capsys.readouterr().err == (
+        f"settings: built-in ones, as {Path.cwd()} has no configs/fleet.yaml; "
+        "store: data/mine, which is not there yet\n"
+    )
+    store.mkdir(parents=True)
+    Path("configs").mkdir()
+    Path("configs/fleet.yaml").write_text("schema: 1\nstore: {path: data/mine}\n")
+    say_places(load_settings(None, {}), None)
+    assert capsys.readouterr().err == "settings: configs/fleet.yaml; store: data/mine\n"
+
+
+def test_a_mistyped_store_is_asked_about(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    assert "no store was made at stoer" in failure(["collect", "--store", "stoer"], capsys)
+    assert not Path("stoer").exists()
+
+
+def test_a_full_disk_is_one_line_with_advice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "runs/models/v000001")
+
+    monkeypatch.setattr("fleet.models.training.train_version", full)
+    Path("runs").mkdir()
+    with Store.open(Path("runs/store")) as store:
+        store.put_device(make_spec("dev-a"), make_descriptor())
+    line = failure(["train"], capsys)
+    assert "the disk is full at runs/models/v000001: free some space" in line
+
+
+def test_status_without_a_store_says_what_makes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status"]) == 0
+    assert "no store at runs/store; `fleet collect` makes one" in capsys.readouterr().out
+
+
 def test_onboarding_without_a_model_says_what_to_run_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fleet train" in failure(["onboard", "x86-64-v2", "--samples", "8"], capsys)
 
@@ -139,7 +188,10 @@ def test_a_missing_package_of_tvm_is_one_line(
     )
     assert done.returncode == 1
     # On a busy host Ray may need a second attempt, and says so.
-    lines = [line for line in done.stderr.strip().splitlines() if not line.startswith("Ray did not start")]
+    places, *lines = [
+        line for line in done.stderr.strip().splitlines() if not line.startswith("Ray did not start")
+    ]
+    assert places.startswith("settings: built-in ones")
     assert len(lines) == 1, done.stderr
     assert "no_such_extra_of_tvm" in lines[0]
     assert "fleet doctor" in lines[0]

@@ -85,6 +85,13 @@ def test_an_import_of_nothing_makes_no_store(path: str, device: str) -> None:
     assert not Path("new").exists()
 
 
+def test_a_file_without_a_measurement_is_no_import() -> None:
+    write_log(Path("README.md"), ["# about", "text"])
+    refused = run("import", "README.md", "--device", "board-7")
+    assert isinstance(refused.exception, FleetError)
+    assert "no measurement in README.md" in str(refused.exception)
+
+
 def test_export_hands_on_what_was_asked() -> None:
     write_log(Path("log.json"), [ansor(n) for n in range(5)])
     assert run("import", "log.json", "--device", "board-7").exit_code == 0

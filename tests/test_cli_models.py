@@ -108,8 +108,10 @@ def test_damaged_tensors_are_one_line(
 def test_an_empty_folder_has_no_versions_and_that_is_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(["list"], tmp_path / "none", capsys) == []
-    assert "`fleet train` makes one" in shown(["list"], tmp_path / "none", capsys)
+    assert told(["list"], tmp_path, capsys) == []
+    assert "`fleet train` makes one" in shown(["list"], tmp_path, capsys)
+    # As with a store: a folder that was named must be there.
+    assert run(["models", "list", "--models", str(tmp_path / "none")]) == 1
 
 
 def test_show_tells_why_a_head_serves_or_not(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

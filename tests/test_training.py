@@ -275,7 +275,7 @@ def test_a_gpu_that_is_not_there_is_named():
         pytest.skip("this host has a GPU")
     assert torch_device("auto").type == "cpu"
     with pytest.raises(
-        TransferError, match=r"finds none; install a CUDA build of torch .* or use device 'cpu'"
+        TransferError, match=r"finds none; install a CUDA build of torch .* or train on the CPU"
     ):
         train(DATASET, ROWS, config=replace(RUN, device="cuda"), seed=0)
 

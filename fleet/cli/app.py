@@ -6,6 +6,7 @@ this module turns errors into lines; nothing heavy is imported before a verb run
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from fleet.cli import device_files as cli_device_files
 from fleet.cli import devices as cli_devices
 from fleet.cli import interchange as cli_interchange
 from fleet.cli import jobs as cli_jobs
+from fleet.cli import lookup as cli_lookup
 from fleet.cli import models as cli_models
 from fleet.cli import requests as cli_requests
 from fleet.cli import store as cli_store
@@ -36,7 +38,6 @@ from fleet.terminal_text import make_logs_visible, say, say_traceback
 app = typer.Typer(
     name="fleet",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -57,7 +58,8 @@ def _fleet(
 ) -> None:
     """Measure tensor programs on unlike devices and keep one cost model with a head per device.
 
-    Start with `fleet doctor` and `fleet demo`.
+    Start with `fleet demo`, the whole job on this host in ten minutes; then `fleet doctor`, `fleet init` and
+    `fleet collect`.
     """
     if debug:
         os.environ["FLEET_DEBUG"] = "1"
@@ -91,6 +93,7 @@ cli_tuning.register(app)
 cli_models.register(app)
 cli_store.register(app)
 cli_requests.register(app)
+cli_lookup.register(app)
 
 
 def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
@@ -109,12 +112,23 @@ def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
         if os.environ.get("FLEET_DEBUG") == "1":
             say_traceback(traceback.format_exc())
         if signals is None or signals.number is None:
-            _say(str(error) or type(error).__name__)
+            _say(_line(error))
         code = 1
     if signals is not None and signals.number is not None:
         _say("interrupted; the same command goes on where this one stopped")
         code = 128 + signals.number
     return code
+
+
+def _line(error: Exception) -> str:
+    """The error for people; one of the disk says what to do."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" at {error.filename}" if error.filename else ""
+        return (
+            f"the disk is full{where}: free some space, then run the same command again; what was written "
+            "before is kept"
+        )
+    return str(error) or type(error).__name__
 
 
 def _say(text: str) -> None:

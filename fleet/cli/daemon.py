@@ -14,6 +14,7 @@ from fleet.cli.options import (
     SeedOption,
     StoreOption,
     load_settings,
+    say_places,
 )
 from fleet.cli.output import ConfigOption, SetOption
 
@@ -63,6 +64,7 @@ def up(
         },
         changes,
     )
+    say_places(settings, config, store)
     options = UpOptions(models=models, address=address, for_secs=for_secs, once=once)
     daemon = settings.daemon
 

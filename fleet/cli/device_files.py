@@ -72,6 +72,7 @@ def add(
         bool, typer.Option("--other-host", help="Another host of a cluster has it: do not compare with this.")
     ] = False,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a device file, against this host too, and put it into the folder of device files.
 
@@ -87,11 +88,16 @@ def add(
     if not other_host:
         _check(spec, settings)
     path = add_file(Path(settings.devices.folder), spec, file, is_replaced=replace)
+    if as_json:
+        print_json({"device": spec.device_id, "file": str(path)})
+        return
     say(f"device {spec.device_id}: {path}; {_who_follows(settings)}")
 
 
 def retire(
-    device: Annotated[str, typer.Argument(metavar="ID", help="The device.")], config: ConfigOption = None
+    device: Annotated[str, typer.Argument(metavar="ID", help="The device.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Take a device out of the fleet: its file moves to where nobody reads it.
 
@@ -109,6 +115,9 @@ def retire(
     if not mine:
         raise unknown_device(device, (path.stem for path in paths), folder)
     places = [str(retire_file(folder, path)) for path in mine]
+    if as_json:
+        print_json({"device": device, "files": places})
+        return
     say(f"device {device}: its records and its model stay; its file is {', '.join(places)} now")
     say(f"`fleet devices add {places[0]}` brings it back; {_who_follows(settings)}")
 

@@ -39,6 +39,7 @@ def init(
     folder: _Folder = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a measured program.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a device file for each profile and GPU that this host can really be.
@@ -50,7 +51,7 @@ def init(
     """
     from fleet.config.init import Action, host_profiles, write_profiles
 
-    done = write_profiles(_folder(folder), host_profiles(threads), force)
+    done = write_profiles(_folder(folder, config), host_profiles(threads), force)
     if as_json:
         print_json(
             [{"device": each.device_id, "path": str(each.path), "action": str(each.action)} for each in done]
@@ -64,6 +65,7 @@ def init(
 def probe(
     device: Annotated[str | None, typer.Option("--device", help="Compare the host with this device.")] = None,
     folder: _Folder = None,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what this host is, and whether it can be a device.
@@ -77,7 +79,7 @@ def probe(
     from agents.records import DeviceKind, as_json_dict
     from fleet.config.device_files import load_device
 
-    spec = load_device(_folder(folder), device) if device else None
+    spec = load_device(_folder(folder, config), device) if device else None
     descriptor = look()
     found = differences(spec, descriptor) if spec else []
     if as_json:
@@ -150,11 +152,11 @@ def config_show(
     print_rows(("setting", "value", "origin"), rows)
 
 
-def _folder(given: Path | None) -> Path:
+def _folder(given: Path | None, config: Path | None) -> Path:
     """Folder of the device files: the flag, else what the settings say."""
     from fleet.config.settings import load_fleet
 
-    return given or Path(load_fleet().config.devices.folder)
+    return given or Path(load_fleet(config).config.devices.folder)
 
 
 def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:

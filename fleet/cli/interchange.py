@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleet.cli.engine import NOBODY_TO_DETACH_TO, DetachOption, daemon_of
-from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.cli.options import load_settings, say_places
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.cli.requests import finish, run_request
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
@@ -52,6 +53,7 @@ def import_(
     store: _Store = None,
     folder: _Folder = None,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import measurement logs of other tuners as records of one device.
@@ -61,13 +63,12 @@ def import_(
 
     Example: fleet import logs/board-7 --device board-7
     """
-    from fleet.config.settings import load_fleet
     from fleet.interchange.import_logs import DIALECTS, ImportRequest, check_request
 
     if dialect not in DIALECTS:
         raise typer.BadParameter(f"--dialect {dialect}: expected {', '.join(DIALECTS)}")
-    changes = {"store.path": store, "devices.folder": folder}
-    settings = load_fleet(config, {key: str(value) for key, value in changes.items() if value}).config
+    flags = {"store.path": store, "devices.folder": folder}
+    settings = load_settings(config, {key: str(value) for key, value in flags.items() if value}, changes)
     request = ImportRequest(
         paths=tuple(paths),
         device_id=device,
@@ -77,6 +78,7 @@ def import_(
         again=again,
     )
     found = check_request(request)
+    say_places(settings, config, store)
     daemon = daemon_of(settings)
     if daemon is None:
         if is_detached:
@@ -94,6 +96,11 @@ def import_(
         print_json(report)
     else:
         _print_import(report, settings.store.path)
+    if not any(report[key] for key in ("imported", "duplicates", "files_known")):
+        raise FleetError(
+            f"no measurement in {', '.join(map(str, paths))}: expected lines of Ansor, AutoTVM or "
+            "MetaSchedule logs; docs/import.md shows each"
+        )
 
 
 def _import_here(path: str, request: ImportRequest, found: FoundLogs, *, as_json: bool) -> dict[str, Any]:
@@ -164,14 +171,13 @@ def export(
 
     Example: fleet export out/board-7.parquet --device board-7
     """
-    from fleet.config.settings import load_fleet
     from fleet.interchange.export_store import FORMATS
     from fleet.interchange.export_store import export as export_records
     from fleet.store.store import Store
 
     if form not in FORMATS:
         raise typer.BadParameter(f"--format {form}: expected {', '.join(FORMATS)}")
-    settings = load_fleet(config, {"store.path": str(store)} if store else {}).config
+    settings = load_settings(config, {"store.path": str(store) if store else None})
     reader = Store.read(settings.store.path)
     result = export_records(reader, destination, form, tuple(device or ()), replace=replace)
     if as_json:

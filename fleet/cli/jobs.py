@@ -6,6 +6,7 @@ came of it; readers print one JSON value with `--json`. Loads nothing heavy befo
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from fleet.cli.options import (
     SeedOption,
     StoreOption,
     load_settings,
+    say_places,
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.core.request_words import RequestKind
@@ -26,6 +28,7 @@ from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 DEFAULT_DEMO = Path("runs/demo")
+_WATCH_SECS = 2.0
 
 _STATUS_COLUMNS = ("device", "records", "failed", "rejected", "suspect", "quarantined", "noise", "last")
 #: The same where names are long: no column wider than its numbers.
@@ -62,7 +65,6 @@ def demo(
 
     Example: fleet demo --workloads 12 --samples 16
     """
-    from fleet.config.settings import load_fleet
     from fleet.report.demo import DemoSettings, run_demo, start_over
     from fleet.report.demo_report import build_report
     from fleet.report.report import write
@@ -81,7 +83,9 @@ def demo(
     if fresh:
         start_over(folder)
     console = TerminalConsole(stderr=as_json)
-    report = build_report(run_demo(load_fleet(config).config, folder, settings, console))
+    fleet = load_settings(config, {"store.path": str(folder / "store")})
+    say_places(fleet, config)
+    report = build_report(run_demo(fleet, folder, settings, console))
     _, page = write(report, folder)
     if as_json:
         print_json(report)
@@ -105,6 +109,7 @@ def collect(
     seed: SeedOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure candidates on devices of this host or a cluster, the same ones on each, into the store.
 
@@ -115,6 +120,7 @@ def collect(
 
     Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
     """
+    from fleet.cli.collected import collected, print_collected
     from fleet.collection.time_spent import print_spending, spent_from
 
     if noise is not None and remeasure:
@@ -130,9 +136,16 @@ def collect(
         },
         changes,
     )
+    say_places(settings, config, store)
     options = EngineOptions(
-        models=models, address=address, is_detached=detach, has_changes=bool(changes), minutes=minutes
+        models=models,
+        address=address,
+        is_detached=detach,
+        has_changes=bool(changes),
+        minutes=minutes,
+        as_json=as_json,
     )
+    began_at = time.time()
     asked = {
         "devices": list(device) if device else None,
         "count": workloads,
@@ -142,28 +155,52 @@ def collect(
         "seed": seed,
     }
     result = do_request(settings, RequestKind.COLLECTION, asked, options)
-    if result is not None:
-        print_spending(spent_from(result["spent"]))
-    _print_status(Path(settings.store.path), DEFAULT_MODELS)
+    if result is None:
+        return
+    path = Path(settings.store.path)
+    came = collected(path, began_at)
+    if as_json:
+        print_json({**result, "collected": came})
+        return
+    print_spending(spent_from(result["spent"]))
+    _print_status(path, beside(path, models))
+    print_collected(came)
 
 
 def status(
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")
+    ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the fleet does and has: asks the daemon where one runs, else reads the store.
 
-    With --store it reads that store. The JSON has what the store says, and under `daemon` what the daemon
-    says (null where none runs).
+    With --store it reads that store, and names the models beside it unless --models is given. The JSON has
+    what the store says, and under `daemon` what the daemon says (null where none runs).
 
     Example: fleet status --store runs/demo/store
     """
+    from fleet.terminal_console import TerminalConsole
+
+    if watch and as_json:
+        raise typer.BadParameter("--watch redraws a terminal: leave out --json")
+    while True:
+        _show_status(store, models, config, as_json=as_json)
+        if not watch:
+            return
+        time.sleep(_WATCH_SECS)
+        TerminalConsole().clear()
+
+
+def _show_status(store: Path | None, models: Path, config: Path | None, *, as_json: bool) -> None:
     from fleet.api.client import ask
 
     settings = load_settings(config, {"store.path": str(store) if store else None})
     path = Path(settings.store.path)
+    models = beside(path, models)
     view = ask(Path(settings.daemon.root), "/v1/status") if store is None else None
     if as_json:
         from fleet.report.status import read_status
@@ -173,8 +210,15 @@ def status(
         from fleet.cli.daemon_table import print_daemon
 
         print_daemon(view)
+    elif store is None and not path.exists():
+        say(f"no store at {path}; `fleet collect` makes one, and `fleet demo` shows the whole job")
     else:
         _print_status(path, models)
+
+
+def beside(store: Path, models: Path) -> Path:
+    """Folder of the models: the one that was named, else the one beside the store."""
+    return store.parent / "models" if models == DEFAULT_MODELS else models
 
 
 def _print_status(store: Path, models: Path) -> None:

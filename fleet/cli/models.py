@@ -13,6 +13,7 @@ import typer
 
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption
 from fleet.cli.output import JsonOption, print_json
+from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
@@ -41,6 +42,8 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
     from fleet.models.registry import Registry
     from fleet.models.views import list_versions
 
+    if models != DEFAULT_MODELS and not models.exists():
+        raise FleetError(f"no folder {models}: --models names the folder of the model versions")
     found = list_versions(Registry(models))
     if as_json:
         print_json(found)

@@ -1,22 +1,28 @@
-"""Options that the verbs of measuring and of learning share, and the settings that they make.
+"""Options that verbs share, the settings that they make, and the line that names both.
 
-Used by `fleet.cli.jobs` and `fleet.cli.training`. Loads nothing heavy.
+Loads nothing heavy.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fleet.cli.output import parse_changes
+from fleet.errors import FleetError
+from fleet.terminal_text import say
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
 
 DevicesOption = Annotated[
     list[str] | None, typer.Option("--device", help="Device id; may be given again (all that fit this host).")
+]
+KnownDevicesOption = Annotated[
+    list[str] | None, typer.Option("--device", help="Device id; may be given again (all of the store).")
 ]
 StoreOption = Annotated[Path | None, typer.Option("--store", help="Folder of the store (store.path).")]
 ModelsOption = Annotated[Path, typer.Option("--models", help="Folder of the model versions.")]
@@ -50,7 +56,12 @@ def load_settings(
 
 
 def learning_settings(
-    config: Path | None, store: Path | None, epochs: int | None, seed: int | None, **more: Any
+    config: Path | None,
+    store: Path | None,
+    epochs: int | None,
+    seed: int | None,
+    changes: list[str] | None,
+    **more: Any,
 ) -> FleetConfig:
     """Settings of the verbs that learn; `more` holds other flags, `section__key=value`."""
     flags = {
@@ -59,4 +70,33 @@ def learning_settings(
         "training.seed": seed,
         **{key.replace("__", "."): value for key, value in more.items()},
     }
-    return load_settings(config, flags)
+    return load_settings(config, flags, changes)
+
+
+def say_places(settings: FleetConfig, config: Path | None, named_store: Path | None = None) -> None:
+    """Name settings and store on standard error: the first line of each verb that measures.
+
+    A terminal is asked before `--store` makes a new store: a mistyped name must not split a dataset.
+
+    Args:
+        settings: That hold.
+        config: The value of `--config`.
+        named_store: The value of `--store`.
+
+    Raises:
+        FleetError: The answer was no.
+    """
+    from fleet.config.settings import DEFAULT_FLEET
+
+    file = config or DEFAULT_FLEET
+    origin = f"settings: {file}"
+    if config is None and not file.exists():
+        origin = f"settings: built-in ones, as {Path.cwd()} has no {file}"
+    path = Path(settings.store.path)
+    if path.exists():
+        say(f"{origin}; store: {path}", error=True)
+        return
+    say(f"{origin}; store: {path}, which is not there yet", error=True)
+    is_asked = named_store is not None and sys.stdin.isatty()
+    if is_asked and not typer.confirm(f"make a new store at {path.absolute()}?", err=True):
+        raise FleetError(f"no store was made at {path}; `fleet datasets` lists the stores that there are")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,22 +17,21 @@ import typer
 from fleet.cli.engine import AddressOption, DetachOption, EngineOptions, MinutesOption, daemon_of, do_request
 from fleet.cli.options import (
     DEFAULT_MODELS,
-    DevicesOption,
     EpochsOption,
+    KnownDevicesOption,
     ModelsOption,
     SeedOption,
     StoreOption,
     learning_settings,
+    say_places,
 )
-from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fleet.api.client import DaemonClient
     from transfer.evaluate.compare import Finished
 
@@ -65,6 +65,13 @@ class ModelOption(StrEnum):
     BOTH = "both"
 
 
+class FamilyOption(StrEnum):
+    """The values of `agents.records.Family`."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module to a command-line app."""
     app.command("train")(train)
@@ -75,7 +82,10 @@ def register(app: typer.Typer) -> None:
 def train(
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
-    device: DevicesOption = None,
+    device: KnownDevicesOption = None,
+    family: Annotated[
+        FamilyOption | None, typer.Option("--family", help="Only devices of this family (one model each).")
+    ] = None,
     model: Annotated[
         ModelOption | None,
         typer.Option("--model", help="Ours, the published MTL-TLP, or the better of both (training.model)."),
@@ -96,10 +106,12 @@ def train(
     ] = False,
     seed: SeedOption = None,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train one model with a head for each device of the store, and keep it as the next version.
 
+    CPUs and GPUs share no model: with devices of both, one model is trained for each family.
     Where a daemon writes this store and trains into this folder, it gets a request for each family, and this
     command follows it; --model, --workers, --compute, --check-transfer, --epochs or --seed train here.
     Every epoch is kept: run again after an interruption, it goes on. With 40 workloads or more, a tenth of
@@ -107,11 +119,11 @@ def train(
 
     Example: fleet train --store runs/store --check-transfer
     """
-    from fleet.cli.training_request import request_trainings
+    from fleet.cli.training_request import each_family, request_trainings
     from fleet.models.training import train_version
 
     more = {"training__model": model.value} if model is not None else {}
-    settings = learning_settings(config, store, epochs, seed, **more)
+    settings = learning_settings(config, store, epochs, seed, changes, **more)
     is_of_its_own = (
         model is not None
         or workers > 1
@@ -119,31 +131,41 @@ def train(
         or check
         or epochs
         or seed is not None
+        or changes
     )
     daemon = None if is_of_its_own else daemon_of(settings)
     if daemon is not None and _trains(daemon, models):
-        request_trainings(daemon, device or [], is_detached=detach, as_json=as_json)
+        named = [one for names in each_family(settings, device or (), family) for one in names]
+        request_trainings(daemon, named, is_detached=detach, as_json=as_json)
         return
     if detach:
         raise FleetError(
             "--detach leaves the training to a daemon, but none trains for this store and folder"
         )
-    with _check_progress() as told:
-        trained = train_version(
-            settings,
-            models,
-            tuple(device or ()),
-            workers=workers,
-            compute=compute.value,
-            check=check,
-            publish=publish,
-            on_check=told,
-        )
+    made = []
+    for names in each_family(settings, device or (), family):
+        with _check_progress() as told:
+            trained = train_version(
+                settings,
+                models,
+                names,
+                workers=workers,
+                compute=compute.value,
+                check=check,
+                publish=publish,
+                on_check=told,
+            )
+        made.append(trained)
+        if not as_json:
+            _print_trained(trained)
     if as_json:
-        print_json(trained)
-        return
-    found = trained.pop("transfer", None)
-    print_rows(("model", str(trained["version"])), [(key, _text(value)) for key, value in trained.items()])
+        print_json(made if len(made) > 1 else made[0])
+
+
+def _print_trained(trained: dict[str, Any]) -> None:
+    found = trained.get("transfer")
+    rows = [(key, _text(value)) for key, value in trained.items() if key != "transfer"]
+    print_rows(("model", str(trained["version"])), rows)
     if found:
         _print_transfer(found)
 
@@ -195,7 +217,7 @@ def _check_progress() -> Iterator[Callable[[int, int], None]]:
 
 def evaluate(
     store: StoreOption = None,
-    device: DevicesOption = None,
+    device: KnownDevicesOption = None,
     split: Annotated[
         SplitOption | None,
         typer.Option("--split", help="What is new about the candidates judged (by-workload)."),
@@ -215,6 +237,7 @@ def evaluate(
     folds: Annotated[int | None, typer.Option(min=2, help="Parts of the workloads (training.folds).")] = None,
     seed: SeedOption = None,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell how well the heads rank candidates that they never saw.
@@ -227,7 +250,7 @@ def evaluate(
     from fleet.models.evaluation import evaluate_model, evaluate_store
     from fleet.models.evaluation_table import print_evaluation
 
-    settings = learning_settings(config, store, epochs, seed, training__folds=folds)
+    settings = learning_settings(config, store, epochs, seed, changes, training__folds=folds)
     devices = tuple(device or ())
     names = [name.strip() for name in baselines.split(",") if name.strip()]
     training = {
@@ -300,6 +323,7 @@ def onboard(
     epochs: EpochsOption = None,
     seed: SeedOption = None,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a new device its head: measure a few candidates that siblings know, adapt, tell what to expect.
@@ -316,10 +340,12 @@ def onboard(
         store,
         epochs,
         seed,
+        changes,
         onboarding__samples=samples,
         onboarding__strategy=strategy,
         onboarding__selector=selector,
     )
+    say_places(settings, config)
     result: dict[str, Any] | None
     if replay:
         from fleet.onboarding.replay import onboard_recorded
@@ -327,7 +353,12 @@ def onboard(
         result = onboard_recorded(settings, device, models)
     else:
         options = EngineOptions(
-            models=models, address=address, is_detached=detach, minutes=minutes, as_json=as_json
+            models=models,
+            address=address,
+            is_detached=detach,
+            has_changes=bool(changes),
+            minutes=minutes,
+            as_json=as_json,
         )
         asked = {
             "device": device,

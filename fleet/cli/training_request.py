@@ -1,17 +1,22 @@
-"""`fleet train` beside a running daemon: the daemon trains, and this follows it.
+"""What `fleet train` asks for: the devices of each model, and a daemon's training that it follows.
 
 Called by `fleet.cli.training`. It loads nothing heavy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fleet.api.client import DaemonClient
 from fleet.cli.output import print_json
 from fleet.cli.requests import finish, run_request
 from fleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from agents.records import DeviceId
+    from fleet.config.settings import FleetConfig
 
 
 def request_trainings(
@@ -43,4 +48,42 @@ def request_trainings(
         finish(one, is_printed=not as_json)
 
 
-__all__ = ["request_trainings"]
+def each_family(settings: FleetConfig, devices: Collection[str], family: str | None) -> list[tuple[str, ...]]:
+    """Part devices into those of each model to train.
+
+    Args:
+        settings: With the store.
+        devices: Devices to learn; all of the store where empty.
+        family: Only those of this family; None for every family.
+
+    Returns:
+        Device ids, a tuple a model; the devices as they were given where all are of one family.
+
+    Raises:
+        FleetError: There is no store, or no device of the family with two `ok` records.
+    """
+    from fleet.store.store import Store
+
+    reader = Store.read(Path(settings.store.path))
+    families: dict[str, list[DeviceId]] = {}
+    for device_id, entry in sorted(reader.devices().items()):
+        if device_id in devices or not devices:
+            families.setdefault(str(entry.spec.family), []).append(device_id)
+    if family is None and len(families) <= 1:
+        return [tuple(devices)]
+    counts = reader.counts()
+    chosen = [
+        # A device whose log held next to nothing keeps no other from being learnt.
+        tuple(one for one in names if one in devices or (one in counts and counts[one].ok > 1))
+        for of, names in families.items()
+        if family is None or of == family
+    ]
+    if not any(chosen):
+        raise FleetError(
+            f"no device of family {family or 'any'} has two ok records in {settings.store.path}; "
+            "measure more with `fleet collect`, or import a log"
+        )
+    return [names for names in chosen if names]
+
+
+__all__ = ["each_family", "request_trainings"]

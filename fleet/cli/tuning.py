@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fleet.cli.engine import AddressOption, DetachOption, EngineOptions, MinutesOption, do_request
-from fleet.cli.options import DEFAULT_MODELS, ModelsOption, SeedOption, StoreOption, load_settings
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, SeedOption, StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.core.request_words import RequestKind
 
@@ -60,6 +60,7 @@ def tune(
         },
         changes,
     )
+    say_places(settings, config, store)
     options = EngineOptions(
         models=models,
         address=address,

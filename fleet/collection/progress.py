@@ -37,6 +37,7 @@ PHASES = {
     "noise": "Measuring the same twice",
     "tune": "Searching",
     "learn": "Training and holding out",
+    "check": "Training with and without each device",
 }
 
 
@@ -141,7 +142,15 @@ class TerminalDisplay:
     def _plain_line(self, note: str) -> None:
         seconds = time.monotonic() - self._began
         rate = f"{self._done / seconds:.1f}/s" if seconds > 0 else ""
-        self.say(f"{self._phase}: {self._done}/{self._total} in {seconds:.0f} s ({rate}) {note}".rstrip())
+        left = self._total - self._done
+        if left and self._done:
+            rate += f", {_short(left * seconds / self._done)} left"
+        self.say(f"{self._phase}: {self._done}/{self._total} in {_short(seconds)} ({rate}) {note}".rstrip())
+
+
+def _short(secs: float) -> str:
+    """Seconds, or minutes from two of them on."""
+    return f"{secs:.0f} s" if secs < 120 else f"{secs / 60:.0f} min"
 
 
 def kilobytes(display: Display) -> Callable[[int, int, str], None]:

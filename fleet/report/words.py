@@ -176,11 +176,15 @@ def _measured(report: Document) -> str:
         worst = max(steady, key=lambda name: steady[name])
         change = percent(steady[worst])
         text += f" Measuring again changes a latency by {change} at most (median, {label(worst)})."
-    for name, found in devices.items():
-        disturbed, pairs = found.get("remeasured_disturbed", 0), found.get("remeasured_pairs", 0)
-        if disturbed:
-            some = "All" if disturbed == pairs else f"{disturbed} of"
-            text += f" {some} {pairs} repeated measurements on {label(name)} were disturbed."
+    pairs, disturbed = (
+        {name: found.get(f"remeasured_{key}", 0) for name, found in devices.items()}
+        for key in ("pairs", "disturbed")
+    )
+    if any(disturbed.values()) and disturbed == pairs:
+        text += " Other work on the host disturbed every repeated measurement, so this is no noise floor."
+    elif any(disturbed.values()):
+        some = (f"{count} of {pairs[name]} on {label(name)}" for name, count in disturbed.items() if count)
+        text += f" Other work on the host disturbed repeated measurements: {', '.join(some)}."
     return text
 
 

@@ -101,6 +101,6 @@ def torch_device(choice: str) -> torch.device:
     if not torch.cuda.is_available():
         raise TransferError(
             "training on a GPU was asked for, but this torch finds none; install a CUDA build of torch and "
-            "its driver, or use device 'cpu'"
+            "its driver, or train on the CPU (`--compute cpu`)"
         )
     return torch.device("cuda", torch.cuda.current_device())

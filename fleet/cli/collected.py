@@ -1,0 +1,107 @@
+"""What a collection brought: records by the reason why they were measured, and what disturbed them.
+
+Called by `fleet collect` at its end. Reads the store; measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fleet.terminal_text import say
+
+#: From this share of suspect records on, there is advice.
+_MANY_SUSPECT = 0.2
+#: Why records are measured that nobody counted when asking for candidates, by their origin.
+_EXTRA = {
+    "noise": "of A/A runs, the same program twice, for the noise floor",
+    "remeasure": "measured again after a drift or on request",
+    "confirm": "second looks at the fastest",
+    "fingerprint": "reference programs that tell devices apart",
+}
+
+
+def collected(store: Path, since_secs: float) -> dict[str, Any]:
+    """Count the records that were measured since a moment.
+
+    Args:
+        store: Folder of the store.
+        since_secs: Unix seconds.
+
+    Returns:
+        `{"records", "suspect", "candidates", "extra": {origin: count}}`; `candidates` are those that were
+        asked for, `extra` all others.
+    """
+    from fleet.store.noise_columns import says
+    from fleet.store.store import Store
+
+    origins: Counter[str] = Counter()
+    suspect = 0
+    for _, batch in Store.read(store).columns(["origin", "measured_at", "quality"]):
+        new = [at >= since_secs for at in batch.column("measured_at").to_pylist()]
+        origins.update(
+            origin for origin, is_new in zip(batch.column("origin").to_pylist(), new, strict=True) if is_new
+        )
+        suspect += sum(
+            bool(one)
+            for one, is_new in zip(says(batch.column("quality"), "suspect"), new, strict=True)
+            if is_new
+        )
+    extra = {origin: count for origin, count in origins.items() if origin in _EXTRA}
+    records = origins.total()
+    return {
+        "records": records,
+        "suspect": suspect,
+        "candidates": records - sum(extra.values()),
+        "extra": extra,
+    }
+
+
+def print_collected(found: dict[str, Any]) -> None:
+    """Say how many records came and why, and what to do where most of them are suspect."""
+    parts = [f"{found['candidates']} candidates"]
+    parts += [f"{count} {_EXTRA[origin]}" for origin, count in sorted(found["extra"].items())]
+    say(f"measured now: {found['records']} records: {', '.join(parts)}")
+    if found["records"] and found["suspect"] >= _MANY_SUSPECT * found["records"]:
+        say(
+            f"{found['suspect']} of them are suspect: the canary programs ran at another speed meanwhile, so "
+            "something takes the cores. Models learn from such records until better ones replace them."
+        )
+        say(f"busiest programs beside the fleet now: {', '.join(busiest_programs()) or 'none; it has ended'}")
+        say("stop it, or wait, then run `fleet collect --remeasure 50`; `fleet doctor` checks the host")
+
+
+def busiest_programs(watch_secs: float = 0.5) -> list[str]:
+    """Names of up to three programs of others that took a tenth of a core or more, with their shares."""
+    import time
+
+    import psutil
+
+    own = {process.pid for process in psutil.Process().children(recursive=True)} | {psutil.Process().pid}
+    others = [process for process in psutil.process_iter(["name"]) if process.pid not in own]
+
+    def cpu_secs() -> dict[psutil.Process, float]:
+        found = {}
+        for process in others:
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                continue
+            found[process] = times.user + times.system
+        return found
+
+    before = cpu_secs()
+    time.sleep(watch_secs)
+    used = {
+        process: (secs - before[process]) / watch_secs
+        for process, secs in cpu_secs().items()
+        if process in before
+    }
+    top = sorted(used, key=lambda process: -used[process])[:3]
+    return [
+        f"{process.info['name']} ({used[process]:.0%} of a core)" for process in top if used[process] >= 0.1
+    ]
+
+
+__all__ = ["busiest_programs", "collected", "print_collected"]

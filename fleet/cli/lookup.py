@@ -1,0 +1,255 @@
+"""Verbs that look something up: `fleet show`, `workloads` and `datasets`.
+
+Registered by `fleet.cli.app`. They read only, and take no lock. Nothing heavy is loaded before a verb runs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet.cli.models import show as show_version
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
+from fleet.cli.output import ConfigOption, JsonOption, print_json, short_moment
+from fleet.errors import FleetError
+from fleet.terminal_table import print_rows
+from fleet.terminal_text import say
+
+if TYPE_CHECKING:
+    from agents.records import Record
+    from fleet.coverage.lookup import FoundId
+    from fleet.store.reader import StoreReader
+
+#: Workloads that are listed unless more are asked for.
+_LISTED = 40
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    for verb in (show, workloads, datasets):
+        app.command(verb.__name__)(verb)
+
+
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="Of a record, candidate, workload, version or request.")
+    ],
+    script: Annotated[
+        bool, typer.Option("--script", help="Print a Python script that builds and times the candidate.")
+    ] = False,
+    store: StoreOption = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what an id stands for. Six characters of a record's or candidate's id are enough.
+
+    Example: fleet show 3f9c2a --script > reproduce.py
+    """
+    from fleet.coverage.lookup import find
+    from fleet.store.store import Store
+
+    if (models / name).is_dir():
+        show_version(name, models, as_json)
+        return
+    settings = load_settings(config, {"store.path": str(store) if store else None})
+    if request := _request(Path(settings.daemon.root), name):
+        print_json(request)
+        return
+    path = Path(settings.store.path)
+    reader = Store.read(path)
+    found = find(reader, name)
+    if found is None:
+        raise FleetError(
+            f"nothing is named {name!r}: looked for a version in {models}, a request of a daemon, and a "
+            f"record, candidate or workload in {path} (at least six characters of its id)"
+        )
+    if script:
+        typer.echo(_script(reader, found), nl=False)
+    elif as_json:
+        print_json(_as_json(found))
+    else:
+        _print(found)
+
+
+def _request(root: Path, name: str) -> dict[str, Any] | None:
+    """The request of this id, where a daemon runs and has it."""
+    from fleet.api.client import ask
+
+    return next((one for one in ask(root, "/v1/requests") or [] if one["id"] == name), None)
+
+
+def _script(reader: StoreReader, found: FoundId) -> str:
+    from fleet.coverage.lookup import reproducer
+
+    target: dict[str, Any] = {}
+    if found.records:
+        target = reader.devices()[found.records[0].device_id].spec.target
+    return reproducer(found, target)
+
+
+def _as_json(found: FoundId) -> dict[str, Any]:
+    from agents.records import as_json_dict
+
+    workload = as_json_dict(found.workload) if found.workload else None
+    if workload:
+        del workload["module_json"]
+    value: dict[str, Any] = {"kind": found.kind, "id": found.id, "workload": workload}
+    if found.counts is not None:
+        return value | {"records_by_device": found.counts}
+    return value | {
+        "trace": found.records[0].trace,
+        "records": [
+            {
+                "record_id": one.record_id,
+                **{key: of for key, of in as_json_dict(one).items() if key != "trace"},
+            }
+            for one in found.records
+        ],
+    }
+
+
+def _print(found: FoundId) -> None:
+    workload = found.workload
+    rows = [("workload", f"{workload.name} ({workload.workload_id})" if workload else "not in the store")]
+    if workload:
+        rows.append(("flops", f"{workload.flops:.4g}"))
+        rows.append(
+            ("networks", ", ".join(f"{name} ({count})" for name, count in workload.networks) or "none")
+        )
+    if found.counts is not None:
+        rows += [(f"records on {name}", f"{count:,}") for name, count in sorted(found.counts.items())]
+    elif found.records:
+        first = found.records[0]
+        rows += [
+            ("candidate", first.candidate_id),
+            ("dialect", first.dialect),
+            ("trace", _trace(first.trace)),
+        ]
+    print_rows((found.kind, found.id), rows)
+    if not found.records:
+        return
+    print_rows(
+        ("record", "device", "outcome", "best", "repeats", "reason", "measured"),
+        list(map(_cells, found.records)),
+    )
+    for record in found.records:
+        if record.error:
+            say(f"{record.record_id[:12]}: {record.error.strip()}")
+
+
+def _cells(record: Record) -> tuple[str, ...]:
+    best = f"{min(record.run_secs) * 1e3:.4g} ms" if record.run_secs else "-"
+    notes = record.origin + (", suspect" if record.is_suspect else "")
+    repeats = str(len(record.run_secs))
+    moment = short_moment(record.measured_at)
+    return (record.record_id[:12], record.device_id, str(record.outcome), best, repeats, notes, moment)
+
+
+def _trace(trace: str) -> str:
+    """How long a trace is; the text itself is for programs (`--json`)."""
+    try:
+        return f"{len(json.loads(trace)[0])} instructions; --json and --script show them"
+    except (ValueError, LookupError, TypeError):
+        return f"{len(trace):,} characters; --json shows them"
+
+
+def workloads(
+    contains: Annotated[
+        str, typer.Argument(metavar="TEXT", help="Only those whose name, operator or network has it.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="List so many at most.")] = _LISTED,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the tensor programs of the store, with how often each was measured.
+
+    Example: fleet workloads C2D --limit 10
+    """
+    import pyarrow.compute as pc
+
+    from fleet.store.store import Store
+
+    path = Path(load_settings(config, {"store.path": str(store) if store else None}).store.path)
+    reader = Store.read(path)
+    counts: dict[str, int] = {}
+    for _, batch in reader.columns(["workload_id"]):
+        for one in pc.value_counts(batch.column(0)).to_pylist():
+            counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
+    text = contains.lower()
+    found: list[dict[str, Any]] = [
+        {
+            "workload": one.name,
+            "workload_id": one.workload_id,
+            "operator": one.operator,
+            "flops": one.flops,
+            "networks": dict(one.networks),
+            "records": counts.get(one.workload_id, 0),
+        }
+        for one in reader.workloads().values()
+        if text in f"{one.name} {one.operator} {' '.join(name for name, _ in one.networks)}".lower()
+    ]
+    found.sort(key=lambda one: (-one["records"], one["workload"]))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one["workload"],
+            f"{one['records']:,}",
+            f"{one['flops'] / 1e6:,.3g}",
+            ", ".join(one["networks"]),
+            one["workload_id"],
+        )
+        for one in found[:limit]
+    ]
+    print_rows(("workload", "records", "MFLOP", "networks", "id"), rows)
+    more = f", the first {limit} of them shown; --limit shows more" if len(found) > limit else ""
+    say(f"{len(found)} workloads in {path}{more}")
+
+
+def datasets(
+    folder: Annotated[Path, typer.Argument(help="Where to look, three folders deep.")] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List the stores below a folder, with how much each of them holds.
+
+    Example: fleet datasets /mnt/lab
+    """
+    from fleet.store.store import Store
+
+    found: list[dict[str, Any]] = []
+    for log in sorted(one for depth in range(4) for one in folder.glob("*/" * depth + "records/_delta_log")):
+        path = log.parent.parent
+        reader = Store.read(path)
+        counts = reader.counts()
+        found.append(
+            {
+                "store": str(path),
+                "records": sum(one.records for one in counts.values()),
+                "devices": sorted(counts),
+                "workloads": len(reader.workloads()),
+                "table_version": reader.version,
+                "last_at": max((one.last_at for one in counts.values()), default=None),
+            }
+        )
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one["store"],
+            f"{one['records']:,}",
+            str(len(one["devices"])),
+            str(one["workloads"]),
+            short_moment(one["last_at"]),
+        )
+        for one in found
+    ]
+    print_rows(("store", "records", "devices", "workloads", "last"), rows)
+    if not found:
+        say(f"no store below {folder.absolute()}")

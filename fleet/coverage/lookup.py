@@ -1,0 +1,168 @@
+"""What an id stands for in a store: a record, a candidate or a workload; and a script that builds it again.
+
+Called by `fleet show`. Only columns of ids are read to find it. Nothing is executed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import CandidateId, DeviceId, Record, Workload, WorkloadId
+from agents.trust import DERIVED, IMPORTED, is_imported
+from fleet.errors import StoreError
+from fleet.store.reader import StoreReader
+from fleet.store.trace_lookup import find_records
+from fleet.terminal_text import visible
+
+#: Fewest characters of an id that may stand for the whole.
+_SHORTEST = 6
+_KINDS = ("record_id", "candidate_id", "workload_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundId:
+    """What was found; `records` are all of the candidate, or the single one."""
+
+    #: `record`, `candidate` or `workload`.
+    kind: str
+    #: The whole id.
+    id: str
+    workload: Workload | None
+    records: tuple[Record, ...] = ()
+    #: Of a workload: records by device.
+    counts: dict[str, int] | None = None
+
+
+def find(reader: StoreReader, text: str) -> FoundId | None:
+    """Find what an id, its beginning, or the name of a workload stands for.
+
+    Args:
+        reader: The store.
+        text: An id, at least its first six characters, or a workload's name.
+
+    Returns:
+        None where the store has nothing of this name.
+
+    Raises:
+        StoreError: Several ids begin so.
+    """
+    workloads = reader.workloads()
+    named = [one for one in workloads.values() if text in (one.name, one.workload_id)]
+    found: dict[str, dict[str, set[DeviceId]]] = {kind: {} for kind in _KINDS}
+    if named:
+        found["workload_id"] = {one.workload_id: set() for one in named}
+    elif len(text) >= _SHORTEST:
+        for device_id, kind, value in _beginning_with(reader, text):
+            found[kind].setdefault(value, set()).add(device_id)
+    for kind in _KINDS:
+        if len(found[kind]) > 1:
+            raise StoreError(
+                f"{len(found[kind])} ids of a {kind.removesuffix('_id')} begin with {text!r}: give more of "
+                f"it, such as {min(found[kind])}"
+            )
+        for value, devices in found[kind].items():
+            return _found(reader, kind.removesuffix("_id"), value, devices, workloads)
+    return None
+
+
+def _beginning_with(reader: StoreReader, text: str) -> Iterator[tuple[DeviceId, str, str]]:
+    for device_id, batch in reader.columns(_KINDS):
+        for kind in _KINDS:
+            column = batch.column(kind)
+            for value in pc.unique(column.filter(pc.starts_with(column, text))).to_pylist():
+                yield device_id, kind, value
+
+
+def _found(
+    reader: StoreReader, kind: str, value: str, devices: set[DeviceId], workloads: dict[WorkloadId, Workload]
+) -> FoundId:
+    if kind == "workload":
+        counts: dict[str, int] = {}
+        for device_id, batch in reader.columns(["workload_id"]):
+            counts[device_id] = counts.get(device_id, 0) + pc.sum(pc.equal(batch.column(0), value)).as_py()
+        return FoundId(kind=kind, id=value, workload=workloads.get(WorkloadId(value)), counts=counts)
+    wanted = {CandidateId(value)} if kind == "candidate" else _candidates_of(reader, value)
+    records = [
+        record
+        for device_id in sorted(devices)
+        for record in find_records(reader, device_id, wanted)
+        if kind == "candidate" or record.record_id == value
+    ]
+    workload = workloads.get(records[0].workload_id) if records else None
+    return FoundId(kind=kind, id=value, workload=workload, records=tuple(records))
+
+
+def _candidates_of(reader: StoreReader, record_id: str) -> set[CandidateId]:
+    for _, batch in reader.columns(["record_id", "candidate_id"]):
+        chosen: pa.RecordBatch = batch.filter(pc.equal(batch.column(0), record_id))
+        if chosen.num_rows:
+            return {CandidateId(one) for one in chosen.column(1).to_pylist()}
+    return set()
+
+
+def reproducer(found: FoundId, target: dict[str, Any]) -> str:
+    """Write a Python script that builds and times a candidate with TVM alone.
+
+    Args:
+        found: A record or a candidate.
+        target: TVM target of its device.
+
+    Raises:
+        StoreError: It is no candidate of ours: what an import brought is never executed as it came.
+    """
+    if not found.records or found.workload is None:
+        raise StoreError(
+            f"{found.kind} {found.id} has no schedule: a script is made of a candidate or a record"
+        )
+    record = found.records[0]
+    if record.origin == IMPORTED or is_imported(record.workload_id) or record.dialect != "meta_schedule":
+        raise StoreError(
+            f"{found.kind} {found.id} was imported, and nothing imported is executed as it came; candidates "
+            f"of origin {DERIVED!r} are made again in our own design space"
+        )
+    protocol = record.protocol
+    return _SCRIPT.format(
+        # One line, whatever the name of a workload holds.
+        title=visible(f"{found.workload.name}, candidate {record.candidate_id}, on {record.device_id}"),
+        module=json.dumps(found.workload.module_json),
+        trace=json.dumps(record.trace),
+        target=repr(target),
+        arguments=repr(list(zip(found.workload.arg_shapes, found.workload.arg_dtypes, strict=True))),
+        number=max(1, record.number),
+        repeat=protocol.repeat,
+        measured=", ".join(f"{secs:.3e}" for secs in record.run_secs) or f"none ({record.outcome})",
+    )
+
+
+_SCRIPT = """# {title}.
+# Made by `fleet show --script`. Measured seconds of its repeats: {measured}.
+
+import json
+
+import numpy as np
+import tvm
+from tvm.s_tir.schedule import Schedule, Trace
+
+MODULE = {module}
+TRACE = {trace}
+TARGET = {target}
+ARGUMENTS = {arguments}
+
+schedule = Schedule(tvm.ir.load_json(MODULE))
+Trace.apply_json_to_schedule(json.loads(TRACE), schedule)
+library = tvm.tirx.build(schedule.mod, target=tvm.target.Target(TARGET))
+device = tvm.cuda(0) if TARGET["kind"] == "cuda" else tvm.cpu(0)
+numbers = np.random.default_rng(0)
+values = [numbers.uniform(-1, 1, shape).astype(dtype) for shape, dtype in ARGUMENTS]
+arguments = [tvm.runtime.tensor(value, device=device) for value in values]
+timed = library.time_evaluator("main", device, number={number}, repeat={repeat})(*arguments)
+print("seconds:", list(timed.results))
+"""
+
+__all__ = ["FoundId", "find", "reproducer"]

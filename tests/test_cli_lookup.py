@@ -1,0 +1,125 @@
+"""`fleet show`, `workloads` and `datasets`, the families of `fleet train`, and what a collection brought."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.records import Family, Record
+from fleet.cli.app import run
+from fleet.cli.collected import collected, print_collected
+from fleet.cli.training_request import each_family
+from fleet.config.settings import load_fleet
+from fleet.errors import FleetError
+from fleet.store.store import Store
+from tests.record_fixtures import make_descriptor, make_spec, make_workload
+from tests.record_fixtures import make_record as any_record
+
+GPU = replace(make_spec("gpu-a"), family=Family.GPU)
+
+
+def make_record(number: int, **changes: Any) -> Record:
+    """A record of the one workload."""
+    return any_record(number, workload=make_workload(1).workload_id, **changes)
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two CPUs, a GPU, and a CPU without records; in the usual place of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    path = Path("runs/store")
+    with Store.open(path) as made:
+        for spec in (make_spec("dev-a"), make_spec("dev-b"), GPU, make_spec("dev-c")):
+            made.put_device(spec, make_descriptor())
+        made.put_workloads([make_workload(1)], own=True)
+        made.append(
+            [
+                *(make_record(number, measured_at=100.0) for number in (1, 2)),
+                *(make_record(number, device="dev-b", measured_at=100.0) for number in (1, 2)),
+                *(make_record(number, device="gpu-a", measured_at=100.0) for number in (1, 2)),
+                make_record(3, measured_at=200.0, quality='{"suspect":true}'),
+                make_record(1, measured_at=200.0, origin="noise", attempt=1),
+            ]
+        )
+    return path
+
+
+def test_show_finds_a_record_a_candidate_and_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    record = make_record(1, measured_at=100.0)
+    assert run(["show", record.record_id[:8], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], [one["record_id"] for one in found["records"]]) == ("record", [record.record_id])
+    assert run(["show", record.candidate_id, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "candidate"
+    assert sorted(one["device_id"] for one in found["records"]) == ["dev-a", "dev-a", "dev-b", "gpu-a"]
+    assert found["trace"] == record.trace
+    workload = make_workload(1)
+    assert run(["show", workload.name]) == 0
+    assert workload.workload_id in capsys.readouterr().out
+    assert run(["show", "no-such-id"]) == 1
+    assert "nothing is named 'no-such-id'" in capsys.readouterr().err
+
+
+def test_a_script_holds_the_whole_candidate(capsys: pytest.CaptureFixture[str]) -> None:
+    record = make_record(1)
+    assert run(["show", record.candidate_id, "--script"]) == 0
+    text = capsys.readouterr().out
+    values: dict[str, object] = {}
+    # What stands above the imports of TVM is data.
+    exec(text[text.index("MODULE =") : text.index("schedule =")], values)
+    assert values["TRACE"] == record.trace
+    assert values["MODULE"] == make_workload(1).module_json
+    assert values["TARGET"] == make_spec("dev-a").target
+    compile(text, "script", "exec")
+
+
+def test_nothing_imported_becomes_a_script(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = make_record(9, origin="imported")
+    with Store.open(store) as made:
+        made.append([foreign])
+    assert run(["show", foreign.record_id, "--script"]) == 1
+    assert "nothing imported is executed" in capsys.readouterr().err
+
+
+def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["workloads", "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["workload"], found["records"]) == (make_workload(1).name, 8)
+    assert run(["workloads", "no-such-operator"]) == 0
+    assert "0 workloads" in capsys.readouterr().out
+    assert run(["datasets", "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["store"], found["records"]) == (str(store), 8)
+    assert found["devices"] == ["dev-a", "dev-b", "gpu-a"]
+    assert run(["datasets", "no-such-folder"]) == 0
+    assert "no store below" in capsys.readouterr().out
+
+
+def test_each_family_has_a_model_of_its_own() -> None:
+    settings = load_fleet().config
+    assert each_family(settings, (), None) == [("dev-a", "dev-b"), ("gpu-a",)]
+    assert each_family(settings, (), "gpu") == [("gpu-a",)]
+    assert each_family(settings, ("dev-a", "dev-b"), None) == [("dev-a", "dev-b")]
+    with pytest.raises(FleetError, match="no device of family gpu"):
+        each_family(settings, ("dev-a",), "gpu")
+
+
+def test_a_collection_explains_its_records_and_says_what_disturbs(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = collected(store, 150.0)
+    assert found == {"records": 2, "suspect": 1, "candidates": 1, "extra": {"noise": 1}}
+    monkeypatch.setattr("fleet.cli.collected.busiest_programs", lambda: ["ffmpeg (98% of a core)"])
+    print_collected(found)
+    said = capsys.readouterr().out
+    assert "measured now: 2 records: 1 candidates, 1 of A/A runs" in said
+    assert "1 of them are suspect" in said
+    assert "ffmpeg (98% of a core)" in said
+    print_collected({**found, "suspect": 0})
+    assert "suspect" not in capsys.readouterr().out
