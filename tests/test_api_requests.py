@@ -24,8 +24,8 @@ from fleet.api.requests import MOST_FOLLOWERS
 from fleet.api.server import ApiOptions, ApiServer
 from fleet.cli.app import run
 from fleet.cli.engine import daemon_of
-from fleet.cli.interruption import Interrupted
 from fleet.cli.options import load_settings
+from fleet.cli.output import Interrupted
 from fleet.cli.requests import follow_request
 from fleet.cli.training_request import request_trainings
 from fleet.core import events as ev

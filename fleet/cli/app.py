@@ -31,7 +31,7 @@ from fleet.cli import requests as cli_requests
 from fleet.cli import store as cli_store
 from fleet.cli import training as cli_learning
 from fleet.cli import tuning as cli_tuning
-from fleet.cli.interruption import Interrupted
+from fleet.cli.output import Interrupted
 from fleet.errors import FleetError
 from fleet.terminal_text import make_logs_visible, say, say_traceback
 

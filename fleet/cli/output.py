@@ -1,4 +1,4 @@
-"""What every verb of the command line shares: common options, a JSON printer."""
+"""What every verb of the command line shares: common options, a JSON printer, the end by a signal."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="Fleet file 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value, as a flag would.")
 ]
+
+
+class Interrupted(BaseException):  # no error: somebody asked for it
+    """SIGINT or SIGTERM arrived: close what is open, then end.
+
+    Not a `KeyboardInterrupt`, which typer would answer by itself.
+    """
 
 
 def print_json(value: Any) -> None:

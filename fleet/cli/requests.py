@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.interruption import Interrupted
 from fleet.cli.options import load_settings
-from fleet.cli.output import ConfigOption, JsonOption, print_json, short_moment
+from fleet.cli.output import ConfigOption, Interrupted, JsonOption, print_json, short_moment
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
