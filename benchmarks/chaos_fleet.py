@@ -28,6 +28,7 @@ from benchmarks.chaos_trouble import STILL, Host, Trouble
 from benchmarks.chaos_watch import Watched, look
 from benchmarks.patience import patience
 from fleet.core.limits import Limits
+from fleet.engine.context import EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
@@ -165,18 +166,19 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
     specs = {DeviceId(name): _spec(name, recorded, number) for number, name in enumerate(DEVICES)}
     refresher = Refresher(Registry(models), disk / "store", disk / "fleet" / "refresh", _REFRESH, clock)
     with Store.open(disk / "store") as store:
-        coordinator = Coordinator(
-            disk / "fleet",
-            store,
-            transport,
-            specs,
-            settings,
-            Notices(None),
+        context = EngineContext(
+            root=disk / "fleet",
+            store=store,
+            transport=transport,
+            specs=specs,
+            settings=settings,
+            notices=Notices(None),
             trainer=refresher,
             ranker=CandidateRanker(RegistryReader(models)),
             uncertainty=Uncertainty(RegistryReader(models)),
             clock=clock,
         )
+        coordinator = Coordinator(context)
         yield _Fleet(coordinator=coordinator, transport=transport, refresher=refresher, host=host)
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
 from benchmarks.scale_parts import made_up_rows, memory_mb
 from benchmarks.scale_transport import ProcessTransport
+from fleet.engine.context import EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
@@ -106,7 +107,16 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
     windows: list[dict[str, float]] = []
     with Store.open(folder / "store") as store:
         began, cpu = time.perf_counter(), time.process_time()
-        coordinator = Coordinator(folder / "root", store, transport, specs, settings, Notices(None))
+        coordinator = Coordinator(
+            EngineContext(
+                root=folder / "root",
+                store=store,
+                transport=transport,
+                specs=specs,
+                settings=settings,
+                notices=Notices(None),
+            )
+        )
         while not _all_up(coordinator, devices) and time.perf_counter() - began < secs:
             coordinator.turn(0.05)
         up_secs, up_cpu = time.perf_counter() - began, time.process_time() - cpu

@@ -18,6 +18,7 @@ import numpy as np
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
 from benchmarks.scale_parts import WORKLOADS, in_child, made_up_rows
 from fleet.coverage.table_summary import SAVE_ROWS, SAVE_SHARE, SUMMARY
+from fleet.engine.context import EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
@@ -82,7 +83,16 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
     opened = time.perf_counter()
     transport = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", heartbeat_secs=1.0)
     settings = CoordinatorSettings(protocol=Protocol(), choice=_CHOICE)
-    coordinator = Coordinator(_root(folder), store, transport, _specs(devices), settings, Notices(None))
+    coordinator = Coordinator(
+        EngineContext(
+            root=_root(folder),
+            store=store,
+            transport=transport,
+            specs=_specs(devices),
+            settings=settings,
+            notices=Notices(None),
+        )
+    )
     ended = time.perf_counter()
     parts = coordinator._parts
     known: dict[str, Any] = {

@@ -15,11 +15,10 @@ from unittest import mock
 from agents.records import DeviceId, DeviceSpec
 from fleet.core.events import JobState
 from fleet.core.limits import Limits
+from fleet.engine.context import DeviceSource, EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.device_updates import DeviceSource
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.notices import Notices
-from fleet.engine.request_drivers import Launch
 from fleet.engine.settings import CoordinatorSettings
 from fleet.interchange.export_store import export
 from fleet.journal.journal import Journal
@@ -155,17 +154,19 @@ class Fleet:
                 stack.enter_context(patch)
             yield (
                 Coordinator(
-                    self.folder / "root",
-                    store,
-                    transport,
-                    self.specs if source is None else source.files.specs,
-                    told,
-                    notices,
-                    ranker=self.ranker,
-                    trainer=self.trainer,
-                    clock=self.clock,
-                    source=source,
-                    launch=self.launch,
+                    EngineContext(
+                        root=self.folder / "root",
+                        store=store,
+                        transport=transport,
+                        specs=self.specs if source is None else source.files.specs,
+                        settings=told,
+                        notices=notices,
+                        ranker=self.ranker,
+                        trainer=self.trainer,
+                        clock=self.clock,
+                        source=source,
+                        launch=self.launch or no_driver,
+                    )
                 ),
                 transport,
             )

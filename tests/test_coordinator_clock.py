@@ -126,6 +126,7 @@ _PAUSED = """
 import json, sys
 from pathlib import Path
 from fleet.core.limits import Limits
+from fleet.engine.context import EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.settings import CoordinatorSettings
 from fleet.engine.notices import Notices
@@ -141,7 +142,16 @@ transport = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", heart
 held, measure = [], transport.measure
 transport.measure = lambda *asked: measure(*asked) if go.exists() else held.append(asked)
 with Store.open(folder / "store") as store:
-    coordinator = Coordinator(folder / "root", store, transport, specs, told, Notices())
+    coordinator = Coordinator(
+        EngineContext(
+            root=folder / "root",
+            store=store,
+            transport=transport,
+            specs=specs,
+            settings=told,
+            notices=Notices(),
+        )
+    )
     said = False
     for _ in range(3000):
         coordinator.turn(0.02)

@@ -13,6 +13,7 @@ from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
 from fleet.planner.candidate_pools import CandidatePools
+from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from tests.record_fixtures import make_record, make_workload
 
@@ -42,6 +43,20 @@ class Outlet:
         self.jobs.append(job)
 
 
+def planner_of(coverage: Coverage, pools: CandidatePools, job_sink: Outlet) -> JobPlanner:
+    return JobPlanner(
+        PlannerContext(
+            coverage=coverage,
+            pools=pools,
+            families={DEVICE: "cpu"},
+            spaces={DEVICE: "x"},
+            job_sink=job_sink,
+            seed=1,
+            token="t",
+        )
+    )
+
+
 def drawn(count: int) -> list[Candidate]:
     return [Candidate(workload_id=WORKLOAD.workload_id, trace=f"[[{number}]]") for number in range(count)]
 
@@ -54,7 +69,7 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
     pools = CandidatePools(tmp_path)
     pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
     job_sink = Outlet()
-    planner = JobPlanner(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, job_sink, seed=1, token="t")
+    planner = planner_of(coverage, pools, job_sink)
     planner.set_workloads([DEVICE], [WORKLOAD])
     planner.want({DEVICE: 4 * BATCH_SIZE})
     random, evolved = sorted(job_sink.asked, key=lambda one: bool(one.parents))
@@ -82,7 +97,7 @@ def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, l
     coverage.propose("cpu", WORKLOAD.workload_id, [one.candidate_id for one in drawn(BATCH_SIZE // 2)])
     job_sink = Outlet()
     pools = CandidatePools(tmp_path)
-    planner = JobPlanner(coverage, pools, {DEVICE: "cpu"}, {DEVICE: "x"}, job_sink, seed=1, token="t")
+    planner = planner_of(coverage, pools, job_sink)
     planner.set_workloads([DEVICE], [WORKLOAD])
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert job_sink.asked, "gaps are chosen, and the agent is asked for more"

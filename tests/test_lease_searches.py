@@ -16,9 +16,9 @@ import pytest
 from agents.lease import Lease
 from agents.records import CandidateId, DeviceId
 from fleet.core.events import JobState
-from fleet.engine import lease_searches
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.lease_searches import TRIES
+from fleet.planner import lease_searches
+from fleet.planner.lease_searches import TRIES
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Found, StoreThread, find_candidates
 from fleet.transport.local import LocalTransport

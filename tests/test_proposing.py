@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Family, Outcome, Protocol, Record, Workload
 from fleet.collection.batch_plan import NOISE_EVERY_SECS
-from fleet.collection.collect import Collection, CollectSettings, known_candidates
+from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.device_history import known_candidates
 from fleet.requests.session import DeviceUnusableError
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet, Killed, latency_secs
@@ -293,7 +294,7 @@ def test_what_somebody_else_measured_meanwhile_counts(tmp_path: Path) -> None:
         collection = Collection(fleet, SPECS, RANDOM, Log())
         pools = collection.propose(WORKLOADS)
         collection.measure({}, WORKLOADS)
-        collection._progress_of(ONE)
+        collection._history.progress(ONE)
         some = pools[Family.CPU][WORKLOADS[0].workload_id][:3]
         fleet.measure(ONE, some)
         collection.measure(pools, WORKLOADS)

@@ -18,7 +18,7 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.errors import FleetError
 from fleet.transport.host_versions import own_versions
 from fleet.transport.ray_session import join_ray
-from fleet.transport.ray_transport import RayTransport
+from fleet.transport.ray_transport import RayOptions, RayTransport
 from tests.transport_fixtures import PROTOCOL, first, poll_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -116,9 +116,7 @@ def test_a_host_with_another_version_is_refused_before_anything_of_ours_runs_the
         [near, far],
         tmp_path / "here",
         PROTOCOL,
-        address=address,
-        remote_spool_root=str(root),
-        heartbeat_secs=0.3,
+        RayOptions(address=address, remote_spool_root=str(root), heartbeat_secs=0.3),
     )
     try:
         transport.start(far, 1)
@@ -151,9 +149,7 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
         specs.values(),
         tmp_path / "here",
         PROTOCOL,
-        address=address,
-        remote_spool_root=str(tmp_path / "there"),
-        heartbeat_secs=0.3,
+        RayOptions(address=address, remote_spool_root=str(tmp_path / "there"), heartbeat_secs=0.3),
     )
     try:
         for spec in specs.values():
@@ -195,7 +191,7 @@ def test_a_coordinator_whose_raylet_has_ended_says_so_and_ends(
     cluster: tuple[str, psutil.Process], tmp_path: Path
 ) -> None:
     address, other = cluster
-    transport = RayTransport([], tmp_path / "here", PROTOCOL, address=address)
+    transport = RayTransport([], tmp_path / "here", PROTOCOL, RayOptions(address=address))
     try:
         [mine] = [
             one

@@ -25,7 +25,7 @@ from agents.device.messages import (
     Results,
 )
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
-from fleet.transport.ray_transport import RayTransport
+from fleet.transport.ray_transport import RayOptions, RayTransport
 from fleet.transport.transport import Batch, Lease
 from tests.transport_fixtures import (
     batch_of,
@@ -46,7 +46,9 @@ QUICK = Protocol(repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, 
 
 @pytest.fixture(scope="module")
 def transport(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayTransport]:
-    made = RayTransport([generic_spec], tmp_path_factory.mktemp("spools"), QUICK, heartbeat_secs=0.2)
+    made = RayTransport(
+        [generic_spec], tmp_path_factory.mktemp("spools"), QUICK, RayOptions(heartbeat_secs=0.2)
+    )
     yield made
     made.close(20.0)
     left = each_below(os.getpid(), lambda child: child.name())
@@ -273,12 +275,12 @@ import sys
 from pathlib import Path
 import psutil
 from agents.device.messages import AgentGone, AgentUp
-from fleet.transport.ray_transport import RayTransport
+from fleet.transport.ray_transport import RayOptions, RayTransport
 from tests.transport_fixtures import PROTOCOL, first, poll_until, replay_spec
 from tests.test_ray_transport import alive
 
 server, spec = sys.argv[1], replay_spec(Path(sys.argv[2]), f"under-{sys.argv[1]}")
-transport = RayTransport([], Path(sys.argv[3]), PROTOCOL, heartbeat_secs=0.2)
+transport = RayTransport([], Path(sys.argv[3]), PROTOCOL, RayOptions(heartbeat_secs=0.2))
 transport.start(spec, 1)
 poll_until(transport, lambda found: first(found, AgentUp) is not None)
 agent = psutil.Process(next(iter(transport.pids().values())))
@@ -314,7 +316,7 @@ SCRIPT_OF_A_COORDINATOR = """
 import sys, time
 from pathlib import Path
 from agents.device.messages import AgentUp
-from fleet.transport.ray_transport import RayTransport
+from fleet.transport.ray_transport import RayOptions, RayTransport
 from tests.transport_fixtures import PROTOCOL, poll_until, replay_spec
 transport = RayTransport([], Path(sys.argv[2]), PROTOCOL)
 transport.start(replay_spec(Path(sys.argv[1])), 1)

@@ -25,7 +25,7 @@ from agents.device.messages import (
 )
 from agents.records import DeviceId, DeviceSpec, Outcome
 from fleet.transport.local import LocalTransport
-from fleet.transport.ray_transport import RayTransport
+from fleet.transport.ray_transport import RayOptions, RayTransport
 from fleet.transport.transport import AgentTransport
 from tests.transport_fixtures import (
     PROTOCOL,
@@ -54,7 +54,9 @@ def transport(
     if request.param == "local":
         made = LocalTransport(protocol=PROTOCOL, heartbeat_secs=0.2)
     else:
-        made = RayTransport([], tmp_path_factory.mktemp("spools"), PROTOCOL, replay_heartbeat_secs=0.2)
+        made = RayTransport(
+            [], tmp_path_factory.mktemp("spools"), PROTOCOL, RayOptions(replay_heartbeat_secs=0.2)
+        )
     yield made
     made.close(20.0)
 

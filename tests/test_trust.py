@@ -23,7 +23,8 @@ from agents.records import (
     WorkloadId,
 )
 from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
-from fleet.collection.collect import Collection, CollectSettings, known_candidates
+from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.device_history import known_candidates
 from fleet.collection.trust import claims, imported_candidates, imported_traces
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import TableSummary

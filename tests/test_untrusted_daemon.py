@@ -15,12 +15,13 @@ from agents.records import DeviceSpec, Record, Workload
 from agents.sandbox.pool import WorkerPool
 from agents.trust import DERIVED
 from fleet.core.limits import Limits
+from fleet.engine.context import EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
 from fleet.planner.workload_choice import WorkloadChoice
 from fleet.store.store import Store
-from fleet.transport.ray_transport import RayTransport
+from fleet.transport.ray_transport import RayOptions, RayTransport
 from tests.hostile_fixtures import GENERIC, QUICK, check_records, forge, honest_traces, hostile_traces
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(600)]
@@ -50,10 +51,17 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
     )
     with Store.open(tmp_path / "store") as store:
         forge(store, tmp_path, matmul, honest, hostile)
-        transport = RayTransport([generic_spec], tmp_path / "spool", QUICK, heartbeat_secs=0.5)
+        transport = RayTransport([generic_spec], tmp_path / "spool", QUICK, RayOptions(heartbeat_secs=0.5))
         try:
             coordinator = Coordinator(
-                tmp_path / "root", store, transport, {GENERIC: generic_spec}, told, notices
+                EngineContext(
+                    root=tmp_path / "root",
+                    store=store,
+                    transport=transport,
+                    specs={GENERIC: generic_spec},
+                    settings=told,
+                    notices=notices,
+                )
             )
             until = time.monotonic() + 300
             while len(derived_on(coordinator, store)) < len(honest) and time.monotonic() < until:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -31,19 +31,17 @@ from fleet.collection.batch_plan import (
     MAX_LOSSES,
     NOISE_EVERY_SECS,
     DeviceBatch,
-    DeviceProgress,
     noise_is_due,
     plan_jobs,
     plan_noise,
     plan_remeasure,
 )
-from fleet.collection.proposals import GENERATIONS, Proposer, records_of
-from fleet.collection.selection import allocate, survey
+from fleet.collection.device_history import DeviceHistory
+from fleet.collection.proposals import GENERATIONS, Proposer
+from fleet.collection.selection import allocate
 from fleet.collection.settings import CollectSettings, Engine, Pools, Watcher
 from fleet.collection.time_spent import Ledger, Spent
-from fleet.collection.trust import imported_candidates, ours
 from fleet.requests.session import DeviceUnusableError
-from fleet.store.reader import StoreReader
 
 #: Batches that a device's agent holds: one runs, one waits, so the device never idles.
 _IN_FLIGHT = 2
@@ -75,13 +73,12 @@ class Collection:
         self._protocols = {
             device_id: spec.protocol(settings.protocol) for device_id, spec in self._specs.items()
         }
-        self._progress: dict[DeviceId, DeviceProgress] = {}
         self._families: dict[Family, list[DeviceId]] = {}
         for device_id, spec in specs.items():
             self._families.setdefault(spec.family, []).append(device_id)
         #: Devices on which programs run.
         self._live = [device_id for device_id, spec in specs.items() if is_live(spec)]
-        self._imported: set[CandidateId] | None = None
+        self._history = DeviceHistory(engine, specs)
         self._losses: Counter[tuple[DeviceId, CandidateId]] = Counter()
         #: Devices that fell out, and why.
         self.fallen: dict[DeviceId, str] = {}
@@ -93,7 +90,7 @@ class Collection:
             for family, device_ids in self._families.items()
         }
         self._proposer = Proposer(
-            engine, asked, self._imported_of, settings, watcher, self._ledger, self._leave
+            engine, asked, self._history.imported_of, settings, watcher, self._ledger, self._leave
         )
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
@@ -107,11 +104,11 @@ class Collection:
         Live devices get modules of our own only. What an earlier version has stored does not say whose it is,
         so an agent lists it again where it can.
         """
-        known = self._store.workloads()
+        known = self._engine.store().workloads()
         chosen = {one: known[one] for one in wanted if one in known}
         if not self._live:
             return chosen
-        own = self._store.own_workloads()
+        own = self._engine.store().own_workloads()
         networks = {name for one in chosen.keys() - own.keys() for name, _ in chosen[one].networks}
         if asked := sorted(networks & set(NETWORKS)):
             self.network_workloads(asked)
@@ -134,7 +131,7 @@ class Collection:
             self.measure(pools, group)
             for generation in range(GENERATIONS):
                 if not self._is_late() and self._proposer.evolve(
-                    pools, group, targets, generation, self._present
+                    pools, group, targets, generation, self._history.present
                 ):
                     self.measure(pools, group)
 
@@ -174,7 +171,7 @@ class Collection:
         by_id = {workload.workload_id: workload for workload in workloads}
         jobs: list[DeviceBatch] = []
         for device_id, protocol in self._protocols.items():
-            records = [r for r in self._present(device_id) if r.workload_id in by_id]
+            records = [r for r in self._history.present(device_id) if r.workload_id in by_id]
             jobs += plan_remeasure(
                 records,
                 by_id,
@@ -197,15 +194,15 @@ class Collection:
         now = time.time()
         # Other candidates every day; the same after an interruption.
         seed = self._settings.seed + int(now // NOISE_EVERY_SECS)
-        workloads = self.stored_workloads(self._store.workloads())
+        workloads = self.stored_workloads(self._engine.store().workloads())
         jobs: list[DeviceBatch] = []
         empty: list[DeviceId] = []
         for device_id, protocol in self._protocols.items():
-            lasting = self._progress_of(device_id).environment_id
-            if only_due and not noise_is_due(self._present(device_id), now, lasting):
+            lasting = self._history.progress(device_id).environment_id
+            if only_due and not noise_is_due(self._history.present(device_id), now, lasting):
                 continue
             planned = plan_noise(
-                self._present(device_id),
+                self._history.present(device_id),
                 workloads,
                 protocol=protocol,
                 count=self._settings.noise,
@@ -243,7 +240,7 @@ class Collection:
                 {device_id: self._protocols[device_id] for device_id in device_ids},
                 pool,
                 by_id,
-                {device_id: self._progress_of(device_id) for device_id in device_ids},
+                {device_id: self._history.progress(device_id) for device_id in device_ids},
                 seed=self._settings.seed,
                 batch_size=self._settings.batch_size,
                 given_up=given_up,
@@ -313,7 +310,7 @@ class Collection:
         """Note what came of a batch; it is stored."""
         device_id = job.device_id
         self._ledger.stored(device_id, records)
-        progress = self._progress.get(device_id)
+        progress = self._history.read.get(device_id)
         for record in records:
             if progress is not None:
                 progress.add(record)
@@ -324,65 +321,14 @@ class Collection:
         asked = {one.candidate_id for one in job.batch.candidates}
         if untold := asked - {record.candidate_id for record in records}:
             # Measured for somebody else meanwhile, or they killed their agent again and again.
-            stored = [one for one in self._store.records(device_id=device_id) if one.candidate_id in untold]
+            stored = [
+                one for one in self._engine.store().records(device_id=device_id) if one.candidate_id in untold
+            ]
             for record in stored:
-                self._progress_of(device_id).add(record)
+                self._history.progress(device_id).add(record)
             for one in untold - {record.candidate_id for record in stored}:
                 self._losses[device_id, one] = MAX_LOSSES
         self._watcher.stored(device_id, records)
 
-    @property
-    def _store(self) -> StoreReader:
-        return self._engine.store()
 
-    def _progress_of(self, device_id: DeviceId) -> DeviceProgress:
-        """What the device has measured in the environment that it has now; read once, kept up by `_take`."""
-        if device_id not in self._progress:
-            now = self._engine.environment_id(device_id)
-            progress = self._progress[device_id] = DeviceProgress(environment_id=now)
-            for record in self._store.records(device_id=device_id):
-                progress.add(record)
-        return self._progress[device_id]
-
-    def _present(self, device_id: DeviceId) -> Iterator[Record]:
-        """Records of a device in the environment that it has now; of a live one, those of our candidates."""
-        lasting = self._progress_of(device_id).environment_id
-        present = (r for r in self._store.records(device_id=device_id) if r.environment_id == lasting)
-        imported = self._imported_of(self._specs[device_id].family) if device_id in self._live else None
-        return present if imported is None else ours(present, imported)
-
-    def _imported_of(self, family: Family) -> set[CandidateId] | None:
-        """Candidates that came with a log; None for a family of replay devices, where nothing runs."""
-        if not any(one in self._live for one in self._families[family]):
-            return None
-        if self._imported is None:
-            self._imported = set().union(*imported_candidates(self._store).values())
-        return self._imported
-
-
-def known_candidates(
-    store: StoreReader, device_ids: Iterable[DeviceId], limit: int, *, live: bool
-) -> dict[WorkloadId, list[Candidate]]:
-    """Candidates that any of the devices has measured and none has put under quarantine.
-
-    Args:
-        store: Where the records are.
-        device_ids: Devices of one family.
-        limit: Most candidates of each workload, for the memory that their traces take.
-        live: For a live device: only candidates of our own, which live devices have measured.
-
-    Returns:
-        By workload, in the order of their first record; workloads without any are left out.
-    """
-    chosen = list(device_ids)
-    if live:
-        entries = store.devices()
-        chosen = [one for one in chosen if is_live(entries[one].spec)]
-    records = records_of(store, chosen)
-    if live:
-        records = ours(records, set().union(*imported_candidates(store).values()))
-    found = survey(records, dict.fromkeys(store.workloads(), limit))
-    return {one: list(known.candidates.values()) for one, known in found.items() if known.candidates}
-
-
-__all__ = ["CollectSettings", "Collection", "Pools", "Watcher", "known_candidates"]
+__all__ = ["CollectSettings", "Collection", "Pools", "Watcher"]

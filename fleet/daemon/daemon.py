@@ -31,10 +31,10 @@ from fleet.daemon.garbage_collection import seldom_collected
 from fleet.daemon.open_files import raise_open_files
 from fleet.drivers.launch import launcher
 from fleet.durable import disk_errors
+from fleet.engine.context import EngineContext, Launch
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
-from fleet.engine.request_drivers import Launch
 from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
@@ -162,13 +162,13 @@ def engine(
                 trains = settings.daemon.refresh and not is_embedded
                 trainer = _trainer(settings, options, devices, clock) if trains else None
                 try:
-                    coordinator = Coordinator(
-                        root,
-                        store,
-                        transport,
-                        specs,
-                        told,
-                        notices,
+                    context = EngineContext(
+                        root=root,
+                        store=store,
+                        transport=transport,
+                        specs=specs,
+                        settings=told,
+                        notices=notices,
                         trainer=trainer,
                         ranker=CandidateRanker(RegistryReader(options.models)),
                         uncertainty=Uncertainty(RegistryReader(options.models)),
@@ -176,6 +176,7 @@ def engine(
                         source=devices,
                         launch=launch,
                     )
+                    coordinator = Coordinator(context)
                     yield coordinator, devices, notices
                 finally:
                     if trainer is not None:
@@ -293,7 +294,7 @@ def _transport(
         # Nothing runs: they answer from this process as well as from one behind Ray.
         protocol = settings.timing_protocol()
         return LocalTransport(protocol=protocol, spool_root=Path(settings.store.path).parent / SPOOL)
-    from fleet.transport.ray_transport import RayTransport
+    from fleet.transport.ray_transport import RayOptions, RayTransport
 
     # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
     spool, daemon = Path(settings.store.path).parent / SPOOL, settings.daemon
@@ -301,9 +302,11 @@ def _transport(
         specs.values(),
         spool,
         settings.timing_protocol(),
-        address=options.address,
-        is_idle_only=lambda one: daemon.policies.get(one, daemon.policy).idle_only,
-        clock=clock,
+        RayOptions(
+            address=options.address,
+            is_idle_only=lambda one: daemon.policies.get(one, daemon.policy).idle_only,
+            clock=clock,
+        ),
     )
 
 

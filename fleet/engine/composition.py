@@ -6,13 +6,12 @@ Made by `fleet.engine.coordinator`; `fleet.engine.ingest` and `fleet.engine.effe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from agents.device.messages import ProposeRequest
-from agents.records import Candidate, CandidateId, Descriptor, DeviceId, DeviceSpec, Workload
+from agents.records import Candidate, CandidateId, Descriptor, DeviceId, Workload
 from fleet.collection.trust import imported_traces
 from fleet.core import events as ev
 from fleet.core.arrivals import Tallies
@@ -20,20 +19,19 @@ from fleet.core.events import Job
 from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import Packed, TableSummary
+from fleet.engine.context import EngineContext, Trainer
 from fleet.engine.disk_watch import DiskWatch
 from fleet.engine.fleet_clock import FleetClock
-from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.notices import Notices, Steadiness
 from fleet.engine.roster import Roster
 from fleet.engine.settings import CoordinatorSettings
-from fleet.engine.trainer import Trainer
 from fleet.journal.event_log import EventLog
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.planner.context import PlannerContext
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.noise_runs import NoiseRuns
-from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_discovery import WorkloadDiscovery
 from fleet.planner.workload_modules import WorkloadModules
 from fleet.requests.desk import RequestDesk
@@ -60,31 +58,56 @@ class Agents:
 class Composition:
     """Everything that a coordinator consists of."""
 
-    settings: CoordinatorSettings
+    context: EngineContext
     roster: Roster
-    transport: AgentTransport
     agents: Agents
     event_log: EventLog
-    store: Store
     intake: Intake
     pools: CandidatePools
     coverage: Coverage
     summary: TableSummary
     thread: StoreThread
+    #: Counts by job.
+    tallies: Tallies
     planner: JobPlanner
     modules: WorkloadModules
     imports: ImportedCandidates
     discovery: WorkloadDiscovery
     record_sink: RecordSink
-    dispatcher: LeaseDispatcher
     noise: NoiseRuns
     disk: DiskWatch
-    steadiness: Steadiness
-    notices: Notices
-    trainer: Trainer | None
-    desk: RequestDesk
-    #: Gives the seconds that decisions go by, and the wall clock.
-    clock: FleetClock
+    steadiness: Steadiness = field(default_factory=Steadiness)
+    desk: RequestDesk = field(default_factory=RequestDesk)
+
+    @property
+    def settings(self) -> CoordinatorSettings:
+        """As given."""
+        return self.context.settings
+
+    @property
+    def transport(self) -> AgentTransport:
+        """The way to the agents."""
+        return self.context.transport
+
+    @property
+    def store(self) -> Store:
+        """The open store."""
+        return self.context.store
+
+    @property
+    def notices(self) -> Notices:
+        """Told what people should know."""
+        return self.context.notices
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """Trains when the state asks for it."""
+        return self.context.trainer
+
+    @property
+    def clock(self) -> FleetClock:
+        """Gives the seconds that decisions go by, and the wall clock."""
+        return self.context.clock
 
     @property
     def state(self) -> FleetState:
@@ -127,19 +150,11 @@ class _JobSink:
     """What the planner asks for goes to the agents, to the thread that reads the store, and to the state."""
 
     def __init__(
-        self,
-        transport: AgentTransport,
-        agents: Agents,
-        thread: StoreThread,
-        event_log: EventLog,
-        roster: Roster,
-        ranker: CandidateRanker | None,
-        notices: Notices,
-        clock: Callable[[], float],
+        self, context: EngineContext, agents: Agents, thread: StoreThread, event_log: EventLog, roster: Roster
     ) -> None:
-        self._transport, self._agents, self._thread = transport, agents, thread
+        self._transport, self._agents, self._thread = context.transport, agents, thread
         self._event_log, self._roster = event_log, roster
-        self._ranker, self._notices, self._clock = ranker, notices, clock
+        self._ranker, self._notices, self._clock = context.ranker, context.notices, context.clock
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         """See `fleet.planner.pending_jobs.JobSink`."""
@@ -178,86 +193,62 @@ class _JobSink:
         self._event_log.tell(ev.JobSubmitted(at_secs=self._clock(), job=job))
 
 
-def assemble(
-    root: Path,
-    store: Store,
-    transport: AgentTransport,
-    specs: Mapping[DeviceId, DeviceSpec],
-    settings: CoordinatorSettings,
-    notices: Notices,
-    *,
-    trainer: Trainer | None = None,
-    ranker: CandidateRanker | None = None,
-    uncertainty: Uncertainty | None = None,
-    clock: FleetClock,
-) -> Composition:
-    """Put a coordinator together; see `fleet.engine.coordinator.Coordinator`."""
+def assemble(context: EngineContext) -> Composition:
+    """Put a coordinator together."""
+    root, store, settings = context.root, context.store, context.settings
     event_log = EventLog(root / "journal", settings.limits)
     pools = CandidatePools(root / "pools")
     for note in (*store.repairs, *event_log.notes, *pools.notes):
-        notices.alarm("", note)
+        context.notices.alarm("", note)
     stored = {one: entry.spec for one, entry in store.devices().items()}
-    roster = Roster(stored, specs, settings.protocol)
-    sharing, imports = roster.sharing, ImportedCandidates(roster.live_names)
+    roster = Roster(stored, context.specs, settings.protocol)
     agents, tallies = Agents(), Tallies()
     thread, intake = StoreThread(store.path), Intake(store)
-    coverage, summary = Coverage(sharing, ()), TableSummary.open(store)
-    job_sink = _JobSink(transport, agents, thread, event_log, roster, ranker, notices, clock)
-    planner = JobPlanner(
-        coverage,
-        pools,
-        sharing,
-        roster.spaces,
-        job_sink,
+    coverage, summary = Coverage(roster.sharing, ()), TableSummary.open(store)
+    planning = PlannerContext(
+        coverage=coverage,
+        pools=pools,
+        families=roster.sharing,
+        spaces=roster.spaces,
+        job_sink=_JobSink(context, agents, thread, event_log, roster),
         seed=settings.seed,
         token=os.urandom(4).hex(),
         exploration=settings.exploration,
         turns=roster.turns,
         is_open=lambda one: not event_log.state.describe(one)["closed"],
-        uncertainty=uncertainty.of if uncertainty is not None else None,
-        imports=imports,
+        uncertainty=context.uncertainty.of if context.uncertainty is not None else None,
+        imports=ImportedCandidates(roster.live_names),
     )
-    refused = RefusedRecords(root / "refused")
-    late = KeptFiles(root / "late")
-    record_sink = RecordSink(intake, summary.counts, coverage, pools, tallies, sharing, late, refused)
-    kept = root / "workloads.json"
-    modules = WorkloadModules(store, roster.known)
+    planner = JobPlanner(planning)
+    refused, late = RefusedRecords(root / "refused"), KeptFiles(root / "late")
     return Composition(
-        settings=settings,
+        context=context,
         roster=roster,
-        imports=imports,
-        transport=transport,
+        imports=planning.imports,
         agents=agents,
         event_log=event_log,
-        store=store,
         intake=intake,
         pools=pools,
         coverage=coverage,
         summary=summary,
         thread=thread,
+        tallies=tallies,
         planner=planner,
-        modules=modules,
+        modules=WorkloadModules(store, roster.known),
         discovery=WorkloadDiscovery(
-            *(settings.choice, kept, store, coverage, pools, planner, transport),
-            *({} if settings.limits.requests_only else roster.specs, imports, summary),
+            *(settings.choice, root / "workloads.json", store, planning, planner, context.transport),
+            *({} if settings.limits.requests_only else roster.specs, summary),
         ),
-        record_sink=record_sink,
-        dispatcher=LeaseDispatcher(
-            *(coverage, pools, planner, modules, record_sink, intake, tallies),
-            *(transport, thread, sharing, roster.protocols, notices.say),
+        record_sink=RecordSink(
+            *(intake, summary.counts, coverage, pools, tallies, roster.sharing, late, refused)
         ),
         noise=NoiseRuns(
             *(coverage, thread, pools, planner, intake, roster.protocols),
             count=settings.noise,
             seed=settings.seed,
         ),
-        disk=DiskWatch(root, event_log, notices, clock),
-        steadiness=Steadiness(),
-        notices=notices,
-        trainer=trainer,
-        desk=RequestDesk(),
-        clock=clock,
+        disk=DiskWatch(root, event_log, context.notices, context.clock),
     )
 
 
-__all__ = ["Agents", "Composition", "assemble"]
+__all__ = ["Agents", "Composition", "Drawn", "assemble"]

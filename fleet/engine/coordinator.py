@@ -13,114 +13,60 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from agents.device.messages import Message
-from agents.records import DeviceId, DeviceSpec
 from fleet.core import events as ev
 from fleet.core.events import DeviceState
-from fleet.coverage.table_summary import Saving
 from fleet.durable import disk_errors
+from fleet.engine.chores import Chores
 from fleet.engine.composition import assemble
-from fleet.engine.device_updates import DeviceSource, DeviceUpdates, FixedDevices
+from fleet.engine.context import EngineContext, FixedDevices
+from fleet.engine.device_updates import DeviceUpdates
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.engine.effects import EffectRunner
-from fleet.engine.fleet_clock import LEAST_SET_SECS, FleetClock
+from fleet.engine.fleet_clock import LEAST_SET_SECS
 from fleet.engine.fleet_view import Around, Rates, make_view
 from fleet.engine.health import health_of
 from fleet.engine.ingest import Ingest
-from fleet.engine.notices import Notices
-from fleet.engine.request_drivers import Launch, RequestDrivers, no_driver
-from fleet.engine.settings import CoordinatorSettings
-from fleet.engine.trainer import Trainer
+from fleet.engine.lease_dispatcher import LeaseDispatcher
+from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreError, StoreFull
 from fleet.histogram import Histogram
-from fleet.planner.candidate_ranker import CandidateRanker
-from fleet.planner.uncertainty import Uncertainty
 from fleet.requests.checks import KnownFleet
 from fleet.requests.desk import RequestDesk
-from fleet.requests.progress import training_progress
-from fleet.store.store import Store
-from fleet.transport.transport import AgentTransport
 
-#: Least seconds between two views, and between looks at what is due seldom.
+#: Least seconds between two views.
 _VIEW_SECS = 1.0
-_CHORES_SECS = 5.0
-#: Between two looks at the device files: a change is believed at the second look that sees it.
-_LOOK_SECS = 1.5
 #: Pause after a picture, over the time that it took.
 _VIEW_LEAST_WAIT = 30.0
-#: Device files are written for so long in one turn: each waits for the disk.
-_DEVICES_SECS = 0.01
-#: Pause after a step of the store's upkeep, and the same over the time that the step took.
-_STEP_SECS, _STEP_LEAST_WAIT = 0.5, 10.0
 #: States in which a device has not shown yet whether it works.
 _BEGUN = frozenset({DeviceState.UNKNOWN, DeviceState.PROBING})
 
 
 class Coordinator:
-    """The one who knows the fleet.
+    """Knows the fleet, and runs it turn by turn.
 
     Args:
-        root: Folder for journal, pools and late results; made if missing.
-        store: The open store; nobody else writes to it meanwhile. It is not closed here.
-        transport: The way to the agents. They are not closed here.
-        specs: The devices.
-        settings: What it is told.
-        notices: Told what people should know.
-        trainer: Trains when the state asks for it; without one, trainings end at once and make nothing.
-        ranker: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
-        uncertainty: Knows how unsure the champions are of workloads; without it, none is preferred for that.
-        clock: The time; that of the host where there is none. Each turn moves it on.
-        launch: Starts the drivers of requests; without it a request that needs one fails.
-        source: Where devices that come, change and leave are described; without it the devices stay.
+        context: All that it is given.
 
     Raises:
         FleetError: The journal cannot be replayed, or the disk is full or failed.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        store: Store,
-        transport: AgentTransport,
-        specs: Mapping[DeviceId, DeviceSpec],
-        settings: CoordinatorSettings,
-        notices: Notices,
-        *,
-        trainer: Trainer | None = None,
-        ranker: CandidateRanker | None = None,
-        uncertainty: Uncertainty | None = None,
-        clock: FleetClock | None = None,
-        source: DeviceSource | None = None,
-        launch: Launch | None = None,
-    ) -> None:
-        self._parts = assemble(
-            root,
-            store,
-            transport,
-            specs,
-            settings,
-            notices,
-            trainer=trainer,
-            ranker=ranker,
-            uncertainty=uncertainty,
-            clock=clock or FleetClock(),
-        )
-        self._drivers = RequestDrivers(self._parts, launch or no_driver)
-        self._ingest = Ingest(self._parts, self._drivers)
-        self._effects = EffectRunner(self._parts, self._drivers)
-        self._updates = DeviceUpdates(self._parts, source or FixedDevices(specs))
+    def __init__(self, context: EngineContext) -> None:
+        self._parts = assemble(context)
+        self._drivers = RequestDrivers(self._parts)
+        dispatcher = LeaseDispatcher(self._parts)
+        self._ingest = Ingest(self._parts, self._drivers, dispatcher)
+        self._effects = EffectRunner(self._parts, self._drivers, dispatcher)
+        self._updates = DeviceUpdates(self._parts, context.source or FixedDevices(context.specs))
+        self._chores = Chores(self._parts, self._updates, self._ingest)
         self._rates, self._turns = Rates(), Histogram()
         self._started_at = self._parts.clock.wall()
-        self._upkeep_at = self._parts.clock() + settings.upkeep_secs
-        self._upkeep: Iterator[object] | None = None
-        self._upkeep_began = 0.0
-        self._chores_at = self._view_at = self._devices_at = 0.0
+        self._view_at = 0.0
         self._is_stopping = False
         self._view: dict[str, Any] = {}
         self._begin()
@@ -164,7 +110,7 @@ class Coordinator:
         self._tell_wall()
         parts.event_log.tell(ev.Tick(at_secs=parts.clock()))
         self._flush()
-        self._do_chores(parts.clock())
+        self._chores.do(parts.clock(), is_stopping=self._is_stopping)
 
     def stop(self) -> None:
         """Grant nothing from here on; what runs may end while `turn` goes on."""
@@ -285,60 +231,6 @@ class Coordinator:
         acknowledge, self._ingest.acknowledge = self._ingest.acknowledge, []
         for device_id, incarnation, record_ids in acknowledge:
             parts.transport.acknowledge(device_id, incarnation, record_ids)
-
-    def _do_chores(self, now: float) -> None:
-        """Do what is due seldom, a little at a time."""
-        parts = self._parts
-        try:
-            began = time.perf_counter()
-            while parts.agents.descriptors and time.perf_counter() - began < _DEVICES_SECS:
-                device_id = next(iter(parts.agents.descriptors))
-                parts.store.put_device(parts.roster.known[device_id], parts.agents.descriptors[device_id])
-                del parts.agents.descriptors[device_id]
-            if now >= self._upkeep_at and not parts.disk.is_full:
-                self._do_upkeep(now)
-            if now >= self._devices_at and not self._is_stopping and not parts.disk.is_full:
-                self._devices_at = now + _LOOK_SECS
-                self._updates.look()
-            if now < self._chores_at or parts.disk.is_full:
-                return
-            self._chores_at = now + _CHORES_SECS
-            parts.event_log.compact(parts.planner.queues.jobs())
-            if parts.coverage.is_loaded and parts.summary.is_due(parts.store):
-                parts.thread.do(Saving(), partial(parts.summary.write, parts.pack_summary()))
-            self._ingest.end_silent()
-            if parts.trainer is not None:
-                for event in training_progress(parts.state, parts.trainer.view, now):
-                    parts.event_log.tell(event)
-            for device_id, incarnation in parts.agents.up.items():
-                if device_id not in parts.roster.specs:
-                    continue  # it left, and its agent is told to end
-                parts.discovery.agent_up(parts.roster.specs[device_id], incarnation)
-                is_over = self._is_stopping or parts.settings.once
-                wall = parts.clock.wall()
-                if not is_over and parts.noise.is_due(device_id, now, wall):
-                    environment_id = parts.state.describe(device_id)["environment_id"]
-                    parts.noise.begin(device_id, environment_id, now, wall)
-        except StoreFull as error:
-            parts.disk.full(error)
-
-    def _do_upkeep(self, now: float) -> None:
-        """Do a step of the store's upkeep, or begin a round: all at once it takes seconds."""
-        parts, began = self._parts, time.perf_counter()
-        self._upkeep_at = now + parts.settings.upkeep_secs
-        if self._upkeep is None:
-            self._upkeep_began, self._upkeep = now, parts.store.upkeep_steps()
-        try:
-            is_over = next(self._upkeep, None) is None
-        except StoreFull:
-            self._upkeep = None  # begun anew when it is due again
-            raise
-        if is_over:
-            self._upkeep = None
-            self._upkeep_at = max(now, self._upkeep_began + parts.settings.upkeep_secs)
-        else:
-            wait = max(_STEP_SECS, _STEP_LEAST_WAIT * (time.perf_counter() - began))
-            self._upkeep_at = now + wait
 
     def _look(self) -> None:
         """Draw the picture that others are shown."""

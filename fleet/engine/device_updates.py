@@ -7,40 +7,14 @@ to be done; here it is done, in an order that leaves no part of the coordinator 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.config.device_changes import DeviceFiles, compare
 from fleet.core import events as ev
 from fleet.core.events import DeviceState
 from fleet.engine.composition import Composition
+from fleet.engine.context import DeviceSource
 from fleet.engine.roster import RosterError
-
-
-class DeviceSource(Protocol):
-    """Where devices are described."""
-
-    @property
-    def files(self) -> DeviceFiles:
-        """What was found last."""
-
-    def look(self) -> DeviceFiles | None:
-        """Look again, cheaply; None where nothing changed."""
-
-
-class FixedDevices:
-    """Devices that stay as they are.
-
-    Args:
-        specs: The devices.
-    """
-
-    def __init__(self, specs: Mapping[DeviceId, DeviceSpec]) -> None:
-        self.files = DeviceFiles(specs=dict(specs))
-
-    def look(self) -> DeviceFiles | None:
-        """See `DeviceSource`."""
-        return None
 
 
 class DeviceUpdates:
@@ -162,4 +136,4 @@ class DeviceUpdates:
         self._faults = dict(faults)
 
 
-__all__ = ["DeviceSource", "DeviceUpdates", "FixedDevices"]
+__all__ = ["DeviceUpdates"]

@@ -11,12 +11,13 @@ from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import Event, Instruction
 from fleet.coverage.table_summary import Saving
-from fleet.engine.announcements import announce_event, announce_instruction
 from fleet.engine.composition import Composition, Drawn
-from fleet.engine.lease_searches import LeaseSearch, LeaseSearches
+from fleet.engine.lease_dispatcher import LeaseDispatcher
+from fleet.engine.notices import announce_event, announce_instruction
 from fleet.engine.record_imports import ClaimsAsked
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
+from fleet.planner.lease_searches import LeaseSearch, LeaseSearches
 from fleet.planner.noise_runs import NoisePlan
 from fleet.store.trace_lookup import Answer, Found, ImportedAsked
 
@@ -27,13 +28,14 @@ class EffectRunner:
     Args:
         parts: What a coordinator consists of.
         drivers: Of its requests.
+        dispatcher: Sends jobs to agents.
 
     Attributes:
         fed: Devices that were planned for since the start.
     """
 
-    def __init__(self, parts: Composition, drivers: RequestDrivers) -> None:
-        self._parts, self._drivers = parts, drivers
+    def __init__(self, parts: Composition, drivers: RequestDrivers, dispatcher: LeaseDispatcher) -> None:
+        self._parts, self._drivers, self._dispatcher = parts, drivers, dispatcher
         #: Devices that asked for jobs, perhaps before it was known what they measure.
         self._wants: dict[DeviceId, int] = {}
         #: Leases whose traces cannot be looked for until there is room on the disk; none expires before.
@@ -70,7 +72,7 @@ class EffectRunner:
             case ev.StopDriver(request_id=request_id):
                 self._drivers.stop(request_id)
             case ev.Quarantine(job_id=job_id) if job_id is not None:
-                self._drivers.job_ended(job_id)
+                self._drivers.questions.job_ended(job_id)
             case ev.ShowRequest(request_id=request_id):
                 parts.desk.show(parts.state, request_id)
 
@@ -84,10 +86,10 @@ class EffectRunner:
             case ev.JobFinished(job_id=job_id, device_id=device_id):
                 parts.planner.queues.took(device_id, sum(event.outcomes.values()), event.device_secs)
                 parts.planner.queues.closed(job_id)
-                self._drivers.job_ended(job_id)
+                self._drivers.questions.job_ended(job_id)
             case ev.JobCancelled(job_id=job_id):
                 parts.planner.queues.closed(job_id)
-                self._drivers.job_ended(job_id)
+                self._drivers.questions.job_ended(job_id)
             case ev.RequestEnded(request_id=request_id) | ev.RequestCancelled(request_id=request_id):
                 self._drivers.without_jobs_of(request_id)
             case ev.DeviceRetired(device_id=device_id):
@@ -134,7 +136,7 @@ class EffectRunner:
             parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
         match answer.tag:
             case LeaseSearches() as asked:
-                for grant, search in parts.dispatcher.searching.answered(asked, answer, parts.clock()):
+                for grant, search in self._dispatcher.searching.answered(asked, answer, parts.clock()):
                     self._grant_again(grant, search)
             case NoisePlan() as plan:
                 family = parts.roster.sharing[plan.device_id]
@@ -162,7 +164,7 @@ class EffectRunner:
         for that. A batch is sent only under a lease with half of its time left, for its agent to take it up.
         """
         parts, now = self._parts, self._parts.clock()
-        searching = parts.dispatcher.searching
+        searching = self._dispatcher.searching
         searching.look_again(now)
         if parts.disk.is_full:
             return  # no lease expires
@@ -193,7 +195,7 @@ class EffectRunner:
         if job is None:
             return
         try:
-            events = parts.dispatcher.grant(grant, job, parts.clock(), searched)
+            events = self._dispatcher.grant(grant, job, parts.clock(), searched)
         except StoreFull as error:
             self._held.append(grant)
             parts.disk.full(error)

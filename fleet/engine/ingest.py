@@ -24,9 +24,10 @@ from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.arrivals import Arrival, arrivals_of
 from fleet.engine.agent_events import events_of, passed
-from fleet.engine.announcements import announce_message
 from fleet.engine.composition import Composition
+from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.liveness import LivenessMonitor
+from fleet.engine.notices import announce_message
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
 from fleet.results.record_sink import Taken
@@ -38,14 +39,15 @@ class Ingest:
     Args:
         parts: What a coordinator consists of.
         drivers: Of its requests.
+        dispatcher: Sends jobs to agents.
 
     Attributes:
         held: Arrivals that found no room; they are tried again.
         acknowledge: What is durable and may be told to the agents, once the state's events are too.
     """
 
-    def __init__(self, parts: Composition, drivers: RequestDrivers) -> None:
-        self._parts, self._drivers = parts, drivers
+    def __init__(self, parts: Composition, drivers: RequestDrivers, dispatcher: LeaseDispatcher) -> None:
+        self._parts, self._drivers, self._dispatcher = parts, drivers, dispatcher
         #: Agents that are up while their spool still comes.
         self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
         self._silence = LivenessMonitor(parts.settings.limits.lease_secs, parts.clock)
@@ -84,7 +86,7 @@ class Ingest:
                 parts.disk.full(error)
                 # Nobody would ask again for what it had to tell.
                 parts.discovery.agent_gone(message.device_id)
-            unsent = parts.dispatcher.searching.unsent if isinstance(message, AgentGone) else ()
+            unsent = self._dispatcher.searching.unsent if isinstance(message, AgentGone) else ()
             clock = parts.clock
             for event in events_of(message, parts.state, clock(), clock.wall(), unsent=unsent):
                 parts.event_log.tell(event)
@@ -151,7 +153,7 @@ class Ingest:
         for event in taken.events:
             parts.event_log.tell(event)
         self.acknowledge += taken.acknowledge
-        self._drivers.stored(taken.fresh)
+        self._drivers.questions.stored(taken.fresh)
         for device_id, records in taken.fresh.items():
             if parts.trainer is not None:
                 parts.trainer.records_stored(device_id, parts.roster.families[device_id], len(records))
@@ -176,7 +178,7 @@ class Ingest:
         parts = self._parts
         device_id, incarnation = message.device_id, message.incarnation
         announce_message(message, parts.notices)
-        if self._drivers.heard(message):
+        if self._drivers.questions.heard(message):
             return
         match message:
             case AgentUp():

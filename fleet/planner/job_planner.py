@@ -7,25 +7,21 @@ nothing: a request that needs an answer of an agent or of the store is *pending*
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agents.device.messages import Proposed
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
 from fleet.collection.batch_plan import BATCH_SIZE
-from fleet.collection.mixture import mixed
 from fleet.collection.selection import choose_parents
-from fleet.core.events import Job, JobId, Origin
+from fleet.core.events import Origin
 from fleet.core.queues import Queues
-from fleet.core.scheduling import EXPLORATION, Ask, plan
-from fleet.coverage.coverage import Coverage
-from fleet.planner.candidate_pools import CandidatePools
+from fleet.core.scheduling import Ask, plan
+from fleet.planner.context import PlannerContext
 from fleet.planner.dedup_filter import DedupFilter
-from fleet.planner.imported_candidates import ImportedCandidates
+from fleet.planner.job_factory import JobFactory
 from fleet.planner.pending_jobs import JobSink, PendingJob
-from fleet.planner.plan_view import PlanViews, UncertaintyOf
+from fleet.planner.plan_view import PlanViews
 from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer
 
 #: Devices whose best candidates others evolve from: its own, and those of some others of its family.
@@ -39,65 +35,34 @@ class JobPlanner:
     """Makes jobs for devices with room.
 
     Args:
-        coverage: What is measured and what is known.
-        pools: Where new candidates are kept.
-        families: Name under which every device shares candidates
-            (`fleet.planner.request_coalescer.sharing_names`).
-        spaces: What devices draw from (`fleet.planner.request_coalescer.space_of`).
-        job_sink: Carries out what it asks for.
-        seed: Of the draws.
-        token: Begins every job id, so that ids of different lives of the coordinator differ.
-        exploration: Share of the new candidates that is random.
-        turns: What each device takes turns for with its neighbours (`fleet.planner.plan_view.turn_of`).
-        is_open: Whether the policy of a device lets it measure now.
-        uncertainty: How unsure heads are of workloads.
-        imports: Imported candidates that wait to be derived.
+        context: What it knows and asks.
 
     Attributes:
         queues: The jobs that have not ended.
+        factory: Makes jobs, for requests too.
         hosts: Host of each device that is up.
         heads: Devices with a head of the champion.
     """
 
-    def __init__(
-        self,
-        coverage: Coverage,
-        pools: CandidatePools,
-        families: Mapping[DeviceId, str],
-        spaces: Mapping[DeviceId, str],
-        job_sink: JobSink,
-        *,
-        seed: int,
-        token: str,
-        exploration: float = EXPLORATION,
-        turns: Mapping[DeviceId, str] | None = None,
-        is_open: Callable[[DeviceId], bool] = lambda _: True,
-        uncertainty: UncertaintyOf | None = None,
-        imports: ImportedCandidates | None = None,
-    ) -> None:
-        self._imports = ImportedCandidates({}) if imports is None else imports
-        self._coverage = coverage
-        self._pools = pools
-        self._families = families
-        self._job_sink = job_sink
-        self._seed = seed
-        self._token = token
-        self._exploration = exploration
-        self._numbers = itertools.count(1)
+    def __init__(self, context: PlannerContext) -> None:
+        self._context, self._coverage, self._pools = context, context.coverage, context.pools
+        self._imports, self._job_sink = context.imports, context.job_sink
+        self._families = context.families
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._pending: dict[DeviceId, PendingJob] = {}
         #: Requests to evolve whose parents are looked for.
         self._asks: dict[str, Ask] = {}
         #: Requests whose candidates a head is to choose, while they are drawn and ranked.
         self._to_rank: dict[str, Ask] = {}
-        self._dedup, self._coalescer = DedupFilter(coverage), RequestCoalescer(spaces)
+        self._dedup, self._coalescer = DedupFilter(context.coverage), RequestCoalescer(context.spaces)
         self.queues = Queues()
+        self.factory = JobFactory(context.token, context.seed, self.queues, context.coverage)
         self._views = PlanViews(
-            coverage,
+            context.coverage,
             self.queues,
-            turns=turns,
-            is_open=is_open,
-            uncertainty=uncertainty,
+            turns=context.turns,
+            is_open=context.is_open,
+            uncertainty=context.uncertainty,
             waiting=self._underived,
         )
         self.hosts, self.heads = self._views.hosts, self._views.heads
@@ -127,8 +92,8 @@ class JobPlanner:
         for group in groups.values():
             for device_id in group:
                 self._pending[device_id] = PendingJob()
-            view, seed = self._views.view(group, self._workloads), self._seed + next(self._numbers)
-            for ask in plan(view, group, seed, self._exploration):
+            view, seed = self._views.view(group, self._workloads), self._context.seed + self.factory.number()
+            for ask in plan(view, group, seed, self._context.exploration):
                 self._serve(ask)
             self._send()
             for device_id in group:
@@ -154,7 +119,7 @@ class JobPlanner:
         if to_rank is not None and len(drawn) > to_rank.count:  # such a request is shared with nobody
             drawn = self._dedup.fresh(asked.told, asked.device_id, workload_id, drawn, asked.count)
             if (pending := self._answered(asked.device_id, asked.request_id)) is not None:
-                request_id = self._request_id()
+                request_id = self.factory.request_id()
                 self._to_rank[request_id] = to_rank
                 pending.waiting.add(request_id)
                 self._job_sink.rank(asked.device_id, request_id, asked.workload, list(drawn.values()))
@@ -245,7 +210,7 @@ class JobPlanner:
             pending.origins[Origin.PAIRED] += len(found)
             family, short = self._families[ask.device_id], ask.count - len(found)
             if imported := self._imports.take(family, ask.workload_id, short):
-                request_id = self._request_id()
+                request_id = self.factory.request_id()
                 self._asks[request_id] = replace(ask, count=len(imported))
                 pending.waiting.add(request_id)
                 self._job_sink.search_imported(ask.device_id, request_id, imported)
@@ -254,7 +219,7 @@ class JobPlanner:
         else:
             traces, missing = self._parents(ask)
             if missing:
-                request_id = self._request_id()
+                request_id = self.factory.request_id()
                 self._asks[request_id] = ask
                 pending.waiting.add(request_id)
                 self._job_sink.search(ask.device_id, request_id, missing)
@@ -277,7 +242,7 @@ class JobPlanner:
         is_ranked = ask.origin is Origin.MODEL
         request = CandidateRequest(
             device_id=ask.device_id,
-            request_id=self._request_id(),
+            request_id=self.factory.request_id(),
             workload=self._workloads[ask.device_id][ask.workload_id],
             count=ask.count * (_DRAWN_FOR_HEAD if is_ranked else 1),
             told=self._dedup.tell(self._families[ask.device_id], ask.workload_id),
@@ -293,15 +258,12 @@ class JobPlanner:
 
     def _send(self) -> None:
         """Ask the agents for the candidates that are requested."""
-        for device_id, request in self._coalescer.due(self._seed):
+        for device_id, request in self._coalescer.due(self._context.seed):
             self._job_sink.propose(device_id, request)
 
     def _is_open(self, request: CandidateRequest) -> bool:
         pending = self._pending.get(request.device_id)
         return pending is not None and request.request_id in pending.waiting
-
-    def _request_id(self) -> str:
-        return f"{self._token}/r{next(self._numbers)}"
 
     def _answered(self, device_id: DeviceId, request_id: str) -> PendingJob | None:
         """The pending job that waited for a request; None where none does any more."""
@@ -345,39 +307,10 @@ class JobPlanner:
             return
         if not pending.waiting:
             del self._pending[device_id]
-        chosen, pending.chosen = pending.chosen, {}
-        attempts = self._coverage.next_attempts(device_id)
-        alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
-        for one, workload_id in chosen.items():
-            key = attempts.get(one, 0), pending.versions.get(one, "")
-            alike.setdefault(key, []).append((workload_id, one))
-        for (attempt, version), pairs in sorted(alike.items()):
-            origin = str(Origin.MODEL if version else pending.origins.most_common(1)[0][0])
-            for part in mixed(pairs, random.Random(f"{self._seed}/{next(self._numbers)}")):
-                job = self.job(device_id, part, origin, attempt, version)
-                # Now, not when it is durable: another answer of this turn may hold the same candidates.
-                self.queues.opened(job)
-                self._job_sink.submit(job)
-
-    def job(
-        self,
-        device_id: DeviceId,
-        part: Sequence[tuple[WorkloadId, CandidateId]],
-        origin: str,
-        attempt: int,
-        model_version: str = "",
-    ) -> Job:
-        """Make a job with a new id."""
-        return Job(
-            job_id=JobId(f"{self._token}-{next(self._numbers)}"),
-            device_id=device_id,
-            workload_ids=tuple(dict.fromkeys(workload_id for workload_id, _ in part)),
-            candidate_ids=tuple(one for _, one in part),
-            origin=origin,
-            attempt=attempt,
-            expected_secs=self.queues.candidate_secs(device_id) * len(part),
-            model_version=model_version,
-        )
+        for job in self.factory.jobs_of(device_id, pending):
+            # Now, not when it is durable: another answer of this turn may hold the same candidates.
+            self.queues.opened(job)
+            self._job_sink.submit(job)
 
 
 __all__ = ["JobPlanner", "JobSink"]

@@ -129,7 +129,7 @@ class NoiseRuns:
             candidates: tuple[Candidate, ...] = one.batch.candidates
             self._pools.remember(family, candidates)
             part = [(each.workload_id, each.candidate_id) for each in candidates]
-            made.append(self._planner.job(plan.device_id, part, NOISE, one.batch.attempt))
+            made.append(self._planner.factory.job(plan.device_id, part, NOISE, one.batch.attempt))
         return made
 
 

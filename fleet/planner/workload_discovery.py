@@ -1,7 +1,7 @@
 """Finds out what the devices measure: from what was kept, else from the first agent that is up.
 
-`fleet.engine.coordinator` tells it of agents and lists. It chooses nothing itself
-(`fleet.planner.workload_choice`).
+`fleet.engine.coordinator` reports agents and their lists. The choice itself is in
+`fleet.planner.workload_choice`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from pathlib import Path
 
 from agents.records import DeviceId, DeviceSpec, Workload
 from fleet.collection.selection import none_fits
-from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import TableSummary
-from fleet.planner.candidate_pools import CandidatePools
-from fleet.planner.imported_candidates import ImportedCandidates
+from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.workload_choice import REPLAYED, KeptChoices, WorkloadChoice, group_of
 from fleet.store.store import Store
@@ -28,12 +26,10 @@ class WorkloadDiscovery:
         choice: What is chosen from, and how many.
         path: File of what was chosen before.
         store: Keeps the workloads.
-        coverage: Is told which to watch, and reads what the store has of them.
-        pools: Has candidates that nobody has measured.
-        planner: Is told which devices measure which.
+        context: Of the planner: what the store has of the workloads is read into it.
+        planner: Gets the workloads of each device.
         transport: The way to the agents.
         specs: The devices of now; none where nothing is measured but for requests.
-        imports: Is told what may be derived from.
         summary: What need not be read of the store again.
     """
 
@@ -42,19 +38,15 @@ class WorkloadDiscovery:
         choice: WorkloadChoice,
         path: Path,
         store: Store,
-        coverage: Coverage,
-        pools: CandidatePools,
+        context: PlannerContext,
         planner: JobPlanner,
         transport: AgentTransport,
         specs: Mapping[DeviceId, DeviceSpec],
-        imports: ImportedCandidates,
         summary: TableSummary,
     ) -> None:
-        self._imports = imports
         self._choice, self._kept, self._store = choice, KeptChoices(path), store
-        self._coverage, self._pools, self._planner, self._transport = coverage, pools, planner, transport
-        self._summary = summary
-        self._specs = specs
+        self._coverage, self._pools, self._imports = context.coverage, context.pools, context.imports
+        self._planner, self._transport, self._summary, self._specs = planner, transport, summary, specs
         #: Devices that were asked, by group.
         self._asked: dict[str, DeviceId] = {}
         self._chosen: dict[str, Sequence[Workload]] = {}

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from agents.device.device_cores import ELSEWHERE, quiet_cores
@@ -48,6 +49,25 @@ _LOOK_SECS = 1.0
 _Key = tuple[DeviceId, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """How agents are reached, and how often they speak."""
+
+    #: `host:port` of a cluster's head; None starts a Ray of our own on the loopback interface.
+    address: str | None = None
+    #: Folder for the devices' spools on the other hosts of a cluster; `~` is the home of Ray's user there.
+    remote_spool_root: str = "~/.local/state/tensor-fleet/spool"
+    #: How often an agent says that it is alive, and an agent of a replay device.
+    heartbeat_secs: float = HEARTBEAT_SECS
+    replay_heartbeat_secs: float = REPLAY_HEARTBEAT_SECS
+    #: Replay devices that share a process.
+    replay_per_process: int = REPLAY_PER_PROCESS
+    #: Tells the devices whose agents say whether nobody else uses their hosts.
+    is_idle_only: Callable[[DeviceId], bool] = lambda _: False
+    #: Seconds in which this process ran: an agent must not be ended for a pause of ours.
+    clock: Callable[[], float] = time.monotonic
+
+
 class RayTransport(AgentClient):
     """Implements `fleet.transport.transport.AgentTransport`.
 
@@ -55,13 +75,7 @@ class RayTransport(AgentClient):
         specs: The devices known now; others may be started later. They tell which cores time something.
         spool_root: Folder of this host for the devices' spools.
         protocol: How the fleet measures.
-        address: `host:port` of a cluster's head; None starts a Ray of our own on the loopback interface.
-        remote_spool_root: The same on the other hosts of a cluster; `~` is the home of Ray's user there.
-        heartbeat_secs: How often an agent says that it is alive.
-        replay_heartbeat_secs: The same of a replay device.
-        replay_per_process: Replay devices that share a process.
-        is_idle_only: Tells the devices whose agents say whether nobody else uses their hosts.
-        clock: Seconds in which this process ran: an agent must not be ended for a pause of ours.
+        options: The cluster, and how often agents speak.
 
     Raises:
         FleetError: Ray does not start, is not confined to loopback, or the cluster cannot be joined.
@@ -72,38 +86,28 @@ class RayTransport(AgentClient):
         specs: Iterable[DeviceSpec],
         spool_root: Path,
         protocol: Protocol,
-        *,
-        address: str | None = None,
-        remote_spool_root: str = "~/.local/state/tensor-fleet/spool",
-        heartbeat_secs: float = HEARTBEAT_SECS,
-        replay_heartbeat_secs: float = REPLAY_HEARTBEAT_SECS,
-        replay_per_process: int = REPLAY_PER_PROCESS,
-        is_idle_only: Callable[[DeviceId], bool] = lambda _: False,
-        clock: Callable[[], float] = time.monotonic,
+        options: RayOptions = RayOptions(),
     ) -> None:
         self._specs = {spec.device_id: spec for spec in specs}
-        self._spool_root, self._remote_spool_root = spool_root.absolute(), remote_spool_root
-        self._protocol = protocol
-        self._heartbeat_secs, self._replay_heartbeat_secs = heartbeat_secs, replay_heartbeat_secs
-        self._replay_per_process, self._is_idle_only = replay_per_process, is_idle_only
-        self._clock = clock
+        self._spool_root, self._protocol, self._options = spool_root.absolute(), protocol, options
+        self._clock = options.clock
         self._processes: list[HostProcess] = []
         self._places: dict[_Key, HostProcess] = {}
         self._news: list[Message] = []
         #: When a replay device that was told to stop should have.
         self._stops: dict[_Key, float] = {}
         self._usable = tuple(sorted(os.sched_getaffinity(0)))
-        self._is_own = address is None
+        self._is_own = options.address is None
         #: Of our own Ray.
         self._folder: RayFolder | None = None
         self._look_again_at = 0.0
         self._quiet: tuple[int, ...] = ()
         self._spare_timing_cores()
         try:
-            if address is None:
+            if options.address is None:
                 self._folder = start_ray({}, len(self._usable))
             else:
-                join_ray(address)
+                join_ray(options.address)
             self._cluster = Cluster(is_own=self._is_own)
         except BaseException:
             pin_process(self._usable)
@@ -114,7 +118,7 @@ class RayTransport(AgentClient):
         self._specs[spec.device_id] = spec
         self._spare_timing_cores()
         key = (spec.device_id, incarnation)
-        is_replay = spec.kind is DeviceKind.REPLAY
+        is_replay, options = spec.kind is DeviceKind.REPLAY, self._options
         node, neighbours = self._cluster.here, list(self._specs.values())
         if not self._is_own and not is_replay:
             found = self._cluster.node_with(resource_of(spec.device_id))
@@ -130,7 +134,7 @@ class RayTransport(AgentClient):
             node = found
             neighbours = [one for one in neighbours if resource_of(one.device_id) in node.resources]
         is_here = node.node_id == self._cluster.here.node_id
-        root = str(self._spool_root) if is_here else self._remote_spool_root
+        root = str(self._spool_root) if is_here else self._options.remote_spool_root
         process = self._shared_process() if is_replay else None
         if process is None:
             name = f"replay-{len(self._processes)}-{incarnation}" if is_replay else spec.device_id
@@ -138,7 +142,7 @@ class RayTransport(AgentClient):
                 self._cluster,
                 node,
                 is_shared=is_replay,
-                heartbeat_secs=self._replay_heartbeat_secs if is_replay else self._heartbeat_secs,
+                heartbeat_secs=options.replay_heartbeat_secs if is_replay else options.heartbeat_secs,
                 stderr_path=f"{root}/{name}.stderr",
                 resource=None if self._is_own or is_replay else resource_of(spec.device_id),
                 clock=self._clock,
@@ -219,7 +223,7 @@ class RayTransport(AgentClient):
 
     def _fleet_pids(self, device_id: DeviceId, *, is_here: bool) -> tuple[int, ...] | None:
         """Processes whose work is the fleet's own on the host of an agent that must tell of others'."""
-        if not self._is_idle_only(device_id):
+        if not self._options.is_idle_only(device_id):
             return None
         return (os.getpid(),) if is_here else ()
 
@@ -347,7 +351,7 @@ class RayTransport(AgentClient):
     def _shared_process(self) -> HostProcess | None:
         """A process for one more replay device."""
         for process in self._processes:
-            has_room = process.is_shared and len(process.keys) < self._replay_per_process
+            has_room = process.is_shared and len(process.keys) < self._options.replay_per_process
             if has_room and process.killed_at is None:
                 return process
         return None
@@ -361,4 +365,4 @@ class RayTransport(AgentClient):
             pin_process(quiet)
 
 
-__all__ = ["REPLAY_HEARTBEAT_SECS", "REPLAY_PER_PROCESS", "RayTransport"]
+__all__ = ["REPLAY_HEARTBEAT_SECS", "REPLAY_PER_PROCESS", "RayOptions", "RayTransport"]

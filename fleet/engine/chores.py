@@ -1,0 +1,106 @@
+"""What a coordinator does seldom, a little at a time: device files, upkeep of the store, A/A runs.
+
+`fleet.engine.coordinator` calls it at the end of each turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+
+from fleet.coverage.table_summary import Saving
+from fleet.engine.composition import Composition
+from fleet.engine.device_updates import DeviceUpdates
+from fleet.engine.ingest import Ingest
+from fleet.errors import StoreFull
+from fleet.requests.progress import training_progress
+
+#: Least seconds between two rounds of what is due seldom.
+_CHORES_SECS = 5.0
+#: Between two looks at the device files: a change is believed at the second look that sees it.
+_LOOK_SECS = 1.5
+#: Device files are written for so long in one turn: each waits for the disk.
+_DEVICES_SECS = 0.01
+#: Pause after a step of the store's upkeep, and the same over the time that the step took.
+_STEP_SECS, _STEP_LEAST_WAIT = 0.5, 10.0
+
+
+class Chores:
+    """Knows what is due.
+
+    Args:
+        parts: What a coordinator consists of.
+        updates: Follows the device files.
+        ingest: Knows which agents are silent.
+    """
+
+    def __init__(self, parts: Composition, updates: DeviceUpdates, ingest: Ingest) -> None:
+        self._parts, self._updates, self._ingest = parts, updates, ingest
+        self._upkeep_at = parts.clock() + parts.settings.upkeep_secs
+        self._upkeep: Iterator[object] | None = None
+        self._upkeep_began = 0.0
+        self._chores_at = self._devices_at = 0.0
+
+    def do(self, now: float, *, is_stopping: bool) -> None:
+        """Do what is due."""
+        parts = self._parts
+        try:
+            self._put_devices()
+            if now >= self._upkeep_at and not parts.disk.is_full:
+                self._do_upkeep(now)
+            if now >= self._devices_at and not is_stopping and not parts.disk.is_full:
+                self._devices_at = now + _LOOK_SECS
+                self._updates.look()
+            if now >= self._chores_at and not parts.disk.is_full:
+                self._chores_at = now + _CHORES_SECS
+                self._do_round(now, is_over=is_stopping or parts.settings.once)
+        except StoreFull as error:
+            parts.disk.full(error)
+
+    def _put_devices(self) -> None:
+        """Store what agents saw of their devices."""
+        parts, began = self._parts, time.perf_counter()
+        while parts.agents.descriptors and time.perf_counter() - began < _DEVICES_SECS:
+            device_id = next(iter(parts.agents.descriptors))
+            parts.store.put_device(parts.roster.known[device_id], parts.agents.descriptors[device_id])
+            del parts.agents.descriptors[device_id]
+
+    def _do_round(self, now: float, *, is_over: bool) -> None:
+        parts = self._parts
+        parts.event_log.compact(parts.planner.queues.jobs())
+        if parts.coverage.is_loaded and parts.summary.is_due(parts.store):
+            parts.thread.do(Saving(), partial(parts.summary.write, parts.pack_summary()))
+        self._ingest.end_silent()
+        if parts.trainer is not None:
+            for event in training_progress(parts.state, parts.trainer.view, now):
+                parts.event_log.tell(event)
+        wall = parts.clock.wall()
+        for device_id, incarnation in parts.agents.up.items():
+            if device_id not in parts.roster.specs:
+                continue  # it left, and its agent is told to end
+            parts.discovery.agent_up(parts.roster.specs[device_id], incarnation)
+            if not is_over and parts.noise.is_due(device_id, now, wall):
+                environment_id = parts.state.describe(device_id)["environment_id"]
+                parts.noise.begin(device_id, environment_id, now, wall)
+
+    def _do_upkeep(self, now: float) -> None:
+        """Do a step of the store's upkeep, or begin a round: all at once it takes seconds."""
+        parts, began = self._parts, time.perf_counter()
+        self._upkeep_at = now + parts.settings.upkeep_secs
+        if self._upkeep is None:
+            self._upkeep_began, self._upkeep = now, parts.store.upkeep_steps()
+        try:
+            is_over = next(self._upkeep, None) is None
+        except StoreFull:
+            self._upkeep = None  # begun anew when it is due again
+            raise
+        if is_over:
+            self._upkeep = None
+            self._upkeep_at = max(now, self._upkeep_began + parts.settings.upkeep_secs)
+        else:
+            wait = max(_STEP_SECS, _STEP_LEAST_WAIT * (time.perf_counter() - began))
+            self._upkeep_at = now + wait
+
+
+__all__ = ["Chores"]

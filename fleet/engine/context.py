@@ -1,0 +1,126 @@
+"""What a coordinator is given, and what it needs of whoever trains, drives requests or describes devices.
+
+`fleet.daemon.daemon` makes an `EngineContext`; `fleet.engine.composition` makes the parts of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from agents.records import DeviceId, DeviceSpec
+from fleet.config.device_changes import DeviceFiles
+from fleet.core.events import Event, TrainingReason
+from fleet.core.request_words import Request
+from fleet.engine.fleet_clock import FleetClock
+from fleet.engine.notices import Notices
+from fleet.engine.settings import CoordinatorSettings
+from fleet.errors import FleetError
+from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.planner.uncertainty import Uncertainty
+from fleet.requests.channel import DriverChannel
+from fleet.store.store import Store
+from fleet.transport.transport import AgentTransport
+
+
+class Trainer(Protocol):
+    """Trains in the background (`fleet.refresh.refresher.Refresher`); nothing here waits."""
+
+    @property
+    def view(self) -> Mapping[str, Any]:
+        """What is going on, JSON-ready."""
+
+    def start(self, family: str, reasons: Sequence[TrainingReason]) -> None:
+        """Begin a training."""
+
+    def stop(self, family: str) -> None:
+        """End the training of a family for good; nothing of it comes out of `poll` any more."""
+
+    def records_stored(self, device_id: DeviceId, family: str, count: int) -> None:
+        """Note new records."""
+
+    def poll(self) -> list[Event]:
+        """What happened since the last call."""
+
+
+class Driver(Protocol):
+    """The driver of a request at work (`fleet.drivers.launch.DriverProcess`)."""
+
+    @property
+    def channel(self) -> DriverChannel:
+        """To it."""
+
+    def stop(self) -> None:
+        """End it soon; returns at once."""
+
+    def failure(self) -> str:
+        """How it ended, where it did so without a word."""
+
+
+#: Starts the driver of a request; None for a request that is none of this coordinator's business.
+Launch = Callable[[Request], Driver | None]
+
+
+def no_driver(request: Request) -> Driver:
+    """Stands in where no requests but those for trainings are done."""
+    raise FleetError(f"no {request.kind} is done here")
+
+
+class DeviceSource(Protocol):
+    """Where devices are described (`fleet.collection.device_choice.DeviceChoice`)."""
+
+    @property
+    def files(self) -> DeviceFiles:
+        """What was found last."""
+
+    def look(self) -> DeviceFiles | None:
+        """Look again, cheaply; None where nothing changed."""
+
+
+class FixedDevices:
+    """Devices that stay as they are.
+
+    Args:
+        specs: The devices.
+    """
+
+    def __init__(self, specs: Mapping[DeviceId, DeviceSpec]) -> None:
+        self.files = DeviceFiles(specs=dict(specs))
+
+    def look(self) -> DeviceFiles | None:
+        """See `DeviceSource`."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """All that a coordinator is given."""
+
+    #: Folder for journal, pools and late results; made if missing.
+    root: Path
+    #: The open store; nobody else writes to it meanwhile. The coordinator does not close it.
+    store: Store
+    #: The way to the agents; not closed either.
+    transport: AgentTransport
+    #: The devices.
+    specs: Mapping[DeviceId, DeviceSpec]
+    settings: CoordinatorSettings
+    #: Told what people should know.
+    notices: Notices
+    #: Trains when the state asks for it; without one, trainings end at once and make nothing.
+    trainer: Trainer | None = None
+    #: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
+    ranker: CandidateRanker | None = None
+    #: Knows how unsure the champions are of workloads; without it, none is preferred for that.
+    uncertainty: Uncertainty | None = None
+    #: The time; each turn moves it on.
+    clock: FleetClock = field(default_factory=FleetClock)
+    #: Where devices that come, change and leave are described; without it the devices stay.
+    source: DeviceSource | None = None
+    #: Starts the drivers of requests; the default fails each request that needs one.
+    launch: Launch = no_driver
+
+
+__all__ = ["DeviceSource", "Driver", "EngineContext", "FixedDevices", "Launch", "Trainer", "no_driver"]

@@ -1,0 +1,309 @@
+"""What the drivers of requests ask for: jobs, agents' answers, the store. Nothing here waits.
+
+`fleet.engine.request_drivers` hands each message of a driver over. A message becomes a question to agents, or
+jobs like others: with leases, journalled, stored by the same hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from agents.codec import record_to_json
+from agents.device.messages import (
+    AgentGone,
+    AgentRefused,
+    Asked,
+    Failed,
+    Message,
+    Proposed,
+    ProposeRequest,
+    WorkloadsListed,
+)
+from agents.errors import AgentError
+from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
+from agents.trust import is_live
+from fleet.collection.batch_plan import BATCH_SIZE
+from fleet.core import events as ev
+from fleet.core.events import DeviceState, JobId, JobState
+from fleet.core.request_words import RequestId
+from fleet.engine.composition import Composition
+from fleet.engine.record_imports import OPS, take_import
+from fleet.errors import FleetError, StoreFull
+
+#: Starts of an agent in a row that may fail before whoever waits for its device is told.
+_MOST_FAILURES = 2
+_OUT = frozenset({DeviceState.QUARANTINED, DeviceState.RETIRED, DeviceState.ABSENT})
+_UP = frozenset({DeviceState.IDLE, DeviceState.LEASED})
+
+
+@dataclass(slots=True)
+class _Question:
+    """What a driver waits for."""
+
+    request_id: RequestId
+    number: int
+    op: str
+    device_ids: tuple[DeviceId, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    #: Life of the agent that was asked; None while there is none to ask.
+    incarnation: int | None = None
+    #: Jobs that are not over, the candidates of all of them with their origins, and the records that came.
+    jobs: set[JobId] = field(default_factory=set)
+    candidates: frozenset[CandidateId] = frozenset()
+    origins: frozenset[str] = frozenset()
+    records: list[Record] = field(default_factory=list)
+
+    def is_about(self, record: Record) -> bool:
+        """Whether a record is of what was asked for, or one that the agent has made beside it.
+
+        The other half of an A/A run has the same candidates, and may run at the same time.
+        """
+        is_same = record.attempt == self.values["attempt"] or record.origin not in self.origins
+        return is_same and record.candidate_id in self.candidates
+
+
+class DriverQuestions:
+    """Questions of drivers that have no answer yet.
+
+    Args:
+        parts: What a coordinator consists of.
+        send: Sends an answer to the driver of a request, if it still runs.
+    """
+
+    def __init__(self, parts: Composition, send: Callable[[RequestId, Mapping[str, Any]], None]) -> None:
+        self._parts, self._send = parts, send
+        self._questions: dict[str, _Question] = {}
+
+    def ask(self, request_id: RequestId, message: Mapping[str, Any]) -> None:
+        """Take up what a driver asks.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: It is no question.
+        """
+        parts, op, number = self._parts, str(message["op"]), int(message["id"])
+        names = message.get("devices", [message["device"]] if "device" in message else [])
+        device_ids = tuple(map(DeviceId, names))
+        key = f"{request_id}/{number}"
+        question = _Question(request_id, number, op, device_ids, message)
+        self._questions[key] = question
+        if unknown := [one for one in device_ids if one not in parts.roster.specs]:
+            self._answer(key, unusable=f"{unknown[0]} is no device of the fleet just now")
+        elif op == "flush":
+            try:
+                parts.intake.flush()
+            except StoreFull as error:
+                parts.disk.full(error)
+                self._answer(key, error=str(error))
+            else:
+                self._answer(key, value=True)
+        elif op in OPS:
+            try:
+                self._answer(key, value=take_import(parts, message))
+            except (FleetError, AgentError, OSError, pa.ArrowInvalid) as error:
+                if isinstance(error, StoreFull):
+                    parts.disk.full(error)
+                self._answer(key, error=str(error))
+        elif op == "measure":
+            self._measure(key, question)
+        else:
+            self._pursue(key, question)
+
+    def pursue_all(self) -> None:
+        """Ask agents that have come up, and answer where a device cannot be waited for."""
+        for key, question in list(self._questions.items()):
+            if question.op != "measure":
+                self._pursue(key, question)
+            elif (reason := self._out_of_order(question)) and not self._is_queued(question):
+                self._answer(key, unusable=reason)
+
+    def forget(self, request_id: RequestId) -> None:
+        """Let go of what a driver asked that is gone."""
+        self._questions = {key: one for key, one in self._questions.items() if one.request_id != request_id}
+
+    def heard(self, message: Message) -> bool:
+        """Take in what an agent said.
+
+        Returns:
+            Whether it answers a driver, and nobody else.
+        """
+        match message:
+            case Proposed(request=request) if request.request_id in self._questions:
+                candidates = [_pack(one) for one in message.candidates]
+                answer = {"candidates": candidates, "refused": dict(message.refused)}
+                self._answer(request.request_id, value=answer)
+                return True
+            case Failed(what=Asked.PROPOSE) if message.request_id in self._questions:
+                self._answer(message.request_id, error=f"{message.device_id}: {message.error}")
+                return True
+            case WorkloadsListed():
+                return self._listed(message)
+            case Failed(what=Asked.WORKLOADS):
+                for key in self._asking("workloads", message.device_id, message.incarnation):
+                    self._answer(key, error=f"{message.device_id}: {message.error}")
+            case AgentGone() | AgentRefused():
+                for question in self._questions.values():
+                    if message.device_id in question.device_ids:
+                        question.incarnation = None
+        return False
+
+    def stored(self, fresh: Mapping[DeviceId, Sequence[Record]]) -> None:
+        """Note records that the store has now."""
+        for question in self._questions.values():
+            if question.op == "measure":
+                records = fresh.get(question.device_ids[0], ())
+                question.records += [one for one in records if question.is_about(one)]
+
+    def job_ended(self, job_id: JobId) -> None:
+        """Note a job that brings nothing any more; that is durable."""
+        for key, question in list(self._questions.items()):
+            if job_id in question.jobs:
+                question.jobs.discard(job_id)
+                if not question.jobs:
+                    self._answer(key, value=[record_to_json(one) for one in question.records])
+
+    def _pursue(self, key: str, question: _Question) -> None:
+        """Go on with what needs agents, as far as these are up."""
+        if question.incarnation is not None:
+            return
+        if reason := self._out_of_order(question):
+            self._answer(key, unusable=reason)
+            return
+        parts = self._parts
+        found = [parts.state.describe(one) for one in question.device_ids]
+        waits = [
+            one
+            for one, told in zip(question.device_ids, found, strict=True)
+            if told["state"] not in _UP or one not in parts.agents.up or one in parts.agents.descriptors
+        ]
+        if waits:
+            return
+        if question.op == "ready":
+            self._answer(key, value=True)
+            return
+        device_id = question.device_ids[0]
+        if question.op == "environment":
+            self._answer(key, value=found[0]["environment_id"])
+            return
+        question.incarnation = parts.agents.up[device_id]
+        if question.op == "workloads":
+            parts.transport.list_workloads(device_id, question.incarnation, question.values["networks"])
+            return
+        values = question.values
+        workload = parts.modules.get(device_id, WorkloadId(values["workload"]))
+        if workload is None:
+            self._answer(
+                key, error=f"the store has no module of workload {values['workload']} for {device_id}"
+            )
+            return
+        request = ProposeRequest(
+            request_id=key,
+            workload=workload,
+            count=int(values["count"]),
+            seed=int(values["seed"]),
+            parents=tuple(values.get("parents", ())),
+            exclude=frozenset(map(CandidateId, values["exclude"])),
+            foreign=tuple(values.get("foreign", ())),
+        )
+        parts.transport.propose(device_id, question.incarnation, request)
+
+    def _listed(self, message: WorkloadsListed) -> bool:
+        parts, device_id = self._parts, message.device_id
+        keys = [
+            key
+            for key in self._asking("workloads", device_id, message.incarnation)
+            if tuple(self._questions[key].values["networks"]) == message.networks
+        ]
+        if not keys:
+            return False
+        parts.intake.flush()
+        parts.store.put_workloads(message.workloads, own=is_live(parts.roster.known[device_id]))
+        parts.modules.put(device_id, message.workloads)
+        # One list for one question: the fleet's own discovery may have asked for the same.
+        self._answer(keys[0], value=[as_json_dict(one) for one in message.workloads])
+        return True
+
+    def _measure(self, key: str, question: _Question) -> None:
+        """Make jobs of candidates, but of those that wait for this request, or are at work for another.
+
+        What waits for others may not come: the background waits until this request is done, and another
+        request may be cancelled. What they measure first is not measured again.
+        """
+        parts, values, device_id = self._parts, question.values, question.device_ids[0]
+        family, attempt = parts.roster.sharing[device_id], int(values["attempt"])
+        found = {one.candidate_id: one for one in map(_unpack, values["candidates"])}
+        question.candidates, question.origins = (
+            frozenset(found),
+            frozenset(one.origin for one in found.values()),
+        )
+        waiting = {
+            one: job.job_id
+            for one, job in parts.planner.queues.jobs_of(device_id, found, attempt).items()
+            if job.request_id == question.request_id or parts.state.job_state(job.job_id) is JobState.LEASED
+        }
+        question.jobs.update(waiting.values())
+        fresh = [one for name, one in found.items() if name not in waiting]
+        by_workload: dict[WorkloadId, list[Candidate]] = {}
+        for one in fresh:
+            by_workload.setdefault(one.workload_id, []).append(one)
+        for workload_id, some in by_workload.items():
+            parts.pools.add(family, workload_id, some)
+        kind = next(one.kind for one in parts.state.open_requests() if one.request_id == question.request_id)
+        for start in range(0, len(fresh), BATCH_SIZE):
+            part = fresh[start : start + BATCH_SIZE]
+            pairs = [(one.workload_id, one.candidate_id) for one in part]
+            job = replace(
+                parts.planner.factory.job(
+                    device_id, pairs, part[0].origin, attempt, str(values["model_version"])
+                ),
+                request_id=question.request_id,
+                priority=kind.priority,
+            )
+            question.jobs.add(job.job_id)
+            parts.planner.queues.opened(job)
+            parts.event_log.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
+        if not question.jobs:
+            self._answer(key, value=[])
+
+    def _out_of_order(self, question: _Question) -> str:
+        """Why a device of a question cannot be waited for; empty where it can."""
+        state = self._parts.state
+        for device_id in question.device_ids:
+            told = state.describe(device_id)
+            # A job that kills its agent is put under quarantine before its device is.
+            is_failing = question.op != "measure" and told["failures"] >= _MOST_FAILURES
+            if told["state"] in _OUT or is_failing:
+                return f"device {device_id}: {told['reason'] or told['state']}"
+        return ""
+
+    def _is_queued(self, question: _Question) -> bool:
+        """Whether the jobs of a question may still be begun by an agent that is up."""
+        told = self._parts.state.describe(question.device_ids[0])
+        return told["state"] in _UP
+
+    def _asking(self, op: str, device_id: DeviceId, incarnation: int) -> list[str]:
+        return [
+            key
+            for key, one in self._questions.items()
+            if one.op == op and one.device_ids == (device_id,) and one.incarnation == incarnation
+        ]
+
+    def _answer(self, key: str, **answer: Any) -> None:
+        question = self._questions.pop(key, None)
+        if question is not None:
+            self._send(question.request_id, {"id": question.number, **answer})
+
+
+def _pack(one: Candidate) -> list[str]:
+    return [one.workload_id, one.dialect, one.origin, one.trace]
+
+
+def _unpack(value: Any) -> Candidate:
+    workload_id, dialect, origin, trace = value
+    return Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, origin=origin, trace=trace)
+
+
+__all__ = ["DriverQuestions"]

@@ -1,0 +1,73 @@
+"""Jobs with ids of their own, made of chosen candidates. It chooses nothing."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+from agents.records import CandidateId, DeviceId, WorkloadId
+from fleet.collection.mixture import mixed
+from fleet.core.events import Job, JobId, Origin
+from fleet.core.queues import Queues
+from fleet.coverage.coverage import Coverage
+from fleet.planner.pending_jobs import PendingJob
+
+
+class JobFactory:
+    """Makes jobs and numbers of one life of a coordinator.
+
+    Args:
+        token: Begins every id.
+        seed: Of the order of candidates in jobs.
+        queues: Knows how long candidates of a device take.
+        coverage: Knows how often a device has tried each candidate.
+    """
+
+    def __init__(self, token: str, seed: int, queues: Queues, coverage: Coverage) -> None:
+        self._token, self._seed, self._queues, self._coverage = token, seed, queues, coverage
+        self._numbers = itertools.count(1)
+
+    def number(self) -> int:
+        """The next number; each is given out once."""
+        return next(self._numbers)
+
+    def request_id(self) -> str:
+        """The id of a new request for candidates."""
+        return f"{self._token}/r{self.number()}"
+
+    def job(
+        self,
+        device_id: DeviceId,
+        part: Sequence[tuple[WorkloadId, CandidateId]],
+        origin: str,
+        attempt: int,
+        model_version: str = "",
+    ) -> Job:
+        """Make a job with a new id."""
+        return Job(
+            job_id=JobId(f"{self._token}-{self.number()}"),
+            device_id=device_id,
+            workload_ids=tuple(dict.fromkeys(workload_id for workload_id, _ in part)),
+            candidate_ids=tuple(one for _, one in part),
+            origin=origin,
+            attempt=attempt,
+            expected_secs=self._queues.candidate_secs(device_id) * len(part),
+            model_version=model_version,
+        )
+
+    def jobs_of(self, device_id: DeviceId, pending: PendingJob) -> Iterator[Job]:
+        """Make jobs of all that was chosen so far: candidates of one attempt and one version together."""
+        chosen, pending.chosen = pending.chosen, {}
+        attempts = self._coverage.next_attempts(device_id)
+        alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
+        for one, workload_id in chosen.items():
+            key = attempts.get(one, 0), pending.versions.get(one, "")
+            alike.setdefault(key, []).append((workload_id, one))
+        for (attempt, version), pairs in sorted(alike.items()):
+            origin = str(Origin.MODEL if version else pending.origins.most_common(1)[0][0])
+            for part in mixed(pairs, random.Random(f"{self._seed}/{self.number()}")):
+                yield self.job(device_id, part, origin, attempt, version)
+
+
+__all__ = ["JobFactory"]
