@@ -56,7 +56,7 @@ def records(count: int, *, workload: str = WORKLOAD.workload_id, **changes: obje
 
 def test_a_set_of_readings_is_one_job_a_canary_kept_compiled(watch: CanaryWatch) -> None:
     assert [job.candidate.trace for job in watch.jobs()] == [f'["{name}"]' for name in NAMES]
-    assert all(job.keep and job.protocol.early_stop_ratio == 0 for job in watch.jobs())
+    assert all(job.is_canary and job.protocol.early_stop_ratio == 0 for job in watch.jobs())
     assert not watch.is_due()
 
 

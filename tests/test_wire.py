@@ -4,15 +4,16 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.errors import MessageError
-from agents.sandbox.news import checked
+from agents.errors import AgentError, MessageError
 from agents.sandbox.wire import MAX_MESSAGE_BYTES, Channel
+from agents.sandbox.worker_messages import parse_answer, parse_event
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=50)
 values = scalars | st.lists(scalars, max_size=5)
@@ -65,10 +66,11 @@ def test_damaged_messages_are_refused(ends: tuple[Channel, Channel, socket.socke
         receiver.receive()
 
 
+ANSWER = {"event": "derived", "traces": ["[]"], "refused": {"too long": 2}}
 STAGE = {"event": "stage", "job": 3, "stage": "timing", "build_secs": 0.1, "wait_secs": 0}
 DONE = {
     **{"event": "done", "job": 3, "outcome": "ok", "error": "", "run_secs": [1e-3, 2e-3], "number": 4},
-    **{"environment": {"threads": 1}, "quality": {}, "is_kept": True},
+    **{"environment": {"threads": 1}, "quality": {}, "is_kept": True, "build_secs": 0.1, "wait_secs": 0},
 }
 
 
@@ -81,7 +83,8 @@ DONE = {
     ids=lambda message: message["event"],
 )
 def test_what_a_sound_process_says_is_believed(message: dict[str, Any]) -> None:
-    assert checked(message) is message
+    told = asdict(parse_event(message)) | {"event": message["event"]}
+    assert {name: list(told[name]) if name == "run_secs" else told[name] for name in message} == message
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,19 @@ def test_what_a_sound_process_says_is_believed(message: dict[str, Any]) -> None:
 )
 def test_what_no_sound_process_says_is_refused(message: dict[str, Any], named: str) -> None:
     with pytest.raises(MessageError, match=named):
-        checked(message)
+        parse_event(message)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"event": "done"}, {"traces": "[]"}, {"traces": [7]}, {"refused": {"too long": "2"}}, {"refused": None}],
+)
+def test_an_answer_is_of_checked_types_or_refused(change: dict[str, Any]) -> None:
+    assert parse_answer(ANSWER) == {"traces": ["[]"], "refused": {"too long": 2}}
+    with pytest.raises(MessageError):
+        parse_answer(ANSWER | change)
+    with pytest.raises(AgentError, match=r"^no such network$"):
+        parse_answer({"event": "refused", "error": "no such network"})
 
 
 @given(
@@ -123,4 +138,4 @@ def test_what_no_sound_process_says_is_refused(message: dict[str, Any], named: s
 )
 def test_any_message_is_believed_or_refused(sound: dict[str, Any], changes: dict[str, Any]) -> None:
     with contextlib.suppress(MessageError):
-        checked({**sound, **changes})
+        parse_event({**sound, **changes})

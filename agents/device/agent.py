@@ -52,7 +52,10 @@ class Worker(Duck):
     """What an agent needs of a `DeviceWorker` or `ReplayWorker`."""
 
     descriptor: Descriptor
-    finished: int
+
+    @property
+    def finished(self) -> int:
+        """Candidates that were timed for the first time, or failed, since it was made."""
 
     @property
     def busy(self) -> Activity:

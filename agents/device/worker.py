@@ -9,23 +9,22 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from agents.codec import workload_from_json
 from agents.device.batch import PART_SECS, Batch, Part
 from agents.device.device_cores import quiet_cores, remote_environment, worker_settings
+from agents.device.measurements import job_of, record_of
 from agents.device.messages import Activity, TaggedRecord
 from agents.errors import AgentError
 from agents.host.probe import core_groups, differences, environment, environment_id, probe, remote_descriptor
 from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
 from agents.programs.canaries import Canary
-from agents.programs.check import is_checkable
 from agents.programs.derivation import Derivation
-from agents.programs.quality import Drift, is_rejected, relative_interval
 from agents.records import (
     CONFIRM,
     Candidate,
@@ -37,17 +36,13 @@ from agents.records import (
     Protocol,
     Record,
     Workload,
-    canonical_json,
 )
 from agents.sandbox.canary_watch import Again, CanaryWatch, front_runners, unmeasured
-from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.windows import Planned, in_windows
 from agents.spool.disk_spool import Spool
 from agents.trust import DERIVED
-
-T = TypeVar("T")
 
 #: Stages in which a program runs on the device.
 _ON_DEVICE = frozenset(
@@ -74,9 +69,6 @@ class DeviceWorker:
             timed by this version.
         SpoolError: As `Spool`.
 
-    Attributes:
-        finished: Candidates that were measured since it was made.
-
     One thread at a time may use it; `finished` and `busy` may be read by others.
     """
 
@@ -89,7 +81,6 @@ class DeviceWorker:
         spool_wait_secs: float = 0.0,
     ) -> None:
         self.spec = spec
-        self.finished = 0
         if usable_cores is not None:
             pin_process(usable_cores)
         here = probe()
@@ -119,6 +110,11 @@ class DeviceWorker:
         self._spool.close()
 
     @property
+    def finished(self) -> int:
+        """Candidates that were timed for the first time, or failed, since it was made."""
+        return self.pool.timed
+
+    @property
     def busy(self) -> Activity:
         """What the worker processes do just now."""
         stages = set(self.pool.stages) - {WorkerStage.IDLE}
@@ -132,10 +128,8 @@ class DeviceWorker:
         Raises:
             AgentError: A network is unknown.
         """
-        question = {"op": "networks", "networks": list(networks)}
-        return self._ask(
-            question, lambda answer: [workload_from_json(value) for value in answer["workloads"]]
-        )
+        answer = self.pool.ask({"op": "networks", "networks": list(networks)})
+        return [workload_from_json(value) for value in answer["workloads"]]
 
     def propose(
         self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
@@ -176,11 +170,8 @@ class DeviceWorker:
         """
         question = {"op": "derive", "traces": list(traces)}
         question |= {"workload_id": workload.workload_id, "family": self.spec.family}
-        return self._ask(
-            question,
-            lambda answer: Derivation(_candidates(workload, answer["traces"], DERIVED), answer["refused"]),
-            workload,
-        )
+        answer = self.pool.ask(question, workload)
+        return Derivation(_candidates(workload, answer["traces"], DERIVED), answer["refused"])
 
     def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Measure a batch in one window; the records are on disk in the spool before they are returned.
@@ -212,25 +203,26 @@ class DeviceWorker:
             while wanted or left:
                 if wanted:
                     one = wanted.popleft()
-                    yield Planned(self._job(one.candidate, one.workload, batch.protocol), one.attempt)
+                    yield Planned(job_of(one.candidate, one.workload, batch.protocol), one.attempt)
                 else:
                     candidate = left.popleft()
                     workload = batch.workloads[candidate.workload_id]
-                    yield Planned(self._job(candidate, workload, batch.protocol), batch.attempt)
-
-        def count() -> None:
-            self.finished += 1
+                    yield Planned(job_of(candidate, workload, batch.protocol), batch.attempt)
 
         began, is_last = time.monotonic(), False
         while not is_last:
-            windows = in_windows(stream(), self.pool, watch, best, count, window_secs=window_secs)
+            windows = in_windows(stream(), self.pool, watch, best, window_secs=window_secs)
             # Whoever stops reading, or a spool that takes no more, ends what is at work.
             with closing(windows):
                 for window in windows:
                     records = [
-                        self._record(batch, planned, result, window.drift, lasting)
+                        record_of(self.spec, batch, planned, result, window.drift, lasting)
                         for planned, result in window.results
                     ]
+                    for planned, result in window.results:
+                        if result.outcome is Outcome.OK:
+                            key = planned.job.workload.workload_id
+                            best[key] = min(best.get(key, math.inf), *result.run_secs)
                     again: list[Again] = []
                     if window.drift.suspect:
                         watch.remember(records, batch.workloads)
@@ -264,10 +256,8 @@ class DeviceWorker:
 
     def _watch(self, lasting: str) -> CanaryWatch:
         if not self._canaries:
-            question = {"op": "canaries", "family": self.spec.family}
-            self._canaries = self._ask(
-                question, lambda answer: tuple(_canary(value) for value in answer["canaries"])
-            )
+            answer = self.pool.ask({"op": "canaries", "family": self.spec.family})
+            self._canaries = tuple(map(_canary, answer["canaries"]))
         if lasting not in self._watches:
             self._watches[lasting] = CanaryWatch(self._spool_folder, self._canaries, lasting)
         return self._watches[lasting]
@@ -286,78 +276,7 @@ class DeviceWorker:
             **{"count": count, "seed": seed, "exclude": sorted(exclude)},
             **{"workload_id": workload.workload_id, "family": self.spec.family},
         }
-        return self._ask(
-            question, lambda answer: list(_candidates(workload, answer["traces"], origin)), workload
-        )
-
-    def _ask(
-        self, question: dict[str, Any], read: Callable[[dict[str, Any]], T], workload: Workload | None = None
-    ) -> T:
-        """Ask a worker process, and read its answer.
-
-        Raises:
-            AgentError: It refuses, or its answer cannot be read.
-        """
-        answer = self.pool.ask(question, workload)
-        try:
-            if answer["event"] == "refused":
-                raise AgentError(answer["error"])
-            return read(answer)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise AgentError(
-                f"a worker process answered {question['op']!r} with what cannot be read ({error!r}): "
-                "its memory is damaged; ask again"
-            ) from error
-
-    def _job(self, candidate: Candidate, workload: Workload, protocol: Protocol) -> CandidateJob:
-        # By the hash, so that every device checks the same ones and a run can be repeated.
-        place = int(candidate.candidate_id[:8], 16) / 2**32
-        return CandidateJob(
-            candidate=candidate,
-            workload=workload,
-            protocol=protocol,
-            check=place < protocol.check_share and is_checkable(workload.flops),
-        )
-
-    def _record(
-        self, batch: Batch, planned: Planned, result: JobResult, drift: Drift, lasting: str
-    ) -> Record:
-        candidate = planned.job.candidate
-        outcome, error = result.outcome, result.error
-        if outcome is Outcome.OK and is_rejected(result.run_secs, batch.protocol):
-            outcome = Outcome.REJECTED
-            error = (
-                f"its {len(result.run_secs)} repeats leave the latency uncertain by "
-                f"{relative_interval(result.run_secs):.0%}, more than reject_interval"
-            )
-        quality = dict(result.quality)
-        if drift.ratios:
-            quality["canary"] = dict(drift.ratios)
-        if drift.suspect:
-            quality["suspect"] = True
-        return Record(
-            device_id=self.spec.device_id,
-            workload_id=candidate.workload_id,
-            candidate_id=candidate.candidate_id,
-            dialect=candidate.dialect,
-            trace=candidate.trace,
-            origin=candidate.origin,
-            outcome=outcome,
-            run_secs=result.run_secs,
-            warmup_secs=result.warmup_secs,
-            number=result.number,
-            build_secs=result.build_secs,
-            wait_secs=result.wait_secs,
-            timing_secs=result.timing_secs,
-            error=error,
-            protocol=batch.protocol,
-            environment=canonical_json(result.environment),
-            environment_id=lasting,
-            attempt=planned.attempt,
-            measured_at=result.ended_at,
-            model_version=batch.model_version,
-            quality=canonical_json(quality),
-        )
+        return list(_candidates(workload, self.pool.ask(question, workload)["traces"], origin))
 
 
 def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:

@@ -151,7 +151,7 @@ class CanaryWatch:
         """One set of readings."""
         return [
             CandidateJob(
-                candidate=canary.candidate, workload=canary.workload, protocol=CANARY_PROTOCOL, keep=True
+                candidate=canary.candidate, workload=canary.workload, protocol=CANARY_PROTOCOL, is_canary=True
             )
             for canary in self._canaries
         ]

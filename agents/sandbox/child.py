@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _SESSION_SECS = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Job:
     """One candidate to build and time, as it came over the wire."""
 
@@ -55,6 +55,9 @@ class _Job:
     keep: bool
     #: Best latency known of the workload on this device; 0 if none is.
     best_secs: float
+    #: Seconds that it has taken so far to be built, and to wait for the device.
+    build_secs: float = 0.0
+    wait_secs: float = 0.0
 
 
 class ChildWorker:
@@ -102,7 +105,7 @@ class ChildWorker:
                 try:
                     self._measure(job)
                 except (LinkLostError, CoresHeldError, HostLockError) as error:
-                    self._done(job, Outcome.LOST, str(error), device_lost=True)
+                    self._done(job, Outcome.LOST, str(error), is_device_lost=True)
             elif operation == "retime":
                 self._retime_all()
             elif operation == "forget":
@@ -133,12 +136,16 @@ class ChildWorker:
 
         return timing_lock(Path(self._settings.lock_path)) if self._settings.lock_path else nullcontext(0.0)
 
-    def _enter(self, job: _Job, stage: WorkerStage, **facts: Any) -> None:
+    def _enter(self, job: _Job, stage: WorkerStage) -> None:
         """Tell the parent, which holds the clock."""
-        self._channel.send({"event": "stage", "job": job.number, "stage": stage, **facts})
+        self._say("stage", job, {"stage": stage})
 
     def _done(self, job: _Job, outcome: Outcome, error: str, **facts: Any) -> None:
-        self._channel.send({"event": "done", "job": job.number, "outcome": outcome, "error": error, **facts})
+        self._say("done", job, {"outcome": outcome, "error": error, **facts})
+
+    def _say(self, event: str, job: _Job, facts: dict[str, Any]) -> None:
+        times = {"build_secs": job.build_secs, "wait_secs": job.wait_secs}
+        self._channel.send({"event": event, "job": job.number, **times, **facts})
 
     def _measure(self, job: _Job) -> None:
         """Build and time a candidate.
@@ -151,9 +158,8 @@ class ChildWorker:
         from agents.programs.build import CandidateRefused
 
         with ExitStack() as held:
-            wait_secs = 0.0
             if self._settings.builds_where_it_times:
-                wait_secs = held.enter_context(self._lock())
+                job.wait_secs = held.enter_context(self._lock())
             try:
                 with self._slot.building() if self._slot else nullcontext():
                     started = time.perf_counter()
@@ -167,17 +173,18 @@ class ChildWorker:
                         # Filling them takes longer than many a timing, and must not happen under the lock.
                         self._programs.arguments(job.workload, self._device)
             except CandidateRefused as refusal:
-                secs = time.perf_counter() - started
-                self._done(job, Outcome.BUILD_FAILED, str(refusal), build_secs=secs, wait_secs=wait_secs)
+                job.build_secs = time.perf_counter() - started
+                self._done(job, Outcome.BUILD_FAILED, str(refusal))
                 return
-            self._enter(job, WorkerStage.WAITING, build_secs=built.build_secs, wait_secs=wait_secs)
+            job.build_secs = built.build_secs
+            self._enter(job, WorkerStage.WAITING)
             began = time.perf_counter()
             if not self._settings.builds_where_it_times:
                 held.enter_context(self._lock())
             session = held.enter_context(self._link.connect())
-            wait_secs += time.perf_counter() - began
+            job.wait_secs += time.perf_counter() - began
             self._clear_cores(held)
-            self._retime(self._run(job, built, session, wait_secs))
+            self._retime(self._run(job, built, session))
 
     def _clear_cores(self, held: ExitStack) -> None:
         """Have the timing cores to itself, under the lock, until `held` ends; then be where it builds."""
@@ -224,7 +231,7 @@ class ChildWorker:
                 self._programs.keep(job.candidate_id, built)
         return built
 
-    def _run(self, job: _Job, built: Built, session: Session, wait_secs: float) -> list[RetimedProgram]:
+    def _run(self, job: _Job, built: Built, session: Session) -> list[RetimedProgram]:
         """Time a compiled candidate, and compare its output where that is asked.
 
         Returns:
@@ -233,7 +240,7 @@ class ChildWorker:
         from agents.programs.loaded_workloads import elsewhere
         from agents.programs.timing import time_again, time_module
 
-        self._enter(job, WorkerStage.TIMING, build_secs=built.build_secs, wait_secs=wait_secs)
+        self._enter(job, WorkerStage.TIMING)
         if not self._settings.tracker:
             self._mover.pin(timing=True)
         began = time.perf_counter()
@@ -253,7 +260,7 @@ class ChildWorker:
                 f"the program raised while it ran: {raised}",
                 timing_secs=time.perf_counter() - began,
                 environment=self._seen(),
-                broken=not session.alive(),
+                is_broken=not session.alive(),
             )
             return []
         timing_secs = time.perf_counter() - began

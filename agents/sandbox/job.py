@@ -20,8 +20,8 @@ class CandidateJob:
     protocol: Protocol
     #: Compare its output with that of the unscheduled program.
     check: bool = False
-    #: It will be asked for again: keep the compiled program.
-    keep: bool = False
+    #: A reading of a canary, no candidate of a batch: its compiled program is kept for the next one.
+    is_canary: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,115 +1,217 @@
-"""The jobs that a pool has under way: what is to come, what is known so far, whom jobs have killed.
+"""The jobs that a pool has under way: which comes next, what becomes of one, whom jobs have killed.
 
-`pool.py` makes one for each batch. It decides which job comes next, and when one is given up; it knows no
-process and no clock.
+`pool.py` makes one for each batch. It takes every decision on jobs; it knows no process and no clock.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from agents.records import Outcome
 from agents.sandbox.job import CandidateJob, JobResult
+from agents.sandbox.stages import AT_WORK, WorkerStage, limit_of
+from agents.sandbox.worker_messages import JobDone, Retimed
 
 #: A candidate that killed this many worker processes is not tried again. One death may have had another
 #: cause: the kernel's out-of-memory killer, an operator, a board that was unplugged.
 MAX_STRIKES = 3
 #: Times that a job is handed out again after a process died while nothing of the candidate ran.
 MAX_EXCUSES = 2
+#: Characters of an error that a record keeps, from its end.
+_ERROR_CHARS = 2000
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a job stood when its process ended."""
+
+    job: int
+    stage: WorkerStage
+    build_secs: float
+    wait_secs: float
+
+
 class PoolRun:
-    """Jobs under way."""
+    """Jobs under way.
 
-    #: What is still to come; read when a process is about to be free, so it may depend on what ended.
-    source: Iterator[CandidateJob]
-    #: Best latency known by workload; the caller adds to it while the batch runs.
-    best_secs: Mapping[str, float]
-    #: Told the number of every job that has its first numbers, or failed.
-    on_timed: Callable[[int], None]
-    #: Best latency by workload among results that are still held to be timed again.
-    held_secs: dict[str, float] = field(default_factory=dict)
-    #: Jobs read so far.
-    jobs: list[CandidateJob] = field(default_factory=list)
-    #: Numbers of those that wait for a process.
-    todo: deque[int] = field(default_factory=deque)
-    #: Worker processes that each job has killed.
-    strikes: dict[int, int] = field(default_factory=dict)
-    #: Worker processes that died of something else while they had the job.
-    excuses: dict[int, int] = field(default_factory=dict)
-    #: Jobs whose unscheduled program cannot be run in time.
-    unchecked: set[int] = field(default_factory=set)
-    #: Jobs that need a process which had no other before: theirs grew too large.
-    alone: set[int] = field(default_factory=set)
-    #: Why the device is out of reach; empty while it is not.
-    device_lost: str = ""
+    Args:
+        source: Jobs; read when a process is about to be free, so it may depend on what ended.
+        best_secs: Best latency known by workload; those of the jobs are added.
+        processes: Jobs that are under way at once.
+    """
 
-    def best(self, workload_id: str) -> float:
-        """Best latency known of a workload; 0 if none is."""
-        known = [secs[workload_id] for secs in (self.best_secs, self.held_secs) if workload_id in secs]
-        return min(known, default=0.0)
-
-    def hold(self, result: JobResult) -> None:
-        """Note the latency of a program that will be timed again."""
-        workload_id = self.jobs[result.job].workload.workload_id
-        self.held_secs[workload_id] = min(*result.run_secs, self.held_secs.get(workload_id, math.inf))
+    def __init__(
+        self, source: Iterator[CandidateJob], best_secs: Mapping[str, float], processes: int
+    ) -> None:
+        self._source, self._processes = source, processes
+        self._best_secs = dict(best_secs)
+        #: Jobs read so far.
+        self.jobs: list[CandidateJob] = []
+        #: Numbers of those that wait for a process.
+        self.todo: deque[int] = deque()
+        #: Candidates that were timed for the first time, or failed.
+        self.timed = 0
+        #: Why the device is out of reach; empty while it is not.
+        self.device_lost = ""
+        #: Worker processes that each job has killed.
+        self._strikes: dict[int, int] = {}
+        #: Worker processes that died of something else while they had the job.
+        self._excuses: dict[int, int] = {}
+        #: Jobs whose unscheduled program cannot be run in time.
+        self._unchecked: set[int] = set()
+        #: Jobs that need a process which had no other before: theirs grew too large.
+        self._alone: set[int] = set()
 
     def look_ahead(self, count: int) -> None:
         """Read jobs until `count` of them wait, or there are no more."""
-        while len(self.todo) < count and (job := next(self.source, None)) is not None:
+        while len(self.todo) < count and (job := next(self._source, None)) is not None:
             self.todo.append(len(self.jobs))
             self.jobs.append(job)
 
-    def leave_unchecked(self, number: int) -> None:
+    def best(self, workload_id: str) -> float:
+        """Best latency known of a workload, in seconds; 0 if none is."""
+        return self._best_secs.get(workload_id, 0.0)
+
+    def is_checked(self, number: int) -> bool:
+        """Whether the output of a job is compared with that of the unscheduled program."""
+        return self.jobs[number].check and number not in self._unchecked
+
+    def needs_fresh_process(self, number: int) -> bool:
+        """Whether what others left in a process must not count against this job."""
+        return number in self._alone
+
+    def lose_next(self) -> JobResult:
+        """End the next job: the device is out of reach."""
+        return self._first(JobResult(job=self.todo.popleft(), outcome=Outcome.LOST, error=self.device_lost))
+
+    def finish(self, done: JobDone) -> JobResult | None:
+        """Take in the end of a job; None if it is tried again, after some others."""
+        if done.is_broken and self._strike(done.job):
+            return None
+        if done.is_device_lost:
+            self.device_lost = done.error
+        result = JobResult(
+            job=done.job,
+            outcome=done.outcome,
+            run_secs=done.run_secs,
+            warmup_secs=done.warmup_secs,
+            number=done.number,
+            build_secs=done.build_secs,
+            wait_secs=done.wait_secs,
+            timing_secs=done.timing_secs,
+            error=done.error[-_ERROR_CHARS:],
+            environment=done.environment,
+            quality=done.quality | self._strikes_quality(done.job),
+        )
+        return self._first(result)
+
+    def retime(self, result: JobResult, event: Retimed) -> JobResult:
+        """Add one more timing to the result of a program that its process keeps."""
+        more = result.retimed(event.run_secs, event.timing_secs)
+        self._note_best(more)
+        return more
+
+    def process_died(self, at: Progress, error: str) -> JobResult | None:
+        """Take in that the process of a job ended by itself; None if the job is tried again.
+
+        A strike against the job if that was at work.
+        """
+        if at.stage is WorkerStage.REFERENCE:
+            self._leave_unchecked(at.job)
+            return None
+        if at.stage in AT_WORK:
+            outcome = _failure_in(at.stage)
+            is_again = self._strike(at.job)
+        else:  # the host's doing, such as a timing lock that it may not open
+            outcome = Outcome.LOST
+            is_again = self._excuse(at.job)
+        return None if is_again else self._fail(at, outcome, error, self._strikes_quality(at.job))
+
+    def overdue(self, at: Progress) -> JobResult | None:
+        """Take in that a job took too long and was ended; None if it is tried again."""
+        if at.stage is WorkerStage.REFERENCE:
+            self._leave_unchecked(at.job)
+            return None
+        outcome = {
+            WorkerStage.BUILDING: Outcome.BUILD_TIMEOUT,
+            WorkerStage.TIMING: Outcome.RUN_TIMEOUT,
+            WorkerStage.CHECKING: Outcome.RUN_TIMEOUT,
+        }.get(at.stage, Outcome.LOST)
+        limit = limit_of(at.stage, self.jobs[at.job].protocol)
+        return self._fail(at, outcome, f"{at.stage} took more than {limit:g} s; its worker process was ended")
+
+    def over_memory(self, at: Progress, *, is_alone: bool) -> JobResult | None:
+        """Take in that the process of a job took too much memory; None if a fresh process tries it again.
+
+        Args:
+            at: The job.
+            is_alone: Whether the process had no other job before. Arguments of other workloads and programs
+                that wait to be timed again are in it otherwise.
+        """
+        if not is_alone:
+            self._alone.add(at.job)
+            self.todo.appendleft(at.job)
+            return None
+        limit_gib = self.jobs[at.job].protocol.memory_limit_gib
+        error = f"{at.stage} took more than {limit_gib:g} GiB of memory; its worker process was ended"
+        return self._fail(at, _failure_in(at.stage), error)
+
+    def _first(self, result: JobResult) -> JobResult:
+        self.timed += not self.jobs[result.job].is_canary
+        self._note_best(result)
+        return result
+
+    def _note_best(self, result: JobResult) -> None:
+        if result.outcome is Outcome.OK and result.run_secs:
+            workload_id = self.jobs[result.job].workload.workload_id
+            known = self._best_secs.get(workload_id, float("inf"))
+            self._best_secs[workload_id] = min(known, *result.run_secs)
+
+    def _fail(
+        self, at: Progress, outcome: Outcome, error: str, quality: Mapping[str, Any] | None = None
+    ) -> JobResult:
+        result = JobResult(
+            job=at.job, outcome=outcome, build_secs=at.build_secs, wait_secs=at.wait_secs, error=error
+        )
+        return self._first(replace(result, quality=dict(quality or {})))
+
+    def _leave_unchecked(self, number: int) -> None:
         """Measure a candidate next, without the check: its unscheduled program failed, not the candidate."""
-        self.unchecked.add(number)
+        self._unchecked.add(number)
         self.todo.appendleft(number)
 
-    def give_alone(self, number: int) -> None:
-        """Measure a candidate next in a fresh process: what others left in this one is not its doing."""
-        self.alone.add(number)
-        self.todo.appendleft(number)
-
-    def strike(self, number: int, processes: int) -> bool:
-        """Count a death against a job; true if it is to be tried again, after some others.
-
-        Args:
-            number: The job.
-            processes: How many jobs are under way at once.
-        """
-        self.strikes[number] = self.strikes.get(number, 0) + 1
-        if self.strikes[number] >= MAX_STRIKES:
+    def _strike(self, number: int) -> bool:
+        """Count a death against a job; true if it is to be tried again, after some others."""
+        self._strikes[number] = self._strikes.get(number, 0) + 1
+        if self._strikes[number] >= MAX_STRIKES:
             return False
-        self._put_off(number, processes)
+        self._put_off(number)
         return True
 
-    def excuse(self, number: int, processes: int) -> bool:
-        """Note a death that no candidate can have caused; true if the job is to be tried again, later.
-
-        Args:
-            number: The job.
-            processes: How many jobs are under way at once.
-        """
-        self.excuses[number] = self.excuses.get(number, 0) + 1
-        if self.excuses[number] > MAX_EXCUSES:
+    def _excuse(self, number: int) -> bool:
+        """Count a death that no candidate can have caused; true if the job is to be tried again, later."""
+        self._excuses[number] = self._excuses.get(number, 0) + 1
+        if self._excuses[number] > MAX_EXCUSES:
             return False
-        self._put_off(number, processes)
+        self._put_off(number)
         return True
 
-    def _put_off(self, number: int, processes: int) -> None:
+    def _put_off(self, number: int) -> None:
         """Let as many others go first as there are processes."""
-        self.look_ahead(len(self.todo) + processes)
+        self.look_ahead(len(self.todo) + self._processes)
         self.todo.append(number)
 
-    def strikes_quality(self, number: int) -> dict[str, Any]:
-        """What the quality of a record says of them."""
-        strikes = self.strikes.get(number, 0)
+    def _strikes_quality(self, number: int) -> dict[str, Any]:
+        strikes = self._strikes.get(number, 0)
         quality: dict[str, Any] = {"strikes": strikes} if strikes else {}
         return {**quality, "quarantined": True} if strikes >= MAX_STRIKES else quality
 
 
-__all__ = ["MAX_EXCUSES", "MAX_STRIKES", "PoolRun"]
+def _failure_in(stage: WorkerStage) -> Outcome:
+    return Outcome.BUILD_FAILED if stage is WorkerStage.BUILDING else Outcome.RUN_FAILED
+
+
+__all__ = ["MAX_EXCUSES", "MAX_STRIKES", "PoolRun", "Progress"]

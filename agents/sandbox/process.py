@@ -12,24 +12,23 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO
+
+import psutil
 
 from agents.errors import WorkerStartError
 from agents.host.cuda import worker_environment
 from agents.host.own_program import command, environment
 from agents.records import Protocol, Workload, as_json_dict
 from agents.sandbox.job import JobResult
-from agents.sandbox.stages import ChildSettings, WorkerStage
+from agents.sandbox.pool_jobs import Progress
+from agents.sandbox.stages import LOCK_TIMEOUT_SECS, ChildSettings, WorkerStage, limit_of
 from agents.sandbox.wire import Channel
+from agents.sandbox.worker_messages import StageBegan
 
 #: Importing TVM takes about 3 s on an idle core; a loaded host may need many times that.
 START_TIMEOUT_SECS = 120.0
-#: A job is dropped as lost when the device does not come free for this long.
-LOCK_TIMEOUT_SECS = 600.0
-#: The unscheduled program is run once, slowly; programs too large for that are never checked.
-REFERENCE_TIMEOUT_SECS = 120.0
-STDERR_TAIL_BYTES = 2000
+_STDERR_TAIL_BYTES = 2000
 _STDERR_KEPT_BYTES = 1 << 20
 #: Time for a killed process to be gone, on a host without a free core.
 _DEATH_TIMEOUT_SECS = 10.0
@@ -137,7 +136,7 @@ class Zygote:
     def last_words(self) -> str:
         """The end of what the zygote itself printed: why it could not start."""
         size = os.fstat(self._stderr.fileno()).st_size
-        start = max(0, size - STDERR_TAIL_BYTES)
+        start = max(0, size - _STDERR_TAIL_BYTES)
         return os.pread(self._stderr.fileno(), size - start, start).decode(errors="replace").strip()
 
     def close(self) -> str:
@@ -187,7 +186,6 @@ class WorkerProcess:
         #: Time that such a timing may take.
         self.retime_limit_secs = 0.0
         self.build_secs = self.wait_secs = 0.0
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._stage_began = self._cpu_secs_before = 0.0
 
     def begin(self, job: int | None) -> None:
@@ -201,9 +199,10 @@ class WorkerProcess:
             size = 0
         self._stderr_start = size
 
-    def enter(self, stage: WorkerStage, protocol: Protocol) -> None:
+    def enter(self, began: StageBegan, protocol: Protocol) -> None:
         """Begin a stage of a job, with the time it may take."""
-        self.stage = stage
+        stage = self.stage = began.stage
+        self.build_secs, self.wait_secs = began.build_secs, began.wait_secs
         self._stage_began, self._cpu_secs_before = time.monotonic(), self.cpu_secs()
         self.deadline = self._stage_began + limit_of(stage, protocol)
 
@@ -222,6 +221,13 @@ class WorkerProcess:
         self.job, self.stage = None, WorkerStage.RETIMING
         self.deadline = time.monotonic() + limit_secs
 
+    @property
+    def progress(self) -> Progress | None:
+        """Where its job stands; None while it has none."""
+        if self.job is None:
+            return None
+        return Progress(job=self.job, stage=self.stage, build_secs=self.build_secs, wait_secs=self.wait_secs)
+
     def rest(self) -> None:
         """Nothing to do."""
         self.job, self.stage, self.deadline = None, WorkerStage.IDLE, float("inf")
@@ -239,11 +245,10 @@ class WorkerProcess:
     def cpu_secs(self) -> float:
         """Processor time that the process has used; 0 if it is gone."""
         try:
-            # After the name in brackets, which may hold any bytes: state is field 3, utime 14, stime 15.
-            fields = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        except (OSError, IndexError):
+            used = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
             return 0.0
+        return float(used.user + used.system)
 
     def is_starved(self, protocol: Protocol) -> bool:
         """Whether a build that is overdue has not had its time yet, because others kept the cores busy.
@@ -263,14 +268,14 @@ class WorkerProcess:
     def memory_bytes(self) -> int:
         """Memory that the process holds; 0 if it is gone."""
         try:
-            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * self._page_bytes
-        except (OSError, IndexError):
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
             return 0
 
     def stderr_tail(self) -> str:
         """The end of what the process printed since its job began."""
         size = os.fstat(self._stderr.fileno()).st_size
-        start = max(self._stderr_start, size - STDERR_TAIL_BYTES)
+        start = max(self._stderr_start, size - _STDERR_TAIL_BYTES)
         return os.pread(self._stderr.fileno(), size - start, start).decode(errors="replace").strip()
 
     def end(self, last_words_secs: float = 0.0) -> tuple[str, str]:
@@ -286,17 +291,6 @@ class WorkerProcess:
         tail = self.stderr_tail()
         self._stderr.close()
         return fate, tail
-
-
-def limit_of(stage: WorkerStage, protocol: Protocol) -> float:
-    """Seconds that a stage of a job may take."""
-    limits = {
-        WorkerStage.REFERENCE: REFERENCE_TIMEOUT_SECS,
-        WorkerStage.BUILDING: protocol.build_timeout_secs,
-        WorkerStage.TIMING: protocol.run_timeout_secs,
-        WorkerStage.CHECKING: protocol.run_timeout_secs,
-    }
-    return limits.get(stage, LOCK_TIMEOUT_SECS)
 
 
 def refuse_start(fate: str, words: str) -> WorkerStartError:

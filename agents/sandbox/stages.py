@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from agents.records import Protocol
+
 
 class WorkerStage(StrEnum):
     """What a worker process is doing; the parent's time-outs hang on it."""
@@ -19,6 +21,25 @@ class WorkerStage(StrEnum):
     CHECKING = "checking"
     #: Timing programs of earlier jobs once more.
     RETIMING = "retiming"
+
+
+#: Stages in which the candidate itself is at work; elsewhere a death is not its doing.
+AT_WORK = frozenset({WorkerStage.BUILDING, WorkerStage.TIMING, WorkerStage.CHECKING})
+#: A job is dropped as lost when the device does not come free for this long.
+LOCK_TIMEOUT_SECS = 600.0
+#: The unscheduled program is run once, slowly; programs too large for that are never checked.
+REFERENCE_TIMEOUT_SECS = 120.0
+
+
+def limit_of(stage: WorkerStage, protocol: Protocol) -> float:
+    """Seconds that a stage of a job may take."""
+    limits = {
+        WorkerStage.REFERENCE: REFERENCE_TIMEOUT_SECS,
+        WorkerStage.BUILDING: protocol.build_timeout_secs,
+        WorkerStage.TIMING: protocol.run_timeout_secs,
+        WorkerStage.CHECKING: protocol.run_timeout_secs,
+    }
+    return limits.get(stage, LOCK_TIMEOUT_SECS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,4 +85,10 @@ class ChildSettings:
         return self.index if self.device == "cuda" and not self.tracker else None
 
 
-__all__ = ["ChildSettings", "WorkerStage"]
+__all__ = [
+    "AT_WORK",
+    "LOCK_TIMEOUT_SECS",
+    "ChildSettings",
+    "WorkerStage",
+    "limit_of",
+]

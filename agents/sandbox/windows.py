@@ -8,12 +8,11 @@ what ended since the reading before belongs to it, whichever was handed in first
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 from agents.programs.quality import Drift
-from agents.records import Outcome
 from agents.sandbox.canary_watch import CanaryWatch
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
@@ -60,8 +59,7 @@ def in_windows(
     jobs: Iterable[Planned],
     pool: WorkerPool,
     watch: CanaryWatch,
-    best_secs: dict[str, float],
-    on_end: Callable[[], None],
+    best_secs: Mapping[str, float],
     *,
     window_secs: float,
     clock: Callable[[], float] = time.monotonic,
@@ -72,8 +70,7 @@ def in_windows(
         jobs: Read as worker processes become free, so it may depend on the windows so far.
         pool: Measures them.
         watch: The device's canaries.
-        best_secs: Best latency by workload id; better ones are added.
-        on_end: Told of every candidate that was timed for the first time, or failed.
+        best_secs: Best latency known by workload id, in seconds.
         window_secs: A window is ended after so long.
         clock: Gives seconds that only grow.
 
@@ -102,20 +99,13 @@ def in_windows(
             yield one.job
         yield from read(behind)
 
-    def on_timed(number: int) -> None:
-        if isinstance(handed[number], Planned):
-            on_end()
-
     # One that is timed at several moments falls into the window of the last one.
     ended: list[tuple[Planned, JobResult]] = []
-    with closing(pool.run(stream(), best_secs, on_timed)) as results:
+    with closing(pool.run(stream(), best_secs)) as results:
         for result in results:
             one = handed[result.job]
             if isinstance(one, Planned):
                 ended.append((one, result))
-                if result.outcome is Outcome.OK:
-                    workload_id = one.job.workload.workload_id
-                    best_secs[workload_id] = min(best_secs.get(workload_id, float("inf")), *result.run_secs)
                 continue
             reading, place = one
             reading.results[place] = result

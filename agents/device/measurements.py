@@ -1,0 +1,76 @@
+"""From a candidate to its job, and from the result of a job to its record. Called by `worker.py`; pure."""
+
+from __future__ import annotations
+
+from agents.device.batch import Batch
+from agents.programs.check import is_checkable
+from agents.programs.quality import Drift, is_rejected, relative_interval
+from agents.records import Candidate, DeviceSpec, Outcome, Protocol, Record, Workload, canonical_json
+from agents.sandbox.job import CandidateJob, JobResult
+from agents.sandbox.windows import Planned
+
+
+def job_of(candidate: Candidate, workload: Workload, protocol: Protocol) -> CandidateJob:
+    """The job of a candidate of a batch, with the check of its output where its turn has come."""
+    # By the hash, so that every device checks the same ones and a run can be repeated.
+    place = int(candidate.candidate_id[:8], 16) / 2**32
+    return CandidateJob(
+        candidate=candidate,
+        workload=workload,
+        protocol=protocol,
+        check=place < protocol.check_share and is_checkable(workload.flops),
+    )
+
+
+def record_of(
+    spec: DeviceSpec, batch: Batch, planned: Planned, result: JobResult, drift: Drift, environment_id: str
+) -> Record:
+    """The record of a job that ended.
+
+    Args:
+        spec: The device.
+        batch: The batch that the job belongs to.
+        planned: The job.
+        result: How it ended.
+        drift: Of its window.
+        environment_id: See `agents.host.probe.environment_id`.
+    """
+    candidate = planned.job.candidate
+    outcome, error = result.outcome, result.error
+    if outcome is Outcome.OK and is_rejected(result.run_secs, batch.protocol):
+        outcome = Outcome.REJECTED
+        error = (
+            f"its {len(result.run_secs)} repeats leave the latency uncertain by "
+            f"{relative_interval(result.run_secs):.0%}, more than reject_interval"
+        )
+    quality = dict(result.quality)
+    if drift.ratios:
+        quality["canary"] = dict(drift.ratios)
+    if drift.suspect:
+        quality["suspect"] = True
+    return Record(
+        device_id=spec.device_id,
+        workload_id=candidate.workload_id,
+        candidate_id=candidate.candidate_id,
+        dialect=candidate.dialect,
+        trace=candidate.trace,
+        origin=candidate.origin,
+        outcome=outcome,
+        run_secs=result.run_secs,
+        warmup_secs=result.warmup_secs,
+        number=result.number,
+        build_secs=result.build_secs,
+        wait_secs=result.wait_secs,
+        timing_secs=result.timing_secs,
+        error=error,
+        protocol=batch.protocol,
+        environment=canonical_json(result.environment),
+        environment_id=environment_id,
+        attempt=planned.attempt,
+        measured_at=result.ended_at,
+        model_version=batch.model_version,
+        quality=canonical_json(quality),
+    )
+
+
+__all__ = ["job_of", "record_of"]

@@ -1,0 +1,251 @@
+"""Messages of a worker process, from JSON to values: the border of trust. Pure.
+
+A candidate runs in that process and may have written over its memory, so every field is checked here, once.
+`pool.py` calls it; everything beyond handles values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from agents.errors import AgentError, MessageError
+from agents.records import Outcome, canonical_json
+from agents.sandbox.stages import WorkerStage
+
+#: Repeats, or warm-up runs, of one program at most.
+_MOST_RUNS = 100_000
+#: Characters of one text, and of the environment or the quality as JSON, at most: real ones take some 2,000.
+_MOST_CHARS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The process takes jobs."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBegan:
+    """A job enters a stage."""
+
+    job: int
+    stage: WorkerStage
+    #: Seconds that the job has taken so far to be built, and to wait for the device.
+    build_secs: float
+    wait_secs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDone:
+    """A job was timed for the first time, or failed."""
+
+    job: int
+    outcome: Outcome
+    error: str
+    build_secs: float
+    wait_secs: float
+    run_secs: tuple[float, ...] = ()
+    warmup_secs: tuple[float, ...] = ()
+    timing_secs: float = 0.0
+    number: int = 0
+    environment: dict[str, Any] = field(default_factory=dict)
+    quality: dict[str, Any] = field(default_factory=dict)
+    #: The process goes on with earlier programs.
+    is_retiming: bool = False
+    #: The program stays in the process, to be timed again.
+    is_kept: bool = False
+    #: The program has broken the device.
+    is_broken: bool = False
+    #: The device is out of reach.
+    is_device_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetimingBegan:
+    """The process holds the device, to time earlier programs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retimed:
+    """A program was timed once more; `left` timings of it are to come."""
+
+    job: int
+    run_secs: tuple[float, ...]
+    timing_secs: float
+    left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rested:
+    """The process has timed all earlier programs that were due."""
+
+
+WorkerEvent = Ready | StageBegan | JobDone | RetimingBegan | Retimed | Rested
+_Reader = Callable[[Any], Any]
+
+
+def _secs(value: Any) -> float:
+    if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ValueError
+    return value
+
+
+def _many_secs(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_RUNS:
+        raise ValueError
+    return tuple(map(_secs, value))
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+        raise ValueError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_CHARS:
+        raise ValueError
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    # Refuses numbers that are none, and lists within lists.
+    if not isinstance(value, dict) or len(canonical_json(value)) > _MOST_CHARS:
+        raise ValueError
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    if not isinstance(value, list):
+        raise ValueError
+    return list(map(_text, value))
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ValueError
+    return value
+
+
+def _canary_programs(value: Any) -> list[dict[str, Any]]:
+    for one in _objects(value):
+        if not {"name", "workload", "trace"} <= one.keys():
+            raise ValueError
+        _text(one["name"]), _text(one["trace"])
+    return value  # type: ignore[no-any-return]
+
+
+def _counts(value: Any) -> dict[str, int]:
+    return {_text(key): _count(number) for key, number in _object(value).items()}
+
+
+def _one_of(words: type[StrEnum]) -> _Reader:
+    return lambda value: words(_text(value))
+
+
+_TIMES: dict[str, _Reader] = {"build_secs": _secs, "wait_secs": _secs}
+_NO_FIELDS: dict[str, _Reader] = {}
+#: Each event: its value, the fields that it must have, and those that it may have.
+_EVENTS: dict[str, tuple[type[WorkerEvent], dict[str, _Reader], dict[str, _Reader]]] = {
+    "ready": (Ready, {"pid": _count}, _NO_FIELDS),
+    "stage": (StageBegan, {"job": _count, "stage": _one_of(WorkerStage), **_TIMES}, _NO_FIELDS),
+    "done": (
+        JobDone,
+        {"job": _count, "outcome": _one_of(Outcome), "error": _text, **_TIMES},
+        {
+            "run_secs": _many_secs,
+            "warmup_secs": _many_secs,
+            "timing_secs": _secs,
+            "number": _count,
+            "environment": _object,
+            "quality": _object,
+            **dict.fromkeys(("is_retiming", "is_kept", "is_broken", "is_device_lost"), _flag),
+        },
+    ),
+    "retiming": (RetimingBegan, _NO_FIELDS, _NO_FIELDS),
+    "retimed": (
+        Retimed,
+        {"job": _count, "run_secs": _many_secs, "timing_secs": _secs, "left": _count},
+        _NO_FIELDS,
+    ),
+    "rested": (Rested, _NO_FIELDS, _NO_FIELDS),
+}
+#: Each answer to a question (`handlers.py`), and its fields.
+_ANSWERS: dict[str, dict[str, _Reader]] = {
+    "refused": {"error": _text},
+    "proposed": {"traces": _texts},
+    "derived": {"traces": _texts, "refused": _counts},
+    "workloads": {"workloads": _objects},
+    "canaries": {"canaries": _canary_programs},
+}
+
+
+def parse_event(message: dict[str, Any]) -> WorkerEvent:
+    """Read what a worker process says while it measures.
+
+    Raises:
+        MessageError: No sound worker process says this; the message names the field.
+    """
+    event = _event_of(message, _EVENTS.keys())
+    kind, must, may = _EVENTS[event]
+    present = {name: read for name, read in may.items() if name in message}
+    return kind(**_fields(event, message, must | present))
+
+
+def parse_answer(message: dict[str, Any]) -> dict[str, Any]:
+    """Read the answer of a worker process to a question: its fields, without `event`.
+
+    Raises:
+        MessageError: No sound worker process gives this answer.
+        AgentError: The process refuses the question.
+    """
+    event = _event_of(message, _ANSWERS.keys())
+    found = _fields(event, message, _ANSWERS[event])
+    if event == "refused":
+        raise AgentError(found["error"])
+    return found
+
+
+def _event_of(message: dict[str, Any], known: Any) -> str:
+    event = message.get("event")
+    if not isinstance(event, str) or event not in known:
+        raise MessageError(f"a worker process sent the event {str(event)[:60]!r}, which there is not")
+    return event
+
+
+def _fields(event: str, message: dict[str, Any], readers: dict[str, _Reader]) -> dict[str, Any]:
+    found = {}
+    for name, read in readers.items():
+        if name not in message:
+            raise MessageError(f"a worker process sent {event!r} without {name!r}")
+        try:
+            found[name] = read(message[name])
+        except (ValueError, RecursionError):
+            raise MessageError(
+                f"a worker process sent {event!r} with {name!r} = {str(message[name])[:60]}"
+            ) from None
+    return found
+
+
+__all__ = [
+    "JobDone",
+    "Ready",
+    "Rested",
+    "Retimed",
+    "RetimingBegan",
+    "StageBegan",
+    "WorkerEvent",
+    "parse_answer",
+    "parse_event",
+]
