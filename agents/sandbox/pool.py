@@ -16,7 +16,7 @@ from agents.records import Workload, as_json_dict
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool_jobs import PoolRun
 from agents.sandbox.process import WorkerProcess
-from agents.sandbox.processes import Arrival, WorkerProcesses, receive
+from agents.sandbox.processes import ProcessOutput, WorkerProcesses, receive
 from agents.sandbox.stages import AT_WORK, ChildSettings, WorkerStage
 from agents.sandbox.worker_messages import (
     JobDone,
@@ -154,8 +154,8 @@ class WorkerPool:
             for process in processes:
                 if batch.todo and process.stage is WorkerStage.IDLE:
                     self._give(process, batch)
-            for arrival in processes.wait():
-                yield from self._take(arrival, batch)
+            for output in processes.wait():
+                yield from self._take(output, batch)
             yield from filter(None, self._end_overdue(batch))
             yield from filter(None, self._end_grown(batch))
             yield from processes.take_released()
@@ -199,19 +199,19 @@ class WorkerPool:
             self._processes.discard(process)
             batch.todo.appendleft(number)
 
-    def _take(self, arrival: Arrival, batch: PoolRun) -> Iterator[JobResult]:
+    def _take(self, output: ProcessOutput, batch: PoolRun) -> Iterator[JobResult]:
         """Turn the messages of a process, or its end, into results."""
-        process = arrival.process
+        process = output.process
         try:
-            for message in arrival.messages:
+            for message in output.messages:
                 if (result := self._advance(process, parse_event(message), batch)) is not None:
                     yield result
         except MessageError as error:
-            arrival = Arrival(process, [], is_end=True, damage=str(error))
-        if not arrival.is_end or process not in self._processes:
+            output = ProcessOutput(process, [], is_end=True, damage=str(error))
+        if not output.is_end or process not in self._processes:
             return
         at = process.progress
-        end = self._processes.bury(arrival)
+        end = self._processes.bury(output)
         if at is not None and (result := batch.process_died(at, end)) is not None:
             yield result
 

@@ -26,7 +26,7 @@ _MEMORY_POLL_SECS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ProcessOutput:
     """What arrived from one process."""
 
     process: WorkerProcess
@@ -105,7 +105,7 @@ class WorkerProcesses:
         released, self._released = self._released, []
         return released
 
-    def bury(self, end: Arrival) -> str:
+    def bury(self, end: ProcessOutput) -> str:
         """Take away a process that ended by itself, or whose messages are damaged; returns how, for people.
 
         Raises:
@@ -121,7 +121,7 @@ class WorkerProcesses:
             raise refuse_start(fate, tail or words)
         return f"its worker process {fate} while {stage}: {tail or 'no output'}"
 
-    def wait(self) -> list[Arrival]:
+    def wait(self) -> list[ProcessOutput]:
         """Wait for messages, or until a deadline or a look at the memory is due."""
         if not self._all:
             return []
@@ -137,7 +137,7 @@ class WorkerProcesses:
         if held_up_secs > _HELD_UP_SECS:
             for process in self._all:
                 process.extend(held_up_secs)
-        return [_arrival(process) for process in ready]
+        return [_output_of(process) for process in ready]
 
     def overdue(self) -> list[WorkerProcess]:
         """Processes whose time is over.
@@ -188,7 +188,7 @@ class WorkerProcesses:
                 self.discard(process)  # an idle process says nothing: this is its end
             # From now on: its own time may be long over while nobody asked whether it is ready.
             elif (message := receive(process, START_TIMEOUT_SECS)) is None:
-                self.bury(Arrival(process, [], is_end=True))
+                self.bury(ProcessOutput(process, [], is_end=True))
             elif isinstance(ready := parse_event(message), Ready):
                 process.pid = ready.pid
                 process.rest()
@@ -228,9 +228,9 @@ def receive(process: WorkerProcess, timeout_secs: float) -> dict[str, Any] | Non
     end = time.monotonic() + timeout_secs
     while (left := end - time.monotonic()) > 0:
         if _is_readable(process, left):
-            arrival = _arrival(process)
-            if arrival.messages or arrival.is_end:
-                return arrival.messages[0] if arrival.messages else None
+            output = _output_of(process)
+            if output.messages or output.is_end:
+                return output.messages[0] if output.messages else None
     return None
 
 
@@ -240,12 +240,12 @@ def _is_readable(process: WorkerProcess, timeout_secs: float) -> bool:
         return bool(selector.select(timeout_secs))
 
 
-def _arrival(process: WorkerProcess) -> Arrival:
+def _output_of(process: WorkerProcess) -> ProcessOutput:
     try:
         messages, is_alive = process.channel.receive_ready()
     except MessageError as error:
-        return Arrival(process, [], is_end=True, damage=str(error))
-    return Arrival(process, messages, is_end=not is_alive)
+        return ProcessOutput(process, [], is_end=True, damage=str(error))
+    return ProcessOutput(process, messages, is_end=not is_alive)
 
 
-__all__ = ["Arrival", "WorkerProcesses", "receive"]
+__all__ = ["ProcessOutput", "WorkerProcesses", "receive"]
