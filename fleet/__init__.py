@@ -12,14 +12,21 @@ if TYPE_CHECKING:
     from fleet.errors import FleetError, StoreError
     from fleet.public import StoreView, open_store
     from fleet.public_model import DeviceModel, load_model
+    from fleet.public_work import DaemonClient, EngineOptions, collect, connect, onboard, tune
 
 _PLACES = {
+    "DaemonClient": "fleet.public_work",
     "DeviceModel": "fleet.public_model",
+    "EngineOptions": "fleet.public_work",
     "FleetError": "fleet.errors",
     "StoreError": "fleet.errors",
     "StoreView": "fleet.public",
+    "collect": "fleet.public_work",
+    "connect": "fleet.public_work",
     "load_model": "fleet.public_model",
+    "onboard": "fleet.public_work",
     "open_store": "fleet.public",
+    "tune": "fleet.public_work",
 }
 
 
@@ -33,4 +40,17 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_PLACES})
 
 
-__all__ = ["DeviceModel", "FleetError", "StoreError", "StoreView", "load_model", "open_store"]
+__all__ = [
+    "DaemonClient",
+    "DeviceModel",
+    "EngineOptions",
+    "FleetError",
+    "StoreError",
+    "StoreView",
+    "collect",
+    "connect",
+    "load_model",
+    "onboard",
+    "open_store",
+    "tune",
+]

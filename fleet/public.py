@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Workload, WorkloadId
-from fleet.errors import StoreError
+from fleet.errors import FleetError, StoreError
 from fleet.interchange.export_parquet import SCHEMA, flat_batches
 from fleet.interchange.export_source import Source
 from fleet.store.store import Store, StoreReader
+
+#: Kinds of tables that `StoreView.records` gives.
+FORMS = ("arrow", "pandas", "polars")
 
 
 class StoreView:
@@ -82,8 +87,9 @@ class StoreView:
         outcomes: Collection[Outcome | str] | None = None,
         counting: bool = True,
         columns: Collection[str] | None = None,
-    ) -> pa.Table:
-        """Read records as one Arrow table: pandas, Polars and DuckDB take it as it is.
+        form: str = "arrow",
+    ) -> Any:
+        """Read records as one table.
 
         Args:
             devices: Ids of devices; all if None.
@@ -91,6 +97,7 @@ class StoreView:
             outcomes: Outcomes, such as `ok`; all if None.
             counting: Only the record of each candidate that counts; else every attempt and repeat.
             columns: Names of columns; all if None.
+            form: `arrow` for a `pyarrow.Table`, `pandas` or `polars` for a `DataFrame` of theirs.
 
         Returns:
             One row a record, with what its device and its workload are. `docs/export.md` lists the columns:
@@ -98,14 +105,23 @@ class StoreView:
 
         Raises:
             StoreError: There is no such device or column, or a file is damaged.
-            ValueError: There is no such outcome.
+            FleetError: The package of the form is not installed.
+            ValueError: There is no such outcome or form.
         """
+        if form not in FORMS:
+            raise ValueError(f"records have no form {form!r}; known: {', '.join(FORMS)}")
         found = self.batches(
             devices=devices, workloads=workloads, outcomes=outcomes, counting=counting, columns=columns
         )
         batches = list(found)
         names = SCHEMA.names if columns is None else list(columns)
-        return pa.Table.from_batches(batches, pa.schema([SCHEMA.field(one) for one in names]))
+        table = pa.Table.from_batches(batches, pa.schema([SCHEMA.field(one) for one in names]))
+        if form == "arrow":
+            return table
+        try:
+            return table.to_pandas() if form == "pandas" else import_module("polars").from_arrow(table)
+        except ModuleNotFoundError as error:
+            raise FleetError(f"{form} is not installed; `pip install {form}`, or leave out form=") from error
 
     def _chosen(self, devices: Collection[str] | None) -> list[DeviceId]:
         known = sorted({file.device_id for file in self._reader.snapshot.files})

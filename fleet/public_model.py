@@ -1,78 +1,115 @@
-"""What `import fleet` offers of models: the head that serves a device, as a thing that scores schedules."""
+"""What `import fleet` offers of models: heads that score schedules from their traces alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from agents.records import Candidate, ModelRef, Workload
+from agents.records import Candidate, DeviceId, ModelRef, Workload
 from fleet.errors import FleetError
 from fleet.models.head_scores import HeadCache, score_candidates
 from fleet.models.registry_reader import RegistryReader
 
+if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
+
 
 class DeviceModel:
-    """The head that serves a device. It stays as it was loaded, whatever is published later.
+    """A model version with its heads. It stays as it was loaded, whatever is published later.
 
     Loads torch. Not safe between threads.
     """
 
-    def __init__(self, registry: RegistryReader, ref: ModelRef) -> None:
+    def __init__(self, registry: RegistryReader, version: str, device_id: str | None) -> None:
         from transfer.features.extractor import Extractor
 
-        self._ref, self._head, self._extractor = ref, HeadCache(registry).head(ref), Extractor()
+        self._sha256, self._version = registry.sha256(version), version
+        self._device_id = device_id
+        self._devices = tuple(map(DeviceId, registry.manifest(version)["heads"]))
+        self._heads, self._extractor = HeadCache(registry), Extractor()
+        for one in self._devices if device_id is None else (device_id,):
+            self._head(one)
 
     def __repr__(self) -> str:
-        return f"DeviceModel({self.device_id!r}, version={self.version!r})"
+        of = f"{self._device_id!r}, " if self._device_id else ""
+        return f"DeviceModel({of}version={self.version!r})"
 
     @property
-    def device_id(self) -> str:
-        """The device."""
-        return self._ref.device_id
+    def device_id(self) -> str | None:
+        """The device that it was loaded for; None where it was loaded by its version."""
+        return self._device_id
+
+    @property
+    def devices(self) -> tuple[DeviceId, ...]:
+        """Devices that the version has a head for."""
+        return self._devices
 
     @property
     def version(self) -> str:
-        """The model version that the head is of."""
-        return self._ref.version
+        """The model version that the heads are of."""
+        return self._version
 
     def score(
-        self, workload: Workload, traces: Sequence[str], dialect: str = "meta_schedule"
+        self,
+        workload: Workload,
+        traces: Sequence[str],
+        *,
+        device: str | None = None,
+        dialect: str = "meta_schedule",
     ) -> list[float | None]:
         """Score schedules of one workload from their traces; nothing is lowered or built.
 
         Args:
             workload: What all of them schedule, such as one of `StoreView.workloads`.
             traces: N schedule traces as JSON texts.
+            device: Whose head scores; that which the model was loaded for if None.
             dialect: Of the traces.
 
         Returns:
             N scores in (0, 1], higher is faster, equal to those of `fleet eval`; None where a trace cannot be
             read. Scores compare inside of a workload only.
+
+        Raises:
+            FleetError: The version has no head for the device, or none was named.
         """
+        name = device or self._device_id
+        if name is None or name not in self._devices:
+            raise FleetError(
+                f"version {self.version} has no head for device {name!r}; device= may be one of "
+                f"{', '.join(self._devices)}"
+            )
         candidates = [
             Candidate(workload_id=workload.workload_id, trace=trace, dialect=dialect) for trace in traces
         ]
-        scores, refused = score_candidates(self._head, self._extractor, workload, candidates)
+        scores, refused = score_candidates(self._head(name), self._extractor, workload, candidates)
         return [None if place in refused else float(score) for place, score in enumerate(scores)]
 
+    def _head(self, device_id: str) -> Adapted:
+        ref = ModelRef(version=self._version, device_id=DeviceId(device_id), sha256=self._sha256)
+        return self._heads.head(ref)
 
-def load_model(device_id: str, folder: str | Path = "runs/models") -> DeviceModel:
-    """Load the head that serves a device now.
+
+def load_model(ref: str, folder: str | Path = "runs/models") -> DeviceModel:
+    """Load a model for scoring.
 
     Args:
-        device_id: The device.
+        ref: A device, for the head that serves it now; or a version, such as `v000003` or `latest`.
         folder: Of the model versions.
 
     Raises:
-        FleetError: No model serves the device, or its version is damaged.
-        TransferError: The version reads other features than this one makes.
+        FleetError: There is no such version, no model serves the device, or the version is damaged.
+        TransferError: The version reads other features than this release makes.
     """
     registry = RegistryReader(Path(folder))
-    ref = registry.champion(device_id)
-    if ref is None:
+    versions = registry.versions()
+    if ref in (*versions, "latest") and versions:
+        return DeviceModel(registry, versions[-1] if ref == "latest" else ref, None)
+    found = registry.champion(ref)
+    if found is None:
         served = ", ".join(registry.champions()) or "none"
-        raise FleetError(f"no model in {folder} serves device {device_id!r}; served are: {served}")
-    return DeviceModel(registry, ref)
+        raise FleetError(f"no model in {folder} serves device {ref!r}; served are: {served}")
+    return DeviceModel(registry, found.version, ref)
 
 
 __all__ = ["DeviceModel", "load_model"]

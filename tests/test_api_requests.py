@@ -23,7 +23,6 @@ from fleet.api.connections import ConnectionLimits
 from fleet.api.requests import MOST_FOLLOWERS
 from fleet.api.server import ApiOptions, ApiServer
 from fleet.cli.app import run
-from fleet.cli.engine import daemon_of
 from fleet.cli.options import load_settings
 from fleet.cli.output import Interrupted
 from fleet.cli.requests import follow_request
@@ -33,6 +32,7 @@ from fleet.core.request_words import RequestId
 from fleet.core.state import FleetState
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
+from fleet.public_work import daemon_of
 from fleet.requests.checks import MOST_BYTES, KnownFleet
 from fleet.requests.desk import RequestDesk
 from fleet.store.lock import HOLDER
@@ -308,11 +308,11 @@ def test_fleet_train_sends_a_request_for_each_family(
     daemon.view["devices"] = {"one": {"family": "cpu"}, "two": {"family": "gpu"}}
     found = find_daemon(tmp_path)
     assert found is not None
-    monkeypatch.setattr("fleet.cli.requests.version", lambda _: "7.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "7.0")
     with pytest.raises(FleetError, match=r"is version 0\.1, this command is 7\.0; stop it"):
         request_trainings(found, [], is_detached=True, as_json=True)
     assert daemon.state.request_ids() == []
-    monkeypatch.setattr("fleet.cli.requests.version", lambda _: "0.1")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.1")
     with pytest.raises(FleetError, match="knows no device 'three'; it has: one, two"):
         request_trainings(found, ["one", "three"], is_detached=True, as_json=True)
     request_trainings(found, [], is_detached=True, as_json=True)

@@ -6,13 +6,16 @@ import doctest
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import fleet
 from agents.records import Outcome
+from fleet.models.registry import Registry
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
+from tests.refresh_fixtures import candidates_of, make_store, small_model, some_workloads
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,15 +81,54 @@ def test_wrong_names_are_one_clear_error(store: Path, tmp_path: Path) -> None:
         _ = fleet.nothing
 
 
-def test_the_examples_of_the_documents_run(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_records_become_data_frames_where_the_package_is_there(
+    store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    view = fleet.open_store(store)
+    # A stand-in: neither package is among those that the tests need.
+    polars = ModuleType("polars")
+    polars.from_arrow = lambda table: table.to_pylist()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "polars", polars)
+    columns = ["device_id", "latency_secs"]
+    assert view.records(columns=columns, form="polars") == view.records(columns=columns).to_pylist()
+    for form in ("polars", "pandas"):
+        monkeypatch.setitem(sys.modules, form, None)
+        with pytest.raises(fleet.FleetError, match=f"{form} is not installed; `pip install {form}`"):
+            view.records(form=form)
+    with pytest.raises(ValueError, match="no form 'excel'"):
+        view.records(form="excel")
+
+
+def test_a_version_scores_for_each_of_its_heads(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.publish(registry.add(small_model("box.a", "box.b"), {}), {"box.a": {}, "box.b": {}})
+    [workload] = some_workloads(1, 0)
+    traces = [one.trace for one in candidates_of(workload, 4)]
+    model = fleet.load_model("v000001", tmp_path)
+    assert (model.devices, model.device_id) == (("box.a", "box.b"), None)
+    served = fleet.load_model("box.b", tmp_path)
+    assert model.score(workload, traces, device="box.b") == served.score(workload, traces)
+    assert model.score(workload, traces, device="box.a") != served.score(workload, traces)
+    with pytest.raises(
+        fleet.FleetError, match=r"no head for device None; device= may be one of box.a, box.b"
+    ):
+        model.score(workload, traces)
+
+
+def test_the_examples_of_the_documents_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("runs").mkdir()
-    Path("runs/store").symlink_to(store)
+    make_store(Path("runs/store"), some_workloads(2, 0))
+    registry = Registry(Path("runs/models"))
+    registry.publish(registry.add(small_model("box.a", "box.b"), {}), {"box.a": {}, "box.b": {}})
     page = ROOT / "docs/python.md"
     failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS)
-    assert (failed, tried) == (0, 8)
+    assert (failed, tried) == (0, 22)
+
+
+def test_every_name_is_documented() -> None:
+    page = (ROOT / "docs/python.md").read_text()
+    assert [name for name in fleet.__all__ if name not in page] == []
+    assert [name for name in fleet.__all__ if not getattr(fleet, name).__doc__] == []
 
 
 def test_importing_it_is_light() -> None:

@@ -24,10 +24,10 @@ FOLDERS = {
         *("", "core", "journal", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
         *("interchange", "transport", "requests", "models", "collection", "planner", "results", "engine"),
         *("refresh", "dashboard", "api", "onboarding", "tuning", "drivers", "daemon", "report", "doctor"),
-        *("public", "public_model", "cli"),
+        *("public", "public_model", "public_work", "cli"),
     ),
 }
-TOP = {"transfer.tvm_cost_model", "fleet.public", "fleet.public_model"}
+TOP = {"transfer.tvm_cost_model", "fleet.public", "fleet.public_model", "fleet.public_work"}
 MOST_MODULES = 20
 #: Words that end in -ing and are nouns of the field.
 NOUNS = {

@@ -12,7 +12,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -45,6 +44,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"tensor-fleet {version('tensor-fleet')}")
         raise typer.Exit
 

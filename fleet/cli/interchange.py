@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.engine import NOBODY_TO_DETACH_TO, DetachOption, daemon_of
-from fleet.cli.options import load_settings, say_places
+from fleet.cli.options import DetachOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.cli.requests import finish, run_request
-from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
@@ -63,7 +61,9 @@ def import_(
 
     Example: fleet import logs/board-7 --device board-7
     """
+    from fleet.core.request_words import RequestKind
     from fleet.interchange.import_logs import DIALECTS, ImportRequest, check_request
+    from fleet.public_work import NOBODY_TO_DETACH_TO, daemon_of
 
     if dialect not in DIALECTS:
         raise typer.BadParameter(f"--dialect {dialect}: expected {', '.join(DIALECTS)}")

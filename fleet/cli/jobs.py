@@ -12,18 +12,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fleet.cli.engine import AddressOption, DetachOption, EngineOptions, MinutesOption, do_request
 from fleet.cli.options import (
     DEFAULT_MODELS,
+    AddressOption,
+    DetachOption,
     DevicesOption,
+    MinutesOption,
     ModelsOption,
     SeedOption,
     StoreOption,
     load_settings,
     say_places,
 )
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
-from fleet.core.request_words import RequestKind
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json, short_moment
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
@@ -120,41 +121,38 @@ def collect(
 
     Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
     """
+    from fleet import public_work
     from fleet.cli.collected import collected, print_collected
+    from fleet.cli.requests import follow_aloud
     from fleet.collection.time_spent import print_spending, spent_from
+    from fleet.public_work import EngineOptions
+    from fleet.terminal_console import TerminalConsole
 
     if noise is not None and remeasure:
         raise typer.BadParameter("--noise makes an A/A run and nothing else: leave out --remeasure")
-    settings = load_settings(
-        config,
-        {
-            "devices.ids": tuple(device) if device else None,
-            "store.path": str(store) if store else None,
-            "workloads.count": workloads,
-            "workloads.samples": samples,
-            "training.seed": seed,
-        },
-        changes,
-    )
-    say_places(settings, config, store)
     options = EngineOptions(
+        store=store,
         models=models,
+        config=config,
+        settings=parse_changes(changes or []),
         address=address,
-        is_detached=detach,
-        has_changes=bool(changes),
         minutes=minutes,
-        as_json=as_json,
+        is_detached=detach,
+        console=TerminalConsole(stderr=as_json),
+        follow=follow_aloud,
     )
+    settings = options.read()
+    say_places(settings, config, store)
     began_at = time.time()
-    asked = {
-        "devices": list(device) if device else None,
-        "count": workloads,
-        "samples": samples,
-        "remeasure": remeasure or None,
-        "noise": noise,
-        "seed": seed,
-    }
-    result = do_request(settings, RequestKind.COLLECTION, asked, options)
+    result = public_work.collect(
+        device,
+        workloads=workloads,
+        samples=samples,
+        remeasure=remeasure,
+        noise=noise,
+        seed=seed,
+        options=options,
+    )
     if result is None:
         return
     path = Path(settings.store.path)

@@ -33,6 +33,14 @@ SeedOption = Annotated[
     int | None, typer.Option("--seed", min=0, help="Of everything random (training.seed).")
 ]
 
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="Join the Ray cluster with this head, as host:port.")
+]
+DetachOption = Annotated[bool, typer.Option("--detach", help="Leave it to the daemon, and do not follow it.")]
+MinutesOption = Annotated[
+    float | None, typer.Option("--minutes", min=0.1, help="Begin nothing new after so many minutes.")
+]
+
 DEFAULT_MODELS = Path("runs/models")
 
 

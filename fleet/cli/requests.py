@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +21,7 @@ from fleet.terminal_text import say
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
+    from fleet.public_work import EngineOptions
 
 _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
 
@@ -132,12 +132,28 @@ def run_request(
     return accepted if is_detached else follow_request(daemon, request_id)
 
 
+def follow_aloud(
+    daemon: DaemonClient, kind: str, arguments: Mapping[str, Any], options: EngineOptions
+) -> dict[str, Any]:
+    """Follow a request on standard error, for `fleet.public_work`.
+
+    Raises:
+        FleetError: The daemon will not have it, is gone, or the request failed.
+    """
+    ended = run_request(daemon, kind, arguments, is_detached=options.is_detached, minutes=options.minutes)
+    if not options.is_detached:
+        finish(ended, is_printed=False)
+    return ended
+
+
 def check_version(daemon: DaemonClient) -> None:
     """Refuse to send requests to a daemon that may understand them otherwise.
 
     Raises:
         FleetError: It is of another version.
     """
+    from importlib.metadata import version
+
     view = daemon.get("/v1/status") or {}
     theirs, ours = view.get("coordinator", {}).get("version", "unknown"), version("tensor-fleet")
     if theirs != ours:
@@ -210,4 +226,4 @@ def _tell(text: str) -> None:
     say(text, error=True)
 
 
-__all__ = ["finish", "follow_request", "register", "run_request"]
+__all__ = ["finish", "follow_aloud", "follow_request", "register", "run_request"]

@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.engine import AddressOption, DetachOption, EngineOptions, MinutesOption, daemon_of, do_request
 from fleet.cli.options import (
     DEFAULT_MODELS,
+    AddressOption,
+    DetachOption,
     EpochsOption,
     KnownDevicesOption,
+    MinutesOption,
     ModelsOption,
     SeedOption,
     StoreOption,
     learning_settings,
     say_places,
 )
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
-from fleet.core.request_words import RequestKind
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
@@ -121,6 +122,7 @@ def train(
     """
     from fleet.cli.training_request import each_family, request_trainings
     from fleet.models.training import train_version
+    from fleet.public_work import daemon_of
 
     more = {"training__model": model.value} if model is not None else {}
     settings = learning_settings(config, store, epochs, seed, changes, **more)
@@ -333,43 +335,40 @@ def onboard(
 
     Example: fleet onboard x86-64-v4 --samples 64
     """
+    from fleet import public_work
+    from fleet.cli.requests import follow_aloud
     from fleet.onboarding.text import lines_of
+    from fleet.public_work import EngineOptions
+    from fleet.terminal_console import TerminalConsole
 
-    settings = learning_settings(
-        config,
-        store,
-        epochs,
-        seed,
-        changes,
-        onboarding__samples=samples,
-        onboarding__strategy=strategy,
-        onboarding__selector=selector,
+    options = EngineOptions(
+        store=store,
+        models=models,
+        config=config,
+        settings=parse_changes(changes or []),
+        address=address,
+        minutes=minutes,
+        is_detached=detach,
+        console=TerminalConsole(stderr=as_json),
+        follow=follow_aloud,
     )
-    say_places(settings, config)
+    say_places(options.read(), config)
+    asked: dict[str, Any] = {
+        "samples": samples,
+        "strategy": strategy,
+        "selector": selector,
+        "epochs": epochs,
+        "seed": seed,
+    }
     result: dict[str, Any] | None
     if replay:
         from fleet.onboarding.replay import onboard_recorded
 
+        flags = {f"onboarding__{key}": asked[key] for key in ("samples", "strategy", "selector")}
+        settings = learning_settings(config, store, epochs, seed, changes, **flags)
         result = onboard_recorded(settings, device, models)
     else:
-        options = EngineOptions(
-            models=models,
-            address=address,
-            is_detached=detach,
-            has_changes=bool(changes),
-            minutes=minutes,
-            as_json=as_json,
-        )
-        asked = {
-            "device": device,
-            "samples": samples,
-            "strategy": strategy,
-            "selector": selector,
-            "epochs": epochs,
-            "seed": seed,
-        }
-        named = settings.with_devices(device)
-        result = do_request(named, RequestKind.ONBOARDING, asked, options)
+        result = public_work.onboard(device, **asked, options=options)
     if result is None:
         return
     if as_json:

@@ -7,10 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli.engine import AddressOption, DetachOption, EngineOptions, MinutesOption, do_request
-from fleet.cli.options import DEFAULT_MODELS, ModelsOption, SeedOption, StoreOption, load_settings, say_places
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
-from fleet.core.request_words import RequestKind
+from fleet.cli.options import (
+    DEFAULT_MODELS,
+    AddressOption,
+    DetachOption,
+    MinutesOption,
+    ModelsOption,
+    SeedOption,
+    StoreOption,
+    say_places,
+)
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -49,35 +56,27 @@ def tune(
 
     Example: fleet tune x86-64-v4 --network bert-tiny --trials 200
     """
+    from fleet import public_work
+    from fleet.cli.requests import follow_aloud
+    from fleet.public_work import EngineOptions
+    from fleet.terminal_console import TerminalConsole
     from fleet.tuning.text import print_tuning
 
-    settings = load_settings(
-        config,
-        {
-            "workloads.networks": tuple(network) if network else None,
-            "store.path": str(store) if store else None,
-            "training.seed": seed,
-        },
-        changes,
-    )
-    say_places(settings, config, store)
     options = EngineOptions(
+        store=store,
         models=models,
+        config=config,
+        settings=parse_changes(changes or []),
         address=address,
-        is_detached=detach,
-        has_changes=bool(changes),
         minutes=minutes,
-        as_json=as_json,
+        is_detached=detach,
+        console=TerminalConsole(stderr=as_json),
+        follow=follow_aloud,
     )
-    asked = {
-        "device": device,
-        "trials": trials,
-        "networks": list(network) if network else None,
-        "workloads": list(workload) if workload else None,
-        "out": str((out or Path("runs/tuned") / device).absolute()),
-        "seed": seed,
-    }
-    found = do_request(settings.with_devices(device), RequestKind.TUNING, asked, options)
+    say_places(options.read(), config, store)
+    found = public_work.tune(
+        device, networks=network, workloads=workload, trials=trials, out=out, seed=seed, options=options
+    )
     if found is None:
         return
     if as_json:
