@@ -90,8 +90,8 @@ _QUICK = _Bounds(
 )
 #: Families of networks held out of imported logs: the others have too few workloads to be judged by.
 _LOGGED_HELD = ("inception", "mobilenet", "vgg")
-#: Most candidates of a workload that the target may measure and siblings did, of imported logs: they have
-#: hundreds of workloads.
+#: Most candidates of a workload that the target may measure and source devices did, of imported logs: they
+#: have hundreds of workloads.
 _LOGGED_POOL = 8
 #: The strategy that users get.
 _DEFAULT = "auto"

@@ -98,7 +98,7 @@ class How:
 
 
 def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
-    """Ways to choose samples at equal k, by the default strategy where siblings measured the candidates.
+    """Ways to choose samples at equal k, by the default strategy, where source devices know the candidates.
 
     Returns:
         For each: top-1 by k, less random (paired), and the samples for random's top-1 at the largest k that

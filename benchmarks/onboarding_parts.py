@@ -33,7 +33,7 @@ DEMO_STORE = Path("runs/demo/store")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceSet:
-    """Devices that are each other's siblings."""
+    """Devices that are each other's source devices."""
 
     #: What it is, for tables; no path.
     name: str

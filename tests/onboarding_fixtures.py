@@ -14,7 +14,7 @@ from tests.dataset_fixtures import cpu_device, gmm_trace, gmm_workload, record_o
 #: Candidates of each workload: every combination of a few tiles.
 TILES = list(itertools.product((1, 2, 4, 8), (1, 2, 4), (0, 1)))
 WORKLOADS = [gmm_workload(f"gmm{number}", networks=("ab"[number % 2],)) for number in range(8)]
-SIBLINGS = ("dev-a", "dev-b", "dev-c")
+SOURCES = ("dev-a", "dev-b", "dev-c")
 NEW = "dev-new"
 BROKEN = "dev-broken"
 

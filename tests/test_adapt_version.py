@@ -13,7 +13,7 @@ from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot,
 from fleet.onboarding.onboarding import _serving
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
-from tests.onboarding_fixtures import NEW, SIBLINGS, fill
+from tests.onboarding_fixtures import NEW, SOURCES, fill
 from transfer.adapt.nearest import Nearest
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, train
@@ -24,7 +24,7 @@ TARGET = DeviceId(NEW)
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill(tmp_path_factory.mktemp("adapt") / "store", *SIBLINGS, NEW)
+    return fill(tmp_path_factory.mktemp("adapt") / "store", *SOURCES, NEW)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def snapshot(store: Path) -> DatasetSnapshot:
 @pytest.fixture(scope="module")
 def source(snapshot: DatasetSnapshot) -> FleetTLP:
     rows = np.arange(len(snapshot.dataset))
-    return train(snapshot.dataset, rows, config=CONFIG, seed=0, devices=SIBLINGS).model
+    return train(snapshot.dataset, rows, config=CONFIG, seed=0, devices=SOURCES).model
 
 
 def onboard(snapshot: DatasetSnapshot, models: Path, source: FleetTLP, samples: int) -> str:
@@ -113,5 +113,5 @@ def test_a_head_that_the_store_has_no_records_of_is_no_error(
     fewer = load_snapshot(Store.read(store), device_ids=[DeviceId("dev-a"), DeviceId("dev-b"), TARGET])
     version = onboard(fewer, tmp_path, source, 16)
     manifest = Registry(tmp_path).manifest(version)
-    assert set(manifest["heads"]) == {*SIBLINGS, NEW}
+    assert set(manifest["heads"]) == {*SOURCES, NEW}
     assert set(manifest["trained_heads"]) == {"dev-a", "dev-b", NEW}

@@ -139,43 +139,43 @@ def test_unseen_latencies_of_the_target_change_nothing(source: FleetTLP) -> None
 
 
 def test_standings_are_made_once_for_given_records(tmp_path: Path) -> None:
-    siblings = without_device(DATASET, TARGET)
+    sources = without_device(DATASET, TARGET)
     strategies = (Nearest(), Scratch())
-    made = leave_one_out(siblings, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    made = leave_one_out(sources, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert made is not None
     [kept] = tmp_path.iterdir()
     forged = json.loads(kept.read_text())
     forged["top1"]["nearest"] = [0.123] * 3
     kept.write_text(json.dumps(forged))
-    again = leave_one_out(siblings, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    again = leave_one_out(sources, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert again is not None
     assert again.top1["nearest"] == (0.123,) * 3
     # Other records, strategies or a damaged file: made again.
-    fewer = replace(siblings, latency_secs=siblings.latency_secs * 2)
+    fewer = replace(sources, latency_secs=sources.latency_secs * 2)
     other = leave_one_out(fewer, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert other is not None
     assert other.key != made.key
     # A device file that was corrected moves the trees' and the mixtures' opinions.
-    described = replace(siblings, hardware=siblings.hardware * 2)
+    described = replace(sources, hardware=sources.hardware * 2)
     corrected = leave_one_out(described, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert corrected is not None
     assert corrected.key not in {made.key, other.key}
     kept.write_text("{")
-    mended = leave_one_out(siblings, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    mended = leave_one_out(sources, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert mended == made
 
 
 def test_standings_made_ahead_are_good_until_there_is_much_more_to_go_by(tmp_path: Path) -> None:
-    siblings, strategies = without_device(DATASET, TARGET), (Nearest(), Scratch())
+    sources, strategies = without_device(DATASET, TARGET), (Nearest(), Scratch())
     how = (strategies, Regime.DEVICE_NEW, SHORT)
-    made = leave_one_out(siblings, *how, tmp_path)
+    made = leave_one_out(sources, *how, tmp_path)
     assert made is not None
-    assert (made.known, made.measured) == (("cpu.a", "cpu.b"), int(np.isfinite(siblings.latency_secs).sum()))
-    other = replace(siblings, latency_secs=siblings.latency_secs * 2)
+    assert (made.known, made.measured) == (("cpu.a", "cpu.b"), int(np.isfinite(sources.latency_secs).sum()))
+    other = replace(sources, latency_secs=sources.latency_secs * 2)
     assert made_ahead(other, *how, tmp_path) == made
     assert made_ahead(other, (Nearest(),), Regime.DEVICE_NEW, SHORT, tmp_path) is None
     # Of another device, and thus perhaps of the one that is new to whoever asks.
-    alone = replace(DATASET.of_devices(["cpu.a", TARGET]), latency_secs=siblings.latency_secs[:, :2])
+    alone = replace(DATASET.of_devices(["cpu.a", TARGET]), latency_secs=sources.latency_secs[:, :2])
     assert made_ahead(alone, *how, tmp_path) is None
     # A third of the records that there are now.
     few = replace(made, measured=made.measured // 3, key="few")
@@ -183,7 +183,7 @@ def test_standings_made_ahead_are_good_until_there_is_much_more_to_go_by(tmp_pat
     kept.write_text(json.dumps(asdict(few)))
     assert made_ahead(other, *how, tmp_path) is None
     assert made_ahead(other, *how, tmp_path, growth=4.0) == few
-    latest = leave_one_out(siblings, *how, tmp_path)
+    latest = leave_one_out(sources, *how, tmp_path)
     assert latest == made
     drop_older(made, tmp_path)
     assert made_ahead(other, *how, tmp_path, growth=4.0) == made
@@ -200,15 +200,15 @@ def test_it_chooses_among_more_where_their_standings_were_made_ahead(
 
 
 def test_of_many_devices_some_are_left_out_in_turn() -> None:
-    siblings = without_device(DATASET, TARGET)
+    sources = without_device(DATASET, TARGET)
     names = tuple(f"cpu.{number:02}" for number in range(20))
     columns = [number % 2 for number in range(20)]
     many = replace(
-        siblings,
+        sources,
         device_ids=tuple(map(DeviceId, names)),
-        latency_secs=siblings.latency_secs[:, columns],
-        failed=siblings.failed[:, columns],
-        hardware=siblings.hardware[columns],
+        latency_secs=sources.latency_secs[:, columns],
+        failed=sources.failed[:, columns],
+        hardware=sources.hardware[columns],
     )
     made = leave_one_out(many, (Nearest(),), Regime.DEVICE_NEW, SHORT, None)
     assert made is not None

@@ -80,7 +80,7 @@ def test_a_ranker_is_shown_nothing_that_is_held_out() -> None:
         np.testing.assert_array_equal(dataset.latency_secs[split.train], DATASET.latency_secs[split.train])
     for dataset, rows, device_id in peeker.asked:
         assert np.isnan(dataset.latency_secs[rows, dataset.column(device_id)]).all()
-        # What siblings say of a held-out candidate may be looked at: replay does nothing else.
+        # What source devices say of a held-out candidate may be looked at: replay does nothing else.
         others = [column for column in range(3) if column != dataset.column(device_id)]
         np.testing.assert_array_equal(dataset.latency_secs[:, others], DATASET.latency_secs[:, others])
 
@@ -100,7 +100,7 @@ def test_a_device_held_out_is_ranked_by_the_mean_place_on_the_others() -> None:
     for (dataset, _, devices, _), target in zip(peeker.shown, DATASET.device_ids, strict=True):
         assert target not in devices
         assert np.isnan(dataset.latency_secs[:, dataset.column(target)]).all()
-    # The siblings' own latencies are known here, and they are much like the target's.
+    # The source devices' own latencies are known here, and they are much like the target's.
     assert found.estimate("peeker", "cpu-new", "tau").low > 0.4
 
 

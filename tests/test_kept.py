@@ -1,4 +1,4 @@
-"""What is kept of a head scores as what was judged: with what siblings measured, and without."""
+"""What is kept of a head scores as what was judged: with what source devices measured, and without."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fleet.refresh import freshness_look as watch_run
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace, record_of
 from tests.model_fixtures import CONFIG, make_dataset
-from tests.onboarding_fixtures import NEW, SIBLINGS, TILES, WORKLOADS, candidate, fill
+from tests.onboarding_fixtures import NEW, SOURCES, TILES, WORKLOADS, candidate, fill
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.kept import MOST_BYTES, file_of, files_of, load_adapted
 from transfer.adapt.nearest import Nearest
@@ -150,7 +150,7 @@ def test_names_of_files_stay_inside_their_folder() -> None:
 def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Adapted]:
     """A device of a real store, onboarded: its registry, its version, and the head that was judged."""
     folder = tmp_path_factory.mktemp("runs")
-    with Store.open(fill(folder / "store", *SIBLINGS[:2], NEW)) as store:
+    with Store.open(fill(folder / "store", *SOURCES[:2], NEW)) as store:
         snapshot = load_snapshot(store)
     rows = np.arange(len(snapshot.dataset))
     made: list[Adapted] = []
@@ -162,7 +162,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Ad
             made.append(SourceDevices(nets=1).adapt(*arguments, **named))
             return made[0]
 
-    model = train(snapshot.dataset, rows, config=train_config(1), seed=0, devices=SIBLINGS[:2]).model
+    model = train(snapshot.dataset, rows, config=train_config(1), seed=0, devices=SOURCES[:2]).model
     support = frozenset(snapshot.dataset.candidate_ids[::5])
     _, name = adapt_version(
         snapshot, folder / "models", model, DeviceId(NEW), support, Kept(), train_config(1), 0
@@ -211,7 +211,7 @@ def test_what_is_judged_is_what_serves(
     monkeypatch.setattr(judging, "head_standing", seen_by("judge"))
     judge = judging.Judge(registry, reader, dataset, snapshot.workloads)
     champion = served.model.copy()
-    champion.drop_head(SIBLINGS[0])
+    champion.drop_head(SOURCES[0])
     judge.verdicts([champion], [NEW], [])
     np.testing.assert_array_equal(asked["judge"], scores)
 
@@ -251,7 +251,7 @@ def test_a_damaged_correction_keeps_the_head_from_ranking(
 ) -> None:
     _, _, judged = version
     other = Registry(tmp_path / "models")
-    manifest = {"devices": list(SIBLINGS)}
+    manifest = {"devices": list(SOURCES)}
     other.publish(other.add(judged.model, manifest, files_of(judged)), {NEW: {}})
     (other.path("v000001") / file_of(NEW)).write_bytes(b"")
     ranker = CandidateRanker(other)

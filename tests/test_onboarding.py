@@ -23,14 +23,14 @@ from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
 from fleet.models.versions import load_snapshot
 from fleet.onboarding.adaptation import history, more_samples, remember, strategy_for
-from fleet.onboarding.choice import pools_of, siblings_of
+from fleet.onboarding.choice import pools_of, source_devices_of
 from fleet.onboarding.onboarding import CURVES, _onboarding, _without_head
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.model_fixtures import CONFIG, make_dataset
-from tests.onboarding_fixtures import BROKEN, NEW, SIBLINGS, TILES, WORKLOADS, candidate, fill, records_of
+from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, TILES, WORKLOADS, candidate, fill, records_of
 from transfer.auto.leave_one_out import LeaveOneOutScores
 from transfer.evaluate.onboarding_cases import Regime
 from transfer.train.training import train
@@ -38,8 +38,8 @@ from transfer.train.training import train
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of siblings, a device to replay, and one on which everything failed."""
-    return fill(tmp_path_factory.mktemp("recorded") / "store", *SIBLINGS, NEW, BROKEN)
+    """A store of source devices, a device to replay, and one on which everything failed."""
+    return fill(tmp_path_factory.mktemp("recorded") / "store", *SOURCES, NEW, BROKEN)
 
 
 def settings_of(store: Path, folder: Path | None = None, **onboarding: Any) -> FleetConfig:
@@ -58,11 +58,11 @@ def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_p
         settings_of(recorded, samples=48, strategy="siblings"), NEW, tmp_path / "models"
     )
     assert (result["samples"], result["failed_samples"], result["taken"]) == (48, 0, "siblings")
-    assert set(result["siblings"]) == set(SIBLINGS)
+    assert set(result["siblings"]) == set(SOURCES)
     assert result["truth"]["top1"] > result["truth"]["random_top1"] + 0.1
     low, high = result["expected"]["top1_interval"]
     assert 0 < low <= result["expected"]["top1"] <= high <= 1
-    assert set(result["likeness"]) == set(SIBLINGS)
+    assert set(result["likeness"]) == set(SOURCES)
     assert set(result["seconds"]) == {"read", "train", "choose", "standings", "adapt", "report"}
     text = "\n".join(lines_of(result))
     assert "dev-new: 48 samples" in text
@@ -102,7 +102,7 @@ def test_without_samples_the_known_devices_tell_what_to_expect(recorded: Path, t
     settings = settings_of(recorded, samples=0, strategy="auto")
     result = onboard_recorded(settings, NEW, tmp_path / "runs" / "models")
     expected = result["expected"]
-    assert (expected["samples"], expected["devices"]) == (0, len(SIBLINGS))
+    assert (expected["samples"], expected["devices"]) == (0, len(SOURCES))
     low, high = expected["top1_interval"]
     assert 0 <= low <= expected["top1"] <= high <= 1
     assert any("from what 3 known devices came to" in line for line in lines_of(result))
@@ -119,19 +119,19 @@ def test_an_unknown_device_names_the_recorded_ones(recorded: Path, tmp_path: Pat
         onboard_recorded(settings_of(recorded, samples=8), "dev-x", tmp_path / "models")
 
 
-def test_a_device_without_siblings_has_nobody_to_learn_from(tmp_path: Path) -> None:
+def test_a_device_without_source_devices_has_nobody_to_learn_from(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", NEW)
     with pytest.raises(FleetError, match="the only device of family cpu"):
         onboard_recorded(settings_of(store, samples=8), NEW, tmp_path / "models")
 
 
-def test_devices_of_another_family_are_no_siblings(tmp_path: Path) -> None:
+def test_devices_of_another_family_are_no_source_devices(tmp_path: Path) -> None:
     path = fill(tmp_path / "store", "dev-a")
     with Store.open(path) as store:
         spec, descriptor = cpu_device(NEW)
         store.put_device(replace(spec, family=Family.GPU), descriptor)
-        with pytest.raises(FleetError, match="none of them a sibling of dev-new"):
-            siblings_of(store, DeviceId(NEW), Family.GPU, ("dev-a",), "v000001")
+        with pytest.raises(FleetError, match="none of them a source device of dev-new"):
+            source_devices_of(store, DeviceId(NEW), Family.GPU, ("dev-a",), "v000001")
         store.append(records_of(NEW))
     with pytest.raises(FleetError, match="the only device of family gpu"):
         onboard_recorded(settings_of(path, samples=8), NEW, tmp_path / "models")
@@ -226,10 +226,10 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
 
 @pytest.fixture
 def world(recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A store of siblings with a model of them, and YAML of boards that answer from the recorded store."""
+    """A store of source devices with their model, and YAML of boards that answer from the recorded store."""
     from fleet.models.training import train_version
 
-    store = fill(tmp_path / "runs" / "store", *SIBLINGS)
+    store = fill(tmp_path / "runs" / "store", *SOURCES)
     folder = tmp_path / "hardware"
     folder.mkdir()
     for board, device in (("board", NEW), ("dead", BROKEN)):

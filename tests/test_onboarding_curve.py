@@ -70,8 +70,8 @@ def test_what_is_shown_holds_nothing_of_the_target(regime: Regime) -> None:
         view = shown(DATASET, case)
         assert not np.isfinite(view.latency_secs[:, DATASET.column(case.target)]).any()
         assert not view.failed[:, DATASET.column(case.target)].any()
-        siblings = np.isfinite(view.latency_secs[case.test]).any()
-        assert bool(siblings) is (regime is Regime.DEVICE_NEW)
+        sources = np.isfinite(view.latency_secs[case.test]).any()
+        assert bool(sources) is (regime is Regime.DEVICE_NEW)
 
 
 def two_networks() -> dict[WorkloadId, Workload]:

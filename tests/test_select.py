@@ -114,7 +114,7 @@ def test_stratified_takes_fast_and_slow_ones_of_every_workload(source: FleetTLP)
         assert min(chosen) == min(mine)
 
 
-def test_paired_takes_what_all_siblings_measured_first(source: FleetTLP) -> None:
+def test_paired_takes_what_all_source_devices_measured_first(source: FleetTLP) -> None:
     rows = Paired(per_workload=3).choose(choice_of(source), 30)
     measured = np.isfinite(DATASET.latency_secs[:, :2]).sum(axis=1)
     for group in np.unique(DATASET.group[rows]):
@@ -122,10 +122,11 @@ def test_paired_takes_what_all_siblings_measured_first(source: FleetTLP) -> None
         assert (measured[rows[DATASET.group[rows] == group]] == 2).sum() == min(3, both)
 
 
-def test_uncertainty_takes_what_siblings_disagree_on(source: FleetTLP) -> None:
+def test_uncertainty_takes_what_source_devices_disagree_on(source: FleetTLP) -> None:
     group = DATASET.group
     latency = DATASET.latency_secs.copy()
-    # Two siblings agree on everything but two candidates of each workload, which they put in opposite order.
+    # Two source devices agree on everything but two candidates of each workload, which they put in opposite
+    # order.
     for one in range(10):
         rows = np.flatnonzero(group == one)
         latency[rows, 0] = latency[rows, 1] = np.arange(1, len(rows) + 1) * 1e-3

@@ -109,7 +109,7 @@ def test_a_network_counts_when_all_of_its_tuned_workloads_ran() -> None:
     assert network_seconds([first, second], ["net"]) == {}
 
 
-def test_what_several_siblings_share_is_measured_once() -> None:
+def test_what_several_source_devices_share_is_measured_once() -> None:
     """Twice in a round it would take the place, and the trial, of another candidate."""
     one = make_workload(1)
     shared = [each.trace for each in candidates(4)]

@@ -21,7 +21,7 @@ from fleet.api.client import ask
 from fleet.store.store import Store
 from tests.daemon_fixtures import Up, fleet_command
 from tests.log_fixtures import autotvm, write_log
-from tests.onboarding_fixtures import NEW, SIBLINGS, WORKLOADS, fill
+from tests.onboarding_fixtures import NEW, SOURCES, WORKLOADS, fill
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -44,12 +44,12 @@ class Fleet:
         self.folder = folder
         self.models = folder / "models"
         self.store = folder / "runs" / "store"
-        self.recorded = fill(folder / "recorded", *SIBLINGS, NEW)
+        self.recorded = fill(folder / "recorded", *SOURCES, NEW)
         with Store.open(self.recorded) as store:
             store.put_workloads(replace(one, networks=((NETWORK, 1),)) for one in WORKLOADS)
         hardware = folder / "hardware"
         hardware.mkdir()
-        names = {"one": SIBLINGS[0], "two": SIBLINGS[1], "board": NEW}
+        names = {"one": SOURCES[0], "two": SOURCES[1], "board": NEW}
         for name, device in names.items():
             device_file(hardware / f"{name}.yaml", name, self.recorded, device)
         value = {

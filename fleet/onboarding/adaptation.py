@@ -40,11 +40,12 @@ class Onboarding:
     """What a head is made from.
 
     Attributes:
-        dataset: Candidates of the target and its siblings; of the target only the samples are looked at.
+        dataset: Candidates of the target and its source devices; of the target only the samples are looked
+            at.
         target: The new device.
         support: Rows of the samples.
-        source: Model of the siblings, without a head for the target.
-        source_rows: Rows whose latencies on siblings may be seen.
+        source: Model of the source devices, without a head for the target.
+        source_rows: Rows whose latencies on source devices may be seen.
         regime: What the head will be asked.
         config: How the source model was trained.
         seed: Of everything random.
@@ -87,7 +88,7 @@ def strategy_for(
         name: A name of `transfer.adapt.registry`, or `auto`.
         regime: What the head will be asked.
         cache: Where standings are kept: those that `auto` makes, and those made ahead of it.
-        distances: Distance to siblings by fingerprint, for those who use it.
+        distances: Distance to source devices by fingerprint, for those who use it.
 
     Raises:
         FleetError: There is none.
@@ -229,7 +230,7 @@ def _figures(top1: Estimate, top5: Estimate) -> dict[str, Any]:
 
 
 def _hidden(one: Onboarding) -> Dataset:
-    """What the head may look at when it ranks: the siblings', or nothing where nobody has measured."""
+    """What the head may look at when it ranks: the source devices', or nothing where nobody has measured."""
     from transfer.evaluate.onboarding_cases import Regime
 
     shown = np.zeros(one.dataset.latency_secs.shape, dtype=np.bool_)

@@ -34,7 +34,7 @@ _LEAST_POOL = 32
 _POOL_SHARE = 4
 
 
-def siblings_of(
+def source_devices_of(
     store: StoreReader, target: DeviceId, family: Family, heads: tuple[str, ...], version: str
 ) -> list[DeviceId]:
     """Devices of the target's family with records and a head in the model."""
@@ -46,9 +46,9 @@ def siblings_of(
     ]
     if not found:
         raise FleetError(
-            f"model {version} has heads for {', '.join(heads)}, none of them a sibling of {target} (family "
-            f"{family}) with records in {store.path}; run `fleet collect` and `fleet train` on devices of "
-            "that family first"
+            f"model {version} has heads for {', '.join(heads)}, none of them a source device of {target} "
+            f"(family {family}) with records in {store.path}; run `fleet collect` and `fleet train` "
+            "on devices of that family first"
         )
     return found
 
@@ -83,7 +83,7 @@ def source_version(
 
 def pools_of(
     store: StoreReader,
-    siblings: CollectionOf[DeviceId],
+    sources: CollectionOf[DeviceId],
     samples: int,
     *,
     live: bool = False,
@@ -96,7 +96,7 @@ def pools_of(
 
     Args:
         store: Where the records are.
-        siblings: Whose candidates.
+        sources: Whose candidates.
         samples: How many are asked for.
         live: For a live device, which measures candidates of our own only (`fleet.collection.trust`).
         fewer: Do with as many as there are.
@@ -106,9 +106,9 @@ def pools_of(
     """
     known = store.workloads()
     limit = max(_LEAST_POOL, math.ceil(_POOL_SHARE * samples / max(1, len(known))))
-    pools = known_candidates(store, siblings, limit, live=live)
+    pools = known_candidates(store, sources, limit, live=live)
     if sum(map(len, pools.values())) < samples:
-        pools = known_candidates(store, siblings, samples, live=live)
+        pools = known_candidates(store, sources, samples, live=live)
     kept_out = held_out(known[workload_id] for workload_id in pools)
     open_pools = {one: pool for one, pool in pools.items() if one not in kept_out}
     # What is held out teaches nothing: samples of it would be spent in vain.
@@ -117,9 +117,9 @@ def pools_of(
     there = sum(map(len, pools.values()))
     if there < samples and not (fewer and there):
         raise FleetError(
-            f"{samples} samples are asked for, but the siblings {', '.join(siblings)} have measured {there} "
-            f"candidates{' of our own' if live else ''}; ask for at most that many, or run `fleet collect` "
-            "first"
+            f"{samples} samples are asked for, but the source devices {', '.join(sources)} have measured "
+            f"{there} candidates{' of our own' if live else ''}; ask for at most that many, "
+            "or run `fleet collect` first"
         )
     return pools, False, min(samples, there)
 
@@ -163,7 +163,7 @@ def choose(
 
 
 def unmeasured(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> np.ndarray:
-    """Rows that the head will rank: siblings measured them, the device did not."""
+    """Rows that the head will rank: source devices measured them, the device did not."""
     import numpy as np
 
     known = {candidate.candidate_id for pool in pools.values() for candidate in pool}
@@ -171,4 +171,4 @@ def unmeasured(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> 
     return np.setdiff1d(rows, one.support)
 
 
-__all__ = ["choose", "pools_of", "siblings_of", "source_version", "unmeasured"]
+__all__ = ["choose", "pools_of", "source_devices_of", "source_version", "unmeasured"]

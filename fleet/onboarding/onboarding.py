@@ -1,6 +1,6 @@
 """`fleet onboard`: a head for a new device from a few measured candidates, and what to expect of it.
 
-Probe, fingerprint, choose, measure, adapt, report. Candidates are chosen among those that sibling devices
+Probe, fingerprint, choose, measure, adapt, report. Candidates are chosen among those that source devices
 have measured, so that the new device's labels line up with theirs. Asked again for more samples, it goes on
 from what it has. With recorded devices: `fleet.onboarding.replay`.
 """
@@ -34,7 +34,7 @@ from fleet.models.names import STANDINGS
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config
 from fleet.onboarding.adaptation import Onboarding, history, remember, strategy_for, told
-from fleet.onboarding.choice import choose, pools_of, siblings_of, source_version, unmeasured
+from fleet.onboarding.choice import choose, pools_of, source_devices_of, source_version, unmeasured
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
 from fleet.store.reader import StoreReader
 
@@ -81,12 +81,12 @@ def onboard_device(
     Returns:
         What `fleet onboard --json` prints: samples, strategy asked for and taken, version of the model,
         `served_by` (the version that serves the device now; where it is another one, `why_not_served`),
-        likeness to siblings by fingerprint, what to expect with intervals (or why nothing can be told), the
-        curve so far, what more samples would buy, seconds by part.
+        likeness to source devices by fingerprint, what to expect with intervals (or why nothing can be told),
+        the curve so far, what more samples would buy, seconds by part.
 
     Raises:
-        FleetError: The device has no siblings, more samples are asked for than siblings have measured, or
-            none of them ran.
+        FleetError: The device has no source devices, more samples are asked for than source devices have
+            measured, or none of them ran.
         TransferError: No head can be made.
     """
     from transfer.evaluate.onboarding_cases import Regime
@@ -104,15 +104,15 @@ def onboard_device(
     clock, config = Clock(), train_config(settings.training.epochs)
     how = CollectSettings(samples=max(1, samples), protocol=settings.timing_protocol(), seed=seed)
     with display.live():
-        siblings = siblings_of(store, target, spec.family, source.device_ids, str(manifest["version"]))
+        sources = source_devices_of(store, target, spec.family, source.device_ids, str(manifest["version"]))
         collection = Collection(engine, {target: spec}, how, display)
         with clock.part("choose"):
             # What the device itself measured in another environment is as good a sample.
-            known = [*siblings, target] if earlier is not None else siblings
+            known = [*sources, target] if earlier is not None else sources
             pools, holds_out, samples = pools_of(store, known, samples, live=live, fewer=fewer)
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
-            near = _likeness(mine, known_fingerprints(store, siblings, mine.latency_secs, earlier, target))
+            near = _likeness(mine, known_fingerprints(store, sources, mine.latency_secs, earlier, target))
         with clock.part("choose"):
             before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
             measured = _measured(engine.store(), target, environment_id)
@@ -124,7 +124,7 @@ def onboard_device(
         descriptor = store.devices()[target].descriptor
         assert descriptor is not None  # it is ready
         outcomes = _outcomes(store, target, environment_id, support)
-        snapshot = _with_target(store, siblings, spec, descriptor, _parts(target, environment_id, earlier))
+        snapshot = _with_target(store, sources, spec, descriptor, _parts(target, environment_id, earlier))
         display.finish()
     display.computes(f"{target}: {sum(outcomes.values())} samples are measured; its head is made")
     strategy = _Kept(
@@ -155,7 +155,7 @@ def onboard_device(
         "version": version,
         "path": str(models / version),
         **serving,
-        "siblings": list(siblings),
+        "siblings": list(sources),
         "earlier_environment": earlier.environment_id if earlier is not None else None,
         "fingerprint": {"programs": mine.tried, "ran": len(mine.latency_secs), "distance": near},
     }
@@ -179,7 +179,7 @@ def _given(collection: Collection, few: CollectionOf[WorkloadId]) -> list[Worklo
     if missing := sorted(set(few) - found.keys()):
         raise FleetError(
             f"the programs of {len(missing)} of {len(few)} chosen workloads, {missing[0]} first, may be of "
-            "others, and no known network has them: collect on a live sibling once more, then onboard"
+            "others, and no known network has them: collect on a live source device once more, then onboard"
         )
     return [found[one] for one in few]
 
@@ -320,17 +320,17 @@ def _serving(registry: Registry, target: DeviceId, version: str) -> dict[str, st
 
 def _with_target(
     store: StoreReader,
-    siblings: list[DeviceId],
+    sources: list[DeviceId],
     spec: DeviceSpec,
     descriptor: Descriptor,
     parts: Mapping[DeviceId, Mapping[str, DeviceId]],
 ) -> DatasetSnapshot:
-    """The records of the siblings and the target; an empty column where it has none (k = 0)."""
+    """The records of the source devices and the target; an empty column where it has none (k = 0)."""
     import numpy as np
 
     from transfer.features.extractor import hardware_vector
 
-    snapshot = load_snapshot(store, device_ids=[*siblings, spec.device_id], environments=parts)
+    snapshot = load_snapshot(store, device_ids=[*sources, spec.device_id], environments=parts)
     dataset = snapshot.dataset
     if spec.device_id in dataset.device_ids:
         return snapshot

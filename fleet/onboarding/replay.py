@@ -2,7 +2,7 @@
 
 Nothing is measured: the store answers. Of each workload one half of the device's recorded candidates can be
 "measured", and the head is judged on the other half, so that what was expected stands beside what is true.
-The model of the siblings is trained here, on their records alone. Imports torch when called.
+The model of the source devices is trained here, on their records alone. Imports torch when called.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         models: Folder beside which standings are kept; nothing else is written.
 
     Raises:
-        FleetError: The device has no records, no siblings, or fewer candidates than samples asked for.
+        FleetError: The device has no records, no source devices, or fewer candidates than samples asked for.
         TransferError: There is nothing to learn from.
     """
     from transfer.adapt.fingerprint import distances, from_anchors
@@ -61,8 +61,8 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     )
     if samples > len(case.pool):
         raise FleetError(
-            f"{samples} samples are asked for, but {device} and its siblings have {len(case.pool)} recorded "
-            "candidates to choose from (the others judge the head); ask for at most that many"
+            f"{samples} samples are asked for, but {device} and its source devices have {len(case.pool)} "
+            "recorded candidates to choose from (the others judge the head); ask for at most that many"
         )
     view = shown(dataset, case)
     config = train_config(settings.training.epochs)
@@ -122,7 +122,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
 
 
 def _family(settings: FleetConfig, device: str) -> Dataset:
-    """Records of the device and its siblings."""
+    """Records of the device and its source devices."""
     reader = Store.read(Path(settings.store.path))
     entries = reader.devices()
     if DeviceId(device) not in entries:
@@ -132,17 +132,17 @@ def _family(settings: FleetConfig, device: str) -> Dataset:
             f"holds: {known}"
         )
     family = entries[DeviceId(device)].spec.family
-    siblings = [
+    sources = [
         one
         for one, entry in entries.items()
         if entry.spec.family is family and entry.descriptor is not None and one != device
     ]
-    if not siblings:
+    if not sources:
         raise FleetError(
             f"{device} is the only device of family {family} in {reader.path}: there is nobody to learn "
-            "from; collect on a sibling first"
+            "from; collect on a source device first"
         )
-    return load_snapshot(reader, device_ids=[DeviceId(device), *siblings]).dataset
+    return load_snapshot(reader, device_ids=[DeviceId(device), *sources]).dataset
 
 
 def _truth(dataset: Dataset, device: str, scores: np.ndarray, test: np.ndarray) -> dict[str, float]:

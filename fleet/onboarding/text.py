@@ -15,7 +15,7 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"{result['device']}: {result['samples']} samples{_ended(result)}"
     taken = result["taken"]
     said = "" if taken == result["strategy"] else f", chosen by {result['strategy']}"
-    yield f"strategy: {taken}{said}; siblings: {', '.join(result['siblings'])}"
+    yield f"strategy: {taken}{said}; source devices: {', '.join(result['siblings'])}"
     yield from _near(result)
     check = result.get("notes", {}).get("check")
     if check:
@@ -67,7 +67,7 @@ def _near(result: Mapping[str, Any]) -> Iterator[str]:
             "description of the hardware alone"
         )
     elif not fingerprint["distance"]:
-        yield f"fingerprint: {fingerprint['ran']} programs; no sibling has one to compare it with"
+        yield f"fingerprint: {fingerprint['ran']} programs; no source device has one to compare it with"
     else:
         apart: Sequence[str] = [f"{name} {value:.2f}" for name, value in fingerprint["distance"].items()]
         yield f"fingerprint: {fingerprint['ran']} programs; distance to {', '.join(apart)}"

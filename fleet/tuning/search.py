@@ -106,7 +106,7 @@ def next_search(searches: Sequence[Search]) -> Search:
 
 
 def unmeasured(candidates: Iterable[Candidate], known: Collection[CandidateId]) -> list[Candidate]:
-    """Candidates that need a measurement, each once: siblings often share their best ones."""
+    """Candidates that need a measurement, each once: source devices often share their best ones."""
     found: dict[CandidateId, Candidate] = {}
     for one in candidates:
         if one.candidate_id not in known:

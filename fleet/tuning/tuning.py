@@ -192,7 +192,7 @@ class _Rounds:
         return self._ranker.why_not(self._device_id) or f"no model serves {self._device_id} yet"
 
     def read(self, environment_id: str) -> None:
-        """Take in what the store knows: of the device in its present environment, and of its siblings."""
+        """Read the store: the device in its present environment, and its source devices."""
         store = self._engine.store()
         devices = store.devices()
         live = is_live(devices[self._device_id].spec)
@@ -202,10 +202,10 @@ class _Rounds:
             one.know(measured)
         workload_ids = [one.workload.workload_id for one in self.searches]
         found: dict[WorkloadId, list[str]] = {}
-        for sibling in devices_of_family(devices, devices[self._device_id].spec.family, live=live):
-            if sibling == self._device_id:
+        for source_device in devices_of_family(devices, devices[self._device_id].spec.family, live=live):
+            if source_device == self._device_id:
                 continue
-            best = best_traces(self._records(store, sibling), workload_ids, PARENTS // 2)
+            best = best_traces(self._records(store, source_device), workload_ids, PARENTS // 2)
             for workload_id, traces in best.items():
                 found.setdefault(workload_id, []).extend(traces)
         self._foreign = found
@@ -233,7 +233,7 @@ class _Rounds:
         one = next_search(self.open)
         workload = one.workload
         foreign = self._foreign.get(workload.workload_id, [])
-        # What is fast on a sibling is seldom slow here.
+        # What is fast on a source device is seldom slow here.
         paired = [Candidate(workload_id=workload.workload_id, trace=t, origin="paired") for t in foreign]
         drawn = unmeasured(paired, one.known)
         with self._clock.part("draw"):

@@ -3,9 +3,9 @@
 A strategy gives a new device a head from a few measured candidates, or from none. Onboarding and
 `transfer.evaluate.evaluation` choose among strategies by name; a strategy knows of neither.
 
-Two regimes, which are never mixed: *device new*, where siblings have measured the candidates that are to be
-ranked, and *device and workload new*, where nobody has. `Adapted.score` serves both: it uses what the dataset
-that it is given shows of the siblings, and does without where it shows nothing.
+Two regimes, which are never mixed: *device new*, where source devices have measured the candidates that are
+to be ranked, and *device and workload new*, where nobody has. `Adapted.score` serves both: it uses what the
+dataset that it is given shows of the source devices, and does without where it shows nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transfer.train.training import TrainConfig
 
 
 class Correction(Protocol):
-    """A small part beside the head that needs more than a candidate's features: what siblings measured.
+    """A small part beside the head that needs more than a candidate's features: what source devices measured.
 
     A plain value: two with equal arrays and settings score alike.
     """
@@ -45,7 +45,7 @@ class Correction(Protocol):
         ...
 
     def score(self, model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Score rows with the help of what the dataset shows of siblings. See `Adapted.score`."""
+        """Score rows with the help of what the dataset shows of source devices. See `Adapted.score`."""
         ...
 
     def score_unseen(self, model: FleetTLP, block: FeatureBlock) -> NDArray[np.float64]:
@@ -69,9 +69,9 @@ class Adapted:
         """Score candidates for the device.
 
         Args:
-            dataset: Holds the candidates. Siblings' latencies that it shows of the same workloads are used
-                where the strategy can (regime *device new*); those of the device itself are not looked at.
-                Give `unmeasured(dataset, rows)` for the regime *device and workload new*.
+            dataset: Holds the candidates. Source devices' latencies that it shows of the same workloads are
+                used where the strategy can (regime *device new*); those of the device itself are not looked
+                at. Give `unmeasured(dataset, rows)` for the regime *device and workload new*.
             rows: (n,) row numbers.
 
         Returns:

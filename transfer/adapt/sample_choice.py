@@ -1,4 +1,4 @@
-"""What the ways to choose samples choose from: candidates that siblings know, and how fast each may be.
+"""What the ways to choose samples choose from: candidates that source devices know, and how fast each may be.
 
 Shared by the selectors of `transfer.adapt.sample_selection`. Knows none of them, and no latency of the
 target.
@@ -36,10 +36,12 @@ class Choice:
     """What a selector chooses from.
 
     Attributes:
-        dataset: Holds the candidates; of the siblings it shows what they measured, of the target nothing.
+        dataset: Holds the candidates; of the source devices it shows what they measured, of the target
+            nothing.
         target: The new device.
         pool: Rows that can be measured on the target, those in `taken` too.
-        source_model: Gives a model of the siblings when it is called; not called by those who need none.
+        source_model: Gives a model of the source devices when it is called; not called by those who need
+            none.
         seed: Of every draw.
         taken: Rows that were measured already.
     """
@@ -53,7 +55,7 @@ class Choice:
     _places: Floats | None = field(default=None, init=False)
 
     @property
-    def siblings(self) -> Sequence[int]:
+    def sources(self) -> Sequence[int]:
         """Columns of the other devices."""
         return [place for place, one in enumerate(self.dataset.device_ids) if one != self.target]
 
@@ -62,15 +64,15 @@ class Choice:
         return self.pool[~np.isin(self.pool, self.taken)]
 
     def places(self) -> Floats:
-        """(P, siblings) place of each row of the pool in its workload, 1 for the fastest, NaN for none."""
+        """(P, sources) place of each row of the pool in its workload, 1 for the fastest, NaN for none."""
         if self._places is None:
             group = self.dataset.group[self.pool]
-            latency = self.dataset.latency_secs[np.ix_(self.pool, np.array(self.siblings, dtype=np.int64))]
+            latency = self.dataset.latency_secs[np.ix_(self.pool, np.array(self.sources, dtype=np.int64))]
             self._places = np.stack([places_in(-one, group) for one in latency.T], axis=1)
         return self._places
 
     def expected(self) -> Floats:
-        """(P,) expected place in the workload: mean over siblings, or over their heads where unmeasured."""
+        """(P,) expected place in the workload: mean over source devices, or their heads where unmeasured."""
         places = self.places()
         known = np.isfinite(places)
         mean: Floats = np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
@@ -80,7 +82,7 @@ class Choice:
         return mean
 
     def head_places(self) -> Floats:
-        """(P, heads) place of each row in its workload by the heads of the siblings."""
+        """(P, heads) place of each row in its workload by the heads of the source devices."""
         model = self.source_model()
         group, block = self.dataset.group[self.pool], self.dataset.features.take(self.pool)
         return np.stack([places_in(model.score(block, one), group) for one in model.device_ids], axis=1)

@@ -70,7 +70,7 @@ class FewOfEach:
 
 @dataclass(frozen=True, slots=True)
 class Stratified:
-    """Every workload in turn, and in each one all speeds: fast, slow, and between, as siblings tell them."""
+    """Every workload in turn, and in each all speeds of the source devices: fast, slow, and between."""
 
     name: str = "stratified"
     per_workload: int = 2
@@ -87,7 +87,7 @@ class Stratified:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """What most siblings measured, the fast ones first: their labels line up with the new device's."""
+    """What most source devices measured, the fast ones first: their labels line up with the new device's."""
 
     name: str = "paired"
     per_workload: int = _SAMPLES_PER_WORKLOAD
@@ -100,7 +100,7 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
-    """Where siblings (or their heads, where they did not measure) disagree most on a candidate's place."""
+    """Where source devices (or heads of those that did not measure) disagree most on a candidate's place."""
 
     name: str = "uncertainty"
     per_workload: int = _SAMPLES_PER_WORKLOAD
@@ -272,7 +272,8 @@ def _enough(choice: Choice, count: int) -> Rows:
     if not 0 <= count <= len(left):
         raise TransferError(
             f"cannot choose {count} candidates for {choice.target!r}: {len(left)} of {len(choice.pool)} "
-            f"known ones were not measured yet; ask for at most {len(left)}, or measure more on its siblings"
+            f"known ones were not measured yet; ask for at most {len(left)}, or measure more on its "
+            "source devices"
         )
     return left
 

@@ -1,11 +1,11 @@
-"""Siblings' latencies of the same candidates, corrected by the few of the target, and a head taught by them.
+"""Source devices' latencies, corrected by the few of the target, and a head that is trained on them.
 
-Where siblings have measured a candidate, what they measured says more of a new device than any feature: it is
-carried over by `transfer.adapt.source_model`, which k = 0 suffices for. What comes of it is an estimate
-of the target's latency for every candidate that any sibling measured, hundreds of times more than k; the
-head, which unseen candidates are judged by, is trained on those estimates and on the few measurements. It has
-a vote on measured candidates too: a sibling's number is one measurement with its noise, which a head that
-learnt from thousands smooths.
+Where source devices have measured a candidate, what they measured says more of a new device than any feature:
+it is carried over by `transfer.adapt.source_model`, which k = 0 suffices for. What comes of it is an estimate
+of the target's latency for every candidate that any source device measured, hundreds of times more than k;
+the head, which unseen candidates are judged by, is trained on those estimates and on the few measurements. It
+has a vote on measured candidates too: a source device's number is one measurement with its noise, which a
+head that learnt from thousands smooths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.source_model import SourceModel, fit_siblings
+from transfer.adapt.source_model import SourceModel, fit_source_model
 from transfer.adapt.summary_nets import SummaryNets, fit_nets, tune_nets
 from transfer.adapt.tuning_loop import tune
 from transfer.data.dataset import Dataset
@@ -30,27 +30,29 @@ from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, trainable_devices
 from transfer.train.tree_fit import teach_trees
 
-#: What the head's vote on a candidate that siblings measured counts beside the estimate (decision 25).
+#: What the head's vote on a candidate that source devices measured counts beside the estimate (decision 25).
 _HEAD_SHARE = 0.5
-#: Where siblings measured fewer than this share of the samples, and samples can be compared in so many
+#: Where source devices measured fewer than this share of the samples, and samples can be compared in so many
 #: workloads, estimates say little of this device: trees learn from what was measured, with a second set of
 #: them from the samples alone, and the networks go on with the samples and have this share of the vote on
 #: unseen candidates (decision 26).
 _SHARED, _LEAST_WORKLOADS, _TUNED_SHARE = 0.5, 2, 0.5
-#: A candidate that failed on every sibling that tried it counts as this many times slower than the head says.
+#: A candidate that failed on every source device that tried it counts as this many times slower than the head
+#: says.
 _FAILED_FACTOR = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class SourceDevices:
-    """Carry siblings' latencies over, and train the head on what comes of it, beside the sources' heads.
+    """Carry source devices' latencies over, and train the head on the result, beside the sources' heads.
 
     Args:
         epoch_share: Epochs of the head's training, as a share of the configuration's.
         rate_share: The same for the learning rate.
         most_steps: Most updates of the head's training: bounds the time where there are many workloads.
-        nets: Small networks that vote beside the head on candidates that no sibling measured.
-        trains_head: Without it only candidates that siblings measured can be ranked, in a fraction of the
+        nets: Small networks that vote beside the head on candidates that no source device measured.
+        trains_head: Without it only candidates that source devices measured can be ranked, in a fraction of
+            the
             time: what is enough to compare ways of choosing samples.
     """
 
@@ -63,7 +65,7 @@ class SourceDevices:
     least_samples: int = 0
 
     def only_known(self) -> SourceDevices:
-        """The estimates alone: nearly the same scores of candidates that siblings measured."""
+        """The estimates alone: nearly the same scores of candidates that source devices measured."""
         return replace(self, trains_head=False)
 
     def adapt(
@@ -77,22 +79,22 @@ class SourceDevices:
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
-        """Fit the siblings' part, then the head. Without an ok sample it does what k = 0 gives.
+        """Fit the source devices' part, then the head. Without an ok sample it does what k = 0 gives.
 
         Raises:
-            TransferError: There is no source model, or no sibling has a latency.
+            TransferError: There is no source model, or no source device has a latency.
         """
         source = need_source(source, self.name)
         part = visible_part(dataset, target_device, support_rows, source_rows, need_support=False)
-        siblings = [
+        sources = [
             str(one) for one in part.device_ids if one != target_device and len(part.rows_of(one)) >= 2
         ]
-        if not siblings:
+        if not sources:
             raise TransferError(
                 f"strategy {self.name!r} needs a device beside {target_device!r} with latencies among the "
                 "source rows; use 'finetune' or 'scratch'"
             )
-        fitted = fit_siblings(part, target_device, siblings, seed)
+        fitted = fit_source_model(part, target_device, sources, seed)
         column = part.column(target_device)
         latency = part.latency_secs.copy()
         measured = np.isfinite(latency[:, column])
@@ -125,7 +127,7 @@ class SourceDevices:
                     nets = tune_nets(nets, part, target_device, config.loss, seed)
                     nets_share = _TUNED_SHARE
         notes = {
-            "sources": siblings,
+            "sources": sources,
             "estimated": int(np.isfinite(fitted.log_secs).sum()),
             "measured": int(measured.sum()),
             "strength": fitted.model.strength,
@@ -140,12 +142,12 @@ class SourceDevices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceCorrection:
-    """Scores candidates by what siblings measured and by the head, by the head alone where they did not."""
+    """Scores by what source devices measured and by the head, by the head alone where nobody measured."""
 
     device_id: str
-    siblings: SourceModel
+    source_model: SourceModel
     nets: SummaryNets | None = None
-    #: Of the head's vote on what siblings measured; 0 for a head that was not trained.
+    #: Of the head's vote on what source devices measured; 0 for a head that was not trained.
     head_share: float = 0.0
     #: Of the networks' vote on what they did not; 0 where head, trees and networks count alike.
     nets_share: float = 0.0
@@ -153,7 +155,7 @@ class SourceCorrection:
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         """See `Correction.arrays`."""
-        values = {one.name: getattr(self.siblings, one.name) for one in fields(SourceModel)}
+        values = {one.name: getattr(self.source_model, one.name) for one in fields(SourceModel)}
         if self.nets is not None:
             values |= {one.name: getattr(self.nets, one.name) for one in fields(SummaryNets)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
@@ -162,8 +164,8 @@ class SourceCorrection:
         """See `Correction.settings`."""
         return {
             "device_id": self.device_id,
-            "siblings": list(self.siblings.siblings),
-            "strength": self.siblings.strength,
+            "siblings": list(self.source_model.sources),
+            "strength": self.source_model.strength,
             "head_share": self.head_share,
             "nets_share": self.nets_share,
         }
@@ -178,31 +180,32 @@ class SourceCorrection:
             TransferError: One of them is missing.
         """
         try:
-            siblings = tuple(map(str, settings["siblings"]))
+            sources = tuple(map(str, settings["siblings"]))
             names = {one.name for one in fields(SummaryNets)} & set(arrays)
             nets = SummaryNets(**{name: arrays[name] for name in names}) if names else None
             rest = {name: array for name, array in arrays.items() if name not in names}
-            model = SourceModel(siblings=siblings, strength=int(settings["strength"]), **rest)
+            model = SourceModel(sources=sources, strength=int(settings["strength"]), **rest)
             # Versions before had no such shares.
             head_share, nets_share = (float(settings.get(f"{of}_share", 0.0)) for of in ("head", "nets"))
             return cls(str(settings["device_id"]), model, nets, head_share, nets_share)
         except (KeyError, TypeError, ValueError) as error:
             raise TransferError(
-                f"cannot restore what siblings say: {type(error).__name__}: {error}; adapt the device again"
+                f"cannot restore what source devices say: {type(error).__name__}: {error}; "
+                "adapt the device again"
             ) from error
 
     def score(self, model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Relative speeds in (0, 1], or the head's where nobody measured. See `Adapted.score`."""
         rows = np.asarray(rows, dtype=np.int64)
-        around, value = self.siblings.predict(dataset, np.unique(dataset.group[rows]))
+        around, value = self.source_model.predict(dataset, np.unique(dataset.group[rows]))
         known = np.isfinite(value)
         wanted = np.isin(around, rows)
         group = dataset.group[around]
         has_known = np.isin(group, group[known])
         scores = np.full(len(dataset), np.nan)
-        # The head is asked about the rows that no sibling measured, and where there are such beside measured
-        # ones, or where it has a vote on these, about the measured ones too: its level in the workload must
-        # be found.
+        # The head is asked about the rows that no source device measured, and where there are such beside
+        # measured ones, or where it has a vote on these, about the measured ones too: its level in the
+        # workload must be found.
         mixed = np.isin(group, group[wanted & ~known]) | (self.head_share > 0)
         ask = (wanted & ~known) | (mixed & has_known & known)
         told = np.full(len(around), np.nan)
@@ -238,7 +241,7 @@ class SourceCorrection:
 
 
 def _stands_alone(part: Dataset, target_device: str) -> bool:
-    """Whether the target has samples to compare, most of which no sibling measured."""
+    """Whether the target has samples to compare, most of which no source device measured."""
     rows = part.rows_of(target_device)
     others = np.delete(part.latency_secs[rows], part.column(target_device), axis=1)
     shared = np.isfinite(others).any(axis=1)

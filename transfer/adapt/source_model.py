@@ -1,17 +1,18 @@
-"""What siblings' latencies of the same candidate say of a new device, in closed form.
+"""What source devices' latencies of the same candidate say of a new device, in closed form.
 
 Called by `transfer.adapt.source_devices`. All of it works on logarithms of seconds, where "twice as slow" is
 the same distance everywhere, and inside a workload. A latency is the sum of three parts:
 
-- what all devices agree on: the mean of the siblings over the candidate (`Agreed.shared`);
-- what each sibling says beside it, of the candidate itself (`Agreed.own`) and as a linear function of the
-  candidate's features; both are carried over to the target by likeness of hardware, which may extrapolate;
-- what the target's few own measurements say beside that: a Gaussian process over features, siblings' own
-  parts and workloads, whose strength is chosen by leaving one measurement out, "none" included.
+- what all devices agree on: the mean of the source devices over the candidate (`Agreed.shared`);
+- what each source device says beside it, of the candidate itself (`Agreed.own`) and as a linear function of
+  the candidate's features; both are carried over to the target by likeness of hardware, which may
+  extrapolate;
+- what the target's few own measurements say beside that: a Gaussian process over features, source devices'
+  own parts and workloads, whose strength is chosen by leaving one measurement out, "none" included.
 
 Fast candidates weigh more: a choice among slow ones is of no use, yet they have the largest errors.
 
-Legend: n rows, S siblings, P feature slots, m measurements of the target.
+Legend: n rows, S source devices, P feature slots, m measurements of the target.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ Groups = NDArray[np.int32]
 _PASSES = 8
 #: A candidate that is e times slower than the best of its workload counts 1/e.
 _FAST = 1.0
-#: Ridge of a sibling's linear part, in candidates. On four ISA profiles 30 to 300 did alike.
+#: Ridge of a source device's linear part, in candidates. On four ISA profiles 30 to 300 did alike.
 _RIDGE = 100.0
-#: How far hardware is trusted: ridge of the weights by which siblings are mixed, as a share of the spread of
-#: their hardware. .1 to 1 did alike.
+#: How far hardware is trusted: ridge of the weights by which source devices are mixed, as a share of the
+#: spread of their hardware. .1 to 1 did alike.
 _HARDWARE_RIDGE = 0.3
-#: Share of a sibling's own part of a candidate that is carried over (the rest is chance).
+#: Share of a source device's own part of a candidate that is carried over (the rest is chance).
 _OWN_SHARE = 0.3
 #: Most measurements of the target that the Gaussian process holds.
 _MOST_MEASURED = 1024
 #: Variance of a measurement beside what is modelled, and of the levels of device and workloads.
 _NOISE, _LEVEL, _WORKLOAD_LEVEL = 0.1, 1.0, 0.1
-#: Variances tried: linear in the features, smooth in them, in the siblings' own parts. The first is "none".
+#: Variances tried: linear in the features, smooth in them, in the source devices' own parts. The first is
+#: "none".
 _STRENGTHS = (
     (0.0, 0.0, 0.0),
     (0.0, 0.0, 0.1),
@@ -57,19 +59,19 @@ _LIMIT = 4.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Agreed:
-    """Siblings' log latencies parted."""
+    """Source devices' log latencies parted."""
 
-    #: (n,) log seconds that the siblings agree on; NaN where none measured the row.
+    #: (n,) log seconds that the source devices agree on; NaN where none measured the row.
     shared: Floats
-    #: (n, S) what a sibling says beside it; 0 where it did not measure the row.
+    #: (n, S) what a source device says beside it; 0 where it did not measure the row.
     own: Floats
 
 
 def part_latencies(latency_secs: Floats, group: Groups) -> Agreed:
-    """Part siblings' latencies into what they share and what is their own.
+    """Part source devices' latencies into what they share and what is their own.
 
-    A sibling that lacks some candidates of a workload must not make those look fast or slow, so each has a
-    level in each workload, found together with the means by going to and fro.
+    A source device that lacks some candidates of a workload must not make those look fast or slow, so each
+    has a level in each workload, found together with the means by going to and fro.
 
     Args:
         latency_secs: (n, S) seconds, NaN where there is none.
@@ -81,8 +83,8 @@ def part_latencies(latency_secs: Floats, group: Groups) -> Agreed:
     per_row = known.sum(axis=1)
     per_level = np.zeros((count, known.shape[1]))
     np.add.at(per_level, group, known)
-    # Where no candidate ties two siblings together, each one's mean is its level: what a slow device measured
-    # must not look slow beside what a fast one did.
+    # Where no candidate ties two source devices together, each one's mean is its level: what a slow device
+    # measured must not look slow beside what a fast one did.
     level = np.zeros_like(per_level)
     np.add.at(level, group, values)
     level /= np.maximum(1, per_level)
@@ -104,14 +106,14 @@ def part_latencies(latency_secs: Floats, group: Groups) -> Agreed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceModel:
-    """A new device's log latency from its siblings'. Arrays are float32, ready to be stored."""
+    """A new device's log latency from its source devices'. Arrays are float32, ready to be stored."""
 
     #: Devices whose latencies are looked at, in the order of the weights.
-    siblings: tuple[str, ...]
+    sources: tuple[str, ...]
     #: (P,) constants of the features.
     mean: NDArray[np.float32]
     std: NDArray[np.float32]
-    #: (P,) slope over the features, and (S,) over the siblings' own parts.
+    #: (P,) slope over the features, and (S,) over the source devices' own parts.
     slope: NDArray[np.float32]
     own_slope: NDArray[np.float32]
     #: (m, P) measured candidates and (m,) their weights in the smooth part; empty where it is not used.
@@ -124,11 +126,11 @@ class SourceModel:
         """Log seconds, up to a constant of the workload, of all candidates of some workloads.
 
         Args:
-            dataset: Shows what siblings measured.
+            dataset: Shows what source devices measured.
             groups: Workloads.
 
         Returns:
-            Row numbers, and the values: NaN where no sibling measured the candidate.
+            Row numbers, and the values: NaN where no source device measured the candidate.
         """
         rows = np.flatnonzero(np.isin(dataset.group, groups))
         agreed, own, x = self._inputs(dataset, rows)
@@ -142,7 +144,7 @@ class SourceModel:
             dataset.latency_secs[rows, dataset.column(one)]
             if one in dataset.device_ids
             else np.full(len(rows), np.nan)
-            for one in self.siblings
+            for one in self.sources
         ]
         group = dataset.group[rows]
         agreed = part_latencies(np.stack(columns, axis=1), group)
@@ -152,23 +154,23 @@ class SourceModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
-    """A model, and its log seconds of every row that it was fitted on; NaN where no sibling measured it."""
+    """A model, and its log seconds of each row of its fit; NaN where no source device measured the row."""
 
     model: SourceModel
     log_secs: Floats
 
 
-def fit_siblings(part: Dataset, target_device: str, siblings: Sequence[str], seed: int) -> Fitted:
-    """Learn what siblings say of a device.
+def fit_source_model(part: Dataset, target_device: str, sources: Sequence[str], seed: int) -> Fitted:
+    """Learn what source devices say of a device.
 
     Args:
         part: Only what may be seen is present.
         target_device: The new device; may have no measurement at all.
-        siblings: Devices with measurements, at least one.
+        sources: Devices with measurements, at least one.
         seed: Of which measurements are kept where there are too many.
     """
     rows = np.arange(len(part))
-    columns = [part.column(one) for one in siblings]
+    columns = [part.column(one) for one in sources]
     group = part.group
     agreed = part_latencies(part.latency_secs[:, columns], group)
     known = np.isfinite(agreed.shared)
@@ -193,7 +195,7 @@ def fit_siblings(part: Dataset, target_device: str, siblings: Sequence[str], see
             x, agreed.own, np.log(latency[usable]) - value[usable], usable, fast_weights(value, group), group
         )
     model = SourceModel(
-        siblings=tuple(siblings),
+        sources=tuple(sources),
         mean=mean,
         std=std,
         slope=(slope + extra.slope).astype(np.float32),
@@ -206,27 +208,28 @@ def fit_siblings(part: Dataset, target_device: str, siblings: Sequence[str], see
 
 
 def hardware_mix(
-    siblings: NDArray[np.floating], target: NDArray[np.floating], known: NDArray[np.floating]
+    sources: NDArray[np.floating], target: NDArray[np.floating], known: NDArray[np.floating]
 ) -> Floats:
-    """Weights (S,) that make the target's hardware out of what sets each sibling apart from their mean.
+    """Weights (S,) that make the target's hardware out of what sets each source device apart from their mean.
 
-    They may be negative or above 1: a wider vector unit than any sibling's is the trend among them, gone on.
+    They may be negative or above 1: a wider vector unit than any source device's is the trend among them,
+    gone on.
 
     Args:
-        siblings: (S, H) hardware vectors.
+        sources: (S, H) hardware vectors.
         target: (H,) that of the target.
         known: (D, H) all there are, which tell how much a slot varies.
     """
     spread = known.std(axis=0)
     used = spread > 1e-6 * np.maximum(1.0, np.abs(known).max(axis=0))
-    if not used.any() or len(siblings) < 2:
-        return np.zeros(len(siblings))
-    scaled = (siblings[:, used] / spread[used]).astype(np.float64)
+    if not used.any() or len(sources) < 2:
+        return np.zeros(len(sources))
+    scaled = (sources[:, used] / spread[used]).astype(np.float64)
     apart = scaled - scaled.mean(axis=0)
     wanted = target[used] / spread[used] - scaled.mean(axis=0)
     inner = apart @ apart.T
-    ridge = _HARDWARE_RIDGE * max(float(np.trace(inner)) / len(siblings), 1e-9)
-    return np.asarray(np.linalg.solve(inner + ridge * np.eye(len(siblings)), apart @ wanted))
+    ridge = _HARDWARE_RIDGE * max(float(np.trace(inner)) / len(sources), 1e-9)
+    return np.asarray(np.linalg.solve(inner + ridge * np.eye(len(sources)), apart @ wanted))
 
 
 def fast_weights(value: Floats, group: Groups) -> Floats:
@@ -294,26 +297,26 @@ def _alike(a: Floats, b: Floats) -> Floats:
 def _fit_extra(
     x: Floats, own: Floats, rest: Floats, measured: NDArray[np.int64], weight: Floats, group: Groups
 ) -> _Extra:
-    """Gaussian process over what siblings leave unexplained of the target's measurements.
+    """Gaussian process over what source devices leave unexplained of the target's measurements.
 
     Args:
         x: (n, P) features.
-        own: (n, S) siblings' own parts.
-        rest: (m,) log seconds less what siblings say.
+        own: (n, S) source devices' own parts.
+        rest: (m,) log seconds less what source devices say.
         measured: (m,) row numbers.
         weight: (n,) weights of the candidates.
         group: (n,) workloads.
     """
     slots = x.shape[1]
     at, beside = x[measured], own[measured]
-    linear, smooth, sibling = at @ at.T / slots, _alike(at, at), beside @ beside.T
+    linear, smooth, source_device = at @ at.T / slots, _alike(at, at), beside @ beside.T
     same = group[measured][:, None] == group[measured][None, :]
     middle = float(np.average(rest, weights=weight[measured]))
     levels = _LEVEL + _WORKLOAD_LEVEL * same + np.diag(_NOISE / np.maximum(weight[measured], 1e-2))
     best: tuple[float, int, Floats] | None = None
     nothing: Floats | None = None
     for place, (a, b, c) in enumerate(_STRENGTHS):
-        inverse = np.linalg.inv(levels + a * linear + b * smooth + c * sibling)
+        inverse = np.linalg.inv(levels + a * linear + b * smooth + c * source_device)
         by = inverse @ (rest - middle)
         # Error of each measurement when it is left out, in closed form.
         error = weight[measured] * (by / np.diag(inverse)) ** 2

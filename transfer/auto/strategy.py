@@ -49,7 +49,7 @@ class Auto:
 
     Args:
         strategies: To choose from, best guess first: what is taken where nothing is known yet.
-        regime: What the head will be asked: candidates that siblings measured, or unseen ones.
+        regime: What the head will be asked: candidates that source devices measured, or unseen ones.
         ready: More to choose from where somebody has made the standings of all of these ahead, as the daemon
             does in its idle time: they are too many to be tried while a device waits.
         cache: Folder where standings are kept between calls; made again each time where None.
@@ -83,13 +83,13 @@ class Auto:
         known = visible_part(
             dataset, target_device, np.zeros(0, dtype=np.int64), source_rows, need_support=False
         )
-        siblings = known.of_devices([one for one in known.device_ids if one != target_device])
+        sources = known.of_devices([one for one in known.device_ids if one != target_device])
         if self.ready and self.cache is not None:
             how = (standing(self.ready), self.regime, config, self.cache)
-            found = made_ahead(siblings, *how, growth=_LATE)
+            found = made_ahead(sources, *how, growth=_LATE)
             if found is not None:
                 return found
-        return leave_one_out(siblings, standing(self.strategies), self.regime, config, self.cache)
+        return leave_one_out(sources, standing(self.strategies), self.regime, config, self.cache)
 
     def adapt(
         self,
@@ -114,7 +114,7 @@ class Auto:
         if not able:
             raise TransferError(
                 f"no strategy can give {target_device!r} a head from {measured} measurements; measure at "
-                "least two candidates of one workload there, or train a model of its siblings first"
+                "least two candidates of one workload there, or train a model of its source devices first"
             )
         chosen = able[0] if standings is None else standings.best(able, measured)
         notes: dict[str, Any] = {"strategy": chosen.name}
@@ -181,8 +181,8 @@ def split_support(
 ) -> tuple[Rows, Rows] | None:
     """Part the samples into those to fit by and those to check by.
 
-    The check asks what the head will be asked: other candidates of the same workloads where siblings measured
-    them, whole workloads where nobody did.
+    The check asks what the head will be asked: other candidates of the same workloads where source devices
+    measured them, whole workloads where nobody did.
 
     Returns:
         Rows to fit and rows to check; None where either side would have nothing to compare.
@@ -212,7 +212,7 @@ def split_support(
 def for_check(strategy: Strategy, regime: Regime) -> Strategy:
     """What gives nearly the same scores where a check asks, in less time if it can.
 
-    Where siblings have measured whatever is asked, half of the vote is theirs, and needs no head.
+    Where source devices have measured whatever is asked, half of the vote is theirs, and needs no head.
     """
     if regime is Regime.DEVICE_NEW and isinstance(strategy, SourceDevices):
         return strategy.only_known()

@@ -1,7 +1,7 @@
 """What others would do with a few measurements of a new device: the baselines of the onboarding curve.
 
 Each takes a `Situation` (what may be seen) and the rows that were measured, and gives scores of the rows held
-out. They know the new device by its few rows, the siblings by all of theirs. Called by
+out. They know the new device by its few rows, the source devices by all of theirs. Called by
 `transfer.evaluate.onboarding_curve`; knows nothing of strategies. XGBoost is optional and imported when it is
 fitted.
 
@@ -69,13 +69,13 @@ def baselines() -> list[FewShot]:
         FewShot("xgboost", _trees_alone),
         FewShot("xgboost-pooled", _trees_pooled),
         FewShot("xgboost-residual", _trees_residual),
-        FewShot("xgboost-siblings", _trees_with_siblings),
+        FewShot("xgboost-siblings", _trees_with_sources),
         FewShot("mlp-fine-tuned", _mlp_fine_tuned),
     ]
 
 
 def _mean_rank(situation: Situation, support: FewShotSet) -> Scores | None:
-    if not situation.siblings_measured_test:
+    if not situation.sources_measured_test:
         return None
     places = situation.places[situation.test]
     known = np.isfinite(places)
@@ -84,7 +84,7 @@ def _mean_rank(situation: Situation, support: FewShotSet) -> Scores | None:
 
 
 def _nearest(situation: Situation, support: FewShotSet) -> Scores | None:
-    if not situation.siblings_measured_test:
+    if not situation.sources_measured_test:
         return None
     result = np.zeros(len(situation.test))
     told = np.zeros(len(situation.test), dtype=np.bool_)
@@ -144,8 +144,8 @@ def _trees_residual(situation: Situation, support: FewShotSet) -> Scores | None:
     return own(situation.test, situation.target)
 
 
-def _trees_with_siblings(situation: Situation, support: FewShotSet) -> Scores | None:
-    if not situation.siblings_measured_test or len(situation.sources) < 2:
+def _trees_with_sources(situation: Situation, support: FewShotSet) -> Scores | None:
+    if not situation.sources_measured_test or len(situation.sources) < 2:
         return None
     order = [situation.sources[place] for place in nearest_sources(situation, support)]
     nearest = {situation.target: order}

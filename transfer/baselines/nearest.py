@@ -1,4 +1,4 @@
-"""Replay of what siblings measured: no model at all, and hard to beat where devices are alike.
+"""Replay of what source devices measured: no model at all, and hard to beat where devices are alike.
 
 A new device takes the order of its candidates from the most similar device that measured them, the simplest
 form of Transfer-Tuning (Gibson and Cano, PACT'22). It can rank only candidates that were measured

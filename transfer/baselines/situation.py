@@ -1,4 +1,4 @@
-"""What may be seen of a new device and its siblings: the common ground of an onboarding curve's contenders.
+"""What may be seen of a new device and its source devices: common ground of a curve's contenders.
 
 Made by `transfer.evaluate.onboarding_curve` and by replayed onboardings; read by the baselines of
 `transfer.baselines.few_shot`. Holds no measurement that may not be seen.
@@ -53,8 +53,8 @@ class Situation:
         return cast(_Made, self._made[name])
 
     @property
-    def siblings_measured_test(self) -> bool:
-        """Whether a sibling's measurement of some test row may be seen (regime *device new*)."""
+    def sources_measured_test(self) -> bool:
+        """Whether a source device's measurement of some test row may be seen (regime *device new*)."""
         columns = [self.dataset.column(one) for one in self.sources]
         return bool(
             np.isfinite(self.dataset.latency_secs[np.ix_(self.test, np.array(columns, dtype=np.int64))]).any()

@@ -254,7 +254,7 @@ def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:
         ranker.fit(shown, split.train, learnt, job.fit_seed)
         for device_id in map(str, whole.device_ids) if split.targets is None else split.targets:
             column = whole.column(device_id)
-            # A ranker may look at what sibling devices say of a held-out candidate, not at the device itself.
+            # A ranker may look at what source devices say of a held-out candidate, not at the device itself.
             beside = np.ones_like(seen)
             beside[:, column] = seen[:, column]
             view = _only(whole, beside)

@@ -289,7 +289,7 @@ def _onboard(
         ):
             adapt = partial(strategy.adapt, model, dataset, target, support)
             adapted = timed(part, partial(adapt, source_rows=split.train, config=config, seed=seed))
-            # Nobody has measured a held-out workload: siblings' labels must not help.
+            # Nobody has measured a held-out workload: source devices' labels must not help.
             scores[part, target] = adapted.score(unseen, np.arange(len(unseen)))
         if plan.with_full:
             full = timed("full", lambda: train(dataset, split.train, config=plan.source, seed=seed).model)

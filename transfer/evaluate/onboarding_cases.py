@@ -1,9 +1,9 @@
 """Who is new, and what is held out: the divisions that an onboarding curve is run on.
 
-For each device in turn the others are its siblings. Two regimes, never mixed: *device new*, where siblings
-have measured the candidates that are to be put in order (the target measures some of one half of each
-workload's candidates, and is judged on the other half); and *device and workload new*, where whole networks
-are held out on every device. Called by `transfer.evaluate.onboarding_curve`; fits nothing.
+For each device in turn the others are its source devices. Two regimes, never mixed: *device new*, where
+source devices have measured the candidates that are to be put in order (the target measures some of one half
+of each workload's candidates, and is judged on the other half); and *device and workload new*, where whole
+networks are held out on every device. Called by `transfer.evaluate.onboarding_curve`; fits nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transfer.errors import DatasetError
 
 Rows = NDArray[np.int64]
 
-#: Share of a workload's candidates that the target is judged on where siblings have measured them.
+#: Share of a workload's candidates that the target is judged on where source devices have measured them.
 _JUDGED_SHARE = 0.5
 #: Parts of the workloads where no networks can be held out.
 _FOLDS = 3
@@ -44,8 +44,8 @@ class CasePlan:
     seeds: tuple[int, ...]
     #: Families of networks to hold out; all in turn where empty. Not looked at where no network is known.
     held: tuple[str, ...] = ()
-    #: Most candidates of a workload that the target may measure and its siblings did, and that it is judged
-    #: on.
+    #: Most candidates of a workload that the target may measure and its source devices did, and that it is
+    #: judged on.
     most_pool: int = 64
     most_judged: int = 256
     #: Most workloads to learn from, drawn by seed; 0 for all. For the curve over the breadth of workloads.
@@ -64,7 +64,7 @@ class Case:
     split: str
     #: Rows that the target may measure.
     pool: Rows
-    #: Rows whose measurements on siblings may be seen.
+    #: Rows whose measurements on source devices may be seen.
     source_rows: Rows
     #: Rows that the target is judged on.
     test: Rows
@@ -103,7 +103,7 @@ def make_cases(
     if not cases:
         raise DatasetError(
             f"nothing to judge: no held-out workload has two candidates measured on "
-            f"{', '.join(plan.targets)} and on siblings; collect more, or name other devices"
+            f"{', '.join(plan.targets)} and on source devices; collect more, or name other devices"
         )
     return cases
 

@@ -31,7 +31,7 @@ from transfer.train.training import TrainConfig, torch_threads, train, trainable
 
 @runtime_checkable
 class Prepared(Protocol):
-    """A strategy with something to do ahead of any onboarding, once for given records of the siblings."""
+    """A strategy that prepares ahead of any onboarding, once for given records of the source devices."""
 
     def prepare(
         self, dataset: Dataset, target_device: str, *, source_rows: Rows, config: TrainConfig

@@ -61,7 +61,7 @@ def run_curve(
     """Run every contender at every k on every case.
 
     Args:
-        dataset: Candidates of devices of one family; no more devices than may be siblings.
+        dataset: Candidates of devices of one family; no more devices than may be source devices.
         workloads: Of the dataset; without them random workloads are held out instead of networks.
         plan: What to run.
         workers: Processes; the result does not depend on it.

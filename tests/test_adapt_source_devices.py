@@ -8,7 +8,7 @@ import pytest
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.source_devices import SourceCorrection, SourceDevices
-from transfer.adapt.source_model import fast_weights, fit_siblings, hardware_mix, part_latencies
+from transfer.adapt.source_model import fast_weights, fit_source_model, hardware_mix, part_latencies
 from transfer.data.ranking import kendall_tau
 from transfer.errors import TransferError
 from transfer.model.encoder import ModelSizes
@@ -55,22 +55,22 @@ def test_fast_candidates_weigh_most_and_unknown_ones_nothing():
     assert np.allclose(weight, [1.0, np.exp(-1), 0.0, 1.0, np.exp(-1)])
 
 
-def test_hardware_beyond_the_siblings_goes_on_with_their_trend():
-    siblings = np.array([[1.0, 7.0], [2.0, 7.0], [3.0, 7.0]])
-    known = np.vstack([siblings, [4.0, 7.0]])
-    mix = hardware_mix(siblings, known[3], known)
+def test_hardware_beyond_the_source_devices_goes_on_with_their_trend():
+    sources = np.array([[1.0, 7.0], [2.0, 7.0], [3.0, 7.0]])
+    known = np.vstack([sources, [4.0, 7.0]])
+    mix = hardware_mix(sources, known[3], known)
     assert mix[2] > 0 > mix[0]
     assert abs(mix[1]) < 1e-9
-    assert np.array_equal(hardware_mix(siblings[:1], known[3], known), [0.0])
+    assert np.array_equal(hardware_mix(sources[:1], known[3], known), [0.0])
 
 
-def test_like_hardware_takes_up_what_is_a_siblings_own():
-    siblings = np.array([[0.0], [1.0]])
-    mix = hardware_mix(siblings, siblings[1], np.vstack([siblings, siblings[1:]]))
+def test_like_hardware_takes_up_what_is_a_source_devices_own():
+    sources = np.array([[0.0], [1.0]])
+    mix = hardware_mix(sources, sources[1], np.vstack([sources, sources[1:]]))
     assert mix[1] > 0.3 > -0.3 > mix[0]
 
 
-def test_candidates_that_siblings_measured_go_by_their_latencies(adapted):
+def test_candidates_that_source_devices_measured_go_by_their_latencies(adapted):
     latency = DATASET.latency_secs
     both = np.flatnonzero(np.isfinite(latency[:, :2]).all(axis=1))
     scores = adapted.score(DATASET, both)
@@ -80,7 +80,7 @@ def test_candidates_that_siblings_measured_go_by_their_latencies(adapted):
         assert kendall_tau(scores[mine], mean[mine]) > 0.8
 
 
-def test_the_head_has_half_of_the_vote_on_what_siblings_measured(adapted):
+def test_the_head_has_half_of_the_weight_on_what_source_devices_measured(adapted):
     known = np.flatnonzero(np.isfinite(DATASET.latency_secs[:, :2]).any(axis=1) & (DATASET.group == 1))
     whole = np.log(adapted.score(DATASET, known))
     correction = adapted.correction
@@ -104,7 +104,7 @@ def test_heads_from_before_the_vote_score_as_they_did(adapted):
     )
 
 
-def test_samples_that_no_sibling_measured_teach_the_networks(source):
+def test_samples_that_no_source_device_measured_train_the_networks(source):
     random = np.random.default_rng(3)
     latency = DATASET.latency_secs.copy()
     samples = random.permutation(len(DATASET))[:48]
@@ -135,7 +135,7 @@ def test_samples_that_no_sibling_measured_teach_the_networks(source):
         again = SourceCorrection.restored(found.correction.arrays(), settings)
         assert again.nets_share == found.correction.nets_share
     assert shares == {"shared": 0.0, "alone": 0.5, "one": 0.0}
-    # On the target what is slow on siblings is fast: only the samples tell.
+    # On the target what is slow on source devices is fast: only the samples tell.
     assert agreed["alone"] > agreed["one"] + 0.3
 
 
@@ -148,7 +148,7 @@ def test_the_targets_own_latencies_are_not_looked_at_when_scoring(adapted):
     assert np.array_equal(adapted.score(plain, SOURCE_ROWS), adapted.score(other, SOURCE_ROWS))
 
 
-def test_without_siblings_labels_head_and_networks_vote(source, adapted):
+def test_without_labels_of_source_devices_head_and_networks_are_an_ensemble(source, adapted):
     rows = np.arange(24)
     scores = adapted.score(unmeasured(DATASET, rows), rows)
     head = adapted.model.score(DATASET.features.take(rows), TARGET)
@@ -164,19 +164,19 @@ def test_without_siblings_labels_head_and_networks_vote(source, adapted):
     )
 
 
-def test_a_candidate_that_only_one_sibling_lacks_is_not_taken_for_fast(adapted):
+def test_a_candidate_that_only_one_source_device_lacks_is_not_taken_for_fast(adapted):
     rows = np.flatnonzero(DATASET.group == 0)
     latency = DATASET.latency_secs[:, :2].mean(axis=1)
     slowest = rows[np.nanargmax(latency[rows])]
     holes = DATASET.latency_secs.copy()
-    # The sibling that is slow throughout lacks it.
+    # The source device that is slow throughout lacks it.
     holes[slowest, 1] = np.nan
     holes[:, 1] *= 100
     scores = adapted.score(replace(DATASET, latency_secs=holes), rows)
     assert scores[rows == slowest][0] < np.median(scores)
 
 
-def test_a_candidate_that_failed_on_the_siblings_comes_last(adapted):
+def test_a_candidate_that_failed_on_the_source_devices_comes_last(adapted):
     latency, failed = DATASET.latency_secs.copy(), DATASET.failed.copy()
     rows = np.flatnonzero(DATASET.group == 2)
     latency[rows[3], :], failed[rows[3], :2] = np.nan, True
@@ -184,8 +184,8 @@ def test_a_candidate_that_failed_on_the_siblings_comes_last(adapted):
     assert np.argmin(scores) == 3
 
 
-def test_measured_samples_draw_the_estimate_towards_the_sibling_that_is_right():
-    # On the target, candidates behave as on the second sibling; hardware says nothing of it.
+def test_measured_samples_draw_the_estimate_towards_the_source_device_that_is_right():
+    # On the target, candidates behave as on the second source device; hardware says nothing of it.
     random = np.random.default_rng(1)
     latency = np.exp(random.normal(size=(len(DATASET), 3)) * 0.5)
     latency[:, 2] = latency[:, 1]
@@ -198,7 +198,7 @@ def test_measured_samples_draw_the_estimate_towards_the_sibling_that_is_right():
     held = np.setdiff1d(SOURCE_ROWS, support)
     tau = {}
     for name, part in (("none", none), ("few", few)):
-        fitted = fit_siblings(part, TARGET, ("cpu.a", "cpu.b"), 0)
+        fitted = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
         tau[name] = np.mean(
             [
                 kendall_tau(-fitted.log_secs[mine], latency[mine, 2])
@@ -213,7 +213,7 @@ def test_estimates_are_those_of_the_stored_model():
     part = replace(
         DATASET, latency_secs=np.where(np.isfinite(DATASET.latency_secs), DATASET.latency_secs, 1.0)
     )
-    fitted = fit_siblings(part, TARGET, ("cpu.a", "cpu.b"), 0)
+    fitted = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
     rows, value = fitted.model.predict(part, np.arange(8))
     for one in range(8):
         mine = DATASET.group == one
@@ -237,7 +237,7 @@ def test_a_device_adds_at_most_two_megabytes():
     assert head + nets + 4 * 1024 * (slots + 1) + 16 * slots < 2e6
 
 
-def test_no_sibling_is_an_error(source):
+def test_no_source_device_is_an_error(source):
     latency = DATASET.latency_secs.copy()
     latency[:, :2] = np.nan
     with pytest.raises(TransferError, match="needs a device beside 'cpu-new'"):
