@@ -135,7 +135,7 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str]) -> dic
     """Top-1 of the head and of one from scratch on the candidates that the device was not asked for."""
     from transfer.adapt.kept import load_adapted
     from transfer.adapt.registry import strategies
-    from transfer.baselines.situation import FewShotSet, with_support
+    from transfer.baselines.situation import FewShotSet, with_few_shot
     from transfer.data.intervals import paired_bootstrap
     from transfer.data.metrics import evaluate_ranking
     from transfer.evaluate.onboarding_cases import Case, Regime, shown
@@ -143,22 +143,22 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str]) -> dic
     dataset = load_snapshot(Store.read(folder / "runs" / "store")).dataset
     truth = dataset.latency_secs[:, dataset.column(target)]
     was_asked = np.array([one in asked for one in dataset.candidate_ids])
-    support = np.flatnonzero(was_asked & np.isfinite(truth))
+    few_shot = np.flatnonzero(was_asked & np.isfinite(truth))
     test = np.flatnonzero(~was_asked & np.isfinite(truth))
     rows = np.arange(len(dataset))
     case = Case(
         regime=Regime.DEVICE_NEW,
         target=target,
         split="",
-        pool=support,
+        pool=few_shot,
         source_rows=rows,
         test=test,
         seed=0,
     )
-    view = with_support(shown(dataset, case), target, FewShotSet(support, truth[support]))
+    view = with_few_shot(shown(dataset, case), target, FewShotSet(few_shot, truth[few_shot]))
     head = load_adapted(folder / "runs" / "models" / version, target)
     scratch = strategies()["scratch"].adapt(
-        None, view, target, support, source_rows=rows, config=train_config(24), seed=0
+        None, view, target, few_shot, source_rows=rows, config=train_config(24), seed=0
     )
     found = [
         evaluate_ranking(one.score(view, test), truth[test], dataset.group[test], least=2)

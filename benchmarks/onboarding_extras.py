@@ -23,12 +23,12 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import SELECTORS, selector_named
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.source_devices import SourceDevices
-from transfer.baselines.situation import FewShotSet, with_support
+from transfer.baselines.situation import FewShotSet, with_few_shot
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import top_k
 from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
-from transfer.evaluate.onboarding_contenders import Adapting, choose_support, situation_of
+from transfer.evaluate.onboarding_contenders import Adapting, choose_few_shot, situation_of
 from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.evaluate.onboarding_table import CurveTable
 from transfer.features.hardware import HARDWARE_NAMES
@@ -204,11 +204,13 @@ def _stated(
     for k in samples:
         if k > len(case.pool):
             continue
-        support = choose_support(selector_named(how.selector), situation, case.pool, k, truth, lambda: source)
+        few_shot = choose_few_shot(
+            selector_named(how.selector), situation, case.pool, k, truth, lambda: source
+        )
         onboarding = Onboarding(
-            dataset=with_support(view, case.target, FewShotSet(support, truth[support])),
+            dataset=with_few_shot(view, case.target, FewShotSet(few_shot, truth[few_shot])),
             target=case.target,
-            support=support,
+            few_shot=few_shot,
             source=source,
             source_rows=case.source_rows,
             regime=case.regime,
@@ -216,7 +218,7 @@ def _stated(
             seed=case.seed,
         )
         with torch_threads(1):
-            adapted = onboarding.adapt(strategy, support)
+            adapted = onboarding.adapt(strategy, few_shot)
             try:
                 stated = expectation(onboarding, adapted, strategy, case.test)
             except TransferError:

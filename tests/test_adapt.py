@@ -24,7 +24,7 @@ from transfer.train.losses import LossWeights, head_loss
 from transfer.train.training import train
 
 TARGET = "cpu-new"
-#: Those that train on the support set.
+#: Those that train on the few-shot set.
 TRAINED: list[Strategy] = [
     Scratch(),
     MultiTask(),
@@ -41,7 +41,7 @@ WITHOUT_SAMPLES: list[Strategy] = [Nearest(), ZeroShot(), SourceDevices(nets=1)]
 STRATEGIES = [*TRAINED, *WITHOUT_SAMPLES]
 DATASET = make_dataset(workloads=8, candidates=12)
 SOURCE_ROWS = np.flatnonzero(DATASET.group < 6)
-SUPPORT = np.flatnonzero((DATASET.group < 4) & (np.arange(len(DATASET)) % 3 == 0))
+FEW_SHOT = np.flatnonzero((DATASET.group < 4) & (np.arange(len(DATASET)) % 3 == 0))
 NOTHING = np.zeros(0, dtype=np.int64)
 QUICK = replace(CONFIG, epochs=3)
 
@@ -69,12 +69,12 @@ def same(a: Adapted, b: Adapted) -> bool:
     return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
 
 
-def adapted_by(strategy: Strategy, source: FleetTLP, dataset=DATASET, support=SUPPORT, seed=0) -> Adapted:
-    return strategy.adapt(source, dataset, TARGET, support, source_rows=SOURCE_ROWS, config=QUICK, seed=seed)
+def adapted_by(strategy: Strategy, source: FleetTLP, dataset=DATASET, few_shot=FEW_SHOT, seed=0) -> Adapted:
+    return strategy.adapt(source, dataset, TARGET, few_shot, source_rows=SOURCE_ROWS, config=QUICK, seed=seed)
 
 
-def support_loss(model: FleetTLP) -> float:
-    part = visible_part(DATASET, TARGET, SUPPORT, SUPPORT)
+def few_shot_loss(model: FleetTLP) -> float:
+    part = visible_part(DATASET, TARGET, FEW_SHOT, FEW_SHOT)
     scores = model.score(part.features, TARGET)
     labels = part.labels()[:, part.column(TARGET)]
     total = 0.0
@@ -88,10 +88,10 @@ def support_loss(model: FleetTLP) -> float:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
-def test_target_latencies_outside_the_support_have_no_influence(strategy, source):
+def test_target_latencies_outside_the_few_shot_set_have_no_influence(strategy, source):
     column = DATASET.column(TARGET)
     latency, failed = DATASET.latency_secs.copy(), DATASET.failed.copy()
-    hidden = np.setdiff1d(np.arange(len(DATASET)), SUPPORT)
+    hidden = np.setdiff1d(np.arange(len(DATASET)), FEW_SHOT)
     latency[hidden, column] = np.random.default_rng(0).uniform(1e-9, 1e3, len(hidden))
     failed[hidden, column] = True
     other = replace(DATASET, latency_secs=latency, failed=failed)
@@ -102,9 +102,9 @@ def test_target_latencies_outside_the_support_have_no_influence(strategy, source
 
 
 @pytest.mark.parametrize("strategy", [*TRAINED, SourceDevices(nets=1)], ids=named)
-def test_target_latencies_of_the_support_have_influence(strategy, source):
+def test_target_latencies_of_the_few_shot_set_have_influence(strategy, source):
     latency = DATASET.latency_secs.copy()
-    latency[SUPPORT, DATASET.column(TARGET)] = latency[SUPPORT[::-1], DATASET.column(TARGET)]
+    latency[FEW_SHOT, DATASET.column(TARGET)] = latency[FEW_SHOT[::-1], DATASET.column(TARGET)]
     other = replace(DATASET, latency_secs=latency)
     one, two = (adapted_by(strategy, source, dataset) for dataset in (DATASET, other))
     # Those that may leave the head alone say at least what they found.
@@ -113,7 +113,7 @@ def test_target_latencies_of_the_support_have_influence(strategy, source):
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 def test_rows_in_neither_set_have_no_influence(strategy, source):
-    hidden = np.setdiff1d(np.arange(len(DATASET)), np.union1d(SUPPORT, SOURCE_ROWS))
+    hidden = np.setdiff1d(np.arange(len(DATASET)), np.union1d(FEW_SHOT, SOURCE_ROWS))
     latency = DATASET.latency_secs.copy()
     latency[hidden] = 1.0
     other = replace(DATASET, latency_secs=latency)
@@ -142,7 +142,7 @@ def test_every_strategy_gives_a_head_that_scores_unseen_candidates(strategy, sou
 @pytest.mark.parametrize("strategy", WITHOUT_SAMPLES, ids=named)
 def test_some_strategies_need_no_sample(strategy, source):
     assert strategy.least_samples == 0
-    adapted = adapted_by(strategy, source, support=NOTHING)
+    adapted = adapted_by(strategy, source, few_shot=NOTHING)
     assert np.isfinite(adapted.score(DATASET, np.arange(len(DATASET)))).all()
 
 
@@ -224,8 +224,8 @@ def test_zero_shot_heads_say_what_the_mixture_says(source):
     assert np.abs(said - like).mean() < 0.3 * np.abs(said - unlike).mean()
 
 
-def test_adapting_lowers_the_loss_on_the_support_set(source):
-    part = visible_part(DATASET, TARGET, SUPPORT, SOURCE_ROWS)
+def test_adapting_lowers_the_loss_on_the_few_shot_set(source):
+    part = visible_part(DATASET, TARGET, FEW_SHOT, SOURCE_ROWS)
     start = with_target_head(source, part, TARGET, seed=0)
     adapted = (
         MultiTask()
@@ -233,20 +233,20 @@ def test_adapting_lowers_the_loss_on_the_support_set(source):
             source,
             DATASET,
             TARGET,
-            SUPPORT,
+            FEW_SHOT,
             source_rows=SOURCE_ROWS,
             config=replace(CONFIG, epochs=100),
             seed=0,
         )
         .model
     )
-    assert support_loss(adapted) < 0.8 * support_loss(start)
+    assert few_shot_loss(adapted) < 0.8 * few_shot_loss(start)
 
 
 def test_multitask_keeps_the_source_heads(source):
     adapted = (
         MultiTask()
-        .adapt(source, DATASET, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
+        .adapt(source, DATASET, TARGET, FEW_SHOT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
         .model
     )
     assert adapted.device_ids == (*source.device_ids, TARGET)
@@ -254,7 +254,9 @@ def test_multitask_keeps_the_source_heads(source):
 
 def test_multitask_without_a_source_trains_all_heads_at_once():
     model = (
-        MultiTask().adapt(None, DATASET, TARGET, SUPPORT, source_rows=SOURCE_ROWS, config=QUICK, seed=0).model
+        MultiTask()
+        .adapt(None, DATASET, TARGET, FEW_SHOT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
+        .model
     )
     assert set(model.device_ids) == set(DATASET.device_ids)
 
@@ -262,7 +264,7 @@ def test_multitask_without_a_source_trains_all_heads_at_once():
 def test_multitask_works_without_any_replay(source):
     nothing = np.zeros(0, dtype=np.int64)
     model = (
-        MultiTask().adapt(source, DATASET, TARGET, SUPPORT, source_rows=nothing, config=QUICK, seed=0).model
+        MultiTask().adapt(source, DATASET, TARGET, FEW_SHOT, source_rows=nothing, config=QUICK, seed=0).model
     )
     for device_id in source.device_ids:
         for a, b in zip(source.head(device_id).parameters(), model.head(device_id).parameters(), strict=True):
@@ -271,15 +273,15 @@ def test_multitask_works_without_any_replay(source):
 
 def test_scratch_has_the_target_head_only_and_ignores_the_source(source):
     models = [
-        Scratch().adapt(s, DATASET, TARGET, SUPPORT, source_rows=rows, config=QUICK, seed=0).model
+        Scratch().adapt(s, DATASET, TARGET, FEW_SHOT, source_rows=rows, config=QUICK, seed=0).model
         for s, rows in ((source, SOURCE_ROWS), (None, SOURCE_ROWS[:1]))
     ]
     assert models[0].device_ids == (TARGET,)
     assert same_weights(*models)
 
 
-def test_labels_are_relative_to_the_best_of_the_support_set():
-    part = visible_part(DATASET, TARGET, SUPPORT, SOURCE_ROWS)
+def test_labels_are_relative_to_the_best_of_the_few_shot_set():
+    part = visible_part(DATASET, TARGET, FEW_SHOT, SOURCE_ROWS)
     labels = part.labels()[:, part.column(TARGET)]
     seen = np.isfinite(labels)
     for group in np.unique(part.group[seen]):
@@ -287,7 +289,7 @@ def test_labels_are_relative_to_the_best_of_the_support_set():
 
 
 def test_the_most_similar_head_is_found(source):
-    part = visible_part(DATASET, TARGET, SUPPORT, SOURCE_ROWS)
+    part = visible_part(DATASET, TARGET, FEW_SHOT, SOURCE_ROWS)
     scores = source.score(part.features, "cpu.b")
     latency = part.latency_secs.copy()
     # A target whose speed is exactly what one head says; measured everywhere, so that no other head ties.
@@ -301,7 +303,7 @@ def test_nothing_measured_on_the_target_is_an_error(source):
     blind = replace(DATASET, latency_secs=latency)
     for strategy in TRAINED:
         with pytest.raises(
-            TransferError, match=rf"none of the {len(SUPPORT)} support rows has an ok measurement"
+            TransferError, match=rf"none of the {len(FEW_SHOT)} few-shot rows has an ok measurement"
         ):
             adapted_by(strategy, source, blind)
 
@@ -311,4 +313,4 @@ def test_strategies_that_need_no_sample_do_without_where_all_failed(source):
     latency[:, DATASET.column(TARGET)] = np.nan
     blind = replace(DATASET, latency_secs=latency)
     for strategy in WITHOUT_SAMPLES:
-        assert np.isfinite(adapted_by(strategy, source, blind).score(blind, SUPPORT)).all()
+        assert np.isfinite(adapted_by(strategy, source, blind).score(blind, FEW_SHOT)).all()

@@ -114,13 +114,13 @@ def test_samples_that_no_source_device_measured_train_the_networks(source):
     alone = replace(DATASET, latency_secs=latency.copy())
     alone.latency_secs[np.ix_(samples, [0, 1])] = np.nan
     shares, agreed = {}, {}
-    for name, part, support in (
+    for name, part, few_shot in (
         ("shared", shared, samples),
         ("alone", alone, samples),
         ("one", alone, samples[:1]),
     ):
         found = SourceDevices(nets=1).adapt(
-            source, part, TARGET, support, source_rows=SOURCE_ROWS, config=QUICK, seed=0
+            source, part, TARGET, few_shot, source_rows=SOURCE_ROWS, config=QUICK, seed=0
         )
         scores = found.correction.score_unseen(found.model, part.features.take(samples))
         shares[name] = found.correction.nets_share
@@ -190,12 +190,12 @@ def test_measured_samples_draw_the_estimate_towards_the_source_device_that_is_ri
     latency = np.exp(random.normal(size=(len(DATASET), 3)) * 0.5)
     latency[:, 2] = latency[:, 1]
     hidden = latency.copy()
-    support = random.permutation(len(DATASET))[:64]
-    hidden[np.setdiff1d(SOURCE_ROWS, support), 2] = np.nan
+    few_shot = random.permutation(len(DATASET))[:64]
+    hidden[np.setdiff1d(SOURCE_ROWS, few_shot), 2] = np.nan
     hardware = np.zeros_like(DATASET.hardware)
     few = replace(DATASET, latency_secs=hidden, hardware=hardware)
     none = replace(few, latency_secs=np.where(np.arange(3) == 2, np.nan, latency))
-    held = np.setdiff1d(SOURCE_ROWS, support)
+    held = np.setdiff1d(SOURCE_ROWS, few_shot)
     tau = {}
     for name, part in (("none", none), ("few", few)):
         fitted = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)

@@ -39,8 +39,8 @@ def source(snapshot: DatasetSnapshot) -> FleetTLP:
 
 
 def onboard(snapshot: DatasetSnapshot, models: Path, source: FleetTLP, samples: int) -> str:
-    support = set(snapshot.dataset.candidate_ids[:samples])
-    return adapt_version(snapshot, models, source, TARGET, support, Nearest(), CONFIG, 0)[1]
+    few_shot = set(snapshot.dataset.candidate_ids[:samples])
+    return adapt_version(snapshot, models, source, TARGET, few_shot, Nearest(), CONFIG, 0)[1]
 
 
 @pytest.mark.parametrize("samples", [16, 64])

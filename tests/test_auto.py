@@ -17,7 +17,7 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.auto.leave_one_out import LeaveOneOutScores, drop_older, leave_one_out, made_ahead
-from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, split_support
+from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, split_few_shot
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Regime
@@ -49,14 +49,14 @@ class Backwards:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: np.ndarray,
+        few_shot_rows: np.ndarray,
         *,
         source_rows: np.ndarray,
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
         adapted = Nearest().adapt(
-            source, dataset, target_device, support_rows, source_rows=source_rows, config=config, seed=seed
+            source, dataset, target_device, few_shot_rows, source_rows=source_rows, config=config, seed=seed
         )
         last = list(adapted.model.head(target_device).parameters())[-2:]
         for one in last:
@@ -65,8 +65,8 @@ class Backwards:
         return adapted
 
 
-def run(auto: Auto, source: FleetTLP | None, support: np.ndarray) -> Adapted:
-    return auto.adapt(source, DATASET, TARGET, support, source_rows=ROWS, config=SHORT, seed=0)
+def run(auto: Auto, source: FleetTLP | None, few_shot: np.ndarray) -> Adapted:
+    return auto.adapt(source, DATASET, TARGET, few_shot, source_rows=ROWS, config=SHORT, seed=0)
 
 
 def measured(count: int) -> np.ndarray:
@@ -126,14 +126,14 @@ def test_the_same_arguments_give_the_same_head(source: FleetTLP) -> None:
 
 
 def test_unseen_latencies_of_the_target_change_nothing(source: FleetTLP) -> None:
-    support = measured(50)
+    few_shot = measured(50)
     changed = DATASET.latency_secs.copy()
-    rest = np.setdiff1d(ROWS, support)
+    rest = np.setdiff1d(ROWS, few_shot)
     changed[rest, DATASET.column(TARGET)] *= np.linspace(0.1, 10, len(rest))
     other = replace(DATASET, latency_secs=changed)
     auto = Auto(strategies=(MultiTask(), Nearest(), Scratch()))
-    one = run(auto, source, support)
-    two = auto.adapt(source, other, TARGET, support, source_rows=ROWS, config=SHORT, seed=0)
+    one = run(auto, source, few_shot)
+    two = auto.adapt(source, other, TARGET, few_shot, source_rows=ROWS, config=SHORT, seed=0)
     assert one.notes == two.notes
     np.testing.assert_array_equal(one.score(DATASET, ROWS), two.score(other, ROWS))
 
@@ -335,7 +335,7 @@ def test_luck_on_a_few_workloads_gives_no_choice_up() -> None:
 
 @pytest.mark.parametrize("regime", list(Regime))
 def test_a_check_asks_what_the_head_will_be_asked(regime: Regime) -> None:
-    parts = split_support(DATASET, measured(90), LATENCY, regime, seed=0)
+    parts = split_few_shot(DATASET, measured(90), LATENCY, regime, seed=0)
     assert parts is not None
     fit, check = parts
     assert not set(fit) & set(check)
@@ -348,7 +348,7 @@ def test_a_check_asks_what_the_head_will_be_asked(regime: Regime) -> None:
 
 @pytest.mark.parametrize("regime", list(Regime))
 def test_too_few_samples_are_not_split(regime: Regime) -> None:
-    assert split_support(DATASET, measured(10), LATENCY, regime, seed=0) is None
+    assert split_few_shot(DATASET, measured(10), LATENCY, regime, seed=0) is None
 
 
 def test_agreement_is_told_by_workload(source: FleetTLP) -> None:

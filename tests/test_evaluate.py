@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset
-from transfer.adapt.sample_selection import draw_support
+from transfer.adapt.sample_selection import draw_few_shot
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split
 from transfer.errors import TransferError
@@ -89,10 +89,10 @@ def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence
     """Only `full` may see target latencies that were not drawn; nobody may see those held out."""
     split = folds()[0]
     column = DATASET.column(TARGET)
-    support = draw_support(DATASET, TARGET, split.train, PLAN.samples, seed=0)
+    few_shot = draw_few_shot(DATASET, TARGET, split.train, PLAN.samples, seed=0)
     latency = DATASET.latency_secs.copy()
     # Scaled up and not made present or absent: what is measured decides who may be drawn.
-    hidden = np.setdiff1d(np.arange(len(DATASET)), support)
+    hidden = np.setdiff1d(np.arange(len(DATASET)), few_shot)
     latency[hidden, column] *= np.random.default_rng(0).uniform(1, 100, len(hidden))
     latency[split.test] *= 3
     other = cross_validate(replace(DATASET, latency_secs=latency), [split], PLAN, seed=0)
@@ -122,21 +122,21 @@ def test_progress_names_fold_and_part():
     ]
 
 
-def test_support_is_drawn_in_groups_from_what_was_tried_on_the_target():
+def test_few_shot_set_is_drawn_in_groups_from_what_was_tried_on_the_target():
     rows = np.flatnonzero(DATASET.group < 6)
     column = DATASET.column(TARGET)
     for seed in range(10):
-        support = draw_support(DATASET, TARGET, rows, 12, seed=seed, per_workload=4)
-        assert len(np.unique(support)) == 12
-        assert np.isin(support, rows).all()
-        assert (np.isfinite(DATASET.latency_secs[support, column]) | DATASET.failed[support, column]).all()
-        assert np.unique(DATASET.group[support], return_counts=True)[1].tolist() == [4, 4, 4]
-    assert not np.array_equal(support, draw_support(DATASET, TARGET, rows, 12, seed=0, per_workload=4))
+        few_shot = draw_few_shot(DATASET, TARGET, rows, 12, seed=seed, per_workload=4)
+        assert len(np.unique(few_shot)) == 12
+        assert np.isin(few_shot, rows).all()
+        assert (np.isfinite(DATASET.latency_secs[few_shot, column]) | DATASET.failed[few_shot, column]).all()
+        assert np.unique(DATASET.group[few_shot], return_counts=True)[1].tolist() == [4, 4, 4]
+    assert not np.array_equal(few_shot, draw_few_shot(DATASET, TARGET, rows, 12, seed=0, per_workload=4))
 
 
-def test_support_may_be_all_that_there_is():
+def test_few_shot_set_may_be_all_that_there_is():
     tried = np.flatnonzero(np.isfinite(DATASET.latency_secs[:, 2]) | DATASET.failed[:, 2])
-    everything = draw_support(DATASET, TARGET, np.arange(len(DATASET)), len(tried), seed=0)
+    everything = draw_few_shot(DATASET, TARGET, np.arange(len(DATASET)), len(tried), seed=0)
     assert np.array_equal(everything, tried)
     with pytest.raises(TransferError, match=f"cannot draw {len(tried) + 1} samples of 'cpu-new'"):
-        draw_support(DATASET, TARGET, np.arange(len(DATASET)), len(tried) + 1, seed=0)
+        draw_few_shot(DATASET, TARGET, np.arange(len(DATASET)), len(tried) + 1, seed=0)

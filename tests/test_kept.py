@@ -49,9 +49,9 @@ def source() -> FleetTLP:
 
 @pytest.fixture(scope="module")
 def adapted(source: FleetTLP) -> Adapted:
-    support = DATASET.rows_of(TARGET)[:40]
+    few_shot = DATASET.rows_of(TARGET)[:40]
     return SourceDevices(nets=2).adapt(
-        source, DATASET, TARGET, support, source_rows=ROWS, config=QUICK, seed=0
+        source, DATASET, TARGET, few_shot, source_rows=ROWS, config=QUICK, seed=0
     )
 
 
@@ -163,9 +163,9 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Ad
             return made[0]
 
     model = train(snapshot.dataset, rows, config=train_config(1), seed=0, devices=SOURCES[:2]).model
-    support = frozenset(snapshot.dataset.candidate_ids[::5])
+    few_shot = frozenset(snapshot.dataset.candidate_ids[::5])
     _, name = adapt_version(
-        snapshot, folder / "models", model, DeviceId(NEW), support, Kept(), train_config(1), 0
+        snapshot, folder / "models", model, DeviceId(NEW), few_shot, Kept(), train_config(1), 0
     )
     return Registry(folder / "models"), name, made[0]
 

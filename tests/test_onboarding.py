@@ -221,7 +221,7 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
     samples = frozenset(one.candidate_id for pool in pools.values() for one in pool)
     nothing: Any = None
     one = _onboarding(snapshot, DeviceId(NEW), samples, nothing, nothing, 0, holds_out=holds_out)
-    assert len(samples) == len(one.support) == 32
+    assert len(samples) == len(one.few_shot) == 32
 
 
 @pytest.fixture

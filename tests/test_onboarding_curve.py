@@ -137,15 +137,15 @@ class Spy:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: np.ndarray,
+        few_shot_rows: np.ndarray,
         *,
         source_rows: np.ndarray,
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
-        self.seen.append((dataset, support_rows, source_rows))
+        self.seen.append((dataset, few_shot_rows, source_rows))
         return Nearest().adapt(
-            source, dataset, target_device, support_rows, source_rows=source_rows, config=config, seed=seed
+            source, dataset, target_device, few_shot_rows, source_rows=source_rows, config=config, seed=seed
         )
 
 

@@ -26,7 +26,7 @@ class Counting:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self, situation: Situation, support: FewShotSet) -> Scores:
+    def __call__(self, situation: Situation, few_shot: FewShotSet) -> Scores:
         self.asked += 1
         return situation.test.astype(np.float64)
 
@@ -96,8 +96,8 @@ def test_further_samples_and_contenders_run_alone(tmp_path: Path) -> None:
 def test_who_says_nothing_is_not_asked_again(tmp_path: Path) -> None:
     asked = []
 
-    def silent(situation: Situation, support: FewShotSet) -> Scores | None:
-        asked.append(support)
+    def silent(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+        asked.append(few_shot)
         return None
 
     first = run(Counting(), tmp_path, beside=(FewShot("silent", silent),))

@@ -20,7 +20,7 @@ from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP, model_config
 from transfer.model.trees import Trees, joint_scores
 from transfer.train.training import train
-from transfer.train.tree_fit import teach_trees
+from transfer.train.tree_fit import fit_trees
 
 DATASET = make_dataset(workloads=16, candidates=20)
 ROWS, HELD = np.flatnonzero(DATASET.group < 12), np.flatnonzero(DATASET.group >= 12)
@@ -84,15 +84,15 @@ def test_equal_seeds_give_equal_trees_and_weights_count() -> None:
     models = [FleetTLP(SHAPE) for _ in range(3)]
     weights = np.ones(len(ROWS))
     for model, seed in zip(models, (1, 1, 2), strict=True):
-        teach_trees(model, DATASET, ROWS, ("cpu.a",), weights, config=replace(RUN, trees=20), seed=seed)
+        fit_trees(model, DATASET, ROWS, ("cpu.a",), weights, config=replace(RUN, trees=20), seed=seed)
     raws = [model.trees.raw for model in models if model.trees is not None]
     assert torch.equal(raws[0], raws[1])
     assert not torch.equal(raws[0], raws[2])
     # A row without weight is as good as absent.
     some = np.where(np.arange(len(ROWS)) % 5 == 0, 0.0, 1.0)
     some[np.isin(ROWS, [fastest(group) for group in np.unique(DATASET.group[ROWS])])] = 1.0
-    teach_trees(models[0], DATASET, ROWS, ("cpu.a",), some, config=replace(RUN, trees=20), seed=3)
-    teach_trees(models[1], DATASET, ROWS[some > 0], ("cpu.a",), config=replace(RUN, trees=20), seed=3)
+    fit_trees(models[0], DATASET, ROWS, ("cpu.a",), some, config=replace(RUN, trees=20), seed=3)
+    fit_trees(models[1], DATASET, ROWS[some > 0], ("cpu.a",), config=replace(RUN, trees=20), seed=3)
     assert models[0].trees is not None
     assert models[1].trees is not None
     a, b = (one.trees.log_speeds(FLAT, hardware("cpu.a")) for one in models[:2] if one.trees is not None)
@@ -107,9 +107,9 @@ def fastest(group: int) -> int:
 def test_one_device_may_have_trees_of_its_own_beside_those_of_all() -> None:
     models = [FleetTLP(SHAPE) for _ in range(3)]
     how = {"config": replace(RUN, trees=20), "seed": 1}
-    teach_trees(models[0], DATASET, ROWS, ("cpu.a", "cpu.b"), **how)
-    teach_trees(models[1], DATASET, ROWS, ("cpu.b",), **how)
-    teach_trees(models[2], DATASET, ROWS, ("cpu.a", "cpu.b"), alone="cpu.b", **how)
+    fit_trees(models[0], DATASET, ROWS, ("cpu.a", "cpu.b"), **how)
+    fit_trees(models[1], DATASET, ROWS, ("cpu.b",), **how)
+    fit_trees(models[2], DATASET, ROWS, ("cpu.a", "cpu.b"), alone="cpu.b", **how)
     trees = [model.trees for model in models if model.trees is not None]
     assert [float(one.weight) for one in trees] == [1.0, 1.0, 2.0]
     told = [one.log_speeds(FLAT[HELD], hardware("cpu.b")) - float(one.offset) for one in trees]
@@ -165,7 +165,7 @@ def test_damaged_trees_and_other_inputs_are_refused() -> None:
     with pytest.raises(TransferError, match="trees cannot be read"):
         Trees(b"no trees", 0.0).log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
     model = FleetTLP(SHAPE)
-    teach_trees(model, DATASET, ROWS, ("cpu.a",), config=replace(RUN, trees=3), seed=0)
+    fit_trees(model, DATASET, ROWS, ("cpu.a",), config=replace(RUN, trees=3), seed=0)
     assert model.trees is not None
     with pytest.raises(TransferError, match="trees read 21 numbers a candidate, this program has 5"):
         model.trees.log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))

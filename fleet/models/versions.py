@@ -202,7 +202,7 @@ def adapt_version(
     models: Path,
     source: FleetTLP,
     target: DeviceId,
-    support: Collection[CandidateId],
+    few_shot: Collection[CandidateId],
     strategy: Strategy,
     config: TrainConfig,
     seed: int,
@@ -211,11 +211,11 @@ def adapt_version(
     earlier: Earlier | None = None,
     since: float = 0.0,
 ) -> tuple[TlpModel, str]:
-    """Give a new device its head from its measured candidates `support`, and keep the model as a version.
+    """Give a new device its head from its measured candidates `few_shot`, and keep the model as a version.
 
-    Of the target only the support is seen, whatever else the snapshot holds of it. With `hold_out` nothing is
-    learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be compared with
-    it. What the strategy needs beside the head to score as it was judged is kept with it
+    Of the target only the few-shot set is seen, whatever else the snapshot holds of it. With `hold_out`
+    nothing is learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be
+    compared with it. What the strategy needs beside the head to score as it was judged is kept with it
     (`transfer.adapt.kept`). Where the target is served already, `retention_reason` says why it still is by
     that. The head of its `earlier` environment is only a source, and is not kept; the present one began at
     `since`, in Unix seconds.
@@ -233,11 +233,11 @@ def adapt_version(
     kept_out = held_out(everywhere) if hold_out else frozenset()
     is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
     rows = np.flatnonzero(is_open)
-    support_rows = np.flatnonzero(
-        is_open & np.array([candidate_id in support for candidate_id in dataset.candidate_ids])
+    few_shot_rows = np.flatnonzero(
+        is_open & np.array([candidate_id in few_shot for candidate_id in dataset.candidate_ids])
     )
     adapted = strategy.adapt(
-        source, dataset, target, support_rows, source_rows=rows, config=config, seed=seed
+        source, dataset, target, few_shot_rows, source_rows=rows, config=config, seed=seed
     )
     model = adapted.model
     if earlier is not None and isinstance(model, FleetTLP) and earlier.device_id in model.device_ids:
@@ -245,7 +245,7 @@ def adapt_version(
     manifest = manifest_of(
         snapshot, seed=seed, config=config, seconds=time.perf_counter() - started, sources=source.device_ids
     )
-    onboarded = {"onboarded": target, "samples": len(support_rows), "strategy": strategy.name}
+    onboarded = {"onboarded": target, "samples": len(few_shot_rows), "strategy": strategy.name}
     onboarded |= {"environment_since": since} if earlier is not None else {}
     # A model may have heads of devices that this store never saw.
     heads = [one for one in model.device_ids if one in dataset.device_ids]

@@ -43,7 +43,7 @@ class Onboarding:
         dataset: Candidates of the target and its source devices; of the target only the samples are looked
             at.
         target: The new device.
-        support: Rows of the samples.
+        few_shot: Rows of the samples.
         source: Model of the source devices, without a head for the target.
         source_rows: Rows whose latencies on source devices may be seen.
         regime: What the head will be asked.
@@ -53,7 +53,7 @@ class Onboarding:
 
     dataset: Dataset
     target: str
-    support: Rows
+    few_shot: Rows
     source: FleetTLP
     source_rows: Rows
     regime: Regime
@@ -62,7 +62,7 @@ class Onboarding:
 
     @property
     def latency(self) -> NDArray[np.float64]:
-        """(N,) the target's seconds; only those of the support may be read."""
+        """(N,) the target's seconds; only those of the few-shot set may be read."""
         found: NDArray[np.float64] = self.dataset.latency_secs[:, self.dataset.column(self.target)]
         return found
 
@@ -125,14 +125,14 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasure
     from transfer.auto.strategy import checking_view, for_check
     from transfer.evaluate.onboarding_cases import Regime
 
-    scores = np.full(len(one.support), np.nan)
+    scores = np.full(len(one.few_shot), np.nan)
     for held in _folds(one):
-        rest = one.support[~held]
+        rest = one.few_shot[~held]
         fold = one.adapt(for_check(strategy, one.regime), rest)
-        view = checking_view(one.dataset, one.support[held], one.regime)
-        scores[held] = fold.score(view, one.support[held])
+        view = checking_view(one.dataset, one.few_shot[held], one.regime)
+        scores[held] = fold.score(view, one.few_shot[held])
     known = np.isfinite(scores)
-    rows = one.support[known]
+    rows = one.few_shot[known]
     return expect(
         adapted.score(_hidden(one), unmeasured),
         one.dataset.group[unmeasured],
@@ -163,17 +163,17 @@ def told(
     try:
         found = expectation(one, adapted, strategy, unmeasured)
     except TransferError as error:
-        by_devices = None if standings is None else standings.expected(taken, len(one.support))
+        by_devices = None if standings is None else standings.expected(taken, len(one.few_shot))
         if standings is None or by_devices is None:
             return {"expected": None, "reason": str(error), "more": []}
         return {
             "expected": {**_figures(*by_devices), "samples": 0, "devices": len(standings.devices)},
             "reason": str(error),
-            "more": more_samples(standings, taken, by_devices[0].value, len(one.support), limit),
+            "more": more_samples(standings, taken, by_devices[0].value, len(one.few_shot), limit),
         }
     return {
         "expected": as_json(found),
-        "more": more_samples(standings, taken, found.top1.value, len(one.support), limit),
+        "more": more_samples(standings, taken, found.top1.value, len(one.few_shot), limit),
     }
 
 
@@ -245,11 +245,11 @@ def _hidden(one: Onboarding) -> Dataset:
 
 
 def _folds(one: Onboarding) -> list[NDArray[np.bool_]]:
-    """Masks over the support: what is held back in turn, whole workloads where workloads will be new."""
+    """Masks over the few-shot set: what is held back in turn, whole workloads where workloads will be new."""
     from transfer.evaluate.onboarding_cases import Regime
 
     random = np.random.default_rng(one.seed)
-    group = one.dataset.group[one.support]
+    group = one.dataset.group[one.few_shot]
     if one.regime is Regime.BOTH_NEW:
         groups = random.permutation(np.unique(group))
         parts: Sequence[NDArray[np.bool_]] = [np.isin(group, groups[fold::_FOLDS]) for fold in range(_FOLDS)]

@@ -168,7 +168,7 @@ def unmeasured(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> 
 
     known = {candidate.candidate_id for pool in pools.values() for candidate in pool}
     rows = np.flatnonzero([candidate_id in known for candidate_id in one.dataset.candidate_ids])
-    return np.setdiff1d(rows, one.support)
+    return np.setdiff1d(rows, one.few_shot)
 
 
 __all__ = ["choose", "pools_of", "source_devices_of", "source_version", "unmeasured"]

@@ -117,25 +117,25 @@ def onboard_device(
             before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
             measured = _measured(engine.store(), target, environment_id)
             few = choose(before, target, pools, measured, settings, source, samples)
-        support = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
+        few_shot = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
         with clock.part("measure"):
             collection.measure({spec.family: few}, _given(collection, few))
         store = engine.store()
         descriptor = store.devices()[target].descriptor
         assert descriptor is not None  # it is ready
-        outcomes = _outcomes(store, target, environment_id, support)
+        outcomes = _outcomes(store, target, environment_id, few_shot)
         snapshot = _with_target(store, sources, spec, descriptor, _parts(target, environment_id, earlier))
         display.finish()
     display.computes(f"{target}: {sum(outcomes.values())} samples are measured; its head is made")
     strategy = _Kept(
         strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, models.parent / STANDINGS, near)
     )
-    one = _onboarding(snapshot, target, support, source, config, seed, holds_out=holds_out)
+    one = _onboarding(snapshot, target, few_shot, source, config, seed, holds_out=holds_out)
     with clock.part("standings"):
         standings = strategy.prepare(one)
     with clock.part("adapt"):
         _, version = adapt_version(
-            *(snapshot, models, source, target, support, strategy, config, seed),
+            *(snapshot, models, source, target, few_shot, strategy, config, seed),
             hold_out=holds_out,
             earlier=earlier,
             since=environment_since(store, target, environment_id),
@@ -147,7 +147,7 @@ def onboard_device(
     taken = str(adapted.notes.get("strategy", strategy.name))
     result: dict[str, Any] = {
         "device": target,
-        "samples": len(support),
+        "samples": len(few_shot),
         "outcomes": outcomes,
         "strategy": strategy.name,
         "taken": taken,
@@ -163,7 +163,7 @@ def onboard_device(
         result |= told(one, adapted, taken, unmeasured(one, pools), standings, sum(map(len, pools.values())))
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
-            point = {"samples": len(support), "taken": taken, **result["expected"]}
+            point = {"samples": len(few_shot), "taken": taken, **result["expected"]}
             remember(models.parent / CURVES, target, point)
     result["seconds"] = clock.parts
     return result
@@ -206,7 +206,7 @@ class _Kept:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: np.ndarray,
+        few_shot_rows: np.ndarray,
         *,
         source_rows: np.ndarray,
         config: TrainConfig,
@@ -217,7 +217,7 @@ class _Kept:
             source,
             dataset,
             target_device,
-            support_rows,
+            few_shot_rows,
             source_rows=source_rows,
             config=config,
             seed=seed,
@@ -234,7 +234,7 @@ class _Kept:
 def _onboarding(
     snapshot: DatasetSnapshot,
     target: DeviceId,
-    support: CollectionOf[CandidateId],
+    few_shot: CollectionOf[CandidateId],
     source: FleetTLP,
     config: TrainConfig,
     seed: int,
@@ -249,11 +249,11 @@ def _onboarding(
     dataset = snapshot.dataset
     kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids) if holds_out else frozenset()
     is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
-    chosen = np.array([one in support for one in dataset.candidate_ids], dtype=np.bool_)
+    chosen = np.array([one in few_shot for one in dataset.candidate_ids], dtype=np.bool_)
     return Onboarding(
         dataset=dataset,
         target=target,
-        support=np.flatnonzero(is_open & chosen),
+        few_shot=np.flatnonzero(is_open & chosen),
         source=source,
         source_rows=np.flatnonzero(is_open),
         regime=Regime.DEVICE_NEW,
@@ -284,7 +284,7 @@ def _measured(store: StoreReader, target: DeviceId, environment_id: str) -> set[
 
 
 def _outcomes(
-    store: StoreReader, target: DeviceId, environment_id: str, support: CollectionOf[CandidateId]
+    store: StoreReader, target: DeviceId, environment_id: str, few_shot: CollectionOf[CandidateId]
 ) -> dict[str, int]:
     """How the samples ended.
 
@@ -294,14 +294,14 @@ def _outcomes(
     found = {
         record.candidate_id: (record.outcome, record.error)
         for record in store.records(device_id=target)
-        if record.candidate_id in support and record.environment_id == environment_id
+        if record.candidate_id in few_shot and record.environment_id == environment_id
     }
     counts = Counter(str(outcome) for outcome, _ in found.values())
-    if support and not counts[Outcome.OK]:
+    if few_shot and not counts[Outcome.OK]:
         error = next((error for _, error in found.values() if error), "no error text")
         said = ", ".join(f"{outcome} {count}" for outcome, count in counts.items()) or "no record"
         raise FleetError(
-            f"none of the {len(support)} samples ran on {target} ({said}); no head can be made of failures. "
+            f"none of the {len(few_shot)} samples ran on {target} ({said}); no head can be made of failures. "
             f"One of them says: {error.strip().splitlines()[-1][:200] if error.strip() else 'nothing'}. Run "
             f"`fleet doctor`, mend the device, and onboard it again"
         )

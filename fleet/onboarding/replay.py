@@ -43,10 +43,10 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     from transfer.adapt.fingerprint import distances, from_anchors
     from transfer.adapt.sample_selection import selector_named
     from transfer.auto.strategy import Auto
-    from transfer.baselines.situation import FewShotSet, with_support
+    from transfer.baselines.situation import FewShotSet, with_few_shot
     from transfer.data.splits import few_of_each
     from transfer.evaluate.onboarding_cases import CasePlan, Regime, make_cases, shown
-    from transfer.evaluate.onboarding_contenders import choose_support, situation_of
+    from transfer.evaluate.onboarding_contenders import choose_few_shot, situation_of
     from transfer.train.training import train
 
     clock = Clock()
@@ -72,12 +72,12 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         source = train(view, case.source_rows, config=config, seed=seed, devices=sources).model
     truth = dataset.latency_secs[:, dataset.column(device)]
     with clock.part("choose"):
-        support = choose_support(
+        few_shot = choose_few_shot(
             selector_named(selector), situation, case.pool, samples, truth, lambda: source
         )
-    seen = with_support(view, device, FewShotSet(support, truth[support]))
-    failed = int((~np.isfinite(truth[support])).sum())
-    if samples and failed == len(support):
+    seen = with_few_shot(view, device, FewShotSet(few_shot, truth[few_shot]))
+    failed = int((~np.isfinite(truth[few_shot])).sum())
+    if samples and failed == len(few_shot):
         raise FleetError(
             f"all {failed} samples of {device} failed in its records: no head can be made of failures; "
             "choose another seed, or ask for more samples"
@@ -85,14 +85,14 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     one = Onboarding(
         dataset=seen,
         target=device,
-        support=support,
+        few_shot=few_shot,
         source=source,
         source_rows=case.source_rows,
         regime=case.regime,
         config=config,
         seed=seed,
     )
-    anchors = from_anchors(seen.take(support), (device, *sources)) if len(support) else {}
+    anchors = from_anchors(seen.take(few_shot), (device, *sources)) if len(few_shot) else {}
     near = distances(anchors[device], anchors.values()) if anchors else {}
     strategy = strategy_for(settings.onboarding.strategy, case.regime, models.parent / STANDINGS, near)
     standings = None
@@ -100,12 +100,12 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         if isinstance(strategy, Auto):
             standings = strategy.prepare(seen, device, source_rows=case.source_rows, config=config)
     with clock.part("adapt"):
-        adapted = one.adapt(strategy, support)
+        adapted = one.adapt(strategy, few_shot)
     taken = str(adapted.notes.get("strategy", strategy.name))
     result: dict[str, Any] = {
         "device": device,
         "replay": True,
-        "samples": len(support),
+        "samples": len(few_shot),
         "failed_samples": failed,
         "strategy": strategy.name,
         "taken": taken,

@@ -106,7 +106,7 @@ class Adapted:
 class Strategy(Protocol):
     """One way to make a head for a new device.
 
-    Promises: the source model is not changed; of the target device no latency outside the support
+    Promises: the source model is not changed; of the target device no latency outside the few-shot set
     rows has any influence; equal arguments give equal weights.
     """
 
@@ -125,7 +125,7 @@ class Strategy(Protocol):
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
@@ -137,14 +137,14 @@ class Strategy(Protocol):
             source: Model of the source devices; None where there is none yet.
             dataset: Candidates of all devices; `target_device` must be one of them, for its hardware vector.
             target_device: The new device.
-            support_rows: Rows whose target latency may be seen; labels are relative to the best of them.
+            few_shot_rows: Rows whose target latency may be seen; labels are relative to the best of them.
                 May be empty where `least_samples` is 0.
             source_rows: Rows whose latencies on the other devices may be seen.
             config: How the source model was, or would be, trained; a strategy may train for less long.
             seed: Of everything random.
 
         Raises:
-            TransferError: The support set cannot rank anything, or the strategy needs a source model.
+            TransferError: The few-shot set cannot rank anything, or the strategy needs a source model.
         """
         ...
 
@@ -152,38 +152,38 @@ class Strategy(Protocol):
 def visible_part(
     dataset: Dataset,
     target_device: str,
-    support_rows: NDArray[np.int64],
+    few_shot_rows: NDArray[np.int64],
     source_rows: NDArray[np.int64],
     *,
-    need_support: bool = True,
+    need_few_shot: bool = True,
 ) -> Dataset:
     """The dataset as a strategy may see it: the rows of both sets, other target measurements taken out.
 
     Args:
         dataset: Candidates of all devices.
         target_device: The new device.
-        support_rows: Rows with visible target latency.
-        source_rows: Rows with visible latency on the other devices. On support rows outside of these
+        few_shot_rows: Rows with visible target latency.
+        source_rows: Rows with visible latency on the other devices. On few-shot rows outside of these
             only the target's latency is visible.
-        need_support: Refuse a support set without any latency.
+        need_few_shot: Refuse a few-shot set without any latency.
 
     Returns:
         A dataset of the union of both sets of rows, in ascending order.
 
     Raises:
-        TransferError: No support row has a target latency.
+        TransferError: No few-shot row has a target latency.
     """
     column = dataset.column(target_device)
-    support_rows = np.asarray(support_rows, dtype=np.int64)
-    if need_support and not np.isfinite(dataset.latency_secs[support_rows, column]).any():
+    few_shot_rows = np.asarray(few_shot_rows, dtype=np.int64)
+    if need_few_shot and not np.isfinite(dataset.latency_secs[few_shot_rows, column]).any():
         raise TransferError(
-            f"none of the {len(support_rows)} support rows has an ok measurement on {target_device!r}; "
+            f"none of the {len(few_shot_rows)} few-shot rows has an ok measurement on {target_device!r}; "
             f"measure candidates there first"
         )
-    rows = np.union1d(support_rows, source_rows).astype(np.int64)
+    rows = np.union1d(few_shot_rows, source_rows).astype(np.int64)
     part = dataset.take(rows)
     hidden = np.repeat(~np.isin(rows, source_rows)[:, None], len(dataset.device_ids), axis=1)
-    hidden[:, column] = ~np.isin(rows, support_rows)
+    hidden[:, column] = ~np.isin(rows, few_shot_rows)
     return replace(
         part,
         latency_secs=np.where(hidden, np.nan, part.latency_secs),

@@ -1,4 +1,4 @@
-"""Fine-tuning: go on training the source model on the support set, with a learning rate chosen there.
+"""Fine-tuning: go on training the source model on the few-shot set, with a learning rate chosen there.
 
 The usual baseline of the field, but done with care: published fine-tuning of TLP takes one rate for all
 layers and trains for 50 epochs, which unlearns more than a few dozen labels teach.
@@ -21,7 +21,7 @@ from transfer.train.training import TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class FineTune:
-    """Train the nearest head, and as much of the backbone as is wanted, on the support set.
+    """Train the nearest head, and as much of the backbone as is wanted, on the few-shot set.
 
     Args:
         trained: Which layers learn.
@@ -44,15 +44,15 @@ class FineTune:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
-        """Choose a rate, then train on all of the support; `source_rows` are not looked at."""
+        """Choose a rate, then train on all of the few-shot set; `source_rows` are not looked at."""
         nothing = np.zeros(0, dtype=np.int64)
-        part = visible_part(dataset, target_device, support_rows, nothing)
+        part = visible_part(dataset, target_device, few_shot_rows, nothing)
         start = with_target_head(need_source(source, self.name), part, target_device, seed=seed)
         epochs = max(1, round(config.epochs * self.epoch_share))
 

@@ -78,7 +78,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class Maml:
-    """Meta-train a start on the sources, then take learnt steps on the support set.
+    """Meta-train a start on the sources, then take learnt steps on the few-shot set.
 
     Meta-training is done once for given sources and kept; it takes most of the time.
 
@@ -88,7 +88,7 @@ class Maml:
         outer_steps: Updates of the start.
         tasks: Meta-tasks of an update.
         rate_share: Learning rate of the start, as a share of the configuration's.
-        steps: Numbers of steps on the support set to choose from.
+        steps: Numbers of steps on the few-shot set to choose from.
     """
 
     order: Order = "second"
@@ -110,16 +110,16 @@ class Maml:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
-        """Meta-train unless done before, choose the number of steps on the support, take them."""
+        """Meta-train unless done before, choose the number of steps on the few-shot set, take them."""
         nothing = np.zeros(0, dtype=np.int64)
-        part = visible_part(dataset, target_device, support_rows, nothing)
-        known = visible_part(dataset, target_device, nothing, source_rows, need_support=False)
+        part = visible_part(dataset, target_device, few_shot_rows, nothing)
+        known = visible_part(dataset, target_device, nothing, source_rows, need_few_shot=False)
         start = self.start(need_source(source, self.name), known, target_device, config, seed)
 
         def fit(shown: Dataset, steps: float) -> FleetTLP:

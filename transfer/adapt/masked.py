@@ -26,7 +26,7 @@ from transfer.train.training import TrainConfig, torch_threads, trainable_device
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Keep the weights that matter to every source; train the others on the support set.
+    """Keep the weights that matter to every source; train the others on the few-shot set.
 
     Args:
         kept: Share of the weights of each layer of the backbone that stay as they are.
@@ -47,18 +47,18 @@ class Masked:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
-        """Judge the weights on `source_rows`, then train on the support. See `Strategy.adapt`."""
+        """Judge the weights on `source_rows`, then train on the few-shot set. See `Strategy.adapt`."""
         model = need_source(source, self.name)
-        # The sources' rows without any target label, and the support without any source label.
+        # The sources' rows without any target label, and the few-shot set without any source label.
         nothing = np.zeros(0, dtype=np.int64)
-        part = visible_part(dataset, target_device, support_rows, nothing)
-        known = visible_part(dataset, target_device, nothing, source_rows, need_support=False)
+        part = visible_part(dataset, target_device, few_shot_rows, nothing)
+        known = visible_part(dataset, target_device, nothing, source_rows, need_few_shot=False)
         model = with_target_head(model, part, target_device, seed=seed)
         devices = [d for d in trainable_devices(known, np.arange(len(known))) if d in model.device_ids]
         importance = [self._importance(model, known, device_id, config, seed) for device_id in devices]

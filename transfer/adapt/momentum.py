@@ -1,4 +1,4 @@
-"""Momentum adaptation: a slow copy of the source model follows one that learns from the support set.
+"""Momentum adaptation: a slow copy of the source model follows one that learns from the few-shot set.
 
 MoA-Pruner (ASPLOS'25, section 5) keeps a Siamese copy of the pretrained model, updated as a moving average of
 the model that online measurements train. The copy forgets slowly, so a bad batch cannot spoil it.
@@ -22,7 +22,7 @@ from transfer.train.training import TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """Train one copy on the support set; another follows it, and is the result.
+    """Train one copy on the few-shot set; another follows it, and is the result.
 
     Args:
         keep: Share of itself that the slow copy keeps in each step. Over the steps of one adaptation it
@@ -42,14 +42,14 @@ class Momentum:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
         """Train and follow; `source_rows` are not looked at. See `Strategy.adapt`."""
-        part = visible_part(dataset, target_device, support_rows, np.zeros(0, dtype=np.int64))
+        part = visible_part(dataset, target_device, few_shot_rows, np.zeros(0, dtype=np.int64))
         slow = with_target_head(need_source(source, self.name), part, target_device, seed=seed)
         fast = slow.copy()
         pairs = list(zip(slow.parameters(), fast.parameters(), strict=True))

@@ -2,7 +2,7 @@
 
 The published method (TLP, ASPLOS'23, section 5) trains all heads at once from nothing, on half a million
 target labels. With a few dozen the target's head cannot shape the backbone by itself: it starts from the
-source head that ranks the support set best, and the sources' data keep the backbone from forgetting.
+source head that ranks the few-shot set best, and the sources' data keep the backbone from forgetting.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class MultiTask:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
         """Train with replay; without `source`, from a new model. See `Strategy.adapt`."""
-        part = visible_part(dataset, target_device, support_rows, source_rows)
+        part = visible_part(dataset, target_device, few_shot_rows, source_rows)
         rows = np.arange(len(part))
         init = None if source is None else with_target_head(source, part, target_device, seed=seed)
         known = part.device_ids if init is None else init.device_ids

@@ -20,7 +20,7 @@ from transfer.train.training import TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """Copy the head of the device that orders the support best; with k = 0, of the nearest hardware."""
+    """Copy the head of the device that orders the few-shot set best; with k = 0, of the nearest hardware."""
 
     name: str = "nearest"
     least_samples: int = 0
@@ -30,7 +30,7 @@ class Nearest:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
@@ -38,7 +38,7 @@ class Nearest:
     ) -> Adapted:
         """Choose and copy; nothing is trained. See `Strategy.adapt`."""
         model = need_source(source, self.name).copy()
-        part = visible_part(dataset, target_device, support_rows, source_rows, need_support=False)
+        part = visible_part(dataset, target_device, few_shot_rows, source_rows, need_few_shot=False)
         like = most_similar_heads(model, part, target_device)
         # Of several the first: heads have hidden units of their own, so their mean is none of them.
         if target_device not in model.device_ids:

@@ -192,7 +192,7 @@ def selector_named(name: str) -> Selector:
     return SELECTORS[name]
 
 
-def draw_support(
+def draw_few_shot(
     dataset: Dataset,
     device_id: str,
     rows: NDArray[np.int64],
@@ -300,7 +300,7 @@ __all__ = [
     "Stratified",
     "Uncertain",
     "Uniform",
-    "draw_support",
+    "draw_few_shot",
     "embed",
     "places_in",
     "selector_named",

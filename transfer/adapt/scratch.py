@@ -1,4 +1,4 @@
-"""No transfer: the same network trained on the support set alone. The yardstick of every other strategy."""
+"""No transfer: the same network trained on the few-shot set alone. The yardstick of every other strategy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transfer.train.training import TrainConfig, train
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Train a new model with the target's head only, on the support rows only."""
+    """Train a new model with the target's head only, on the few-shot rows only."""
 
     name: str = "scratch"
     least_samples: int = 2
@@ -25,14 +25,14 @@ class Scratch:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
         """Train from nothing; `source` and `source_rows` are not looked at. See `Strategy.adapt`."""
-        part = visible_part(dataset, target_device, support_rows, np.zeros(0, dtype=np.int64))
+        part = visible_part(dataset, target_device, few_shot_rows, np.zeros(0, dtype=np.int64))
         rows = np.arange(len(part))
         model = train(part, rows, config=config, seed=seed, devices=(target_device,)).model
         return Adapted(device_id=target_device, model=model)

@@ -28,7 +28,7 @@ from transfer.errors import TransferError
 from transfer.features.extractor import FeatureBlock
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, trainable_devices
-from transfer.train.tree_fit import teach_trees
+from transfer.train.tree_fit import fit_trees
 
 #: What the head's vote on a candidate that source devices measured counts beside the estimate (decision 25).
 _HEAD_SHARE = 0.5
@@ -73,7 +73,7 @@ class SourceDevices:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
@@ -85,7 +85,7 @@ class SourceDevices:
             TransferError: There is no source model, or no source device has a latency.
         """
         source = need_source(source, self.name)
-        part = visible_part(dataset, target_device, support_rows, source_rows, need_support=False)
+        part = visible_part(dataset, target_device, few_shot_rows, source_rows, need_few_shot=False)
         sources = [
             str(one) for one in part.device_ids if one != target_device and len(part.rows_of(one)) >= 2
         ]
@@ -111,7 +111,7 @@ class SourceDevices:
             how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
             tune(model, estimated, devices, how, seed)
             alone = _stands_alone(part, target_device)
-            teach_trees(
+            fit_trees(
                 model,
                 part if alone else estimated,
                 everything,

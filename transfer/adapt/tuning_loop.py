@@ -1,4 +1,4 @@
-"""The loop that fine-tuning strategies share, and the choice of a learning rate on the support set.
+"""The loop that fine-tuning strategies share, and the choice of a learning rate on the few-shot set.
 
 The loop is that of `transfer.train.epochs` without what a few dozen rows do not need (validation, resuming,
 several workers), and with what strategies need: some layers left alone, and a look at the weights after each
@@ -99,11 +99,11 @@ def choose_rate(
     seed: int,
     fit: Callable[[Dataset, float], FleetTLP],
 ) -> tuple[float, dict[float, float]]:
-    """Choose a learning rate on the support set: learn from half of its workloads, rank the other half.
+    """Choose a learning rate on the few-shot set: learn from half of its workloads, rank the other half.
 
     Args:
         start: What fine-tuning starts from; it stands for a rate of 0.
-        part: Only the support's labels of the device are looked at.
+        part: Only the few-shot set's labels of the device are looked at.
         device_id: The new device.
         rates: What to try.
         seed: Of the halves.

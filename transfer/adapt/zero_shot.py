@@ -33,7 +33,7 @@ _MOST_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class ZeroShot:
-    """Mix the known heads by likeness of hardware; the support is not looked at.
+    """Mix the known heads by likeness of hardware; the few-shot set is not looked at.
 
     Args:
         bandwidths: Distances to choose from; the last ones are nearly the plain mean of all heads.
@@ -51,7 +51,7 @@ class ZeroShot:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: NDArray[np.int64],
+        few_shot_rows: NDArray[np.int64],
         *,
         source_rows: NDArray[np.int64],
         config: TrainConfig,
@@ -62,7 +62,7 @@ class ZeroShot:
         random = np.random.default_rng(seed)
         rows = np.sort(random.permutation(source_rows)[:_MOST_ROWS])
         nothing = np.zeros(0, dtype=np.int64)
-        part = visible_part(dataset, target_device, nothing, rows, need_support=False)
+        part = visible_part(dataset, target_device, nothing, rows, need_few_shot=False)
         sources = [d for d in model.device_ids if d != target_device and d in part.device_ids]
         x = represent(model, part.features)
         logits = logits_of(model, x, sources)

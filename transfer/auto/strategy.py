@@ -81,7 +81,7 @@ class Auto:
         if len(self.strategies) + len(self.ready) < 2:
             return None
         known = visible_part(
-            dataset, target_device, np.zeros(0, dtype=np.int64), source_rows, need_support=False
+            dataset, target_device, np.zeros(0, dtype=np.int64), source_rows, need_few_shot=False
         )
         sources = known.of_devices([one for one in known.device_ids if one != target_device])
         if self.ready and self.cache is not None:
@@ -96,21 +96,21 @@ class Auto:
         source: FleetTLP | None,
         dataset: Dataset,
         target_device: str,
-        support_rows: Rows,
+        few_shot_rows: Rows,
         *,
         source_rows: Rows,
         config: TrainConfig,
         seed: int,
     ) -> Adapted:
         """Choose, check, adapt. See `Strategy.adapt`; `notes` say what was chosen and why."""
-        support_rows = np.asarray(support_rows, dtype=np.int64)
+        few_shot_rows = np.asarray(few_shot_rows, dtype=np.int64)
         standings = self.prepare(dataset, target_device, source_rows=source_rows, config=config)
         latency = dataset.latency_secs[:, dataset.column(target_device)]
-        measured = int(np.isfinite(latency[support_rows]).sum())
+        measured = int(np.isfinite(latency[few_shot_rows]).sum())
         known = {one.name: one for one in (*self.strategies, *self.ready)}
         if standings is None:
             known = {one.name: one for one in self.strategies}
-        able = [one for one in known.values() if self._can(one, source, dataset, support_rows, latency)]
+        able = [one for one in known.values() if self._can(one, source, dataset, few_shot_rows, latency)]
         if not able:
             raise TransferError(
                 f"no strategy can give {target_device!r} a head from {measured} measurements; measure at "
@@ -127,7 +127,7 @@ class Auto:
             )
 
         if self.guard and source is not None:
-            parts = split_support(dataset, support_rows, latency, self.regime, seed)
+            parts = split_few_shot(dataset, few_shot_rows, latency, self.regime, seed)
             if parts is None:
                 notes["check"] = f"none: {measured} measurements are too few to keep some back"
             else:
@@ -146,7 +146,7 @@ class Auto:
                 notes["check"] = verdict = judge(found, chosen.name, standings, measured)
                 chosen = rivals[verdict["taken"]]
                 notes["strategy"] = chosen.name
-        adapted = run(chosen, support_rows)
+        adapted = run(chosen, few_shot_rows)
         return replace(adapted, notes={**notes, "of_strategy": dict(adapted.notes)})
 
     @staticmethod
@@ -176,7 +176,7 @@ def standing(strategies: Sequence[Strategy]) -> list[Strategy]:
     return [replace(one, distances=None) if isinstance(one, ZeroShot) else one for one in strategies]
 
 
-def split_support(
+def split_few_shot(
     dataset: Dataset, rows: Rows, latency: NDArray[np.float64], regime: Regime, seed: int
 ) -> tuple[Rows, Rows] | None:
     """Part the samples into those to fit by and those to check by.
@@ -283,4 +283,4 @@ def judge(
     }
 
 
-__all__ = ["Auto", "check_agreement", "checking_view", "for_check", "judge", "split_support", "standing"]
+__all__ = ["Auto", "check_agreement", "checking_view", "for_check", "judge", "split_few_shot", "standing"]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from transfer.baselines.base import Rows, Scores, need
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
-from transfer.baselines.situation import FewShotSet, Situation, with_support
+from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.labels import relative_speed
 from transfer.data.ranking import rank_agreement
 from transfer.train.training import trainable_devices
@@ -43,7 +43,7 @@ _ROUNDS = 150
 
 
 class FewShot:
-    """One baseline: from a situation and its support to scores of the test rows.
+    """One baseline: from a situation and its few-shot set to scores of the test rows.
 
     Args:
         name: In tables.
@@ -56,9 +56,9 @@ class FewShot:
         self.name = name
         self._score = score
 
-    def score(self, situation: Situation, support: FewShotSet) -> Scores | None:
+    def score(self, situation: Situation, few_shot: FewShotSet) -> Scores | None:
         """(test rows,) scores, higher is faster; None where it does not apply."""
-        return self._score(situation, support)
+        return self._score(situation, few_shot)
 
 
 def baselines() -> list[FewShot]:
@@ -74,7 +74,7 @@ def baselines() -> list[FewShot]:
     ]
 
 
-def _mean_rank(situation: Situation, support: FewShotSet) -> Scores | None:
+def _mean_rank(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     if not situation.sources_measured_test:
         return None
     places = situation.places[situation.test]
@@ -83,23 +83,23 @@ def _mean_rank(situation: Situation, support: FewShotSet) -> Scores | None:
     return found
 
 
-def _nearest(situation: Situation, support: FewShotSet) -> Scores | None:
+def _nearest(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     if not situation.sources_measured_test:
         return None
     result = np.zeros(len(situation.test))
     told = np.zeros(len(situation.test), dtype=np.bool_)
-    for place in nearest_sources(situation, support):
+    for place in nearest_sources(situation, few_shot):
         mine = situation.places[situation.test, place]
         new = np.isfinite(mine) & ~told
         result[new], told[new] = mine[new], True
     return result
 
 
-def nearest_sources(situation: Situation, support: FewShotSet) -> list[int]:
-    """Places of the sources, most similar first: by order on the support, then by hardware vector."""
+def nearest_sources(situation: Situation, few_shot: FewShotSet) -> list[int]:
+    """Places of the sources, most similar first: by order on the few-shot set, then by hardware vector."""
     dataset = situation.dataset
-    known = np.isfinite(support.latency_secs)
-    rows, secs = support.rows[known], support.latency_secs[known]
+    known = np.isfinite(few_shot.latency_secs)
+    rows, secs = few_shot.rows[known], few_shot.latency_secs[known]
     spread = np.maximum(dataset.hardware.std(axis=0), 1e-6)
     found = []
     for place, source in enumerate(situation.sources):
@@ -113,41 +113,41 @@ def nearest_sources(situation: Situation, support: FewShotSet) -> list[int]:
     return [place for *_, place in sorted(found)]
 
 
-def _trees_alone(situation: Situation, support: FewShotSet) -> Scores | None:
-    lists = _target_list(situation, support)
+def _trees_alone(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+    lists = _target_list(situation, few_shot)
     if lists is None:
         return None
     return _boost(situation, [lists], lambda rows, _: situation.flat[rows])(situation.test, situation.target)
 
 
-def _trees_pooled(situation: Situation, support: FewShotSet) -> Scores | None:
+def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
         beside = np.broadcast_to(
             situation.hardware_of(device_id), (len(rows), situation.dataset.hardware.shape[1])
         )
         return np.concatenate([situation.flat[rows], beside], axis=1, dtype=np.float32)
 
-    mine = _target_list(situation, support)
+    mine = _target_list(situation, few_shot)
     lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
     return _boost(situation, lists, inputs)(situation.test, situation.target)
 
 
-def _trees_residual(situation: Situation, support: FewShotSet) -> Scores | None:
+def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     def inputs(rows: Rows, _: str) -> NDArray[np.float32]:
         return situation.flat[rows]
 
     source = situation.once("trees of sources", lambda: _boost(situation, _source_lists(situation), inputs))
-    mine = _target_list(situation, support)
+    mine = _target_list(situation, few_shot)
     if mine is None:
         return source(situation.test, situation.target)
     own = _boost(situation, [mine], inputs, start=source)
     return own(situation.test, situation.target)
 
 
-def _trees_with_sources(situation: Situation, support: FewShotSet) -> Scores | None:
+def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     if not situation.sources_measured_test or len(situation.sources) < 2:
         return None
-    order = [situation.sources[place] for place in nearest_sources(situation, support)]
+    order = [situation.sources[place] for place in nearest_sources(situation, few_shot)]
     nearest = {situation.target: order}
     for source in situation.sources:
         # Which other source is nearest to a source is told by all that both measured.
@@ -175,12 +175,12 @@ def _trees_with_sources(situation: Situation, support: FewShotSet) -> Scores | N
             ]
         return np.concatenate([situation.flat[rows], np.stack(beside, axis=1)], axis=1, dtype=np.float32)
 
-    mine = _target_list(situation, support)
+    mine = _target_list(situation, few_shot)
     lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
     return _boost(situation, lists, inputs)(situation.test, situation.target)
 
 
-def _mlp_fine_tuned(situation: Situation, support: FewShotSet) -> Scores | None:
+def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     dataset = situation.dataset
     sources = list(trainable_devices(dataset, situation.source_rows))
 
@@ -190,12 +190,12 @@ def _mlp_fine_tuned(situation: Situation, support: FewShotSet) -> Scores | None:
         return model
 
     source = situation.once("mlp of sources", make)
-    if _target_list(situation, support) is None:
+    if _target_list(situation, few_shot) is None:
         scores = [source.score(dataset, situation.test, one) for one in sources]
         return cast(Scores, np.mean(scores, axis=0))
     own = SummaryMlp(MlpConfig(), start=source)
-    seen = with_support(dataset, situation.target, support)
-    own.fit(seen, support.rows, [situation.target], situation.seed)
+    seen = with_few_shot(dataset, situation.target, few_shot)
+    own.fit(seen, few_shot.rows, [situation.target], situation.seed)
     return own.score(seen, situation.test, situation.target)
 
 
@@ -208,10 +208,10 @@ class _List:
     labels: Floats
 
 
-def _target_list(situation: Situation, support: FewShotSet) -> _List | None:
-    """The support as a list to learn; None where it has no pair of one workload to compare."""
-    known = np.isfinite(support.latency_secs)
-    rows, secs = support.rows[known], support.latency_secs[known]
+def _target_list(situation: Situation, few_shot: FewShotSet) -> _List | None:
+    """The few-shot set as a list to learn; None where it has no pair of one workload to compare."""
+    known = np.isfinite(few_shot.latency_secs)
+    rows, secs = few_shot.rows[known], few_shot.latency_secs[known]
     group = situation.dataset.group[rows]
     if np.bincount(group, minlength=1).max(initial=0) < 2:
         return None

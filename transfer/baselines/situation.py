@@ -105,12 +105,12 @@ class FewShotSet:
     latency_secs: Floats
 
 
-def with_support(dataset: Dataset, target: str, support: FewShotSet) -> Dataset:
+def with_few_shot(dataset: Dataset, target: str, few_shot: FewShotSet) -> Dataset:
     """The dataset with what was measured on the target put in."""
     column = dataset.column(target)
     latency, failed = dataset.latency_secs.copy(), dataset.failed.copy()
-    latency[support.rows, column] = support.latency_secs
-    failed[support.rows, column] = ~np.isfinite(support.latency_secs)
+    latency[few_shot.rows, column] = few_shot.latency_secs
+    failed[few_shot.rows, column] = ~np.isfinite(few_shot.latency_secs)
     return replace(dataset, latency_secs=latency, failed=failed)
 
 
@@ -129,4 +129,4 @@ def places_on(dataset: Dataset, device_id: str) -> Floats:
     return found
 
 
-__all__ = ["FewShotSet", "Situation", "places_on", "with_support"]
+__all__ = ["FewShotSet", "Situation", "places_on", "with_few_shot"]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from transfer.adapt.base import Strategy, unmeasured, visible_part
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.multitask import MultiTask
-from transfer.adapt.sample_selection import draw_support
+from transfer.adapt.sample_selection import draw_few_shot
 from transfer.adapt.scratch import Scratch
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import bootstrap_interval, paired_bootstrap
@@ -180,7 +180,7 @@ def _mean_training_rows(dataset: Dataset, device_id: str, splits: Sequence[Split
 def average_repeats(repeats: Sequence[CrossValidation], seed: int) -> CrossValidation:
     """Several cross-validations of the same plan and splits with other seeds as one.
 
-    One draw of the support and one initialisation decide much of a top-1 score; a mean over several says
+    One draw of the few-shot set and one initialisation decide much of a top-1 score; a mean over several says
     more about the method. Scored candidates are those of the first.
 
     Raises:
@@ -274,20 +274,20 @@ def _onboard(
 
     with torch_threads(1):
         sources = [d for d in trainable_devices(dataset, split.train) if d != target]
-        support = draw_support(dataset, target, split.train, plan.samples, seed=seed)
+        few_shot = draw_few_shot(dataset, target, split.train, plan.samples, seed=seed)
         model = timed(
             "source",
             lambda: train(dataset, split.train, config=plan.source, seed=seed, devices=sources).model,
         )
         for device_id in sources:
             scores["source", device_id] = model.score(held, device_id)
-        visible = visible_part(dataset, target, support, split.train)
+        visible = visible_part(dataset, target, few_shot, split.train)
         scores["nearest", target] = with_target_head(model, visible, target, seed=seed).score(held, target)
         for part, strategy, config in (
             ("warm", plan.strategy, plan.adapt),
             ("scratch", Scratch(), plan.scratch),
         ):
-            adapt = partial(strategy.adapt, model, dataset, target, support)
+            adapt = partial(strategy.adapt, model, dataset, target, few_shot)
             adapted = timed(part, partial(adapt, source_rows=split.train, config=config, seed=seed))
             # Nobody has measured a held-out workload: source devices' labels must not help.
             scores[part, target] = adapted.score(unseen, np.arange(len(unseen)))

@@ -20,7 +20,7 @@ from transfer.adapt.sample_choice import Choice
 from transfer.adapt.sample_selection import Selector
 from transfer.baselines.base import Rows, Scores
 from transfer.baselines.few_shot import FewShot
-from transfer.baselines.situation import FewShotSet, Situation, with_support
+from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import kendall_tau, random_top_k, top_k
 from transfer.evaluate.onboarding_cases import Case, shown
@@ -106,22 +106,22 @@ def _points(
     for k, contender in asked:
         selector = contender.selector if isinstance(contender, Adapting) else own_selector
         rows = situation.once(
-            f"support {selector.name} {k}",
-            lambda k=k, selector=selector: choose_support(  # type: ignore[misc]
+            f"few-shot set {selector.name} {k}",
+            lambda k=k, selector=selector: choose_few_shot(  # type: ignore[misc]
                 selector, situation, case.pool, len(case.pool) if k is None else k, truth, source_model
             ),
         )
-        support = FewShotSet(rows, truth[rows])
+        few_shot = FewShotSet(rows, truth[rows])
         scores: Scores | None = None
         notes: dict[str, Any] = {}
         started = time.perf_counter()
         if not isinstance(contender, Adapting):
-            scores = contender.score(situation, support)
+            scores = contender.score(situation, few_shot)
             seconds = time.perf_counter() - started
-        elif _is_enough(contender.strategy, dataset, support):
+        elif _is_enough(contender.strategy, dataset, few_shot):
             # What is done ahead of an onboarding is not counted as adapting.
             model = source_model()
-            seen = with_support(view, case.target, support) if len(rows) else view
+            seen = with_few_shot(view, case.target, few_shot) if len(rows) else view
             if isinstance(contender.strategy, Prepared):
                 contender.strategy.prepare(seen, case.target, source_rows=case.source_rows, config=config)
             started = time.perf_counter()
@@ -143,7 +143,7 @@ def _points(
         )
 
 
-def choose_support(
+def choose_few_shot(
     selector: Selector,
     situation: Situation,
     pool: Rows,
@@ -166,12 +166,12 @@ def choose_support(
     return np.sort(selector.choose(choice, count))
 
 
-def _is_enough(strategy: Strategy, dataset: Dataset, support: FewShotSet) -> bool:
-    """Whether a strategy can work with a support: enough samples, and a pair to compare if it needs any."""
+def _is_enough(strategy: Strategy, dataset: Dataset, few_shot: FewShotSet) -> bool:
+    """Whether a strategy can work with a few-shot set: enough samples, and a pair if it compares any."""
     if not strategy.least_samples:
         return True
-    known = np.isfinite(support.latency_secs)
-    pairs = np.bincount(dataset.group[support.rows[known]], minlength=1).max(initial=0)
+    known = np.isfinite(few_shot.latency_secs)
+    pairs = np.bincount(dataset.group[few_shot.rows[known]], minlength=1).max(initial=0)
     return int(known.sum()) >= strategy.least_samples and pairs >= 2
 
 
@@ -219,7 +219,7 @@ __all__ = [
     "Asked",
     "Contender",
     "Prepared",
-    "choose_support",
+    "choose_few_shot",
     "judged",
     "run_case",
     "situation_of",

@@ -32,8 +32,8 @@ from transfer.train.peers import ALONE, Peers
 from transfer.train.rows import TrainingRows, gather_rows, trainable_devices
 from transfer.train.state import digest, load_state, remove_states, save_state
 from transfer.train.step import Stepper
-from transfer.train.tree_fit import teach_trees
-from transfer.train.validity import teach_validity
+from transfer.train.tree_fit import fit_trees
+from transfer.train.validity import fit_validity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +129,8 @@ def train(
                 on_epoch(report)
 
         run_epochs(stepper, training, validation, config, seed, peers, progress, after_epoch)
-        teach_validity(model.to("cpu"), dataset, rows, device_ids)
-        teach_trees(model, dataset, rows, device_ids, row_weights, config=config, seed=seed)
+        fit_validity(model.to("cpu"), dataset, rows, device_ids)
+        fit_trees(model, dataset, rows, device_ids, row_weights, config=config, seed=seed)
         # Nobody may remove what another worker has yet to read.
         peers.check_equal(len(progress.history), "epochs done")
     if run_folder is not None and peers.is_first:

@@ -46,7 +46,7 @@ _SETTINGS = {
 }
 
 
-def teach_trees(
+def fit_trees(
     model: FleetTLP,
     dataset: Dataset,
     rows: Rows,
@@ -161,4 +161,4 @@ def _centred(values: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[n
     return np.asarray(values - (np.bincount(group, values) / np.maximum(1, count))[group])
 
 
-__all__ = ["grow", "teach_trees"]
+__all__ = ["fit_trees", "grow"]

@@ -32,7 +32,7 @@ _PENALTY = 1e-3
 _STEPS = 60
 
 
-def teach_validity(
+def fit_validity(
     model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str]
 ) -> None:
     """Give a model the validity outputs of the devices that have failures to learn from.
@@ -94,4 +94,4 @@ def _logistic(x: Tensor, valid: Tensor, weight: Tensor) -> Tensor:
     return parameters.detach()
 
 
-__all__ = ["LEAST_OF_EACH", "teach_validity"]
+__all__ = ["LEAST_OF_EACH", "fit_validity"]
