@@ -110,7 +110,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 
     Args:
         options: The command line.
-        folder: For what lasts as long as the run: a store of imported logs, standings.
+        folder: For what lasts as long as the run: a store of imported logs, leave-one-device-out scores.
     """
     started = time.monotonic()
     sets = device_sets(options.store, options.device, folder, options.most, options.seed)

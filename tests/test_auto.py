@@ -95,11 +95,11 @@ def test_the_known_devices_tell_which_strategy(source: FleetTLP, tmp_path: Path)
     adapted = run(auto, source, measured(60))
     assert adapted.notes["strategy"] != "backwards"
     assert adapted.notes["standings"]["backwards"] < adapted.notes["standings"]["nearest"]
-    standings = auto.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
-    assert standings is not None
-    expected = standings.expected("nearest", 0)
+    device_scores = auto.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
+    assert device_scores is not None
+    expected = device_scores.expected("nearest", 0)
     assert expected is not None
-    assert expected[0].low <= standings.at(0)["nearest"] <= expected[0].high
+    assert expected[0].low <= device_scores.at(0)["nearest"] <= expected[0].high
 
 
 def test_with_no_samples_it_takes_what_needs_none(source: FleetTLP) -> None:
@@ -239,7 +239,7 @@ def test_one_known_device_tells_nothing() -> None:
     assert leave_one_out(alone, (Nearest(),), Regime.DEVICE_NEW, SHORT, None) is None
 
 
-STANDINGS = LeaveOneOutScores(
+DEVICE_SCORES = LeaveOneOutScores(
     key="k",
     samples=(0, 32, 256),
     top1={"a": (0.7, 0.8, 0.9), "b": (None, 0.6, 0.95)},
@@ -255,7 +255,7 @@ STANDINGS = LeaveOneOutScores(
 
 @pytest.mark.parametrize(("k", "best"), [(0, "a"), (32, "a"), (256, "b"), (4096, "b")])
 def test_the_best_changes_with_the_number_of_samples(k: int, best: str) -> None:
-    assert STANDINGS.best((Named("a"), Named("b")), k).name == best
+    assert DEVICE_SCORES.best((Named("a"), Named("b")), k).name == best
 
 
 @dataclass(frozen=True)
@@ -264,15 +264,15 @@ class Named(Backwards):
 
 
 def test_between_numbers_of_samples_the_logarithm_counts() -> None:
-    middle = STANDINGS.at(int(2 ** ((np.log2(33) + np.log2(257)) / 2)) - 1)
+    middle = DEVICE_SCORES.at(int(2 ** ((np.log2(33) + np.log2(257)) / 2)) - 1)
     assert middle["a"] == pytest.approx(0.85, abs=0.005)
-    assert STANDINGS.difference("b", "a", 256) == pytest.approx(0.2)
-    assert STANDINGS.difference("b", "unknown", 256) == 0
+    assert DEVICE_SCORES.difference("b", "a", 256) == pytest.approx(0.2)
+    assert DEVICE_SCORES.difference("b", "unknown", 256) == 0
 
 
 def test_known_devices_tell_what_to_expect_of_one_more() -> None:
     told = replace(
-        STANDINGS,
+        DEVICE_SCORES,
         top5={"a": (0.9, 0.95, 0.99)},
         spread={"a": ((0.01, 0.02, 0.02), (0.1, 0.1, 0.1))},
     )
@@ -285,7 +285,7 @@ def test_known_devices_tell_what_to_expect_of_one_more() -> None:
     assert top5.high == 1
     assert 0 < top5.low < 0.9
     assert told.expected("b", 0) is None
-    assert STANDINGS.expected("a", 0) is None
+    assert DEVICE_SCORES.expected("a", 0) is None
     assert replace(told, devices=("x",)).expected("a", 0) is None
 
 
@@ -294,30 +294,30 @@ def test_known_devices_tell_what_to_expect_of_one_more() -> None:
     [((0.95, 0.95, 0.95, 0.95), "b"), ((1.0, 1.0, 1.0, 0.8), "a"), ((0.95, 0.95, 0.95, None), "a")],
 )
 def test_the_first_stays_where_another_leads_by_luck(lucky: tuple[float | None, ...], best: str) -> None:
-    of_a = STANDINGS.by_judged["a"]
-    told = replace(STANDINGS, by_judged={"a": of_a, "b": ((None,) * 8, (0.6,) * 8, lucky * 2)})
+    of_a = DEVICE_SCORES.by_judged["a"]
+    told = replace(DEVICE_SCORES, by_judged={"a": of_a, "b": ((None,) * 8, (0.6,) * 8, lucky * 2)})
     assert told.best((Named("a"), Named("b")), 256).name == best
 
 
 def test_gains_are_means_over_devices_of_what_both_were_judged_on() -> None:
     rows = {"a": ((0.5,) * 8,) * 3, "b": ((0.6, 0.6, 0.6, None, 0.8, 0.6, 0.6, None),) * 3}
-    told = replace(STANDINGS, by_judged=rows)
+    told = replace(DEVICE_SCORES, by_judged=rows)
     np.testing.assert_allclose(told.gains("b", "a", 32), [0.2, 0.1, 0.1])
     assert len(told.gains("unknown", "a", 32)) == 0
 
 
 def test_a_first_that_could_not_run_leaves_the_choice_to_the_others() -> None:
-    assert STANDINGS.best((Named("b"), Named("a")), 0).name == "a"
-    assert STANDINGS.best((Named("c"), Named("b")), 32).name == "b"
-    assert STANDINGS.best((Named("c"), Named("d")), 32).name == "c"
+    assert DEVICE_SCORES.best((Named("b"), Named("a")), 0).name == "a"
+    assert DEVICE_SCORES.best((Named("c"), Named("b")), 32).name == "b"
+    assert DEVICE_SCORES.best((Named("c"), Named("d")), 32).name == "c"
 
 
 def test_a_check_of_few_workloads_does_not_outweigh_what_is_known() -> None:
-    told = judge({"b": np.array([0.8]), "a": np.array([0.9])}, "b", STANDINGS, 256)
+    told = judge({"b": np.array([0.8]), "a": np.array([0.9])}, "b", DEVICE_SCORES, 256)
     assert told["taken"] == "b"
     assert told["beaten_by"] == ["a"]
     assert "too few" in told["says"]
-    told = judge({"b": np.full(60, 0.6), "a": np.full(60, 0.9)}, "b", STANDINGS, 256)
+    told = judge({"b": np.full(60, 0.6), "a": np.full(60, 0.9)}, "b", DEVICE_SCORES, 256)
     assert told["taken"] == "a"
     assert "does not beat a" in told["says"]
 

@@ -148,19 +148,19 @@ def test_a_fingerprint_reaches_the_strategy_that_uses_it() -> None:
 
 
 def test_what_more_samples_buy_is_what_they_bought_elsewhere() -> None:
-    standings = LeaveOneOutScores(
+    device_scores = LeaveOneOutScores(
         key="k",
         samples=(0, 32, 256),
         top1={"siblings": (0.7, 0.8, 0.95)},
         agreement={"siblings": (0.7, 0.8, 0.9)},
         devices=("a", "b"),
     )
-    twice, four = more_samples(standings, "siblings", 0.75, 32, 1000)
+    twice, four = more_samples(device_scores, "siblings", 0.75, 32, 1000)
     assert (twice["samples"], four["samples"]) == (64, 128)
     assert 0.75 < twice["top1"] < four["top1"] < 0.9
-    assert more_samples(standings, "siblings", 0.75, 32, 100) == [twice]
+    assert more_samples(device_scores, "siblings", 0.75, 32, 100) == [twice]
     assert more_samples(None, "siblings", 0.75, 32, 1000) == []
-    assert more_samples(standings, "scratch", 0.75, 32, 1000) == []
+    assert more_samples(device_scores, "scratch", 0.75, 32, 1000) == []
 
 
 def test_the_curve_so_far_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:

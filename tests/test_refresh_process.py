@@ -29,16 +29,16 @@ from fleet.core.events import (
     TrainingStarted,
 )
 from fleet.errors import FleetError
-from fleet.models.names import STANDINGS
+from fleet.models.names import DEVICE_SCORES
 from fleet.models.registry import Registry
 from fleet.models.versions import save_version
 from fleet.planner.uncertainty import Uncertainty
+from fleet.refresh.device_scores import run_device_scores
 from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text
 from fleet.refresh.run import run_refresh
-from fleet.refresh.standings import run_standings
 from fleet.refresh.trainer_process import refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
@@ -643,14 +643,14 @@ def test_after_a_training_all_strategies_are_tried_ahead_of_the_next_arrival(
     few = {one.name: one for one in (Nearest(), Scratch())}
     monkeypatch.setattr("transfer.adapt.registry.strategies", lambda: few)
     asked = replace(request_, kind="standings", epochs=1)
-    first = run_standings(asked)
+    first = run_device_scores(asked)
     assert first == {"kind": "standings", "family": "cpu", "devices": list(DEVICES)}
-    [kept] = (Path(request_.models).parent / STANDINGS).iterdir()
+    [kept] = (Path(request_.models).parent / DEVICE_SCORES).iterdir()
     before = kept.read_bytes()
     append(Path(request_.store), records_for(LEARNT[:1], 3, seed=9))
-    assert run_standings(asked) == first
+    assert run_device_scores(asked) == first
     assert kept.read_bytes() == before, "so few more records change nothing"
     append(Path(request_.store), records_for(LEARNT, 12, seed=10))
-    run_standings(asked)
+    run_device_scores(asked)
     [made_again] = kept.parent.iterdir()
     assert made_again != kept

@@ -24,7 +24,7 @@ from transfer.data.intervals import Estimate
 
 #: Origins of records that no model chose and that are first measurements: what a model likes is a narrow
 #: range of candidates, in which any order looks bad.
-UNGUIDED = frozenset({"random", "paired", "evolved", "imported", "derived"})
+NOT_RANKED = frozenset({"random", "paired", "evolved", "imported", "derived"})
 #: Newest fresh records of a device that make its window.
 WINDOW = 768
 #: Workloads with `fleet.models.promotion.LEAST_RANKED` of them that tell something at least.
@@ -142,4 +142,4 @@ def _published_tau(published: Mapping[str, Any] | None) -> Estimate | None:
     return Estimate(float(value), float(low), float(high))
 
 
-__all__ = ["LEAST_WORKLOADS", "LEVEL", "UNGUIDED", "WINDOW", "Freshness", "Look", "look", "window"]
+__all__ = ["LEAST_WORKLOADS", "LEVEL", "NOT_RANKED", "WINDOW", "Freshness", "Look", "look", "window"]

@@ -46,7 +46,7 @@ class Judge:
         reader: Tells what versions learnt from that do not say so themselves.
         dataset: Candidates, measured; nothing of it is learnt from here.
         workloads: Those of the dataset.
-        unguided: (N, D) which measurements no model chose; all where None.
+        not_ranked: (N, D) which measurements no model chose; all where None.
         floors: Noise floor by device; 0 where there is none.
     """
 
@@ -57,14 +57,14 @@ class Judge:
         dataset: Dataset,
         workloads: Mapping[WorkloadId, Workload],
         *,
-        unguided: NDArray[np.bool_] | None = None,
+        not_ranked: NDArray[np.bool_] | None = None,
         floors: Mapping[str, float] | None = None,
     ) -> None:
         self._registry = registry
         self._reader = reader
         self._dataset = dataset
         self._workloads = workloads
-        self._unguided = unguided
+        self._not_ranked = not_ranked
         self._floors = dict(floors or {})
         self._loaded: dict[str, tuple[TlpModel, dict[str, Any]]] = {}
 
@@ -162,15 +162,15 @@ class Judge:
             return None
 
     def _rows(self, device_id: str, workload_ids: Collection[WorkloadId]) -> NDArray[np.int64]:
-        """Measured, unguided candidates of some workloads."""
+        """Measured candidates, not chosen by a model, of some workloads."""
         dataset = self._dataset
         if device_id not in dataset.device_ids:
             return np.zeros(0, dtype=np.int64)
         column = dataset.column(device_id)
         wanted = np.array([one in workload_ids for one in dataset.workload_ids], dtype=np.bool_)
         chosen = wanted[dataset.group] & np.isfinite(dataset.latency_secs[:, column])
-        if self._unguided is not None:
-            chosen &= self._unguided[:, column]
+        if self._not_ranked is not None:
+            chosen &= self._not_ranked[:, column]
         return np.flatnonzero(chosen)
 
     def _standing(

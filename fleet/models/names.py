@@ -12,7 +12,7 @@ from pathlib import Path
 from fleet.errors import FleetError
 
 #: Folder beside the versions for leave-one-device-out scores, as kept by `transfer.auto`.
-STANDINGS = "standings"
+DEVICE_SCORES = "standings"
 _VERSION = re.compile(r"v(\d{6})")
 
 

@@ -87,7 +87,8 @@ def strategy_for(
     Args:
         name: A name of `transfer.adapt.registry`, or `auto`.
         regime: What the head will be asked.
-        cache: Where standings are kept: those that `auto` makes, and those made ahead of it.
+        cache: Where leave-one-device-out scores are kept: those that `auto` makes, and those made ahead of
+            it.
         distances: Distance to source devices by fingerprint, for those who use it.
 
     Raises:
@@ -149,7 +150,7 @@ def told(
     adapted: Adapted,
     taken: str,
     unmeasured: Rows,
-    standings: LeaveOneOutScores | None,
+    device_scores: LeaveOneOutScores | None,
     limit: int,
 ) -> dict[str, Any]:
     """Expectation and what more samples would buy.
@@ -163,30 +164,30 @@ def told(
     try:
         found = expectation(one, adapted, strategy, unmeasured)
     except TransferError as error:
-        by_devices = None if standings is None else standings.expected(taken, len(one.few_shot))
-        if standings is None or by_devices is None:
+        by_devices = None if device_scores is None else device_scores.expected(taken, len(one.few_shot))
+        if device_scores is None or by_devices is None:
             return {"expected": None, "reason": str(error), "more": []}
         return {
-            "expected": {**_figures(*by_devices), "samples": 0, "devices": len(standings.devices)},
+            "expected": {**_figures(*by_devices), "samples": 0, "devices": len(device_scores.devices)},
             "reason": str(error),
-            "more": more_samples(standings, taken, by_devices[0].value, len(one.few_shot), limit),
+            "more": more_samples(device_scores, taken, by_devices[0].value, len(one.few_shot), limit),
         }
     return {
         "expected": as_json(found),
-        "more": more_samples(standings, taken, found.top1.value, len(one.few_shot), limit),
+        "more": more_samples(device_scores, taken, found.top1.value, len(one.few_shot), limit),
     }
 
 
 def more_samples(
-    standings: LeaveOneOutScores | None, strategy: str, now: float, k: int, limit: int
+    device_scores: LeaveOneOutScores | None, strategy: str, now: float, k: int, limit: int
 ) -> list[dict[str, float]]:
     """What more samples would buy, by what they bought on the known devices."""
-    if standings is None or strategy not in standings.top1:
+    if device_scores is None or strategy not in device_scores.top1:
         return []
     found = []
-    here = standings.at(max(k, 1)).get(strategy)
+    here = device_scores.at(max(k, 1)).get(strategy)
     for more in (2 * k, 4 * k):
-        there = standings.at(more).get(strategy)
+        there = device_scores.at(more).get(strategy)
         if here is not None and there is not None and k < more <= limit:
             found.append({"samples": more, "top1": round(min(1.0, now + there - here), 4)})
     return found

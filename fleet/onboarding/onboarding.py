@@ -30,7 +30,7 @@ from fleet.collection.settings import Display, Engine
 from fleet.errors import FleetError
 from fleet.models.earlier_environment import Earlier, earlier_environment, environment_since
 from fleet.models.holdout import held_out
-from fleet.models.names import STANDINGS
+from fleet.models.names import DEVICE_SCORES
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config
 from fleet.onboarding.adaptation import Onboarding, history, remember, strategy_for, told
@@ -128,11 +128,11 @@ def onboard_device(
         display.finish()
     display.computes(f"{target}: {sum(outcomes.values())} samples are measured; its head is made")
     strategy = _Kept(
-        strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, models.parent / STANDINGS, near)
+        strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, models.parent / DEVICE_SCORES, near)
     )
     one = _onboarding(snapshot, target, few_shot, source, config, seed, holds_out=holds_out)
     with clock.part("standings"):
-        standings = strategy.prepare(one)
+        device_scores = strategy.prepare(one)
     with clock.part("adapt"):
         _, version = adapt_version(
             *(snapshot, models, source, target, few_shot, strategy, config, seed),
@@ -160,7 +160,9 @@ def onboard_device(
         "fingerprint": {"programs": mine.tried, "ran": len(mine.latency_secs), "distance": near},
     }
     with clock.part("report"):
-        result |= told(one, adapted, taken, unmeasured(one, pools), standings, sum(map(len, pools.values())))
+        result |= told(
+            one, adapted, taken, unmeasured(one, pools), device_scores, sum(map(len, pools.values()))
+        )
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
             point = {"samples": len(few_shot), "taken": taken, **result["expected"]}

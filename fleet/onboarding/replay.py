@@ -15,7 +15,7 @@ import numpy as np
 from agents.records import DeviceId
 from fleet.collection.clock import Clock
 from fleet.errors import FleetError
-from fleet.models.names import STANDINGS
+from fleet.models.names import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import Onboarding, strategy_for, told
 from fleet.store.store import Store
@@ -34,7 +34,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     Args:
         settings: Store, samples, strategy, selector, seed, epochs.
         device: A device with records in the store.
-        models: Folder beside which standings are kept; nothing else is written.
+        models: Folder beside which leave-one-device-out scores are kept; nothing else is written.
 
     Raises:
         FleetError: The device has no records, no source devices, or fewer candidates than samples asked for.
@@ -94,11 +94,11 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     )
     anchors = from_anchors(seen.take(few_shot), (device, *sources)) if len(few_shot) else {}
     near = distances(anchors[device], anchors.values()) if anchors else {}
-    strategy = strategy_for(settings.onboarding.strategy, case.regime, models.parent / STANDINGS, near)
-    standings = None
+    strategy = strategy_for(settings.onboarding.strategy, case.regime, models.parent / DEVICE_SCORES, near)
+    device_scores = None
     with clock.part("standings"):
         if isinstance(strategy, Auto):
-            standings = strategy.prepare(seen, device, source_rows=case.source_rows, config=config)
+            device_scores = strategy.prepare(seen, device, source_rows=case.source_rows, config=config)
     with clock.part("adapt"):
         adapted = one.adapt(strategy, few_shot)
     taken = str(adapted.notes.get("strategy", strategy.name))
@@ -115,7 +115,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         "notes": dict(adapted.notes),
     }
     with clock.part("report"):
-        result |= told(one, adapted, taken, case.test, standings, len(case.pool))
+        result |= told(one, adapted, taken, case.test, device_scores, len(case.pool))
     result["truth"] = _truth(dataset, device, adapted.score(view, case.test), case.test)
     result["seconds"] = clock.parts
     return result

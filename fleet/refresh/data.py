@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, Family, Outcome, WorkloadId
-from fleet.models.freshness import UNGUIDED
+from fleet.models.freshness import NOT_RANKED
 from fleet.models.training_rows import rows_at
 from fleet.models.versions import DatasetSnapshot, published_layout
 from fleet.store.noise import noise_floor
@@ -45,7 +45,7 @@ class RefreshData:
     #: (N, D) Unix seconds of the measurement that counts; NaN where there is none.
     measured_at: NDArray[np.float64]
     #: (N, D) whether no model chose it and it is a first measurement.
-    unguided: NDArray[np.bool_]
+    not_ranked: NDArray[np.bool_]
     #: Noise floor by device; those without one have too few second measurements.
     floors: Mapping[str, float]
 
@@ -59,7 +59,7 @@ class _Chosen:
     #: Of the chosen rows.
     candidate_ids: list[str]
     measured_at: NDArray[np.float64]
-    unguided: NDArray[np.bool_]
+    not_ranked: NDArray[np.bool_]
     floor: float | None
 
 
@@ -124,7 +124,7 @@ def read_refresh_data(
     dataset = build_dataset(records(), workloads, devices, layout=layout)
     place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
     measured_at = np.full(dataset.latency_secs.shape, np.nan)
-    unguided = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+    not_ranked = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
     for device_id, rows in chosen.items():
         if device_id not in dataset.device_ids:
             continue
@@ -133,11 +133,11 @@ def read_refresh_data(
         at = np.array([place.get(one, -1) for one in rows.candidate_ids], dtype=np.int64)  # type: ignore[call-overload]
         there = at >= 0
         measured_at[at[there], column] = rows.measured_at[there]
-        unguided[at[there], column] = rows.unguided[there]
+        not_ranked[at[there], column] = rows.not_ranked[there]
     return RefreshData(
         snapshot=DatasetSnapshot(dataset=dataset, workloads=workloads, devices=devices, table_version=table),
         measured_at=measured_at,
-        unguided=unguided,
+        not_ranked=not_ranked,
         floors={one: rows.floor for one, rows in chosen.items() if rows.floor is not None},
     )
 
@@ -173,7 +173,7 @@ def _choose(
         mask=mask,
         candidate_ids=table.column("candidate_id").take(pa.array(kept)).to_pylist(),
         measured_at=measured_at[kept],
-        unguided=np.isin(_texts(table, "origin")[kept], sorted(UNGUIDED)),
+        not_ranked=np.isin(_texts(table, "origin")[kept], sorted(NOT_RANKED)),
         floor=floor.median_change if floor is not None and floor.pairs >= LEAST_PAIRS else None,
     )
 

@@ -117,7 +117,7 @@ class _Looks:
         dataset = self._data.snapshot.dataset
         column = dataset.column(device_id)
         at = self._data.measured_at[:, column]
-        fresh = np.isfinite(dataset.latency_secs[:, column]) & self._data.unguided[:, column]
+        fresh = np.isfinite(dataset.latency_secs[:, column]) & self._data.not_ranked[:, column]
         rows = np.flatnonzero(fresh & (at > self._fresh_from[device_id]))
         chosen: np.ndarray = rows[window(at[rows], dataset.group[rows], LEAST_RANKED)]
         return chosen

@@ -69,9 +69,9 @@ def _answer(path: Path) -> int:
 
             found = run_watch(request)
         elif request.kind == "standings":
-            from fleet.refresh.standings import run_standings
+            from fleet.refresh.device_scores import run_device_scores
 
-            found = run_standings(request)
+            found = run_device_scores(request)
         else:
             from fleet.refresh.run import run_refresh
 

@@ -95,7 +95,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         reader,
         dataset,
         data.snapshot.workloads,
-        unguided=data.unguided,
+        not_ranked=data.not_ranked,
         floors=data.floors,
     )
     verdicts = judge.verdicts([one.model for one in made.values()], heads, trained)

@@ -1,6 +1,7 @@
 """Keeps leave-one-device-out scores ready, in a process that gives way to everybody.
 
-Called by `fleet.refresh.refresher`, once a turn; waits for nothing. What is made: `fleet.refresh.standings`.
+Called by `fleet.refresh.refresher`, once a turn; waits for nothing. What is made:
+`fleet.refresh.device_scores`.
 """
 
 from __future__ import annotations

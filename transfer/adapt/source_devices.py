@@ -4,7 +4,7 @@ Where source devices have measured a candidate, what they measured says more of 
 it is carried over by `transfer.adapt.source_model`, which k = 0 suffices for. What comes of it is an estimate
 of the target's latency for every candidate that any source device measured, hundreds of times more than k;
 the head, which unseen candidates are judged by, is trained on those estimates and on the few measurements. It
-has a vote on measured candidates too: a source device's number is one measurement with its noise, which a
+has a weight on measured candidates too: a source device's number is one measurement with its noise, which a
 head that learnt from thousands smooths.
 """
 
@@ -30,11 +30,11 @@ from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import TrainConfig, trainable_devices
 from transfer.train.tree_fit import fit_trees
 
-#: What the head's vote on a candidate that source devices measured counts beside the estimate (decision 25).
+#: What the head's score of a candidate that source devices measured counts beside the estimate (decision 25).
 _HEAD_SHARE = 0.5
 #: Where source devices measured fewer than this share of the samples, and samples can be compared in so many
 #: workloads, estimates say little of this device: trees learn from what was measured, with a second set of
-#: them from the samples alone, and the networks go on with the samples and have this share of the vote on
+#: them from the samples alone, and the networks go on with the samples and have this share of the weight on
 #: unseen candidates (decision 26).
 _SHARED, _LEAST_WORKLOADS, _TUNED_SHARE = 0.5, 2, 0.5
 #: A candidate that failed on every source device that tried it counts as this many times slower than the head
@@ -50,7 +50,7 @@ class SourceDevices:
         epoch_share: Epochs of the head's training, as a share of the configuration's.
         rate_share: The same for the learning rate.
         most_steps: Most updates of the head's training: bounds the time where there are many workloads.
-        nets: Small networks that vote beside the head on candidates that no source device measured.
+        nets: Small networks in an ensemble with the head on candidates that no source device measured.
         trains_head: Without it only candidates that source devices measured can be ranked, in a fraction of
             the
             time: what is enough to compare ways of choosing samples.
@@ -147,9 +147,9 @@ class SourceCorrection:
     device_id: str
     source_model: SourceModel
     nets: SummaryNets | None = None
-    #: Of the head's vote on what source devices measured; 0 for a head that was not trained.
+    #: Weight of the head on what source devices measured; 0 for a head that was not trained.
     head_share: float = 0.0
-    #: Of the networks' vote on what they did not; 0 where head, trees and networks count alike.
+    #: Weight of the networks on what they did not; 0 where head, trees and networks count alike.
     nets_share: float = 0.0
     kind: str = "siblings"
 
@@ -204,7 +204,7 @@ class SourceCorrection:
         has_known = np.isin(group, group[known])
         scores = np.full(len(dataset), np.nan)
         # The head is asked about the rows that no source device measured, and where there are such beside
-        # measured ones, or where it has a vote on these, about the measured ones too: its level in the
+        # measured ones, or where it has a weight on these, about the measured ones too: its level in the
         # workload must be found.
         mixed = np.isin(group, group[wanted & ~known]) | (self.head_share > 0)
         ask = (wanted & ~known) | (mixed & has_known & known)
@@ -228,7 +228,7 @@ class SourceCorrection:
         return scores[rows]
 
     def score_unseen(self, model: FleetTLP, block: FeatureBlock) -> NDArray[np.float64]:
-        """The head's and the networks' vote. See `Adapted.score_unseen`."""
+        """The ensemble of head and networks. See `Adapted.score_unseen`."""
         return np.asarray(np.exp(self._log_scores(model, block)))
 
     def _log_scores(self, model: FleetTLP, block: FeatureBlock) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""A few small networks on the summary of a candidate, that vote beside a head on unseen candidates.
+"""A few small networks on the summary of a candidate, in an ensemble with a head on unseen candidates.
 
 They read other inputs by other means than the sequence model, so their errors are others too. On four ISA
 profiles with whole networks held out (one seed, k = 0), top-1 was .700 for the head, .745 for two such nets

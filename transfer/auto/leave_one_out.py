@@ -33,7 +33,7 @@ from transfer.train.training import TrainConfig, trainable_devices
 
 Floats = NDArray[np.float64]
 
-#: Raise it when standings are made otherwise: those kept before are then made again.
+#: Raise it when leave-one-device-out scores are made otherwise: those kept before are then made again.
 VERSION = 4
 #: Numbers of samples at which strategies are compared; between them the logarithm of k is what counts.
 _SAMPLES = (0, 32, 256)
@@ -104,7 +104,7 @@ class LeaveOneOutScores:
         return told[0], told[1]
 
     def best(self, able: Sequence[Strategy], k: int) -> Strategy:
-        """The strategy to take with k samples: the first, unless another stands better beyond luck.
+        """The strategy to take with k samples: the first, unless another is better beyond luck.
 
         A few devices judged on the same workloads say little of small differences, and the first is what is
         best on most stores: whichever came out on top was worse than it by .007 on average over k.
@@ -114,9 +114,9 @@ class LeaveOneOutScores:
             k: Number of samples.
         """
         known = self.at(k)
-        standing = [one for one in able if one.name in known] or able[:1]
-        first = standing[0]
-        better = [one for one in standing[1:] if is_beyond_luck(self.gains(one.name, first.name, k))]
+        scored = [one for one in able if one.name in known] or able[:1]
+        first = scored[0]
+        better = [one for one in scored[1:] if is_beyond_luck(self.gains(one.name, first.name, k))]
         return max([first, *better], key=lambda one: known.get(one.name, 0.0))
 
     def gains(self, one: str, other: str, k: int) -> Floats:
@@ -210,7 +210,7 @@ def made_ahead(
         growth: Times the measurements and the devices of then that there may be now.
 
     Returns:
-        The standings from most measurements; None where there are none that are good.
+        The leave-one-device-out scores from most measurements; None where there are none that are good.
     """
     found = _Records.of(dataset)
     if found is None:
@@ -229,7 +229,7 @@ def made_ahead(
 
 
 def drop_older(made: LeaveOneOutScores, cache: Path) -> None:
-    """Delete standings of the same devices that were made before."""
+    """Delete leave-one-device-out scores of the same devices that were made before."""
     for path in cache.glob("standings-*.json"):
         before = _read(path)
         if before is not None and (before.how, before.known) == (made.how, made.known) and before != made:
@@ -374,12 +374,12 @@ def _read(path: Path) -> LeaveOneOutScores | None:
         return None
 
 
-def _write(path: Path, standings: LeaveOneOutScores) -> None:
-    """Keep standings; they appear whole or not at all, and a folder that cannot be written keeps none."""
+def _write(path: Path, device_scores: LeaveOneOutScores) -> None:
+    """Keep scores; they appear whole or not at all, and a folder that cannot be written keeps none."""
     beside = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(asdict(standings), indent=1))
+        beside.write_text(json.dumps(asdict(device_scores), indent=1))
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)

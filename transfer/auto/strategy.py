@@ -50,9 +50,10 @@ class Auto:
     Args:
         strategies: To choose from, best guess first: what is taken where nothing is known yet.
         regime: What the head will be asked: candidates that source devices measured, or unseen ones.
-        ready: More to choose from where somebody has made the standings of all of these ahead, as the daemon
-            does in its idle time: they are too many to be tried while a device waits.
-        cache: Folder where standings are kept between calls; made again each time where None.
+        ready: More to choose from where somebody has made the leave-one-device-out scores of all of these
+            ahead, as the daemon does in its idle time: they are too many to be tried while a device waits.
+        cache: Folder where leave-one-device-out scores are kept between calls; made again each time where
+            None.
         guard: Check the choice against scratch and nearest.
     """
 
@@ -85,11 +86,11 @@ class Auto:
         )
         sources = known.of_devices([one for one in known.device_ids if one != target_device])
         if self.ready and self.cache is not None:
-            how = (standing(self.ready), self.regime, config, self.cache)
+            how = (without_fingerprints(self.ready), self.regime, config, self.cache)
             found = made_ahead(sources, *how, growth=_LATE)
             if found is not None:
                 return found
-        return leave_one_out(sources, standing(self.strategies), self.regime, config, self.cache)
+        return leave_one_out(sources, without_fingerprints(self.strategies), self.regime, config, self.cache)
 
     def adapt(
         self,
@@ -104,11 +105,11 @@ class Auto:
     ) -> Adapted:
         """Choose, check, adapt. See `Strategy.adapt`; `notes` say what was chosen and why."""
         few_shot_rows = np.asarray(few_shot_rows, dtype=np.int64)
-        standings = self.prepare(dataset, target_device, source_rows=source_rows, config=config)
+        device_scores = self.prepare(dataset, target_device, source_rows=source_rows, config=config)
         latency = dataset.latency_secs[:, dataset.column(target_device)]
         measured = int(np.isfinite(latency[few_shot_rows]).sum())
         known = {one.name: one for one in (*self.strategies, *self.ready)}
-        if standings is None:
+        if device_scores is None:
             known = {one.name: one for one in self.strategies}
         able = [one for one in known.values() if self._can(one, source, dataset, few_shot_rows, latency)]
         if not able:
@@ -116,10 +117,10 @@ class Auto:
                 f"no strategy can give {target_device!r} a head from {measured} measurements; measure at "
                 "least two candidates of one workload there, or train a model of its source devices first"
             )
-        chosen = able[0] if standings is None else standings.best(able, measured)
+        chosen = able[0] if device_scores is None else device_scores.best(able, measured)
         notes: dict[str, Any] = {"strategy": chosen.name}
-        if standings is not None:
-            notes["standings"] = standings.at(measured)
+        if device_scores is not None:
+            notes["standings"] = device_scores.at(measured)
 
         def run(strategy: Strategy, rows: Rows) -> Adapted:
             return strategy.adapt(
@@ -143,7 +144,7 @@ class Auto:
                     )
                     for name, one in rivals.items()
                 }
-                notes["check"] = verdict = judge(found, chosen.name, standings, measured)
+                notes["check"] = verdict = judge(found, chosen.name, device_scores, measured)
                 chosen = rivals[verdict["taken"]]
                 notes["strategy"] = chosen.name
         adapted = run(chosen, few_shot_rows)
@@ -168,7 +169,7 @@ class Auto:
         )
 
 
-def standing(strategies: Sequence[Strategy]) -> list[Strategy]:
+def without_fingerprints(strategies: Sequence[Strategy]) -> list[Strategy]:
     """The strategies as they are tried among known devices.
 
     Fingerprints tell how far each device is from the new one, not from the one that is left out.
@@ -212,7 +213,7 @@ def split_few_shot(
 def for_check(strategy: Strategy, regime: Regime) -> Strategy:
     """What gives nearly the same scores where a check asks, in less time if it can.
 
-    Where source devices have measured whatever is asked, half of the vote is theirs, and needs no head.
+    Where source devices have measured whatever is asked, half of the weight is theirs, and needs no head.
     """
     if regime is Regime.DEVICE_NEW and isinstance(strategy, SourceDevices):
         return strategy.only_known()
@@ -246,9 +247,9 @@ def check_agreement(
 
 
 def judge(
-    found: Mapping[str, NDArray[np.float64]], chosen: str, standings: LeaveOneOutScores | None, k: int
+    found: Mapping[str, NDArray[np.float64]], chosen: str, device_scores: LeaveOneOutScores | None, k: int
 ) -> dict[str, Any]:
-    """Whether the chosen strategy stays: its check against the rivals', leaning on the standings where few.
+    """Whether the chosen strategy stays: its check against the rivals', with known scores as a prior.
 
     Returns:
         JSON-ready: `taken`, `agreement` by strategy, `beaten_by` (of raw agreement) and a sentence.
@@ -257,7 +258,7 @@ def judge(
     workloads = len(found[chosen])
     shrunk = {}
     for name, values in found.items():
-        before = 0.0 if standings is None else standings.difference(name, chosen, k)
+        before = 0.0 if device_scores is None else device_scores.difference(name, chosen, k)
         after = float((values - found[chosen]).sum())
         shrunk[name] = (after + _PRIOR_WORKLOADS * before) / (workloads + _PRIOR_WORKLOADS)
     taken = max(shrunk, key=lambda name: (shrunk[name], name == chosen))
@@ -283,4 +284,12 @@ def judge(
     }
 
 
-__all__ = ["Auto", "check_agreement", "checking_view", "for_check", "judge", "split_few_shot", "standing"]
+__all__ = [
+    "Auto",
+    "check_agreement",
+    "checking_view",
+    "for_check",
+    "judge",
+    "split_few_shot",
+    "without_fingerprints",
+]

@@ -146,8 +146,8 @@ def is_beyond_luck(gains: Floats) -> bool:
     """
     if len(gains) < _LEAST_SURE:
         return False
-    doubt = float(student.ppf(_SURE, len(gains) - 1)) * float(gains.std(ddof=1)) / np.sqrt(len(gains))
-    return bool(gains.mean() > doubt)
+    uncertainty = float(student.ppf(_SURE, len(gains) - 1)) * float(gains.std(ddof=1)) / np.sqrt(len(gains))
+    return bool(gains.mean() > uncertainty)
 
 
 __all__ = [

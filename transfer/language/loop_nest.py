@@ -162,15 +162,15 @@ class LoopNest:
         # Factors were chosen for the extent that the step repeats.
         whole = recorded or loop.extent
         inner = math.prod(factor for factor in factors if factor)
-        # A loop that bound inference sized lends its doubt to the factor that is left open only.
+        # A loop that bound inference sized lends its uncertainty to the factor that is left open only.
         rests_on_inference = [loop.inferred and not factor for factor in factors]
         if factors.count(0) == 1 and whole:
             factors[factors.index(0)] = -(-whole // inner)
         elif 0 not in factors and inner < whole:
             self._mismatch(step.kind, stage.number, "product of factors", whole, inner)
         pieces = [
-            Loop(factor, loop.axis, "", doubt, loop.reduction)
-            for factor, doubt in zip(factors, rests_on_inference, strict=True)
+            Loop(factor, loop.axis, "", is_inferred, loop.reduction)
+            for factor, is_inferred in zip(factors, rests_on_inference, strict=True)
         ]
         self._put(stage, place, place, pieces)
         return all(piece.extent and not piece.inferred for piece in pieces)
@@ -191,17 +191,17 @@ class LoopNest:
         recorded = step.numbers[1] if len(step.numbers) > 1 else 0
         if extent and recorded and extent != recorded:
             self._mismatch(step.kind, stage.number, "extent", extent, recorded)
-        doubt = any(loop.inferred for loop in loops)
+        is_inferred = any(loop.inferred for loop in loops)
         unknown = any(loop.reduction is None for loop in loops)
         fused = Loop(
             extent or max(0, recorded),
             loops[0].axis if len(loops) == 1 else -1,
             loops[0].annotation if len(loops) == 1 else "",
-            doubt,
+            is_inferred,
             None if unknown else all(loop.reduction for loop in loops),
         )
         self._put(stage, first, last, [fused])
-        return bool(fused.extent) and not doubt
+        return bool(fused.extent) and not is_inferred
 
     def _reorder(self, step: Primitive, stage: Stage) -> bool:
         order = step.loops

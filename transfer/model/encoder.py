@@ -20,7 +20,7 @@ from torch.nn import functional as F
 _INPUT_LIMIT = 6.0
 #: A slot whose standard deviation is below this is constant in the training data and only centred.
 _MIN_STD = 1e-4
-#: Least width of a ramp.
+#: Least width of a piece.
 _MIN_WIDTH = 1e-6
 #: Rows taken at a time where constants of many are computed.
 _FIT_ROWS = 65536
@@ -120,9 +120,10 @@ class Standardise(nn.Module):
 
 
 class PiecewiseLinear(nn.Module):
-    """Each slot as a few ramps between quantiles of the training rows, kept as buffers.
+    """Piecewise-linear encoding: pieces between quantiles of the training rows, kept as buffers.
 
-    A straight layer on a number can only say "more is better"; on ramps it can say "up to here", as trees do.
+    A straight layer on a number can only say "more is better"; on pieces it can say "up to here", as trees
+    do.
 
     Source: Gorishniy et al., "On embeddings for numerical features in tabular deep learning" (NeurIPS 2022),
     section 3.2, piecewise linear encoding.
@@ -136,7 +137,7 @@ class PiecewiseLinear(nn.Module):
 
     def __init__(self, size: int, count: int) -> None:
         super().__init__()
-        # Checkpoints of before there were ramps have no edges.
+        # Checkpoints of before the encoding have no edges.
         self.register_buffer("edges", torch.zeros(size, count + 1), persistent=count > 0)
 
     def fit(self, values: np.ndarray) -> None:
@@ -150,8 +151,8 @@ class PiecewiseLinear(nn.Module):
         """(N, size) to (N, size * count), each in [-0.5, 0.5]."""
         low, high = self.edges[:, :-1], self.edges[:, 1:]
         # Equal edges make a step: slots with few values have many of them.
-        ramps = (values.unsqueeze(-1) - low) / (high - low).clamp(min=_MIN_WIDTH)
-        return ramps.clamp(0, 1).flatten(1) - 0.5
+        pieces = (values.unsqueeze(-1) - low) / (high - low).clamp(min=_MIN_WIDTH)
+        return pieces.clamp(0, 1).flatten(1) - 0.5
 
 
 class _Attention(nn.Module):

@@ -6,7 +6,8 @@ from: it sees a `FeatureBlock`.
 
 What differs from the published model (TLP, ASPLOS'23, section 4): padding is masked in attention and
 in pooling, steps have positions, categories are embedded, numbers are standardised, a summary of the whole
-candidate is an input, the score is bounded, and boosted trees on flat features vote beside the network.
+candidate is an input, the score is bounded, and boosted trees on flat features form an ensemble with the
+network.
 
 Legend: N candidates, L steps, C category slots, F number slots, V workload slots, S summary slots,
 E step width, T trunk width.
@@ -75,7 +76,7 @@ class FleetTLP(nn.Module):
         self.heads = nn.ModuleDict()
         #: Outputs of `validity`, for the devices that failures are known of (`transfer.train.validity`).
         self.validity_outputs = nn.ModuleDict()
-        #: Vote beside the network; None where none were taught (`transfer.train.tree_fit`).
+        #: Of the ensemble with the network; None where none were fitted (`transfer.train.tree_fit`).
         self.trees: Trees | None = None
         #: What they are told of each device.
         self.hardware = nn.ModuleDict()

@@ -1,9 +1,9 @@
-"""Boosted trees that vote beside the network: what they read, how they are kept, what their vote is.
+"""Boosted trees in an ensemble with the network: what they read, how they are kept, their share of a score.
 
 They read the flat features of a candidate (`transfer.features.flat`) and the hardware vector of a device, so
 one set of trees serves every head, one of a device without a measurement included. Used by
 `transfer.model.fleet_tlp`, taught by `transfer.train.tree_fit`. Kept as XGBoost's own binary JSON in a
-tensor: nothing is unpickled. XGBoost is imported at the first vote.
+tensor: nothing is unpickled. XGBoost is imported at the first score.
 
 Legend: N candidates, P flat features, H hardware slots.
 """

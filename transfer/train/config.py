@@ -42,7 +42,7 @@ class TrainConfig:
     gradient_clip: float = 1.0
     loss: LossWeights = field(default_factory=LossWeights)
     sizes: ModelSizes = field(default_factory=lambda: ModelSizes(summary_ramps=8))
-    #: Boosted trees that vote beside the network; 0 for none.
+    #: Boosted trees in an ensemble with the network; 0 for none.
     trees: int = 500
     #: Epochs without a better validation loss before stopping; used only with validation rows.
     patience: int = 10

@@ -13,7 +13,7 @@ import numpy as np
 
 from agents.records import Family
 from fleet.models.holdout import held_out
-from fleet.models.names import STANDINGS
+from fleet.models.names import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
 from fleet.refresh.data import family_devices
 from fleet.refresh.request import RefreshRequest
@@ -23,7 +23,7 @@ from fleet.store.store import Store
 _GROWTH = 1.5
 
 
-def run_standings(request: RefreshRequest) -> dict[str, Any]:
+def run_device_scores(request: RefreshRequest) -> dict[str, Any]:
     """Try every strategy on the known devices of a family, each left out in turn.
 
     Returns:
@@ -35,7 +35,7 @@ def run_standings(request: RefreshRequest) -> dict[str, Any]:
     """
     from transfer.adapt.registry import strategies
     from transfer.auto.leave_one_out import drop_older, leave_one_out, made_ahead
-    from transfer.auto.strategy import standing
+    from transfer.auto.strategy import without_fingerprints
     from transfer.evaluate.onboarding_cases import Regime
 
     reader = Store.read(Path(request.store))
@@ -45,8 +45,8 @@ def run_standings(request: RefreshRequest) -> dict[str, Any]:
     kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
     is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
     shown = dataset.take(is_open) if is_open.any() else dataset
-    how = (standing(list(strategies().values())), Regime.DEVICE_NEW, train_config(request.epochs))
-    cache = Path(request.models).parent / STANDINGS
+    how = (without_fingerprints(list(strategies().values())), Regime.DEVICE_NEW, train_config(request.epochs))
+    cache = Path(request.models).parent / DEVICE_SCORES
     found = made_ahead(shown, *how, cache, growth=_GROWTH) or leave_one_out(shown, *how, cache)
     if found is not None:
         drop_older(found, cache)
@@ -57,4 +57,4 @@ def run_standings(request: RefreshRequest) -> dict[str, Any]:
     }
 
 
-__all__ = ["run_standings"]
+__all__ = ["run_device_scores"]
