@@ -6,19 +6,16 @@ or an onboarding can be tried in seconds, and again. What is answered when: `doc
 
 from __future__ import annotations
 
-import functools
-import json
 import logging
 import random
 import re
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from agents.codec import protocol_from_json
 from agents.device.batch import Batch, Part
 from agents.device.messages import Activity, TaggedRecord
+from agents.device.replay_answers import answer
 from agents.device.replay_records import ReplayRecords
 from agents.device.worker import DeviceRefusedError
 from agents.errors import AgentError
@@ -26,13 +23,11 @@ from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
 from agents.programs.derivation import Derivation
 from agents.programs.networks import NETWORKS
-from agents.programs.quality import interval_quality
 from agents.records import (
     Candidate,
     CandidateId,
     Descriptor,
     DeviceSpec,
-    Outcome,
     Protocol,
     Record,
     Workload,
@@ -211,7 +206,7 @@ class ReplayWorker:
         found = self._records.measurements(ids)
         lasting = self.environment_id(batch.protocol)
         records = [
-            self._answer(candidate, name, found.get(name, []), batch, lasting)
+            answer(self.spec, self._records.environment_id, candidate, found.get(name, []), batch, lasting)
             for candidate, name in zip(batch.candidates, ids, strict=True)
         ]
         self._spool.put(records, tag)
@@ -251,132 +246,11 @@ class ReplayWorker:
             for dialect, trace in self._records.schedules(candidate_ids)
         ]
 
-    def _answer(
-        self,
-        candidate: Candidate,
-        candidate_id: CandidateId,
-        rows: Sequence[dict[str, Any]],
-        batch: Batch,
-        lasting: str,
-    ) -> Record:
-        replay = self._replay
-        row: Mapping[str, Any] = {
-            **_NEVER,
-            "error": (
-                f"never recorded on {replay.device} in the environment that is replayed; a replay device can "
-                "only answer for recorded candidates"
-            ),
-        }
-        protocol = batch.protocol
-        environment: Mapping[str, Any] = {}
-        source: dict[str, Any] = {
-            "device": replay.device,
-            "environment_id": self._records.environment_id,
-            "seed": replay.seed,
-            "noise": replay.noise,
-            "failures": replay.failures,
-        }
-        if rows:
-            row = self._pick(candidate_id, rows, batch.attempt)
-            protocol = _protocol(row["protocol"], row["schema"])
-            environment = _environment(row["environment"])
-            source |= {"attempt": row["attempt"], "measured_at": row["measured_at"]}
-        return Record(
-            device_id=self.spec.device_id,
-            workload_id=candidate.workload_id,
-            candidate_id=candidate_id,
-            dialect=candidate.dialect,
-            trace=candidate.trace,
-            origin=candidate.origin,
-            outcome=Outcome(row["outcome"]),
-            run_secs=tuple(row["run_secs"]),
-            warmup_secs=tuple(row["warmup_secs"]),
-            number=row["number"],
-            build_secs=row["build_secs"],
-            wait_secs=row["wait_secs"],
-            timing_secs=row["timing_secs"],
-            error=row["error"],
-            protocol=protocol,
-            environment=canonical_json({**environment, "replay": source}),
-            environment_id=lasting,
-            attempt=batch.attempt,
-            measured_at=time.time(),
-            model_version=batch.model_version,
-            quality=_lasting_quality(row["quality"]),
-        )
-
-    def _pick(
-        self, candidate_id: CandidateId, rows: Sequence[dict[str, Any]], attempt: int
-    ) -> dict[str, Any]:
-        """The measurement that one attempt at a candidate is answered with; `rows` are all of it."""
-        counting = next((row for row in rows if row["counts"]), rows[0])
-        if not self._replay.noise and not self._replay.failures:
-            return counting
-        draws = random.Random(f"{self._replay.seed}/{candidate_id}/{attempt}")
-        with_latency = [row for row in rows if row["outcome"] == Outcome.OK]
-        if self._replay.failures:
-            drawn = draws.choice(rows)
-            if drawn["outcome"] != Outcome.OK:
-                return drawn
-        elif counting["outcome"] != Outcome.OK:
-            return counting
-        if self._replay.noise:
-            return _resampled(draws.choice(with_latency), draws)
-        return counting if counting["outcome"] == Outcome.OK else with_latency[0]
-
-
-#: What is known of a candidate that was never recorded.
-_NEVER: Mapping[str, Any] = {
-    "outcome": Outcome.LOST,
-    "run_secs": (),
-    "warmup_secs": (),
-    "number": 0,
-    "build_secs": 0.0,
-    "wait_secs": 0.0,
-    "timing_secs": 0.0,
-    "quality": "{}",
-}
-
-
-def _resampled(row: dict[str, Any], draws: random.Random) -> dict[str, Any]:
-    """A measurement with as many repeats as it has, drawn among them with replacement."""
-    run_secs = draws.choices(row["run_secs"], k=len(row["run_secs"]))
-    quality = _object(row["quality"])
-    quality.pop("interval", None)
-    return {**row, "run_secs": run_secs, "quality": canonical_json(quality | interval_quality(run_secs))}
-
 
 def _difference(words: Sequence[str], others: Sequence[str]) -> int:
     """In how many places two traces differ."""
     same = sum(map(str.__eq__, words, others))
     return max(len(words), len(others)) - same
-
-
-@functools.lru_cache(maxsize=64)
-def _protocol(text: str, schema: int) -> Protocol:
-    return protocol_from_json(_object(text), schema)
-
-
-@functools.lru_cache(maxsize=1024)
-def _environment(text: str) -> Mapping[str, Any]:
-    return _object(text)
-
-
-@functools.lru_cache(maxsize=8192)
-def _lasting_quality(text: str) -> str:
-    """The quality without what tells of the moment, not of the candidate."""
-    quality = _object(text)
-    quality.pop("canary", None)
-    return canonical_json(quality)
-
-
-def _object(text: str) -> dict[str, Any]:
-    """The JSON object that a column holds; imported records may hold anything."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 __all__ = ["ReplayWorker"]
