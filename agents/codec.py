@@ -1,20 +1,20 @@
-"""A record as JSON and back, exactly: for the spool and for files that people exchange.
+"""Records, protocols, workloads and devices as JSON and back, exactly.
 
-Also devices and workloads as `agents.records.as_json_dict` writes them, back into values.
-
-Standard library only. Strict on the way in: what it accepts is a whole record of a known layout. The store
-calls the protocol's part alone, so what a layout leaves unsaid is said here once.
+For the spool, for files that people exchange, and for messages between processes. Standard library only.
+Readers follow the types of the dataclasses and are strict: what they accept is a whole value of a known
+layout. The store calls the protocol's part alone, so what a layout leaves unsaid is said here once.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping, Set
+import math
+from collections.abc import Callable, Mapping, Set
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
-from types import NoneType, UnionType
-from typing import Any, NewType, get_args, get_origin, get_type_hints
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from agents.errors import AgentError
 from agents.records import (
@@ -22,35 +22,10 @@ from agents.records import (
     STORED_PROTOCOL_KEYS,
     Descriptor,
     DeviceSpec,
-    Outcome,
     Protocol,
     Record,
     Workload,
 )
-
-_TEXTS = (
-    "device_id",
-    "workload_id",
-    "candidate_id",
-    "dialect",
-    "trace",
-    "origin",
-    "error",
-    "environment",
-    "environment_id",
-    "model_version",
-)
-_FLOATS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
-_INTS = ("number", "attempt", "schema")
-_SECONDS = ("run_secs", "warmup_secs")
-_NAMES = frozenset(field.name for field in fields(Record))
-_PROTOCOL_INTS = frozenset({"repeat", "extra_repeats", "max_number", "visits"})
-_PROTOCOL_BOOLS = frozenset({"cache_flush"})
-_MOST_FLOAT = sys.float_info.max
-#: Keys of a protocol in JSON, each with its field.
-_PROTOCOL_FIELDS = {
-    STORED_PROTOCOL_KEYS.get(field.name, field.name): field.name for field in fields(Protocol)
-}
 
 #: Layout 1 was written when worker processes had no memory limit; the protocol of today needs a number.
 NO_MEMORY_LIMIT_GIB = 1e6
@@ -69,6 +44,11 @@ _SINCE_LAYOUT_2: dict[str, float] = {
 #: What is not written where it has this value: it came later, and older records must stay what they were.
 _LEFT_OUT: dict[str, float] = {"visits": 1}
 _QUALITY_OF_LAYOUT_1 = "{}"
+#: Keys of a protocol in JSON, each with its field.
+_PROTOCOL_FIELDS = {STORED_PROTOCOL_KEYS.get(one.name, one.name): one.name for one in fields(Protocol)}
+_RECORD_NAMES = frozenset(one.name for one in fields(Record))
+
+_Read = Callable[[Any], Any]
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
@@ -81,7 +61,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
     """
     _check_layout("record", record.schema)
     _check_quality(record.quality)
-    value: dict[str, Any] = {name: getattr(record, name) for name in _NAMES}
+    value: dict[str, Any] = {name: getattr(record, name) for name in _RECORD_NAMES}
     value["outcome"] = record.outcome.value
     value["run_secs"] = list(record.run_secs)
     value["warmup_secs"] = list(record.warmup_secs)
@@ -104,18 +84,12 @@ def record_from_json(value: Any) -> Record:
         raise AgentError(f"record: expected a JSON object, got {type(value).__name__}")
     schema: Any = value.get("schema")
     _check_layout("record", schema)
-    _check_names("record", value, _NAMES - {"quality"} if schema == 1 else _NAMES)
-    outcome = _typed("record", value, "outcome", str)
-    if outcome not in set(Outcome):
-        raise AgentError(f"record: outcome {outcome!r} is not known; expected one of {', '.join(Outcome)}")
-    kept: dict[str, Any] = {name: _typed("record", value, name, str) for name in _TEXTS}
-    kept |= {name: _number("record", value, name) for name in _FLOATS}
-    kept |= {name: _typed("record", value, name, int) for name in _INTS}
-    kept |= {name: _seconds(value, name) for name in _SECONDS}
-    kept["quality"] = _QUALITY_OF_LAYOUT_1 if schema == 1 else _typed("record", value, "quality", str)
+    _check_names("record", value, _RECORD_NAMES - {"quality"} if schema == 1 else _RECORD_NAMES)
+    readers = _field_readers(Record, "record")
+    kept = {name: readers[name](one) for name, one in value.items() if name != "protocol"}
+    kept.setdefault("quality", _QUALITY_OF_LAYOUT_1)
     _check_quality(kept["quality"])
-    kept |= {"outcome": Outcome(outcome), "protocol": protocol_from_json(value["protocol"], schema)}
-    return Record(**kept)
+    return Record(protocol=protocol_from_json(value["protocol"], schema), **kept)
 
 
 def protocol_to_json(protocol: Protocol, schema: int = RECORD_SCHEMA) -> dict[str, Any]:
@@ -167,15 +141,11 @@ def protocol_from_json(value: Any, schema: int = RECORD_SCHEMA) -> Protocol:
     left_out = _LEFT_OUT.keys() - (value.keys() if schema > 1 else set())
     later = _SINCE_LAYOUT_2.keys() if schema == 1 else set()
     _check_names(where, value, _PROTOCOL_FIELDS.keys() - later - left_out)
+    readers = _field_readers(Protocol, where)
     kept: dict[str, Any] = {**_SINCE_LAYOUT_2, **_LEFT_OUT}
-    for key in value:
+    for key, one in value.items():
         name = _PROTOCOL_FIELDS[key]
-        if name in _PROTOCOL_BOOLS:
-            kept[name] = _flag(where, value, key)
-        else:
-            kept[name] = (
-                _typed(where, value, key, int) if name in _PROTOCOL_INTS else _number(where, value, key)
-            )
+        kept[name] = readers[name](one)
     try:
         return Protocol(**kept)
     except ValueError as error:
@@ -188,7 +158,7 @@ def workload_from_json(value: Any) -> Workload:
     Raises:
         AgentError: A key too many or too few, or a value of the wrong type.
     """
-    workload = _value(Workload, value, "workload")
+    workload = _reader(Workload, "workload")(value)
     assert isinstance(workload, Workload)
     if len(workload.arg_shapes) != len(workload.arg_dtypes):
         raise AgentError(
@@ -207,8 +177,8 @@ def device_from_json(spec: Any, descriptor: Any) -> tuple[DeviceSpec, Descriptor
     Raises:
         AgentError: A key too many, a needed one missing, or a value of the wrong type.
     """
-    made = _value(DeviceSpec, spec, "device spec")
-    seen = None if descriptor is None else _value(Descriptor, descriptor, "descriptor")
+    made = _reader(DeviceSpec, "device spec")(spec)
+    seen = None if descriptor is None else _reader(Descriptor, "descriptor")(descriptor)
     assert isinstance(made, DeviceSpec)
     assert seen is None or isinstance(seen, Descriptor)
     try:
@@ -220,47 +190,93 @@ def device_from_json(spec: Any, descriptor: Any) -> tuple[DeviceSpec, Descriptor
     return made, seen
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
-    """Rebuild a value of a type that `agents.records` uses in its dataclasses."""
-    if isinstance(kind, NewType):
-        kind = kind.__supertype__
+@cache
+def _reader(kind: Any, where: str) -> _Read:
+    """How JSON becomes a value of a type: built once for each type and place, as thousands are read."""
+    kind = getattr(kind, "__supertype__", kind)
     if get_origin(kind) is UnionType:
-        choices = get_args(kind)
-        assert choices[1:] == (NoneType,)
-        return None if value is None else _value(choices[0], value, where)
-    if is_dataclass(kind):
-        return _dataclass(kind, value, where)
+        read = _reader(get_args(kind)[0], where)
+        return lambda value: None if value is None else read(value)
     if get_origin(kind) is tuple:
-        return _tuple(get_args(kind), value, where)
-    if kind is float and type(value) in (int, float) and abs(value) <= _MOST_FLOAT:
-        return float(value)
-    if isinstance(kind, type) and issubclass(kind, StrEnum) and type(value) is str and value in set(kind):
-        return kind(value)
-    if kind in (str, int, bool) and type(value) is kind:
+        return _tuple_reader(get_args(kind), where)
+    if is_dataclass(kind):
+        return _dataclass_reader(kind, where)
+    if kind is float:
+        return _float_reader(where)
+    if issubclass(kind, StrEnum):
+        return _word_reader({one.value: one for one in kind}, where)
+
+    def plain(value: Any) -> Any:
+        # `True` is an int to Python, but never a count.
+        if type(value) is not kind:
+            raise _mismatch(where, kind, value)
         return value
-    raise AgentError(f"{where}: expected {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
+
+    return plain
 
 
-def _dataclass(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise AgentError(f"{where}: expected a JSON object, got {type(value).__name__}")
-    hints = get_type_hints(kind)
-    needed = {field.name for field in fields(kind) if field.default is MISSING}
-    if missing := sorted(needed - value.keys()):
-        raise AgentError(f"{where}: lacks {', '.join(missing)}")
-    if unknown := sorted(str(name) for name in value.keys() - hints.keys()):
-        raise AgentError(f"{where}: unknown keys {', '.join(unknown)}; upgrade tensor-fleet")
-    return kind(**{name: _value(hints[name], one, f"{where}: {name}") for name, one in value.items()})
+@cache
+def _field_readers(kind: Any, where: str) -> dict[str, _Read]:
+    return {name: _reader(hint, f"{where}: {name}") for name, hint in get_type_hints(kind).items()}
 
 
-def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise AgentError(f"{where}: expected a list, got {type(value).__name__}")
-    if kinds[-1] is ...:
-        return tuple(_value(kinds[0], one, where) for one in value)
-    if len(value) != len(kinds):
-        raise AgentError(f"{where}: expected {len(kinds)} values, got {len(value)}")
-    return tuple(_value(kind, one, where) for kind, one in zip(kinds, value, strict=True))
+def _float_reader(where: str) -> _Read:
+    def read(value: Any) -> float:
+        if type(value) is float and math.isfinite(value):
+            return value
+        try:
+            if type(value) is int:
+                return float(value)
+        except OverflowError:
+            pass
+        raise _mismatch(where, float, value)
+
+    return read
+
+
+def _word_reader(words: Mapping[str, StrEnum], where: str) -> _Read:
+    def read(value: Any) -> StrEnum:
+        if type(value) is not str or value not in words:
+            raise AgentError(f"{where}: {value!r:.60} is not known; expected one of {', '.join(words)}")
+        return words[value]
+
+    return read
+
+
+def _tuple_reader(kinds: tuple[Any, ...], where: str) -> _Read:
+    reads = [_reader(kind, where) for kind in kinds if kind is not ...]
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise AgentError(f"{where}: expected a list, got {type(value).__name__}")
+        if kinds[-1] is ...:
+            return tuple(map(reads[0], value))
+        if len(value) != len(kinds):
+            raise AgentError(f"{where}: expected {len(kinds)} values, got {len(value)}")
+        return tuple(one(item) for one, item in zip(reads, value, strict=True))
+
+    return read
+
+
+def _dataclass_reader(kind: Any, where: str) -> _Read:
+    readers = _field_readers(kind, where)
+    needed = {one.name for one in fields(kind) if one.default is MISSING}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise AgentError(f"{where}: expected a JSON object, got {type(value).__name__}")
+        if missing := sorted(needed - value.keys()):
+            raise AgentError(f"{where}: lacks {', '.join(missing)}")
+        if unknown := sorted(str(name) for name in value.keys() - readers.keys()):
+            raise AgentError(f"{where}: unknown keys {', '.join(unknown)}; upgrade tensor-fleet")
+        return kind(**{name: readers[name](one) for name, one in value.items()})
+
+    return read
+
+
+def _mismatch(where: str, kind: type, value: Any) -> AgentError:
+    names = {bool: "true or false", float: "a finite number", int: "a whole number", str: "text"}
+    return AgentError(f"{where}: expected {names[kind]}, got {type(value).__name__}")
 
 
 def _check_layout(where: str, schema: Any) -> None:
@@ -292,38 +308,6 @@ def _check_names(where: str, value: Mapping[str, Any], names: Set[str]) -> None:
         missing = ", ".join(sorted(names - value.keys())) or "none"
         unknown = ", ".join(sorted(str(name) for name in value.keys() - names)) or "none"
         raise AgentError(f"{where}: keys do not fit: missing {missing}; unknown {unknown}")
-
-
-def _typed(where: str, value: Mapping[str, Any], name: str, kind: type) -> Any:
-    found = value[name]
-    # `True` is an int to Python, but never a count.
-    if not isinstance(found, kind) or isinstance(found, bool):
-        raise AgentError(f"{where}: {name}: expected {kind.__name__}, got {type(found).__name__}")
-    return found
-
-
-def _flag(where: str, value: Mapping[str, Any], name: str) -> bool:
-    found = value[name]
-    if not isinstance(found, bool):
-        raise AgentError(f"{where}: {name}: expected true or false, got {type(found).__name__}")
-    return found
-
-
-def _number(where: str, value: Mapping[str, Any], name: str) -> float:
-    found = value[name]
-    if not isinstance(found, (int, float)) or isinstance(found, bool):
-        raise AgentError(f"{where}: {name}: expected a number, got {type(found).__name__}")
-    return found
-
-
-def _seconds(value: Mapping[str, Any], name: str) -> tuple[float, ...]:
-    found = value[name]
-    if not isinstance(found, list):
-        raise AgentError(f"record: {name}: expected a list of numbers, got {type(found).__name__}")
-    for one in found:
-        if not isinstance(one, (int, float)) or isinstance(one, bool):
-            raise AgentError(f"record: {name}: expected numbers, got {type(one).__name__}")
-    return tuple(found)
 
 
 __all__ = [

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from agents.records import DeviceId, DeviceKind
 from fleet.api.client import ADDRESS, ask
-from fleet.config.day_windows import window_secs
 from fleet.config.init import host_profiles, write_profiles
+from fleet.config.sections import window_secs
 from fleet.config.settings import ConfigError, PolicySection, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon

@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Workload, WorkloadId, median
+from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Workload, WorkloadId
 from tests.autotvm_fixtures import autotvm_records
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.log_fixtures import AUTOTVM_LOGS

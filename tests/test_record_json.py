@@ -171,12 +171,12 @@ def test_a_quality_that_is_no_json_object_is_refused(text: str) -> None:
     [
         ("repeat", 0, "repeat must be at least 1"),
         ("early_stop_ratio", 1.0, "early_stop_ratio must be 0"),
-        ("extra_repeats", 1.5, "extra_repeats: expected int, got float"),
-        ("extra_repeats", True, "extra_repeats: expected int, got bool"),
+        ("extra_repeats", 1.5, "extra_repeats: expected a whole number, got float"),
+        ("extra_repeats", True, "extra_repeats: expected a whole number, got bool"),
         ("cache_flush", 0, "cache_flush: expected true or false, got int"),
-        ("check_share", "0.1", "check_share: expected a number, got str"),
-        ("check_share", False, "check_share: expected a number, got bool"),
-        ("memory_limit_gib", None, "memory_limit_gib: expected a number, got NoneType"),
+        ("check_share", "0.1", "check_share: expected a finite number, got str"),
+        ("check_share", False, "check_share: expected a finite number, got bool"),
+        ("memory_limit_gib", None, "memory_limit_gib: expected a finite number, got NoneType"),
     ],
 )
 def test_a_protocol_that_breaks_its_own_rules_is_refused(name: str, wrong: Any, words: str) -> None:

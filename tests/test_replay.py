@@ -429,7 +429,7 @@ def test_a_descriptor_with_a_foreign_value_is_refused_or_of_the_right_types(name
         ({**as_json_dict(WORKLOAD), "colour": 1}, "unknown keys colour"),
         ({**as_json_dict(WORKLOAD), "arg_dtypes": []}, "3 arg_shapes, but 0 arg_dtypes"),
         ({**as_json_dict(WORKLOAD), "networks": [["a", 1, 2]]}, "networks: expected 2 values, got 3"),
-        ({**as_json_dict(WORKLOAD), "flops": True}, "flops: expected float, got bool"),
+        ({**as_json_dict(WORKLOAD), "flops": True}, "flops: expected a finite number, got bool"),
         ([], "expected a JSON object, got list"),
     ],
 )

@@ -166,14 +166,19 @@ def test_the_core_knows_no_clock_no_disk_and_no_ray(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["records", "trust", "programs/trace_rules", "programs/index_maps", "programs/derivation"]
+    "name",
+    [
+        *("records", "devices", "protocol", "fast_pickle", "trust"),
+        *("programs/trace_rules", "programs/index_maps", "programs/derivation"),
+    ],
 )
 def test_shared_words_and_rules_need_the_standard_library_only(name: str) -> None:
     path = ROOT / f"agents/{name}.py"
     assert {one.split(".")[0] for one in imports(path)} <= {*sys.stdlib_module_names, "agents"}
     pure = ("agents.records", "agents.errors", "agents.programs.trace_rules", "agents.programs.index_maps")
-    ours = of("agents", imports(path))
-    assert all(one.startswith(pure) for one in ours) if name != "records" else not ours
+    if "/" not in name:
+        pure = ("agents.records", "agents.devices", "agents.protocol", "agents.fast_pickle")
+    assert all(one.startswith(pure) for one in of("agents", imports(path)))
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if relative(p).startswith("agents/")], ids=relative)

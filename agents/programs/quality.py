@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from agents.errors import AgentError
-from agents.records import Protocol, median
+from agents.records import Protocol
 
 #: Share of the repeats, the fastest ones, that the interval is made of. Of 5 repeats the 2 slowest may then
 #: be any outliers. All 5 would give an interval 28 % narrower that one outlier blows up; the 2 fastest alone

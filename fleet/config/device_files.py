@@ -23,11 +23,8 @@ from agents.records import (
     canonical_json,
 )
 from fleet.config.device_targets import TARGET_OPTIONS, is_encodable, target_faults
-from fleet.config.protocol import ProtocolSection
+from fleet.config.sections import DEFAULT_HARDWARE, ProtocolSection
 from fleet.config.yaml_files import ConfigError, key_lines, model_faults, nearest, read_mapping, show
-
-#: Folder of the device files, under the current folder.
-DEFAULT_HARDWARE = Path("configs/hardware")
 
 # A device id names a file, a table partition, a Ray resource and a head of the model; torch allows no dot
 # in the name of a module.

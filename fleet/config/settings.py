@@ -12,18 +12,26 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ValidationError
 
-from agents.programs.networks import NETWORKS
-from agents.records import STORED_PROTOCOL_KEYS, DeviceId, DeviceSpec, Protocol
-from fleet.config.base import Names as _Names
-from fleet.config.base import Section as _Section
-from fleet.config.daemon import ROOT_NAME, DaemonSection, PolicySection
-from fleet.config.device_files import DEFAULT_HARDWARE, load_device, parse_device, unknown_device
+from agents.records import STORED_PROTOCOL_KEYS, DeviceId, DeviceSpec
+from fleet.config.device_files import load_device, parse_device, unknown_device
 from fleet.config.device_folder import DeviceFolder
-from fleet.config.protocol import ProtocolSection
+from fleet.config.sections import (
+    DEFAULT_HARDWARE,
+    DaemonSection,
+    DevicesSection,
+    FleetConfig,
+    OnboardingSection,
+    PolicySection,
+    ProtocolSection,
+    StoreSection,
+    Strategy,
+    TrainingSection,
+    WorkloadsSection,
+)
 from fleet.config.yaml_files import (
     ConfigError,
     is_secret,
@@ -40,121 +48,8 @@ _LOG = logging.getLogger(__name__)
 #: Configuration file, under the current folder.
 DEFAULT_FLEET = Path("configs/fleet.yaml")
 
-#: Ways to adapt a model to a new device.
-Strategy = Literal[
-    "auto",
-    "siblings",
-    "multitask",
-    "finetune",
-    "finetune-head",
-    "finetune-last",
-    "masked",
-    "maml",
-    "momentum",
-    "zero_shot",
-    "nearest",
-    "scratch",
-]
-#: What a training makes: the keys of `transfer.model.kinds.KINDS`.
-ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
-#: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
-Selector = Literal["paired", "few-of-each", "random", "stratified", "uncertainty", "kmeans", "diverse-fast"]
-
 _ENV_PREFIX = "FLEET_"
 _MASK = "***"
-
-
-class DevicesSection(_Section):
-    """Which devices measure."""
-
-    #: Folder of the device files.
-    folder: str = Field(default=str(DEFAULT_HARDWARE), min_length=1)
-    #: Device ids; empty means every device of the folder that its host can be.
-    ids: _Names = ()
-
-
-class WorkloadsSection(_Section):
-    """What is measured."""
-
-    #: Networks whose operators are measured (`agents.programs.networks`).
-    networks: _Names = Field(default=("resnet-50", "mobilenet-v2", "bert-tiny"), min_length=1)
-    #: Distinct workloads chosen from the networks.
-    count: int = Field(default=12, ge=1, le=10_000)
-    #: Bounds on the FLOPs of a workload: tiny ones are timed by their call, huge ones take seconds a run.
-    min_flops: float = Field(default=1e5, ge=0)
-    max_flops: float = Field(default=1e9, gt=0)
-    #: Candidates measured of each workload on each device.
-    samples: int = Field(default=64, ge=1, le=1_000_000)
-    #: Candidates that every workload gets, all random; the others go where the most network time can be won.
-    #: None is half of `samples`.
-    minimum: int | None = Field(default=None, ge=1, le=1_000_000)
-    #: Share of each workload's later candidates that is random; the rest is evolved from its best ones.
-    exploration: float = Field(default=0.5, ge=0, le=1)
-    #: Candidates that the daily A/A run measures twice on each device; 0 switches it off.
-    noise_samples: int = Field(default=20, ge=0, le=10_000)
-
-    @field_validator("networks")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in NETWORKS:
-                raise ValueError(f"unknown network {name!r}{nearest(name, NETWORKS)}")
-        return names
-
-
-class StoreSection(_Section):
-    """Where the dataset is kept."""
-
-    path: str = Field(default="runs/store", min_length=1)
-
-
-class TrainingSection(_Section):
-    """How the cost model is trained."""
-
-    #: Which is trained: ours, the published MTL-TLP, or both, of which the better one serves each device.
-    model: ModelKind = "fleet_tlp"
-    #: Of FleetTLP; an MTL-TLP gets the 50 published ones for each 24.
-    epochs: int = Field(default=24, ge=1, le=100_000)
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    #: Parts into which the workloads are split; each is held out once by `fleet eval`.
-    folds: int = Field(default=5, ge=2, le=100)
-
-
-class OnboardingSection(_Section):
-    """How a new device gets its head."""
-
-    #: Candidates measured on the new device.
-    samples: int = Field(default=128, ge=0, le=1_000_000)
-    strategy: Strategy = "auto"
-    selector: Selector = "paired"
-
-
-class FleetConfig(_Section):
-    """All settings of a fleet, one section a subject."""
-
-    devices: DevicesSection = DevicesSection()
-    workloads: WorkloadsSection = WorkloadsSection()
-    protocol: ProtocolSection = ProtocolSection()
-    store: StoreSection = StoreSection()
-    training: TrainingSection = TrainingSection()
-    onboarding: OnboardingSection = OnboardingSection()
-    daemon: DaemonSection = DaemonSection()
-
-    @model_validator(mode="after")
-    def _folder_beside_the_store(self) -> Self:
-        """Another store has another folder for its engine, unless one is named."""
-        if self.daemon.root == DaemonSection().root:
-            root = str(Path(self.store.path).parent / ROOT_NAME)
-            object.__setattr__(self, "daemon", self.daemon.model_copy(update={"root": root}))
-        return self
-
-    def with_devices(self, *device_ids: str) -> FleetConfig:
-        """The same for some devices only."""
-        return self.model_copy(update={"devices": self.devices.model_copy(update={"ids": device_ids})})
-
-    def timing_protocol(self) -> Protocol:
-        """Give the protocol as the value that travels with records."""
-        return Protocol(**self.protocol.model_dump())
 
 
 _SECTIONS: dict[str, type[BaseModel]] = {

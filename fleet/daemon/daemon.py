@@ -22,8 +22,8 @@ from rich.console import Console
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.api.client import ADDRESS
 from fleet.collection.device_choice import DeviceChoice
-from fleet.config.day_windows import window_secs
 from fleet.config.device_folder import RETIRED, DeviceFolder
+from fleet.config.sections import window_secs
 from fleet.config.settings import unknown_device
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.core.limits import Limits

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from agents.records import (
     Outcome,
     Record,
     WorkloadId,
-    median,
 )
 from fleet.collection.batch_plan import is_full
 from fleet.report.demo import DemoRun

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from agents.records import median
 from fleet.report import words
 from fleet.report.words import Document, duration, known, label, labels, percent, score_text, signed
 

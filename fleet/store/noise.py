@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
-from agents.records import CONFIRM, NOISE, REPEATS, CandidateId, DeviceId, Outcome, Record, median
+from agents.records import CONFIRM, NOISE, REPEATS, CandidateId, DeviceId, Outcome, Record
 
 #: Speed-up from which the second of two measurements of one program would pass for a better program.
 WIN = 0.03

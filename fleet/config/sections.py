@@ -1,0 +1,284 @@
+"""The settings of a fleet, one section a subject: keys, types, bounds and defaults.
+
+Called by `fleet.config.settings`, which offers them; `fleet.config.device_files` reads a device's protocol by
+them. Knows no file and no origin of a value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_type_hints
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    create_model,
+    field_validator,
+    model_validator,
+)
+
+from agents.programs.networks import NETWORKS
+from agents.records import STORED_PROTOCOL_KEYS, Protocol
+from fleet.config.yaml_files import nearest
+
+#: Folder of the device files, under the current folder.
+DEFAULT_HARDWARE = Path("configs/hardware")
+#: Name of the engine's folder beside the store, unless another one is given.
+ROOT_NAME = "fleet"
+#: A process that has only imported TVM already holds some 0.4 GiB; records may hold any limit above 0.
+_LEAST_MEMORY_GIB = 0.5
+
+#: Ways to adapt a model to a new device.
+Strategy = Literal[
+    "auto",
+    "siblings",
+    "multitask",
+    "finetune",
+    "finetune-head",
+    "finetune-last",
+    "masked",
+    "maml",
+    "momentum",
+    "zero_shot",
+    "nearest",
+    "scratch",
+]
+#: What a training makes: the keys of `transfer.model.kinds.KINDS`.
+ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
+#: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
+Selector = Literal["paired", "few-of-each", "random", "stratified", "uncertainty", "kmeans", "diverse-fast"]
+
+_WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24):([0-5]\d)")
+
+
+def _as_tuple(value: Any) -> Any:
+    """YAML and flags give lists where a frozen model wants tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+#: A list of names.
+_Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+
+
+class Section(BaseModel):
+    """One subject; unknown keys and wrong types are faults."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def window_secs(text: str) -> tuple[float, float]:
+    """Read a part of the day, such as `22:00-06:30`.
+
+    Returns:
+        Begin and end in seconds since midnight; one that reaches over midnight ends before it begins.
+
+    Raises:
+        ValueError: The text is none.
+    """
+    found = _WINDOW.fullmatch(text)
+    hours = [int(one) for one in found.groups()] if found else []
+    if not hours or hours[:2] == hours[2:] or hours[2] * 60 + hours[3] > 24 * 60:
+        raise ValueError(f"expected a part of the day such as '22:00-06:30', got {text!r}")
+    return hours[0] * 3600.0 + hours[1] * 60.0, hours[2] * 3600.0 + hours[3] * 60.0
+
+
+class PolicySection(Section):
+    """When one device may be used, and how much of its time; a limit of 0 is none."""
+
+    secs_per_hour: float = Field(default=0.0, ge=0, le=3600)
+    secs_per_day: float = Field(default=0.0, ge=0, le=86_400)
+    #: Only while nobody else uses the host.
+    idle_only: bool = False
+    #: Parts of the day in the host's local time, as `22:00-06:30`; empty means at any time.
+    windows: _Names = ()
+
+    @field_validator("windows")
+    @classmethod
+    def _readable(cls, windows: tuple[str, ...]) -> tuple[str, ...]:
+        for window in windows:
+            window_secs(window)
+        return windows
+
+
+class DaemonSection(Section):
+    """How `fleet up` runs."""
+
+    #: Folder of its own: journal, waiting candidates, late results, token of the API. Beside the store,
+    #: unless another one is named.
+    root: str = Field(default="runs/fleet", min_length=1)
+    #: The policy of every device, and other ones by device id.
+    policy: PolicySection = PolicySection()
+    policies: dict[str, PolicySection] = Field(default_factory=dict)
+    #: A lease that no sign of life renews ends after this; work without a finished candidate after that.
+    lease_secs: float = Field(default=60.0, ge=5, le=3600)
+    stall_secs: float = Field(default=300.0, ge=10, le=86_400)
+    #: A device whose agent failed five times in a row is left alone for this long.
+    quarantine_secs: float = Field(default=600.0, ge=1, le=86_400)
+    #: Whether models are trained and published.
+    refresh: bool = True
+    #: Whether all strategies are tried on the known devices in idle time, for those that arrive later.
+    score_strategies: bool = True
+    #: Candidates that a new device measures for its first head, and a known one in another environment; 0: it
+    #: waits for a training.
+    arrival_samples: int = Field(default=64, ge=0, le=1_000_000)
+    return_samples: int = Field(default=32, ge=0, le=1_000_000)
+    #: New records of a family that ask for a training: so many, and at least this share of all of them.
+    training_records: int = Field(default=512, ge=1, le=10_000_000)
+    training_share: float = Field(default=0.2, ge=0, le=10)
+    #: New records of a device before its drift, its environment or the lack of a head ask for one.
+    reason_records: int = Field(default=64, ge=1, le=10_000_000)
+    #: Least time between two trainings.
+    training_pause_secs: float = Field(default=300.0, ge=0, le=7 * 86_400)
+    #: A training that takes longer is ended and told as failed; the next waits for new records.
+    training_deadline_secs: float = Field(default=6 * 3600.0, ge=60, le=7 * 86_400)
+    #: Seconds between two rounds of upkeep of the store.
+    upkeep_secs: float = Field(default=3600.0, ge=60, le=7 * 86_400)
+    #: Seconds that running batches are waited for when the daemon is stopped.
+    stop_secs: float = Field(default=60.0, ge=0, le=3600)
+    #: Where the API listens; port 0 takes any free one, and no host switches it off.
+    api_host: str = "127.0.0.1"
+    api_port: int = Field(default=8640, ge=0, le=65_535)
+
+
+class DevicesSection(Section):
+    """Which devices measure."""
+
+    #: Folder of the device files.
+    folder: str = Field(default=str(DEFAULT_HARDWARE), min_length=1)
+    #: Device ids; empty means every device of the folder that its host can be.
+    ids: _Names = ()
+
+
+class WorkloadsSection(Section):
+    """What is measured."""
+
+    #: Networks whose operators are measured (`agents.programs.networks`).
+    networks: _Names = Field(default=("resnet-50", "mobilenet-v2", "bert-tiny"), min_length=1)
+    #: Distinct workloads chosen from the networks.
+    count: int = Field(default=12, ge=1, le=10_000)
+    #: Bounds on the FLOPs of a workload: tiny ones are timed by their call, huge ones take seconds a run.
+    min_flops: float = Field(default=1e5, ge=0)
+    max_flops: float = Field(default=1e9, gt=0)
+    #: Candidates measured of each workload on each device.
+    samples: int = Field(default=64, ge=1, le=1_000_000)
+    #: Candidates that every workload gets, all random; the others go where the most network time can be won.
+    #: None is half of `samples`.
+    minimum: int | None = Field(default=None, ge=1, le=1_000_000)
+    #: Share of each workload's later candidates that is random; the rest is evolved from its best ones.
+    exploration: float = Field(default=0.5, ge=0, le=1)
+    #: Candidates that the daily A/A run measures twice on each device; 0 switches it off.
+    noise_samples: int = Field(default=20, ge=0, le=10_000)
+
+    @field_validator("networks")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in NETWORKS:
+                raise ValueError(f"unknown network {name!r}{nearest(name, NETWORKS)}")
+        return names
+
+
+class StoreSection(Section):
+    """Where the dataset is kept."""
+
+    path: str = Field(default="runs/store", min_length=1)
+
+
+class TrainingSection(Section):
+    """How the cost model is trained."""
+
+    #: Which is trained: ours, the published MTL-TLP, or both, of which the better one serves each device.
+    model: ModelKind = "fleet_tlp"
+    #: Of FleetTLP; an MTL-TLP gets the 50 published ones for each 24.
+    epochs: int = Field(default=24, ge=1, le=100_000)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    #: Parts into which the workloads are split; each is held out once by `fleet eval`.
+    folds: int = Field(default=5, ge=2, le=100)
+
+
+class OnboardingSection(Section):
+    """How a new device gets its head."""
+
+    #: Candidates measured on the new device.
+    samples: int = Field(default=128, ge=0, le=1_000_000)
+    strategy: Strategy = "auto"
+    selector: Selector = "paired"
+
+
+def _protocol_fields() -> dict[str, Any]:
+    """Type, default, bounds and keys of every field of the protocol, for pydantic."""
+    hints, found = get_type_hints(Protocol), {}
+    for one in fields(Protocol):
+        options: dict[str, Any] = dict(one.metadata)
+        if one.name == "memory_limit_gib":
+            options = {"ge": _LEAST_MEMORY_GIB, "le": options["le"]}
+        if one.name in STORED_PROTOCOL_KEYS:
+            options["validation_alias"] = AliasChoices(one.name, STORED_PROTOCOL_KEYS[one.name])
+        found[one.name] = (hints[one.name], Field(default=one.default, **options))
+    return found
+
+
+_ProtocolFields: Any = create_model("_ProtocolFields", __base__=Section, **_protocol_fields())
+
+
+class ProtocolSection(_ProtocolFields):  # type: ignore[misc]  # made of the fields of `Protocol`
+    """How candidates are timed: the fields of `agents.protocol.Protocol`, with their bounds."""
+
+    @field_validator("early_stop_ratio")
+    @classmethod
+    def _off_or_slower(cls, ratio: float) -> float:
+        if 0 < ratio <= 1:
+            raise ValueError("must be 0 (never stop early) or above 1 (times the best latency)")
+        return ratio
+
+
+class FleetConfig(Section):
+    """All settings of a fleet, one section a subject."""
+
+    devices: DevicesSection = DevicesSection()
+    workloads: WorkloadsSection = WorkloadsSection()
+    protocol: ProtocolSection = ProtocolSection()
+    store: StoreSection = StoreSection()
+    training: TrainingSection = TrainingSection()
+    onboarding: OnboardingSection = OnboardingSection()
+    daemon: DaemonSection = DaemonSection()
+
+    @model_validator(mode="after")
+    def _folder_beside_the_store(self) -> Self:
+        """Another store has another folder for its engine, unless one is named."""
+        if self.daemon.root == DaemonSection().root:
+            root = str(Path(self.store.path).parent / ROOT_NAME)
+            object.__setattr__(self, "daemon", self.daemon.model_copy(update={"root": root}))
+        return self
+
+    def with_devices(self, *device_ids: str) -> FleetConfig:
+        """The same for some devices only."""
+        return self.model_copy(update={"devices": self.devices.model_copy(update={"ids": device_ids})})
+
+    def timing_protocol(self) -> Protocol:
+        """Give the protocol as the value that travels with records."""
+        return Protocol(**self.protocol.model_dump())
+
+
+__all__ = [
+    "DEFAULT_HARDWARE",
+    "DaemonSection",
+    "DevicesSection",
+    "FleetConfig",
+    "ModelKind",
+    "OnboardingSection",
+    "PolicySection",
+    "ProtocolSection",
+    "Section",
+    "Selector",
+    "StoreSection",
+    "Strategy",
+    "TrainingSection",
+    "WorkloadsSection",
+    "window_secs",
+]
