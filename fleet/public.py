@@ -119,9 +119,10 @@ class StoreView:
         if form == "arrow":
             return table
         try:
-            return table.to_pandas() if form == "pandas" else import_module("polars").from_arrow(table)
+            package = import_module(form)
         except ModuleNotFoundError as error:
             raise FleetError(f"{form} is not installed; `pip install {form}`, or leave out form=") from error
+        return table.to_pandas() if form == "pandas" else package.from_arrow(table)
 
     def _chosen(self, devices: Collection[str] | None) -> list[DeviceId]:
         known = sorted({file.device_id for file in self._reader.snapshot.files})
