@@ -7,7 +7,7 @@ LOCK := constraints.txt
 # torch's CPU-only build saves 3.7 GB of CUDA. PyPI has none; where an index of the host has it, it is taken.
 TORCH_CPU := torch==2.13.0+cpu --hash=sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
 
-.PHONY: run test check format lock clean
+.PHONY: run test check format docs lock clean
 
 run: $(VENV)/installed
 	$(BIN)/fleet demo
@@ -35,7 +35,7 @@ $(VENV)/pip: $(LOCK)
 
 # The stamp is written last, so an interrupted installation is taken up again.
 $(VENV)/installed: pyproject.toml $(LOCK) .ci/requirements.py $(VENV)/pip
-	$(BIN)/python .ci/requirements.py > $(VENV)/run.txt
+	$(BIN)/python .ci/requirements.py daemon > $(VENV)/run.txt
 	echo '$(TORCH_CPU)' > $(VENV)/torch.txt
 	test -e /dev/nvidiactl || $(PIP) install --no-deps --require-hashes -r $(VENV)/torch.txt 2> /dev/null || true
 	$(PIP) install --require-hashes -c $(LOCK) -r $(VENV)/run.txt
@@ -47,9 +47,17 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --require-hashes -c $(LOCK) -r $(VENV)/dev.txt
 	touch $@
 
+docs: $(VENV)/installed-docs
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python .ci/requirements.py docs > $(VENV)/docs.txt
+	$(PIP) install --require-hashes -c $(LOCK) -r $(VENV)/docs.txt
+	touch $@
+
 # Pins and sums of everything, kept where they still fit; `make lock UPGRADE=--upgrade` takes the newest. Needs uv.
 lock:
-	uv pip compile pyproject.toml --group setup --extra dev --extra baselines --extra cuda --extra train \
+	uv pip compile pyproject.toml --group setup --extra dev --extra baselines --extra cuda --extra workers --extra docs \
 		--universal --python-version 3.11 --generate-hashes --no-annotate --quiet $(UPGRADE) \
 		--custom-compile-command 'make lock' --output-file $(LOCK) > /dev/null
 

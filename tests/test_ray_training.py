@@ -31,7 +31,7 @@ def test_without_pandas_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 # Ray Train reads settings of Ray Data that Ray itself has deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_two_workers_of_ray_train_find_what_one_worker_finds(tmp_path: Path) -> None:
-    pytest.importorskip("pandas", reason="the extra `train` is not installed")
+    pytest.importorskip("pandas", reason="the extra `workers` is not installed")
     found = train_with_workers(
         DATASET,
         ROWS,

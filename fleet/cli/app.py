@@ -34,6 +34,14 @@ from fleet.cli.output import Interrupted
 from fleet.errors import FleetError
 from fleet.terminal_text import make_logs_visible, say, say_traceback
 
+#: Extra of the distribution that brings a package, by the name that is imported.
+_EXTRAS = {
+    **dict.fromkeys(("deltalake", "filelock", "numpy", "orjson", "pyarrow", "scipy"), "store"),
+    **dict.fromkeys(("psutil", "tvm", "tvm_ffi"), "measure"),
+    **dict.fromkeys(("safetensors", "torch", "xgboost"), "train"),
+    **dict.fromkeys(("fastapi", "jinja2", "prometheus_client", "ray", "starlette", "uvicorn"), "daemon"),
+}
+
 app = typer.Typer(
     name="fleet",
     no_args_is_help=True,
@@ -114,6 +122,12 @@ def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
             say_traceback(traceback.format_exc())
         if signals is None or signals.number is None:
             _say(_line(error))
+        code = 1
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in _EXTRAS:
+            raise
+        extra = _EXTRAS[error.name.split(".")[0]]
+        _say(f"this needs {error.name}, which is not installed: pip install 'tensor-fleet[{extra}]'")
         code = 1
     if signals is not None and signals.number is not None:
         _say("interrupted; the same command goes on where this one stopped")

@@ -60,7 +60,7 @@ def train_with_workers(
     if find_spec("pandas") is None:
         raise FleetError(
             "training with several workers needs Ray Train, which needs the package pandas: "
-            "pip install 'tensor-fleet[train]', or train with one worker"
+            "pip install 'tensor-fleet[workers]', or train with one worker"
         )
     folder = run_folder.absolute()
     shutil.rmtree(folder / _RESULT, ignore_errors=True)
