@@ -12,7 +12,7 @@ new to the family, and one bit where it is not.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 import pyarrow as pa
 
@@ -50,13 +50,9 @@ class Coverage:
         self._wanted.update(workload_ids)
 
     @property
-    def wanted(self) -> frozenset[WorkloadId]:
-        """Workloads that the fleet measures."""
-        return frozenset(self._wanted)
-
-    def is_wanted(self, workload_id: WorkloadId) -> bool:
-        """Whether the fleet measures a workload."""
-        return workload_id in self._wanted
+    def wanted(self) -> Set[WorkloadId]:
+        """Workloads that the fleet measures; not to be changed by others."""
+        return self._wanted
 
     def load(
         self,

@@ -114,7 +114,7 @@ class WorkloadDiscovery:
         imported = self._summary.imported_devices
         self._imports.load(self._store, self._coverage, self._coverage.wanted, imported)
         for (family, workload_id), waiting in pools.items():
-            if self._coverage.is_wanted(workload_id):
+            if workload_id in self._coverage.wanted:
                 stored = self._coverage.stored_among(family, workload_id, waiting)
                 self._pools.measured(family, workload_id, stored)
                 self._coverage.propose(family, workload_id, list(waiting))

@@ -189,7 +189,7 @@ class RecordSink:
         if state.verdict(one.device_id, job_id, one.lease.fencing_token) is Verdict.COUNTS:
             self._tallies.set_aside(job_id, [record.candidate_id for record in refusal.records])
         for record in refusal.records:
-            if self._coverage.is_wanted(record.workload_id):
+            if record.workload_id in self._coverage.wanted:
                 family = self._families[one.device_id]
                 self._coverage.block(family, record.workload_id, [record.candidate_id])
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import filelock
 import pyarrow as pa
 
-from agents.records import Descriptor, DeviceSpec, Record, Workload
+from agents.records import Record
 from agents.spool.frames import make_folder
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
-from fleet.store.catalog import check_name, put_device, put_workloads
+from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns, check_schema
 from fleet.store.delta.files import delete_unused, forget_old_commits, worth_merging
 from fleet.store.delta.index import IdIndex
@@ -144,19 +145,14 @@ class Store(TableWriter):
             StoreError: A record cannot be stored, or the disk failed.
         """
         self._check_usable()
-        by_id: dict[str, Record] = {}
+        named: dict[str, dict[str, Record]] = {}
         for record in records:
-            by_id.setdefault(record.record_id, record)
-        known = self._index.ids.known(list(by_id))
-        fresh = [one for one, is_known in zip(by_id, known, strict=True) if not is_known]
-        by_name: dict[str, list[str]] = {}
-        for one in fresh:
-            by_name.setdefault(check_name("device", by_id[one].device_id), []).append(one)
-        rows = {name: records_to_table([by_id[one] for one in ids], ids) for name, ids in by_name.items()}
-        self._keep(rows, fresh)
-        return AppendResult(
-            appended=len(fresh), duplicates=len(records) - len(fresh), table_version=self.version
+            name = check_name("device", record.device_id)
+            named.setdefault(name, {}).setdefault(record.record_id, record)
+        done = self._append_checked(
+            {name: records_to_table(list(some.values()), list(some)) for name, some in named.items()}
         )
+        return replace(done, duplicates=len(records) - done.appended)
 
     def append_table(self, device_id: str, table: pa.Table) -> AppendResult:
         """Keep many records of one device that are columns already: as `append`, some ten times faster.
@@ -171,15 +167,21 @@ class Store(TableWriter):
         """
         return self.append_tables({device_id: table})
 
-    def append_tables(self, tables: Mapping[str, pa.Table]) -> AppendResult:
-        """Keep records of several devices that are columns already, in one commit: see `append_table`."""
+    def append_tables(self, tables: Mapping[str, pa.Table], *, is_checked: bool = False) -> AppendResult:
+        """Keep records of several devices that are columns already, in one commit: see `append_table`.
+
+        Args:
+            tables: Rows of each device.
+            is_checked: Whether the caller has checked them as `fleet.store.delta.columns.check_columns` does.
+        """
         self._check_usable()
         wanted = {check_name("device", name): table for name, table in tables.items() if table.num_rows}
         if not wanted:
             return AppendResult(appended=0, duplicates=0, table_version=self.version)
-        for table in wanted.values():
-            check_schema(table)
-        check_columns(pa.concat_tables(wanted.values()))
+        if not is_checked:
+            for table in wanted.values():
+                check_schema(table)
+            check_columns(pa.concat_tables(wanted.values()))
         return self._append_checked(wanted)
 
     def _append_checked(self, tables: Mapping[str, pa.Table]) -> AppendResult:
@@ -213,41 +215,6 @@ class Store(TableWriter):
         """
         self._check_usable()
         return self._index.ids.known(record_ids)
-
-    def put_workloads(self, workloads: Iterable[Workload], *, own: bool = False) -> int:
-        """Keep workloads; of one known before, the networks are joined and the module stays.
-
-        A module of our own takes the place of one that only claims the id.
-
-        Args:
-            workloads: To keep.
-            own: Whether they are as an agent of a live device has just listed them. Whatever came from a log,
-                a file or a replay device is not.
-
-        Returns:
-            How many were new.
-
-        Raises:
-            StoreFull: No room; some may be kept, each whole.
-            StoreError: An id is no file name, or the disk failed.
-        """
-        self._check_usable()
-        with disk_errors("storing workloads", self._path):
-            return put_workloads(self._path / WORKLOADS, workloads, own=own)
-
-    def put_device(self, spec: DeviceSpec, descriptor: Descriptor | None = None) -> bool:
-        """Keep what a device is. The last one wins; the earlier ones stay as its history.
-
-        Returns:
-            Whether it differed from the last one.
-
-        Raises:
-            StoreFull: No room; the last one stays.
-            StoreError: The id is no file name, or the disk failed.
-        """
-        self._check_usable()
-        with disk_errors("storing a device", self._path):
-            return put_device(self._path / DEVICES, spec, descriptor)
 
     def upkeep(
         self, *, retention_hours: float = RETENTION_HOURS, target_bytes: int = TARGET_BYTES

@@ -1,4 +1,4 @@
-"""The writing side of the records table: one commit of new rows, merges, checkpoints.
+"""The writing side of a store: workloads, devices; one commit of new rows, merges, checkpoints.
 
 Only `fleet.store.store` builds on it; what may be appended, and when to tidy up, is decided there.
 """
@@ -14,8 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from agents.records import Descriptor, DeviceSpec, Workload
 from fleet.durable import FULL_ERRNOS, disk_errors, fsync, write_durably
 from fleet.errors import StoreError
+from fleet.store.catalog import put_device, put_workloads
 from fleet.store.delta.files import (
     ROW_GROUP_ROWS,
     NewFile,
@@ -37,7 +39,7 @@ from fleet.store.delta.log import (
     remove_action,
     settle,
 )
-from fleet.store.reader import RECORDS, StoreReader
+from fleet.store.reader import DEVICES, RECORDS, WORKLOADS, StoreReader
 from fleet.store.store_time import StoreTime
 
 #: A file with fewer rows counts as small while appending.
@@ -57,6 +59,41 @@ class TableWriter(StoreReader):
         #: Small files of each device that has any, so that no commit looks through all files.
         self._small: dict[str, dict[str, DataFile]] = {}
         self._note_small(snapshot.files)
+
+    def put_workloads(self, workloads: Iterable[Workload], *, own: bool = False) -> int:
+        """Keep workloads; of one known before, the networks are joined and the module stays.
+
+        A module of our own takes the place of one that only claims the id.
+
+        Args:
+            workloads: To keep.
+            own: Whether they are as an agent of a live device has just listed them. Whatever came from a log,
+                a file or a replay device is not.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            StoreFull: No room; some may be kept, each whole.
+            StoreError: An id is no file name, or the disk failed.
+        """
+        self._check_usable()
+        with disk_errors("storing workloads", self._path):
+            return put_workloads(self._path / WORKLOADS, workloads, own=own)
+
+    def put_device(self, spec: DeviceSpec, descriptor: Descriptor | None = None) -> bool:
+        """Keep what a device is. The last one wins; the earlier ones stay as its history.
+
+        Returns:
+            Whether it differed from the last one.
+
+        Raises:
+            StoreFull: No room; the last one stays.
+            StoreError: The id is no file name, or the disk failed.
+        """
+        self._check_usable()
+        with disk_errors("storing a device", self._path):
+            return put_device(self._path / DEVICES, spec, descriptor)
 
     def _append_tables(self, tables: Mapping[str, pa.Table]) -> None:
         """Make one commit of new rows, one data file a device."""

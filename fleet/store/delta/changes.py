@@ -92,7 +92,7 @@ def changes_since(table: Path, version: int, newest: int) -> Changes:
     sources: dict[str, tuple[str, ...]] = {}
     new_rows: dict[str, int] = {}
     for number in range(version + 1, newest + 1):
-        added, removed = _actions(commit_path(table, number))
+        added, removed = file_actions(commit_path(table, number))
         if any(one.get("dataChange", True) for one in removed):
             raise StaleError(f"version {number} of the table took records out")
         # A merge puts the files of a device into one, in the order in which it removes them.
@@ -117,7 +117,12 @@ def _device(action: Mapping[str, Any]) -> object:
     return (action.get("partitionValues") or {}).get("device_id")
 
 
-def _actions(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def file_actions(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What a commit says of added and of removed files.
+
+    Raises:
+        StaleError: It is gone or damaged.
+    """
     added, removed = [], []
     try:
         for line in path.read_text().splitlines():
@@ -140,4 +145,4 @@ def _rows(add: Mapping[str, Any]) -> int:
         raise StaleError(f"a commit does not say how many rows {add.get('path')} has") from error
 
 
-__all__ = ["Changes", "DamagedError", "StaleError", "changes_since", "commit_hash"]
+__all__ = ["Changes", "DamagedError", "StaleError", "changes_since", "commit_hash", "file_actions"]

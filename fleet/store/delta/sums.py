@@ -7,7 +7,6 @@ versions that knew no sums have none until a merge rewrites them.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fleet.errors import StoreError
+from fleet.store.delta.changes import StaleError, file_actions
 from fleet.store.delta.log import checkpoints, commit_path, delta_errors, version_of
 
 #: Key among the tags of a file in the log, which every reader and checkpoint of a Delta table passes on.
@@ -54,11 +54,9 @@ def known_sums(table: Path, version: int) -> dict[str, str]:
     for number in range(start + 1, version + 1):
         path = commit_path(table, number)
         try:
-            actions = [json.loads(line) for line in path.read_text().splitlines()]
-            for action in actions:
-                if "add" in action:
-                    _take(sums, str(action["add"]["path"]), action["add"].get("tags") or {})
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            for one in file_actions(path)[0]:
+                _take(sums, str(one["path"]), one.get("tags") or {})
+        except (StaleError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
                 f"the commit {path} cannot be read: {error}; `fleet store verify` says more"
             ) from error
