@@ -17,9 +17,9 @@ from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
 from fleet.core.limits import Limits
 from fleet.dashboard.dashboard import Dashboard
+from fleet.engine.context import EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
-from fleet.engine.request_drivers import Launch
 from fleet.engine.settings import CoordinatorSettings
 from fleet.interchange.export_store import export
 from fleet.models.registry import Registry
@@ -48,7 +48,11 @@ def recorded_file(folder: Path, workloads: list[Workload]) -> Path:
         for name in ("box.a", "box.b"):
             store.put_device(*cpu_device(name))
         store.put_workloads(workloads, own=True)
-        records = records_for(workloads, CANDIDATES)
+        records = [
+            # Repeats that differ, so that replayed ones do.
+            replace(one, run_secs=tuple(one.run_secs[0] * factor for factor in (1.004, 1.0, 1.009, 1.02)))
+            for one in records_for(workloads, CANDIDATES)
+        ]
         for place in range(3, len(records), 11):
             failed = {"outcome": Outcome.RUN_FAILED, "run_secs": (), "error": f"boom\n{EVIL}"}
             records[place] = replace(records[place], **failed)  # type: ignore[arg-type]
@@ -94,7 +98,7 @@ def live_fleet(
     folder: Path,
     names: tuple[str, ...],
     *,
-    launch: Launch | None = None,
+    launch: Launch = no_driver,
     change: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda view: view,
 ) -> Iterator[LiveFleet]:
     """Run a coordinator with its API until the block ends.
@@ -117,8 +121,18 @@ def live_fleet(
     registry = Registry(folder / "models")
     over, errors = threading.Event(), list[BaseException]()
     with Store.open(folder / "store") as store:
-        transport = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", beat_secs=0.2)
-        coordinator = Coordinator(folder / "root", store, transport, specs, told, Notices(), launch=launch)
+        transport = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", heartbeat_secs=0.2)
+        coordinator = Coordinator(
+            EngineContext(
+                root=folder / "root",
+                store=store,
+                transport=transport,
+                specs=specs,
+                settings=told,
+                notices=Notices(),
+                launch=launch,
+            )
+        )
         seen: list[Mapping[str, Any]] = [{}, {}]
 
         def view() -> Mapping[str, Any]:
@@ -135,7 +149,7 @@ def live_fleet(
                 errors.append(error)
                 raise
 
-        dashboard = Dashboard(view, registry, folder / "store")
+        dashboard = Dashboard(view, registry, folder / "store", coordinator.desk.listed)
         sources = ApiSources(view=view, registry=registry, desk=coordinator.desk, dashboard=dashboard)
         server = ApiServer(sources, folder / "root")
         thread = threading.Thread(target=turn)

@@ -25,7 +25,7 @@ def test_lines_of_one_kind_do_not_flood_and_are_counted() -> None:
     assert len(lines) == 9
     assert lines[0].endswith("dev-a: alarm [0]")
     assert len(notices.alarms) == 50
-    assert notices.alarms[-1] == {"at": now, "device_id": "dev-a", "text": "alarm [49]"}
+    assert notices.alarms[-1] == {"at": now, "device_id": "dev-a", "text": "alarm [49]", "kind": "note"}
     view = {
         "devices": {"dev-a": {"records": 7, "state": "idle"}},
         "jobs": {"leased": 1, "queued": 2, "done": 3},

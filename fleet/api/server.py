@@ -135,7 +135,7 @@ class ApiServer:
             pages = Pages()
             add_sessions(app, self._keyring)
             add_pages(app, pages)
-            add_dashboard(app, sources.dashboard)
+            add_dashboard(app, sources.dashboard, self._scores)
             add_live(app, sources.dashboard, Followers(most_secs), self._is_closing)
             open_paths.update(pages.files)
         return Gate(app, self._keyring, connections, bodies, open_paths), connections

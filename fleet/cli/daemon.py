@@ -81,7 +81,7 @@ def up(
             registry=registry,
             desk=coordinator.desk,
             scoring=ScoreSettings(models=models, store=store_path, cores=quiet_cores),
-            dashboard=Dashboard(coordinator.view, registry, store_path),
+            dashboard=Dashboard(coordinator.view, registry, store_path, coordinator.desk.listed),
         )
         return ApiServer(sources, folder, ApiOptions(host=daemon.api_host, port=daemon.api_port))
 

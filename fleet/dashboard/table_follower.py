@@ -17,8 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from agents.records import DeviceId
+from agents.records import DeviceId, WorkloadId
 from fleet.dashboard.device_digest import DIGEST_COLUMNS, DeviceDigest, WorkloadCell
+from fleet.dashboard.workload_view import facts_of
 from fleet.errors import FleetError
 from fleet.store.delta.changes import StaleError, changes_since
 from fleet.store.reader import RECORDS, RowParts, StoreReader
@@ -45,6 +46,8 @@ class TableState:
     of: int = 0
     #: What each device shows (`DeviceDigest.told`), as far as its rows are read.
     devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Facts of the workloads that were met (`fleet.dashboard.workload_view.facts_of`).
+    workloads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def progress(self) -> dict[str, Any]:
         """All but the devices, JSON-ready."""
@@ -81,6 +84,7 @@ class TableFollower:
         self._reader: StoreReader | None = None
         self._digests: dict[DeviceId, DeviceDigest] = {}
         self._told: dict[str, Mapping[str, Any]] = {}
+        self._facts: dict[str, Mapping[str, Any]] = {}
         self.state = TableState()
 
     def look(self) -> TableState:
@@ -128,15 +132,23 @@ class TableFollower:
         device_id = DeviceId("")
         for device_id, batch in reader.columns(DIGEST_COLUMNS, parts=parts):
             self._take(device_id, batch)
+            self._learn_workloads(reader, device_id)
             done += batch.num_rows
             if is_first:
-                self.state = TableState(done=done, of=rows, devices=dict(self._told))
+                self.state = TableState(
+                    done=done, of=rows, devices=dict(self._told), workloads=dict(self._facts)
+                )
             if self._pause(_PAUSE_SHARE * (self._clock() - began)):
                 return
             began = self._clock()
         self._reader = reader
         self.state = TableState(
-            state="ready", version=reader.version, done=reader.rows, of=reader.rows, devices=dict(self._told)
+            state="ready",
+            version=reader.version,
+            done=reader.rows,
+            of=reader.rows,
+            devices=dict(self._told),
+            workloads=dict(self._facts),
         )
 
     def _take(self, device_id: DeviceId, batch: pa.RecordBatch) -> None:
@@ -145,6 +157,14 @@ class TableFollower:
             digest = self._digests[device_id] = DeviceDigest(device_id)
         digest.add(batch)
         self._told[str(device_id)] = digest.told()
+
+    def _learn_workloads(self, reader: StoreReader, device_id: DeviceId) -> None:
+        unknown = self._digests[device_id].cells.keys() - self._facts.keys()
+        if unknown:
+            found = reader.workloads([WorkloadId(one) for one in unknown])
+            self._facts |= {str(one): facts_of(workload) for one, workload in found.items()}
+            # One that has no file is not looked for again.
+            self._facts |= {one: {"name": one} for one in unknown - self._facts.keys()}
 
     def _run(self) -> None:
         while self._clock() - self._looked_at < IDLE_SECS:
@@ -160,7 +180,9 @@ class TableFollower:
 
     def _failed(self, reason: str) -> None:
         self._reader = None
-        self.state = TableState(state="failed", reason=reason, devices=self.state.devices)
+        self.state = TableState(
+            state="failed", reason=reason, devices=self.state.devices, workloads=self._facts
+        )
 
 
 def _new_parts(before: StoreReader, reader: StoreReader) -> RowParts | None:

@@ -199,7 +199,7 @@ def assemble(context: EngineContext) -> Composition:
     event_log = EventLog(root / "journal", settings.limits)
     pools = CandidatePools(root / "pools")
     for note in (*store.repairs, *event_log.notes, *pools.notes):
-        context.notices.alarm("", note)
+        context.notices.alarm("", note, "storage")
     stored = {one: entry.spec for one, entry in store.devices().items()}
     roster = Roster(stored, context.specs, settings.protocol)
     agents, tallies = Agents(), Tallies()

@@ -130,7 +130,9 @@ class DeviceUpdates:
         notices = self._parts.notices
         for device_id, text in faults.items():
             if self._faults.get(device_id) != text:
-                notices.hold_alarm(f"device file {device_id}", device_id, f"its file cannot be used: {text}")
+                notices.hold_alarm(
+                    f"device file {device_id}", device_id, f"its file cannot be used: {text}", "device_file"
+                )
         for device_id in self._faults.keys() - faults.keys():
             notices.drop_alarm(f"device file {device_id}")
         self._faults = dict(faults)

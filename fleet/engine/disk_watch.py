@@ -56,7 +56,7 @@ class DiskWatch:
         self._retry_at = now + RETRY_SECS
         if not self.is_full:
             self.is_full = True
-            self._notices.alarm("", f"no lease is granted until there is room on the disk: {error}")
+            self._notices.alarm("", f"no lease is granted until there is room on the disk: {error}", "disk")
             self._event_log.tell(DiskFull(at_secs=now, text=str(error)))
 
     def probe(self) -> None:
@@ -80,7 +80,7 @@ class DiskWatch:
         if self.is_full:
             self.is_full = False
             self._event_log.tell(DiskFreed(at_secs=self._clock()))
-            self._notices.alarm("", "there is room on the disk again; leases are granted")
+            self._notices.alarm("", "there is room on the disk again; leases are granted", "disk")
 
 
 __all__ = ["RETRY_SECS", "DiskWatch"]

@@ -133,6 +133,7 @@ class Ingest:
                 f"is in a new environment: {before} records of earlier ones are kept and still train models,"
                 " but new ones are not compared with them, and its candidates are measured again"
                 " (docs/measuring.md says what makes an environment)",
+                "environment",
             )
 
     def _look_for_last(self, message: Message) -> None:
@@ -165,7 +166,7 @@ class Ingest:
         for refusal in taken.refusals:
             count, where = len(refusal.records), parts.record_sink.refused.folder
             text = f"the store refuses {count} of its records, which are set aside in {where}"
-            parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}")
+            parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}", "refused")
         for note in parts.record_sink.kept_notes():
             parts.notices.say(note, kind="deleted")
         if parts.intake.no_room is None:

@@ -42,7 +42,7 @@ class Notices:
         wall: Gives Unix seconds, for stamps.
 
     Attributes:
-        past: The last alarms about what happened, oldest first: at, device_id, text.
+        past: The last alarms about what happened, oldest first: at, device_id, text, kind.
     """
 
     def __init__(
@@ -92,22 +92,22 @@ class Notices:
         """All alarms to be shown: what happened, then what is to be mended."""
         return [*self.past, *self._held.values()]
 
-    def alarm(self, device_id: str, text: str) -> None:
-        """Print a line and remember it as an alarm."""
-        self.past.append(self._sounded(device_id, text))
+    def alarm(self, device_id: str, text: str, kind: str = "note") -> None:
+        """Print a line and remember it as an alarm; its kind is what programs tell alarms apart by."""
+        self.past.append(self._sounded(device_id, text, kind))
 
-    def hold_alarm(self, key: str, device_id: str, text: str) -> None:
+    def hold_alarm(self, key: str, device_id: str, text: str, kind: str = "note") -> None:
         """Print a line and show it as an alarm until `drop_alarm` is told the same key."""
-        self._held[key] = self._sounded(device_id, text)
+        self._held[key] = self._sounded(device_id, text, kind)
 
     def drop_alarm(self, key: str) -> None:
         """Say that it is mended."""
         if self._held.pop(key, None) is not None:
             self.say(f"{key} is in order again")
 
-    def _sounded(self, device_id: str, text: str) -> dict[str, Any]:
+    def _sounded(self, device_id: str, text: str, kind: str) -> dict[str, Any]:
         self.say(f"{device_id}: {text}" if device_id else text, kind="alarm", style="yellow")
-        return {"at": self._wall(), "device_id": device_id, "text": text}
+        return {"at": self._wall(), "device_id": device_id, "text": text, "kind": kind}
 
     def summarize(self, view: Mapping[str, Any]) -> None:
         """Print what came since the last summary, if it is time for one."""
@@ -187,11 +187,11 @@ def announce_event(event: Event, notices: Notices) -> None:
         case ev.ResultArrivedLate(device_id=name, count=count):
             notices.say(f"{name}: {count} late results were kept apart", kind="late", style="yellow")
         case ev.DriftAlarm(device_id=name, text=text):
-            notices.alarm(name, text)
+            notices.alarm(name, text, "drift")
         case ev.ModelPublished(version=version, device_ids=names):
             notices.say(f"{version} serves {', '.join(names)}", style="green")
         case ev.ModelRolledBack(version=version, device_id=name, reason=reason):
-            notices.alarm(name, f"goes back to {version or 'no model'}: {reason}")
+            notices.alarm(name, f"goes back to {version or 'no model'}: {reason}", "rollback")
         case ev.RequestSubmitted(request=request):
             notices.say(f"request {request.request_id}: {request.kind}", kind="request")
         case ev.RequestCancelled(request_id=request_id, reason=reason):
@@ -200,7 +200,7 @@ def announce_event(event: Event, notices: Notices) -> None:
             notices.say(f"training for {family} ended: {text}")
         case ev.TrainingFailed(family=family, reason=reason):
             last = reason.strip().rsplit("\n", 1)[-1]
-            notices.alarm("", f"training for {family} failed: {last}")
+            notices.alarm("", f"training for {family} failed: {last}", "training")
 
 
 def announce_instruction(instruction: Instruction, notices: Notices) -> None:
@@ -210,7 +210,7 @@ def announce_instruction(instruction: Instruction, notices: Notices) -> None:
             notices.say(f"{name}: its agent is ended by force", kind="killed", style="red")
         case ev.Quarantine(device_id=name, job_id=job_id, reason=reason):
             what = f"job {job_id} is quarantined" if job_id else "quarantined"
-            notices.alarm(name, f"{what}: {reason}")
+            notices.alarm(name, f"{what}: {reason}", "quarantine")
         case ev.StartTraining(family=family, reasons=reasons):
             notices.say(f"training for {family}: {'; '.join(one.text or one.kind for one in reasons)}")
 

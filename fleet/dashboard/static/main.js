@@ -167,7 +167,7 @@ function failed(error, place) {
   if (error instanceof Refused && error.status === 401) return drawLogin("");
   if (error instanceof Refused) {
     main.setAttribute("aria-busy", "false");
-    update(main, [h("h1", {}, VIEWS[place.name].title(place)), h("p", { class: "warning" }, error.message)]);
+    update(main, [h("h1", {}, VIEWS[place.name].title(place)), h("p", { class: error.status === 503 ? "loading" : "warning" }, error.message)]);
     return follow();
   }
   if (!(error instanceof TypeError && /fetch|network|load/i.test(error.message))) console.error(error);

@@ -1,0 +1,93 @@
+"""Alerts: alarms of the coordinator and changes of champions, with whose fault each is. Pure.
+
+A model that gets worse on a device whose numbers have just changed is not the model's fault. So an alert
+about a model names the device where the device drifted, changed or failed shortly before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from agents.records import content_hash
+from fleet.dashboard.pages import Key
+
+#: A fault of the device so long before an alert about its model explains that one.
+BEFORE_SECS = 6 * 3600.0
+#: Alerts that are kept in the list, the newest.
+MOST_ALERTS = 500
+TEXTS = ("kind", "fault", "device_id", "text")
+KEYS: Mapping[str, Key] = {
+    "at": lambda row: row["at"],
+    "kind": lambda row: (row["kind"], row["at"]),
+    "fault": lambda row: (row["fault"], row["at"]),
+    "device": lambda row: row["device_id"] or None,
+}
+
+
+class Fault(StrEnum):
+    """Whose fault an alert is."""
+
+    DEVICE = "device"
+    MODEL = "model"
+    HOST = "host"
+    DATA = "data"
+
+
+#: The fault of an alert by its kind, before anything else is known.
+_FAULTS = {
+    "drift": Fault.DEVICE,
+    "environment": Fault.DEVICE,
+    "quarantine": Fault.DEVICE,
+    "device_file": Fault.DEVICE,
+    "disk": Fault.HOST,
+    "storage": Fault.HOST,
+    "refused": Fault.DATA,
+    "import": Fault.DATA,
+    "training": Fault.MODEL,
+    "rollback": Fault.MODEL,
+    "regression": Fault.MODEL,
+}
+
+
+def alert_list(
+    alarms: Iterable[Mapping[str, Any]], changes: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """All alerts, the newest first.
+
+    Args:
+        alarms: Of the coordinator's view: `at`, `device_id`, `text`, `kind`.
+        changes: About models (`model_alerts`), likewise.
+
+    Returns:
+        JSON-ready: `id` (the same for the same alert), `at`, `kind`, `device_id`, `text`, `fault`, `because`.
+    """
+    found = {}
+    for one in (*alarms, *changes):
+        alert = {
+            "at": one["at"],
+            "kind": one.get("kind") or "note",
+            "device_id": one["device_id"],
+            "text": one["text"],
+        }
+        alert["id"] = content_hash(alert["kind"], alert["device_id"], alert["text"], f"{alert['at']:.0f}")[
+            :16
+        ]
+        found[alert["id"]] = alert
+    ordered = sorted(found.values(), key=lambda one: (-float(one["at"]), str(one["id"])))
+    return [one | _blame(one, ordered) for one in ordered[:MOST_ALERTS]]
+
+
+def _blame(alert: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    fault = _FAULTS.get(str(alert["kind"]))
+    if fault is Fault.MODEL and alert["device_id"]:
+        for other in alerts:
+            is_before = 0.0 <= float(alert["at"]) - float(other["at"]) <= BEFORE_SECS
+            is_same = other["device_id"] == alert["device_id"]
+            if is_before and is_same and _FAULTS.get(str(other["kind"])) is Fault.DEVICE:
+                return {"fault": Fault.DEVICE.value, "because": f"shortly before: {other['text']}"}
+    return {"fault": "" if fault is None else fault.value, "because": ""}
+
+
+__all__ = ["BEFORE_SECS", "KEYS", "MOST_ALERTS", "TEXTS", "Fault", "alert_list"]

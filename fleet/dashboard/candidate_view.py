@@ -1,0 +1,184 @@
+"""One candidate: its raw repeats by device, its schedule beside the best one's, a script to build it again.
+
+Called by `fleet.dashboard.dashboard`. Reads the rows of the devices that have measured the workload.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.codec import protocol_from_json
+from agents.errors import AgentError
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, WorkloadId
+from agents.trust import IMPORTED, is_imported
+from fleet.dashboard.reproducer import reproducer
+from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
+from fleet.errors import FleetError
+from fleet.store.reader import StoreReader
+from fleet.store.trace_lookup import find_candidates
+
+#: Devices whose rows are looked at, and records that are shown; the page says where there are more.
+MOST_DEVICES, MOST_RECORDS = 16, 200
+_COLUMNS = (
+    *(
+        "workload_id",
+        "candidate_id",
+        "outcome",
+        "latency_secs",
+        "run_secs",
+        "warmup_secs",
+        "number",
+        "origin",
+    ),
+    *("attempt", "measured_at", "error", "environment_id", "model_version", "quality", "protocol", "schema"),
+)
+_SHOWN = (
+    *("outcome", "latency_secs", "run_secs", "warmup_secs", "number", "origin", "attempt", "measured_at"),
+    *("error", "environment_id", "model_version"),
+)
+
+
+class CandidateError(FleetError):
+    """A candidate that the store does not have, or no script may be made of."""
+
+
+def candidate_view(
+    reader: StoreReader, workload_id: str, candidate_id: str, devices: Sequence[str], best_on: str = ""
+) -> dict[str, Any]:
+    """All that is known of one candidate.
+
+    Args:
+        reader: The store.
+        workload_id: Its workload.
+        candidate_id: The candidate.
+        devices: Devices that have measured the workload; the first ones are looked at.
+        best_on: Device whose best candidate it is compared with; the first one that has measured it if empty.
+
+    Returns:
+        `records` (with `device_id` and raw repeats) and `records_of`, `devices_seen` and `devices_of`,
+        `dialect`, `best` (`candidate_id`, `device_id`, `secs`, `mine_secs`), `schedules` (`side_by_side`),
+        and `script` with `why_no_script`.
+
+    Raises:
+        CandidateError: None of the devices has measured it.
+        StoreError: The store cannot be read.
+    """
+    looked = list(devices[:MOST_DEVICES])
+    records: list[dict[str, Any]] = []
+    best: dict[str, tuple[float, str]] = {}
+    for name, batch in reader.columns(_COLUMNS, device_ids=looked):
+        rows = batch.filter(pc.equal(batch.column("workload_id"), workload_id))
+        found = rows.filter(pc.equal(rows.column("candidate_id"), candidate_id))
+        records += [{"device_id": str(name), **row} for row in found.to_pylist()]
+        _keep_best(best, str(name), rows)
+    if not records:
+        raise CandidateError(
+            f"no record of candidate {candidate_id!r:.80} of workload {workload_id!r:.80} on "
+            f"{len(looked)} of the {len(devices)} devices that measured that workload"
+        )
+    device_id = best_on if best_on in best else next((one["device_id"] for one in records), "")
+    other = best.get(device_id)
+    wanted = {CandidateId(candidate_id)} | ({CandidateId(other[1])} if other else set())
+    ids = {DeviceId(one) for one in looked}
+    traces = {
+        str(one.candidate_id): one
+        for one in find_candidates(reader, ids, wanted, [DeviceId(device_id)]).candidates
+    }
+    mine = traces.get(candidate_id)
+    script, why = _script(reader, workload_id, mine, records)
+    return {
+        "workload_id": workload_id,
+        "candidate_id": candidate_id,
+        "records": [_shown(one) for one in records[:MOST_RECORDS]],
+        "records_of": len(records),
+        "devices_seen": len(looked),
+        "devices_of": len(devices),
+        "dialect": mine.dialect if mine is not None else "",
+        "best": None if other is None else _best(records, device_id, other),
+        "schedules": None if mine is None else _schedules(mine, traces.get(other[1]) if other else None),
+        "script": script,
+        "why_no_script": why,
+    }
+
+
+def _keep_best(best: dict[str, tuple[float, str]], device_id: str, rows: pa.RecordBatch) -> None:
+    ok = rows.filter(
+        pc.and_(pc.equal(rows.column("outcome"), Outcome.OK.value), pc.is_valid(rows["latency_secs"]))
+    )
+    if not ok.num_rows:
+        return
+    place = int(pc.index(ok.column("latency_secs"), pc.min(ok.column("latency_secs"))).as_py())
+    secs, name = ok.column("latency_secs")[place].as_py(), ok.column("candidate_id")[place].as_py()
+    if device_id not in best or secs < best[device_id][0]:
+        best[device_id] = secs, name
+
+
+def _best(records: Sequence[Mapping[str, Any]], device_id: str, other: tuple[float, str]) -> dict[str, Any]:
+    mine = [one["latency_secs"] for one in records if one["device_id"] == device_id and one["latency_secs"]]
+    return {
+        "candidate_id": other[1],
+        "device_id": device_id,
+        "secs": other[0],
+        "mine_secs": min(mine, default=None),
+    }
+
+
+def _schedules(mine: Candidate, other: Candidate | None) -> dict[str, Any]:
+    lines = schedule_lines(mine.trace)
+    return side_by_side(lines, schedule_lines(other.trace) if other is not None else [])
+
+
+def _script(
+    reader: StoreReader, workload_id: str, mine: Candidate | None, records: Sequence[Mapping[str, Any]]
+) -> tuple[str, str]:
+    """The reproducer, or why there is none: programs of others are never run."""
+    if mine is None:
+        return "", "its schedule cannot be read"
+    if mine.dialect != "meta_schedule":
+        return "", f"its schedule is of the dialect {mine.dialect}, which TVM 0.27 does not build"
+    wanted = WorkloadId(workload_id)
+    workload = reader.own_workloads({wanted}).get(wanted)
+    is_foreign = any(one["origin"] == IMPORTED for one in records) or is_imported(workload_id)
+    if workload is None or is_foreign or reader.doubtful_workloads({wanted}):
+        return "", "it came with a log: a program of others is never executed as it came"
+    first = records[0]
+    entry = reader.devices().get(DeviceId(first["device_id"]))
+    if entry is None:
+        return "", "nothing is known of the device that measured it"
+    text = reproducer(
+        workload,
+        str(mine.candidate_id),
+        mine.trace,
+        entry.spec.target_json,
+        str(first["device_id"]),
+        _protocol(first),
+        version("apache-tvm"),
+    )
+    return text, ""
+
+
+def _protocol(record: Mapping[str, Any]) -> Protocol:
+    try:
+        return protocol_from_json(json.loads(record["protocol"]), record["schema"])
+    except (AgentError, ValueError, TypeError):
+        return Protocol()
+
+
+def _shown(record: Mapping[str, Any]) -> dict[str, Any]:
+    quality = json.loads(record["quality"] or "{}")
+    marks = [name for name in ("suspect", "stopped_early", "quarantined") if quality.get(name)]
+    return {
+        "device_id": record["device_id"],
+        **{name: record[name] for name in _SHOWN},
+        "interval": quality.get("interval"),
+        "marks": marks,
+    }
+
+
+__all__ = ["MOST_DEVICES", "MOST_RECORDS", "CandidateError", "candidate_view"]

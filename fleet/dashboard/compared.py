@@ -1,0 +1,167 @@
+"""The two sides of a comparison by their names on a page or a command line. Reads store and registry.
+
+A side is `DEVICE`, `DEVICE@YYYY-MM-DD` (what it measured on that day, by the host's clock), or a model
+version such as `v000012`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agents.records import DeviceId
+from fleet.dashboard.comparison import (
+    COMPARED_COLUMNS,
+    KEYS,
+    TEXTS,
+    ComparedSide,
+    compare_measurements,
+    compare_versions,
+    summary,
+)
+from fleet.dashboard.pages import PageQuery, cut
+from fleet.errors import FleetError
+from fleet.models.registry_reader import RegistryReader
+from fleet.store.reader import StoreReader
+
+_VERSION = re.compile(r"v\d{6}")
+_DAY = re.compile(r"(?P<device>.+)@(?P<day>\d{4}-\d{2}-\d{2})")
+
+
+class CompareError(FleetError):
+    """Two things cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two that are compared."""
+
+    version: str = ""
+    device_id: str = ""
+    first_at: float = float("-inf")
+    last_at: float = float("inf")
+
+
+def parse_side(text: str) -> Side:
+    """Read the name of a side.
+
+    Raises:
+        CompareError: It is none.
+    """
+    text = text.strip()
+    if not text:
+        raise CompareError("a side is missing; give DEVICE, DEVICE@YYYY-MM-DD or a version such as v000012")
+    if _VERSION.fullmatch(text):
+        return Side(version=text)
+    found = _DAY.fullmatch(text)
+    if found is None:
+        return Side(device_id=text)
+    try:
+        day = datetime.date.fromisoformat(found["day"])
+    except ValueError as error:
+        raise CompareError(f"{text!r:.80}: there is no day {found['day']}") from error
+    begin, end = (
+        datetime.datetime.combine(one, datetime.time()).astimezone().timestamp()
+        for one in (day, day + datetime.timedelta(days=1))
+    )
+    return Side(device_id=found["device"], first_at=begin, last_at=end)
+
+
+def compare(
+    reader: StoreReader | None,
+    registry: RegistryReader,
+    texts: tuple[str, str],
+    query: PageQuery,
+    *,
+    shows_all: bool = False,
+) -> dict[str, Any]:
+    """Compare two sides.
+
+    Args:
+        reader: The store; None where it is not read yet.
+        registry: The model versions.
+        texts: Names of the sides, the earlier one first.
+        query: Which rows.
+        shows_all: Whether insignificant rows are shown too.
+
+    Returns:
+        `sides`, `kind` (`versions` or `measurements`), `summary`, `hidden` (rows left out for being
+        insignificant), `notes`, and a page of rows (`fleet.dashboard.comparison`).
+
+    Raises:
+        CompareError: The sides cannot be compared.
+        RegistryError: There is no such version.
+        StoreError: The store cannot be read.
+    """
+    before, after = map(parse_side, texts)
+    if bool(before.version) is not bool(after.version):
+        raise CompareError(
+            f"{texts[0]!r:.80} and {texts[1]!r:.80} are unlike: compare two devices or two versions"
+        )
+    notes: list[str] = []
+    if before.version:
+        rows = compare_versions(registry.manifest(before.version), registry.manifest(after.version))
+        notes.append(
+            "Figures of two versions come from the candidates of their days; intervals are their noise."
+        )
+    elif reader is None:
+        raise CompareError("the store is being read; try again in some seconds")
+    else:
+        rows, notes = _measurements(reader, before, after)
+    shown = rows if shows_all else [row for row in rows if row["is_significant"] is not False]
+    if not query.sort:
+        # What cannot be judged stays in sight, behind what can.
+        query = PageQuery(
+            sort="severity", is_descending=True, text=query.text, offset=query.offset, size=query.size
+        )
+    return {
+        "sides": list(texts),
+        "kind": "versions" if before.version else "measurements",
+        "summary": summary(rows),
+        "hidden": len(rows) - len(shown),
+        "notes": notes,
+        **cut(shown, query, KEYS, TEXTS),
+    }
+
+
+def _measurements(reader: StoreReader, before: Side, after: Side) -> tuple[list[dict[str, Any]], list[str]]:
+    sides = [_side(reader, one) for one in (before, after)]
+    if before.device_id == after.device_id and sides[1].environment != sides[0].environment:
+        # Days of one device are one series only within one environment; the later day's counts.
+        again = _side(reader, before, sides[1].environment)
+        if again.latencies():
+            sides[0] = again
+    names = {str(one): workload.name for one, workload in _workloads(reader, sides).items()}
+    rows = compare_measurements(sides[0], sides[1], names)
+    notes = []
+    for side, one in zip((before, after), sides, strict=True):
+        if not one.records:
+            notes.append(f"{side.device_id} has no record there.")
+        elif one.environments > 1:
+            several = f"{side.device_id} has measured in {one.environments} environments"
+            notes.append(f"{several}; the one with most records counts.")
+    has_both = all(one.records for one in sides)
+    is_same = before.device_id == after.device_id
+    if has_both and is_same and sides[0].environment != sides[1].environment:
+        notes.append("The two days are of different environments: these are two series, not one.")
+    if not rows and has_both:
+        notes.append("No candidate was measured on both sides.")
+    return rows, notes
+
+
+def _side(reader: StoreReader, side: Side, environment_id: str = "") -> ComparedSide:
+    made = ComparedSide(DeviceId(side.device_id), environment_id, side.first_at, side.last_at)
+    for _, batch in reader.columns(COMPARED_COLUMNS, device_ids=[side.device_id]):
+        made.add(batch)
+    return made
+
+
+def _workloads(reader: StoreReader, sides: list[ComparedSide]) -> Mapping[Any, Any]:
+    wanted = set(sides[0].latencies()) & set(sides[1].latencies())
+    return reader.workloads(wanted)  # type: ignore[arg-type]
+
+
+__all__ = ["CompareError", "Side", "compare", "parse_side"]

@@ -1,0 +1,216 @@
+"""Two devices, two days or two versions side by side: what changed, and whether that means anything. Pure.
+
+Each row is one series: a workload, a canary, or a device's head. Its change is after over before, less one,
+and is judged by `fleet.dashboard.significance`. Latencies are compared candidate by candidate, so that a
+search that found something better is no change of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from agents.records import NOISE, DeviceId, Outcome
+from fleet.dashboard.device_timeline import canary_ratios
+from fleet.dashboard.pages import Key
+from fleet.dashboard.significance import THRESHOLD, judge, of_aa_run, of_interval, of_series, together
+from fleet.store.noise import Reading, noise_floor
+from fleet.store.noise_columns import READING_COLUMNS, readings, says
+
+COMPARED_COLUMNS = (*READING_COLUMNS, "workload_id", "latency_secs")
+TEXTS = ("name", "kind")
+KEYS: Mapping[str, Key] = {
+    "severity": lambda row: row["severity"],
+    "name": lambda row: row["name"],
+    "change": lambda row: abs(row["change"]),
+    "pairs": lambda row: row["pairs"],
+}
+
+
+@dataclass(slots=True)
+class ComparedSide:
+    """The measurements of one side, gathered from rows of one device.
+
+    Args:
+        device_id: The device.
+        environment_id: Only of this environment; the one with most records if empty.
+        first_at: Only measured from here on, in Unix seconds.
+        last_at: Only measured before.
+    """
+
+    device_id: DeviceId
+    environment_id: str = ""
+    first_at: float = float("-inf")
+    last_at: float = float("inf")
+    #: Rows of trusted first measurements by environment: workload, candidate, seconds.
+    _rows: dict[str, list[tuple[list[str], list[str], NDArray[np.float64]]]] = field(default_factory=dict)
+    _noise: dict[str, list[Reading]] = field(default_factory=dict)
+    _canaries: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    records: int = 0
+    failed: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take in rows with `COMPARED_COLUMNS`."""
+        at = batch.column("measured_at")
+        batch = batch.filter(pc.and_(pc.greater_equal(at, self.first_at), pc.less(at, self.last_at)))
+        if self.environment_id:
+            batch = batch.filter(pc.equal(batch.column("environment_id"), self.environment_id))
+        self.records += batch.num_rows
+        ok = pc.equal(batch.column("outcome"), Outcome.OK.value)
+        self.failed += batch.num_rows - (pc.sum(ok).as_py() or 0)
+        for name in pc.unique(batch.column("environment_id")).to_pylist():
+            rows = batch.filter(pc.equal(batch.column("environment_id"), name))
+            noise = rows.filter(pc.equal(rows.column("origin"), NOISE))
+            self._noise.setdefault(name, []).extend(readings(self.device_id, noise))
+            canaries = self._canaries.setdefault(name, {})
+            for _, ratios in canary_ratios(rows):
+                for canary, ratio in ratios.items():
+                    canaries.setdefault(canary, []).append(ratio)
+            steady = pa.array(~says(rows.column("quality"), "suspect"))
+            timed = rows.filter(pc.and_(pc.equal(rows.column("outcome"), Outcome.OK.value), steady))
+            timed = timed.filter(pc.is_valid(timed.column("latency_secs")))
+            if timed.num_rows:
+                columns = (timed.column(one).to_pylist() for one in ("workload_id", "candidate_id"))
+                kept = (*columns, np.asarray(timed.column("latency_secs")))
+                self._rows.setdefault(name, []).append(kept)
+
+    @property
+    def environment(self) -> str:
+        """The environment that is compared: the one with most timed records."""
+        counts = {name: sum(len(part[0]) for part in parts) for name, parts in self._rows.items()}
+        return max(counts, key=lambda name: (counts[name], name), default="")
+
+    @property
+    def environments(self) -> int:
+        """How many environments have timed records."""
+        return len(self._rows)
+
+    def latencies(self) -> dict[str, dict[str, float]]:
+        """The fastest trusted latency of each candidate, by workload."""
+        found: dict[str, dict[str, float]] = {}
+        for workloads, candidates, secs in self._rows.get(self.environment, ()):
+            for workload, candidate, one in zip(workloads, candidates, secs.tolist(), strict=True):
+                known = found.setdefault(workload, {})
+                known[candidate] = min(one, known.get(candidate, one))
+        return found
+
+    def noise(self) -> float | None:
+        """Noise of a change of one latency, by all A/A runs of the environment."""
+        floor = noise_floor(self._noise.get(self.environment, ()))
+        return None if floor is None else of_aa_run(floor.median_change)
+
+    def canaries(self) -> Mapping[str, list[float]]:
+        """Ratios to usual speed, by canary."""
+        return self._canaries.get(self.environment, {})
+
+
+def compare_measurements(
+    before: ComparedSide, after: ComparedSide, names: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Rows of what two sides measured.
+
+    Args:
+        before: The earlier side, or the first.
+        after: The other one.
+        names: Of the workloads, by id.
+
+    Returns:
+        A row for each workload with common candidates (`before` and `after` are the medians of their
+        latencies, `pairs` is their number, `change` the median change of one candidate), for each canary that
+        both have, and for the share of failed candidates.
+    """
+    noise = together(before.noise(), after.noise())
+    rows = []
+    theirs = after.latencies()
+    for workload, mine in before.latencies().items():
+        both = sorted(mine.keys() & theirs.get(workload, {}).keys())
+        if both:
+            ratios = [theirs[workload][one] / mine[one] for one in both]
+            values = median([mine[one] for one in both]), median([theirs[workload][one] for one in both])
+            about = {"key": workload, "name": names.get(workload, workload), "kind": "latency", "unit": "s"}
+            rows.append(_row(about, values, median(ratios) - 1.0, noise, len(both)))
+    rows += _canary_rows(before.canaries(), after.canaries())
+    return rows
+
+
+def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of what was judged of the heads of two versions.
+
+    Figures of two days are not comparable: other candidates judge. So the second version's own verdict
+    against the first is shown where there is one, and the two figures with their intervals otherwise.
+
+    Args:
+        first: Manifest of the earlier version.
+        second: Manifest of the other one.
+    """
+    before, after = first.get("verdicts") or {}, second.get("verdicts") or {}
+    rows = []
+    for device_id in sorted(before.keys() & after.keys()):
+        for name in ("top1", "pairs"):
+            old, new = (((side[device_id] or {}).get("judged") or {}).get(name) for side in (before, after))
+            if not old or not new or not old[0]:
+                continue
+            noise = [of_interval(one[1], one[2]) / old[0] for one in (old, new)]
+            about = {"key": f"{device_id}/{name}", "name": f"{device_id}: {_FIGURES[name]}", "kind": "head"}
+            change, apart = new[0] / old[0] - 1.0, float(np.hypot(*noise))
+            rows.append(_row(about | {"unit": ""}, (old[0], new[0]), change, apart, 1))
+    return rows
+
+
+_FIGURES = {"top1": "top-1", "pairs": "pairs in the right order"}
+
+
+def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many rows are significant, not, or cannot be judged, and from which severity."""
+    found = [row["is_significant"] for row in rows]
+    return {
+        "threshold": THRESHOLD,
+        "significant": found.count(True),
+        "insignificant": found.count(False),
+        "unknown": found.count(None),
+    }
+
+
+def _canary_rows(
+    before: Mapping[str, list[float]], after: Mapping[str, list[float]]
+) -> Iterable[dict[str, Any]]:
+    for name in sorted(before.keys() & after.keys()):
+        old, new = median(before[name]), median(after[name])
+        if old > 0:
+            about = {"key": f"canary {name}", "name": f"canary: {name}", "kind": "canary", "unit": "x"}
+            noise, pairs = of_series(before[name]), min(len(before[name]), len(after[name]))
+            yield _row(about, (old, new), new / old - 1.0, noise, pairs)
+
+
+def _row(
+    about: Mapping[str, str], values: tuple[float, float], change: float, noise: float | None, pairs: int
+) -> dict[str, Any]:
+    judged = judge(change, noise)
+    return {
+        **about,
+        "before": values[0],
+        "after": values[1],
+        "change": judged.change,
+        "noise": judged.noise,
+        "severity": judged.severity,
+        "is_significant": judged.is_significant,
+        "pairs": pairs,
+    }
+
+
+__all__ = [
+    "COMPARED_COLUMNS",
+    "KEYS",
+    "TEXTS",
+    "ComparedSide",
+    "compare_measurements",
+    "compare_versions",
+    "summary",
+]

@@ -1,0 +1,178 @@
+"""What happened to a device's measurements over time: canaries, A/A runs, environments. Pure.
+
+Made from columns of the store of one device. Only what was measured in one environment may be compared, so
+each environment is a series of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import NOISE, DeviceId, Outcome
+from fleet.store.noise import Reading, noise_floor
+from fleet.store.noise_columns import READING_COLUMNS, readings
+
+TIMELINE_COLUMNS = (*READING_COLUMNS, "environment")
+#: Points of one canary in one environment that are shown; more are joined by their medians.
+MOST_POINTS = 240
+#: Records of A/A runs that are closer together than this belong to one run.
+_ONE_RUN_SECS = 12 * 3600.0
+#: Parts of an environment that change with every moment.
+_PASSING = frozenset(
+    {
+        *("load", "memory_available_bytes", "clock_mhz", "temperature_c", "memory_pressure", "steal_ticks"),
+        *("gpu", "affinity"),
+    }
+)
+
+
+@dataclass(slots=True)
+class _Environment:
+    """Gathers the rows of one environment."""
+
+    first_at: float
+    last_at: float
+    text: str
+    records: int = 0
+    ok: int = 0
+    #: Moments and ratios by canary.
+    canaries: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    noise: list[Reading] = field(default_factory=list)
+
+
+class DeviceTimeline:
+    """Gathers the records of one device in the order of the table.
+
+    Args:
+        device_id: The device.
+    """
+
+    def __init__(self, device_id: DeviceId) -> None:
+        self._device_id = device_id
+        self._found: dict[str, _Environment] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take in rows with `TIMELINE_COLUMNS`."""
+        for name in pc.unique(batch.column("environment_id")).to_pylist():
+            rows = batch.filter(pc.equal(batch.column("environment_id"), name))
+            times = pc.min_max(rows.column("measured_at")).as_py()
+            found = self._found.get(name)
+            if found is None:
+                text = rows.column("environment")[0].as_py()
+                found = self._found[name] = _Environment(times["min"], times["max"], text)
+            found.first_at = min(found.first_at, times["min"])
+            found.last_at = max(found.last_at, times["max"])
+            found.records += rows.num_rows
+            found.ok += pc.sum(pc.equal(rows.column("outcome"), Outcome.OK.value)).as_py()
+            _add_canaries(found, rows)
+            found.noise += readings(self._device_id, rows.filter(pc.equal(rows.column("origin"), NOISE)))
+
+    def told(self) -> list[dict[str, Any]]:
+        """The environments, the oldest first, JSON-ready.
+
+        Returns:
+            Each with `environment_id`, `first_at`, `last_at`, `records`, `ok`, `changed` (what differs from
+            the one before, as [key, before, now]), `canaries` ([moment, ratio] by canary), `canaries_of` (how
+            many readings there are), and `noise` (each A/A run as `fleet.store.noise.NoiseFloor`).
+        """
+        told = []
+        before: Mapping[str, Any] | None = None
+        for name, one in sorted(self._found.items(), key=lambda pair: pair[1].first_at):
+            now = _flat(_object(one.text))
+            told.append(
+                {
+                    "environment_id": name,
+                    "first_at": one.first_at,
+                    "last_at": one.last_at,
+                    "records": one.records,
+                    "ok": one.ok,
+                    "changed": [] if before is None else _changes(before, now),
+                    "canaries": {canary: _thinned(points) for canary, points in one.canaries.items()},
+                    "canaries_of": max((len(points) for points in one.canaries.values()), default=0),
+                    "noise": [asdict(floor) for floor in map(noise_floor, _runs(one.noise)) if floor],
+                }
+            )
+            before = now
+        return told
+
+
+def canary_ratios(batch: pa.RecordBatch) -> Iterable[tuple[float, dict[str, float]]]:
+    """Readings of canaries in some rows with `measured_at` and `quality`: moment and ratio to usual speed.
+
+    All records between two readings carry the same one; it is given once.
+    """
+    last = ""
+    rows = zip(batch.column("measured_at").to_pylist(), batch.column("quality").to_pylist(), strict=True)
+    for at, text in rows:
+        if text == last or '"canary"' not in text:
+            continue
+        last = text
+        ratios = _object(text).get("canary")
+        if isinstance(ratios, Mapping):
+            yield at, {str(name): float(value) for name, value in ratios.items()}
+
+
+def _add_canaries(found: _Environment, rows: pa.RecordBatch) -> None:
+    for at, ratios in canary_ratios(rows):
+        for name, ratio in ratios.items():
+            points = found.canaries[name]
+            if not points or points[-1][1] != ratio:
+                points.append((at, ratio))
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[list[float]]:
+    """At most `MOST_POINTS` of them, each the median of its neighbours."""
+    ordered = sorted(points)
+    step = -(-len(ordered) // MOST_POINTS)
+    parts = [ordered[start : start + step] for start in range(0, len(ordered), step)] if ordered else []
+    return [[median([at for at, _ in part]), median([ratio for _, ratio in part])] for part in parts]
+
+
+def _runs(noise: list[Reading]) -> list[list[Reading]]:
+    runs: list[list[Reading]] = []
+    for one in sorted(noise, key=lambda reading: reading.measured_at):
+        if not runs or one.measured_at - runs[-1][-1].measured_at > _ONE_RUN_SECS:
+            runs.append([])
+        runs[-1].append(one)
+    return runs
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[list[str]]:
+    names = sorted(before.keys() | now.keys())
+    return [
+        [name, str(before.get(name, "")), str(now.get(name, ""))]
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The lasting parts of an environment, one level deep."""
+    found: dict[str, Any] = {}
+    for key, one in value.items():
+        if key in _PASSING:
+            continue
+        if isinstance(one, Mapping):
+            found.update({f"{key}.{inner}": each for inner, each in one.items()})
+        else:
+            found[key] = one
+    return found
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, Mapping) else {}
+
+
+__all__ = ["MOST_POINTS", "TIMELINE_COLUMNS", "DeviceTimeline", "canary_ratios"]

@@ -1,0 +1,78 @@
+"""A schedule as lines for people, and two of them side by side with what differs. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from typing import Any
+
+#: Lines of one schedule that are shown, and characters of one line.
+MOST_LINES, MOST_CHARS = 400, 300
+
+
+def schedule_lines(trace: str) -> list[str]:
+    """The steps of a trace, one a line; a trace of another shape gives a line for each of its parts."""
+    try:
+        value = json.loads(trace)
+    except (ValueError, RecursionError):
+        return [trace[:MOST_CHARS]]
+    if _is_meta_schedule(value):
+        decisions = {one[0]: one[1] for one in value[1] if isinstance(one, list) and len(one) == 2}
+        lines = [_step(place, step, decisions) for place, step in enumerate(value[0])]
+    elif isinstance(value, list):
+        lines = [json.dumps(one) for one in value]
+    elif isinstance(value, Mapping):
+        lines = [f"{key} = {json.dumps(one)}" for key, one in value.items()]
+    else:
+        lines = [json.dumps(value)]
+    return [line[:MOST_CHARS] for line in lines]
+
+
+def side_by_side(mine: list[str], other: list[str]) -> dict[str, Any]:
+    """Two schedules in rows.
+
+    Returns:
+        `rows` of [my line or None, other line or None, whether they differ], `of` (how many rows there are)
+        and `different` (how many differ).
+    """
+    rows: list[list[Any]] = []
+    matcher = SequenceMatcher(a=mine[:MOST_LINES], b=other[:MOST_LINES], autojunk=False)
+    for kind, first, last, begin, end in matcher.get_opcodes():
+        left, right = mine[first:last], other[begin:end]
+        for place in range(max(len(left), len(right))):
+            pair = [some[place] if place < len(some) else None for some in (left, right)]
+            rows.append([*pair, kind != "equal"])
+    return {
+        "rows": rows,
+        "of": max(len(mine), len(other), len(rows)),
+        "different": sum(bool(row[2]) for row in rows),
+    }
+
+
+def _is_meta_schedule(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(part, list) for part in value)
+        and all(isinstance(step, list) and len(step) == 4 for step in value[0])
+    )
+
+
+def _step(place: int, step: list[Any], decisions: Mapping[Any, Any]) -> str:
+    name, inputs, attributes, outputs = step
+    made = f"{_names(outputs)} = " if outputs else ""
+    arguments = ", ".join([*map(_text, inputs), *map(_text, attributes)])
+    decided = f"  # decision: {json.dumps(decisions[place])}" if place in decisions else ""
+    return f"{made}{name}({arguments}){decided}"
+
+
+def _names(values: Any) -> str:
+    return ", ".join(map(_text, values)) if isinstance(values, list) else _text(values)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+__all__ = ["MOST_LINES", "schedule_lines", "side_by_side"]

@@ -1,0 +1,187 @@
+"""Workloads and the matrix of their candidates and devices. Pure, but for the columns that it is given.
+
+A list of workloads comes from what has been read of the whole store. The page of one workload reads the rows
+of the devices on that page, and no others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import Outcome, Workload
+from fleet.dashboard.device_digest import WorkloadCell
+from fleet.dashboard.pages import Key
+
+#: Devices of one page of a workload, and candidates of one page of its matrix.
+PAGE_DEVICES, PAGE_CANDIDATES = 8, 25
+MATRIX_COLUMNS = ("candidate_id", "workload_id", "outcome", "latency_secs", "origin")
+TEXTS = ("name", "operator", "workload_id", "networks")
+KEYS: Mapping[str, Key] = {
+    "records": lambda row: row["records"],
+    "name": lambda row: row["name"],
+    "operator": lambda row: row["operator"] or None,
+    "devices": lambda row: row["devices"],
+    "flops": lambda row: row["flops"] or None,
+    "best": lambda row: row["best_secs"],
+    "failed": lambda row: row["failed_share"],
+}
+#: Orders of a workload's devices.
+DEVICE_KEYS: Mapping[str, Key] = {
+    "device": lambda row: row["device_id"],
+    "best": lambda row: row["best_secs"],
+    "records": lambda row: row["records"],
+}
+_QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+Cells = Mapping[str, WorkloadCell]
+
+
+def facts_of(workload: Workload) -> dict[str, Any]:
+    """What a page says of a workload, JSON-ready; its module is left out."""
+    return {
+        "name": workload.name,
+        "operator": workload.operator,
+        "shapes": [list(shape) for shape in workload.arg_shapes],
+        "dtypes": list(workload.arg_dtypes),
+        "flops": workload.flops,
+        "networks": ", ".join(f"{name} ({weight}x)" for name, weight in workload.networks),
+    }
+
+
+def workload_rows(cells: Mapping[str, Cells], facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each workload with records."""
+    rows = []
+    for workload_id, by_device in cells.items():
+        records = sum(cell.records for cell in by_device.values())
+        ok = sum(cell.ok for cell in by_device.values())
+        best = min(by_device, key=lambda one: by_device[one].best_secs)
+        secs = by_device[best].best_secs
+        known = facts.get(workload_id, {})
+        rows.append(
+            {
+                "workload_id": workload_id,
+                "name": known.get("name", workload_id),
+                "operator": known.get("operator", ""),
+                "networks": known.get("networks", ""),
+                "flops": known.get("flops", 0.0),
+                "devices": len(by_device),
+                "records": records,
+                "failed_share": 1 - ok / records if records else None,
+                "best_secs": secs if math.isfinite(secs) else None,
+                "best_device": best if math.isfinite(secs) else "",
+            }
+        )
+    return rows
+
+
+def device_rows(by_device: Cells) -> list[dict[str, Any]]:
+    """A row for each device that has measured a workload."""
+    return [
+        {
+            "device_id": device_id,
+            "records": cell.records,
+            "ok": cell.ok,
+            "best_secs": cell.best_secs if math.isfinite(cell.best_secs) else None,
+        }
+        for device_id, cell in by_device.items()
+    ]
+
+
+class CandidateMatrix:
+    """The candidates of one workload on some devices.
+
+    Args:
+        workload_id: The workload.
+        device_ids: The devices, in the order of their columns.
+    """
+
+    def __init__(self, workload_id: str, device_ids: Sequence[str]) -> None:
+        self._workload_id, self._device_ids = workload_id, list(device_ids)
+        #: By candidate and device: seconds, or the outcome of one that failed.
+        self._cells: dict[str, dict[str, float | str]] = {}
+        self._secs: dict[str, list[float]] = {one: [] for one in device_ids}
+
+    def add(self, device_id: str, batch: pa.RecordBatch) -> None:
+        """Take in rows with `MATRIX_COLUMNS`."""
+        rows = batch.filter(pc.equal(batch.column("workload_id"), self._workload_id))
+        columns = (rows.column(name).to_pylist() for name in ("candidate_id", "outcome", "latency_secs"))
+        for candidate_id, outcome, secs in zip(*columns, strict=True):
+            cells = self._cells.setdefault(candidate_id, {})
+            known = cells.get(device_id)
+            if outcome == Outcome.OK and secs is not None:
+                if not isinstance(known, float):
+                    cells[device_id] = secs
+                    self._secs[device_id].append(secs)
+                else:
+                    cells[device_id] = min(known, secs)
+            elif known is None:
+                cells[device_id] = outcome
+
+    def latencies(self, device_id: str) -> dict[str, float]:
+        """Seconds of the candidates that ran on a device."""
+        found = ((one, cells.get(device_id)) for one, cells in self._cells.items())
+        return {one: secs for one, secs in found if isinstance(secs, float)}
+
+    def spreads(self) -> dict[str, list[float] | None]:
+        """Least, quartiles and most of each device's latencies; None where there is none."""
+        return {
+            device_id: [float(one) for one in np.quantile(secs, _QUANTILES)] if secs else None
+            for device_id, secs in self._secs.items()
+        }
+
+    def page(self, offset: int, size: int) -> dict[str, Any]:
+        """Some rows of the matrix, the fastest candidates first.
+
+        Returns:
+            `devices`, `rows` (`candidate_id`, `cells`: seconds, an outcome, or None where it was not
+            measured; `speed`, the mean over devices of best over own latency), `total`, `offset`, `size`,
+            `is_last`, `filled` and `of` (cells with a measurement, and cells).
+        """
+        best = {one: min(secs) for one, secs in self._secs.items() if secs}
+        speeds = {
+            candidate_id: _mean([best[one] / secs for one, secs in cells.items() if isinstance(secs, float)])
+            for candidate_id, cells in self._cells.items()
+        }
+        ordered = sorted(self._cells, key=lambda one: (-speeds[one], one))
+        return {
+            "devices": self._device_ids,
+            "rows": [
+                {
+                    "candidate_id": one,
+                    "cells": [self._cells[one].get(device_id) for device_id in self._device_ids],
+                    "speed": speeds[one] or None,
+                }
+                for one in ordered[offset : offset + size]
+            ],
+            "total": len(ordered),
+            "offset": offset,
+            "size": size,
+            "is_last": offset + size >= len(ordered),
+            "filled": sum(map(len, self._cells.values())),
+            "of": len(ordered) * len(self._device_ids),
+        }
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0
+
+
+__all__ = [
+    "DEVICE_KEYS",
+    "KEYS",
+    "MATRIX_COLUMNS",
+    "PAGE_CANDIDATES",
+    "PAGE_DEVICES",
+    "TEXTS",
+    "CandidateMatrix",
+    "device_rows",
+    "facts_of",
+    "workload_rows",
+]

@@ -1,0 +1,448 @@
+"""What the views of the dashboard say: significance, comparisons, timelines, ladders, candidates, alerts."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import CONFIRM, NOISE, DeviceId, Outcome, Protocol, canonical_json
+from fleet.dashboard.alerts import BEFORE_SECS, alert_list
+from fleet.dashboard.candidate_view import CandidateError, candidate_view
+from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
+from fleet.dashboard.compared import CompareError, compare, parse_side
+from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline
+from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
+from fleet.dashboard.pages import PageQuery
+from fleet.dashboard.prediction import MOST_SCORED, predicted, sample
+from fleet.dashboard.reproducer import reproducer
+from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
+from fleet.dashboard.significance import LEAST_NOISE, THRESHOLD, judge, of_series
+from fleet.dashboard.workload_view import MATRIX_COLUMNS, CandidateMatrix
+from fleet.models.registry import Registry
+from fleet.store.store import Store
+from tests.dashboard_fixtures import EVIL
+from tests.dataset_fixtures import cpu_device
+from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
+from tests.refresh_fixtures import records_for, small_model, some_workloads
+
+NOW = 1_800_000_000.0
+DAY = 86_400.0
+
+
+# ---- one definition of significant ----
+
+
+@given(st.floats(-0.9, 10), st.floats(0, 1))
+def test_severity_is_change_over_noise(change: float, noise: float) -> None:
+    found = judge(change, noise)
+    assert found.severity == abs(change) / max(noise, LEAST_NOISE)
+    assert found.is_significant is (found.severity >= THRESHOLD)
+
+
+def test_without_a_noise_nothing_is_said() -> None:
+    for noise in (None, math.nan, math.inf):
+        assert judge(0.5, noise).is_significant is None
+    assert of_series([1.0, 1.0, 1.0]) is None
+    assert of_series([0.0] * 5) is None
+    assert of_series([1.0, 1.02, 0.98, 1.01]) == pytest.approx(math.sqrt(2) * 1.4826 * 0.01 / 1.005)
+
+
+# ---- comparisons ----
+
+
+def fill(path: Path, factors: dict[str, float], *, aa_change: float = 0.01, **changes: Any) -> None:
+    """Devices that differ by a factor, each with an A/A run of a known noise."""
+    with Store.open(path) as store:
+        store.put_workloads([make_workload(1)], own=True)
+        for device, factor in factors.items():
+            store.put_device(make_spec(device), make_descriptor())
+            records = []
+            for number in range(1, 40):
+                if number % 4 == 0:
+                    continue
+                one = make_record(number, device=device, workload=make_workload(1).workload_id, **changes)
+                one = replace(one, run_secs=tuple(factor * secs for secs in one.run_secs))
+                records.append(one)
+                for attempt in (1, 2):
+                    scale = 1 + aa_change if attempt == 2 else 1.0
+                    secs = tuple(scale * secs for secs in one.run_secs)
+                    again = replace(one, origin=NOISE, attempt=attempt, run_secs=secs)
+                    records.append(again)
+            store.append(records)
+
+
+def compared(path: Path, before: str, after: str, *, shows_all: bool = False) -> dict[str, Any]:
+    registry = Registry(path.parent / "models")
+    return compare(Store.read(path), registry, (before, after), PageQuery(), shows_all=shows_all)
+
+
+def test_a_change_beyond_the_noise_is_shown_and_one_within_is_hidden(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    fill(path, {"one": 1.0, "two": 1.2, "three": 1.02})
+    found = compared(path, "one", "two")
+    [row] = found["rows"]
+    assert row["change"] == pytest.approx(0.2, abs=1e-6)
+    assert row["noise"] == pytest.approx(1.4826 * 0.01, rel=1e-6)
+    assert row["severity"] == pytest.approx(0.2 / 0.014826, rel=1e-6)
+    assert (row["is_significant"], row["name"], row["pairs"]) == (True, "GMM_1", 30)
+    hidden = compared(path, "one", "three")
+    assert (hidden["rows"], hidden["hidden"], hidden["summary"]["insignificant"]) == ([], 1, 1)
+    assert hidden["summary"]["threshold"] == THRESHOLD
+    [row] = compared(path, "one", "three", shows_all=True)["rows"]
+    assert row["is_significant"] is False
+
+
+def test_what_nobody_can_judge_stays_in_sight(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        for device in ("one", "two"):
+            store.put_device(make_spec(device), make_descriptor())
+            store.append([make_record(number, device=device) for number in range(1, 4)])
+    found = compared(tmp_path / "store", "one", "two")
+    assert found["summary"]["unknown"] == 1
+    assert [row["severity"] for row in found["rows"]] == [None]
+
+
+def test_days_of_one_device_are_two_sides(tmp_path: Path) -> None:
+    path, day = tmp_path / "store", 1_700_000_000.0
+    fill(path, {"one": 1.0})
+    with Store.open(path) as store:
+        # The next day the same programs are slower; a third of them in a quality that says so.
+        later = [
+            replace(
+                make_record(number, device="one", workload=make_workload(1).workload_id),
+                attempt=3,
+                measured_at=day + DAY + number,
+                run_secs=(1.3e-3,),
+                quality=canonical_json({"suspect": True}) if number % 3 == 0 else "{}",
+            )
+            for number in range(1, 40)
+            if number % 4
+        ]
+        store.append(later)
+    sides = [f"one@{parse_day(day + offset)}" for offset in (0.0, DAY)]
+    [row] = compared(path, *sides)["rows"]
+    assert row["change"] == pytest.approx(0.3, abs=0.01)
+    assert row["pairs"] == 20, "suspect ones are left out"
+    assert compared(path, sides[0], "one@1999-01-01")["notes"] == ["one has no record there."]
+
+
+def parse_day(at: float) -> str:
+    import datetime
+
+    return datetime.datetime.fromtimestamp(at).date().isoformat()
+
+
+def test_two_environments_are_two_series(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    fill(path, {"one": 1.0})
+    with Store.open(path) as store:
+        some = [make_record(number, device="one", environment_id="f" * 32) for number in (1, 2)]
+        store.append(some)
+    notes = compared(path, "one", "one")["notes"]
+    assert notes[0] == "one has measured in 2 environments; the one with most records counts."
+
+
+@pytest.mark.parametrize(
+    ("sides", "says"),
+    [
+        (("one", "v000001"), "unlike"),
+        (("", "one"), "a side is missing"),
+        (("one@2026-02-31", "one"), "there is no day"),
+    ],
+)
+def test_what_cannot_be_compared(tmp_path: Path, sides: tuple[str, str], says: str) -> None:
+    fill(tmp_path / "store", {"one": 1.0})
+    with pytest.raises(CompareError, match=says):
+        compared(tmp_path / "store", *sides)
+    assert parse_side("a@b").device_id == "a@b"
+
+
+def judged(pairs: tuple[float, float, float], **more: Any) -> dict[str, Any]:
+    return {"judged": {"pairs": list(pairs), "top1": [0.7, 0.6, 0.8], **more}, "reason": "", "serves": True}
+
+
+def test_versions_are_judged_by_their_intervals(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    for pairs in ((0.80, 0.78, 0.82), (0.90, 0.88, 0.92)):
+        registry.add(small_model("one"), {"verdicts": {"one": judged(pairs)}})
+    found = compare(None, registry, ("v000001", "v000002"), PageQuery(), shows_all=False)
+    [row] = found["rows"]
+    assert row["name"] == "one: pairs in the right order"
+    assert row["change"] == pytest.approx(0.125)
+    assert row["severity"] == pytest.approx(0.125 / (math.hypot(0.02, 0.02) / 1.645 / 0.8))
+    assert found["hidden"] == 1, "top-1 did not change"
+
+
+# ---- a device over time ----
+
+
+def timeline(path: Path, device: str) -> list[dict[str, Any]]:
+    made = DeviceTimeline(DeviceId(device))
+    for _, batch in Store.read(path).columns(TIMELINE_COLUMNS, device_ids=[device]):
+        made.add(batch)
+    return made.told()
+
+
+def test_a_new_environment_starts_a_new_series(tmp_path: Path) -> None:
+    first = canonical_json({"versions": {"tvm": "0.26"}, "kernel": "6.1", "load": [3.0]})
+    second = canonical_json({"versions": {"tvm": "0.27"}, "kernel": "6.1", "load": [1.0]})
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(make_spec("one"), make_descriptor())
+        for place, environment in enumerate((first, second)):
+            records = [
+                make_record(
+                    1 + 4 * number,
+                    device="one",
+                    environment=environment,
+                    environment_id=str(place) * 32,
+                    measured_at=NOW + DAY * place + number,
+                    quality=canonical_json({"canary": {"compute": 1.0 + 0.001 * (number // 2)}}),
+                )
+                for number in range(1000)
+            ]
+            store.append(records)
+    old, new = timeline(tmp_path / "store", "one")
+    assert (old["records"], old["first_at"], old["changed"]) == (1000, NOW, [])
+    assert new["changed"] == [["versions.tvm", "0.26", "0.27"]], "the load is of the moment"
+    assert new["canaries_of"] == 500, "two records share a reading"
+    points = new["canaries"]["compute"]
+    assert len(points) <= MOST_POINTS
+    assert points == sorted(points)
+    assert all(NOW + DAY <= at < NOW + DAY + 1000 for at, _ in points)
+
+
+def test_runs_far_apart_are_runs_of_their_own(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(make_spec("one"), make_descriptor())
+        for run, change in enumerate((1.01, 1.03)):
+            records = [
+                replace(
+                    make_record(1 + 4 * number, device="one", origin=NOISE),
+                    attempt=2 * run + attempt,
+                    measured_at=NOW + DAY * run + number,
+                    run_secs=(1e-3 * (change if attempt == 2 else 1.0),),
+                )
+                for number in range(5)
+                for attempt in (1, 2)
+            ]
+            store.append(records)
+    [found] = timeline(tmp_path / "store", "one")
+    assert [round(run["median_change"], 3) for run in found["noise"]] == [0.01, 0.03]
+
+
+# ---- champions ----
+
+
+def test_the_ladder_says_why_promoted_why_rolled_back_and_who_lost(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    model = small_model("one", "two")
+    first = registry.add(model, {"created_at": 1.0})
+    registry.publish(first, {"one": {"reason": "first head", "judged": {"pairs": [0.8, 0.7, 0.9]}}})
+    lost = {"one": {"serves": False, "reason": "worse: 70 % of the pairs", "judged": None}}
+    registry.add(model, {"created_at": 2.0, "verdicts": lost})
+    third = registry.add(model, {"created_at": 3.0})
+    registry.publish(third, {"one": {"reason": "better", "judged": {"pairs": [0.9, 0.8, 1.0]}}, "two": {}})
+    registry.rollback("one", reason="it got worse", by_hand=True)
+    found = champion_ladder(registry, "one")
+    assert found["champion"]["version"] == first
+    assert [step["kind"] for step in found["steps"]] == ["rolled_back", "published", "published", "kept"]
+    assert [step["version"] for step in found["steps"]] == [first, third, first, "v000002"]
+    assert found["steps"][1]["challenger"] == [0.9, 0.8, 1.0]
+    assert found["of"] == 4
+    assert champion_ladder(registry, "nobody") == {"champion": None, "steps": [], "of": 0}
+    kinds = {(one["kind"], one["device_id"]) for one in model_alerts(registry)}
+    assert kinds == {("rollback", "one"), ("regression", "one")}
+
+
+# ---- onboarding ----
+
+
+def test_what_more_samples_buy_comes_from_the_known_devices(tmp_path: Path) -> None:
+    assert onboarding_curve("new", [], tmp_path) is None
+    (tmp_path / "onboarding").mkdir()
+    points = [{"samples": k, "top1": 0.5 + k / 1000, "taken": "momentum"} for k in (32, 64)]
+    lines = [json.dumps(one) for one in points]
+    (tmp_path / "onboarding/new.jsonl").write_text("\n".join([*lines, '{"samples": 9']))
+    found = onboarding_curve("new", [], tmp_path)
+    assert found is not None
+    assert (found["points"], found["scratch"], found["more"], found["request"]) == (points, [], None, None)
+    (tmp_path / "standings").mkdir()
+    top1 = {"momentum": [0.4, 0.6, 0.8], "scratch": [None, 0.5, 0.7]}
+    known = {"samples": [0, 64, 256], "top1": top1, "devices": ["a", "b"], "measured": 9}
+    (tmp_path / "standings/standings-1.json").write_text(json.dumps(known))
+    (tmp_path / "standings/standings-2.json").write_text("{")
+    request = {
+        "id": "r",
+        "kind": "onboarding",
+        "arguments": {"device": "new"},
+        "submitted_at": 1.0,
+        "result": {"taken": "momentum", "samples": 64},
+    }
+    found = onboarding_curve("new", [{**request, "id": "older", "submitted_at": 0.5}, request], tmp_path)
+    assert found is not None
+    assert found["request"] is request
+    assert found["scratch"] == [[64, 0.5], [256, 0.7]]
+    gain = 0.2 * math.log((1 + 64 + MORE_SAMPLES) / 65) / math.log(257 / 65)
+    assert found["more"] == {
+        "samples": 64 + MORE_SAMPLES,
+        "gain": round(gain, 4),
+        "top1": round(0.564 + gain, 4),
+    }
+
+
+# ---- workloads and candidates ----
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    workloads = [replace(some_workloads(1, 0)[0], name=EVIL)]
+    with Store.open(folder / "store") as store:
+        for device in ("box.a", "box.b"):
+            store.put_device(*cpu_device(device))
+        store.put_workloads(workloads, own=True)
+        records = records_for(workloads, 6)
+        records[1] = replace(records[1], outcome=Outcome.RUN_FAILED, run_secs=(), error="it broke")
+        store.append([*records, replace(records[0], origin=CONFIRM, attempt=1)])
+    return folder / "store"
+
+
+def test_the_matrix_shows_what_is_measured_what_failed_and_what_is_missing(measured: Path) -> None:
+    reader = Store.read(measured)
+    workload_id = next(iter(reader.workloads()))
+    made = CandidateMatrix(workload_id, ["box.b", "box.a", "none"])
+    for device, batch in reader.columns(MATRIX_COLUMNS):
+        made.add(device, batch)
+    page = made.page(0, 4)
+    assert (page["total"], page["filled"], page["of"], page["is_last"]) == (6, 12, 18, False)
+    cells = [row["cells"] for row in [*page["rows"], *made.page(4, 4)["rows"]]]
+    assert all(row[2] is None for row in cells)
+    assert [row[0] for row in cells].count("run_failed") == 1
+    speeds = [row["speed"] for row in page["rows"]]
+    assert speeds == sorted(speeds, reverse=True)
+    spread = made.spreads()
+    assert spread["none"] is None
+    secs = sorted(made.latencies("box.a").values())
+    assert spread["box.a"][0] == secs[0]  # type: ignore[index]
+    assert spread["box.a"][4] == secs[-1]  # type: ignore[index]
+
+
+def test_a_candidate_stands_beside_the_best_one(measured: Path) -> None:
+    reader = Store.read(measured)
+    workload_id = next(iter(reader.workloads()))
+    made = CandidateMatrix(workload_id, ["box.a"])
+    for device, batch in reader.columns(MATRIX_COLUMNS, device_ids=["box.a"]):
+        made.add(device, batch)
+    best, *_, last = (row["candidate_id"] for row in made.page(0, 9)["rows"])
+    found = candidate_view(reader, workload_id, last, ["box.a", "box.b"], "box.a")
+    assert found["best"]["candidate_id"] == best
+    assert found["best"]["mine_secs"] > found["best"]["secs"]
+    assert 0 < found["schedules"]["different"] < found["schedules"]["of"]
+    marked = [row for row in found["schedules"]["rows"] if row[2]]
+    assert all("decision" in (row[0] or row[1]) for row in marked), "only decisions differ"
+    assert {one["device_id"] for one in found["records"]} == {"box.a", "box.b"}
+    assert found["why_no_script"] == ""
+    compile(found["script"], "script", "exec")
+    with pytest.raises(CandidateError, match="no record of candidate"):
+        candidate_view(reader, workload_id, "nothing", ["box.a"])
+
+
+def test_a_strangers_program_gets_no_script(measured: Path, tmp_path: Path) -> None:
+    workloads = some_workloads(1, 0)
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(*cpu_device("box.a"))
+        store.put_workloads(workloads)
+        records = records_for(workloads, 2, devices=["box.a"])
+        store.append(records)
+    one = records[0]
+    found = candidate_view(Store.read(tmp_path / "store"), one.workload_id, one.candidate_id, ["box.a"])
+    assert found["script"] == ""
+    assert "came with a log" in found["why_no_script"]
+
+
+def test_nothing_in_a_script_becomes_code() -> None:
+    evil = '"""\nimport os\n\\\'"'
+    workload = replace(make_workload(1), name=evil, module_json=evil)
+    text = reproducer(workload, evil, evil, evil, evil, Protocol(), evil)
+    assert [line for line in text.splitlines() if line.startswith("import os")] == []
+    names: dict[str, Any] = {}
+    lines = [line for line in text.splitlines() if line.startswith(("SHAPES", "DTYPES"))]
+    exec("\n".join(lines), names)
+    assert names["SHAPES"] == [tuple(shape) for shape in workload.arg_shapes]
+    compile(text, "script", "exec")
+
+
+@pytest.mark.tvm
+def test_a_script_builds_and_times_its_candidate(matmul: Any, matmul_candidates: Any, tmp_path: Path) -> None:
+    one = matmul_candidates[0]
+    target = '{"kind":"llvm","num-cores":1}'
+    protocol = Protocol(repeat=2, min_repeat_ms=1.0)
+    text = reproducer(matmul, one.candidate_id, one.trace, target, "here", protocol, "0.27")
+    (tmp_path / "again.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "again.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "seconds of one run, one value a repeat: (" in done.stdout.replace("[", "(")
+
+
+@pytest.mark.parametrize(
+    "trace", ["", "{", '"x"', "[1, [2]]", '{"a": 1}', "[[], []]", '[[["A",[],[],[]]],[[]]]']
+)
+def test_any_trace_gives_lines(trace: str) -> None:
+    lines = schedule_lines(trace)
+    found = side_by_side(lines, [*lines, "more"])
+    assert found["different"] == 1
+
+
+def test_predictions_stand_beside_speeds() -> None:
+    latencies = {f"c{number:03}": 1e-3 * (1 + number) for number in range(200)}
+    chosen = sample(latencies)
+    assert (len(chosen), chosen[0], chosen[-1]) == (MOST_SCORED, "c000", "c199")
+    right = predicted(chosen, latencies, [1 / latencies[one] for one in chosen])
+    assert (right["kendall_tau"], right["top1"], right["of"]) == (pytest.approx(1.0), 1.0, 200)
+    wrong = predicted(chosen, latencies, [latencies[one] if one != "c000" else None for one in chosen])
+    assert (wrong["kendall_tau"], wrong["refused"]) == (pytest.approx(-1.0), 1)
+    assert predicted(["c000"], latencies, [None])["top1"] is None
+
+
+# ---- alerts ----
+
+
+def alarm(kind: str, at: float, device: str = "one") -> dict[str, Any]:
+    return {"at": at, "device_id": device, "text": f"{kind} at {at}", "kind": kind}
+
+
+def test_the_fault_of_a_device_is_told_apart_from_the_models() -> None:
+    found = alert_list(
+        [alarm("drift", NOW), alarm("disk", NOW + 1, ""), alarm("strange", NOW + 2)],
+        [
+            alarm("rollback", NOW + 60),
+            alarm("rollback", NOW + 60, "two"),
+            alarm("regression", NOW + BEFORE_SECS + 61),
+        ],
+    )
+    faults = {(one["kind"], one["device_id"]): one["fault"] for one in found}
+    assert faults == {
+        ("drift", "one"): "device",
+        ("disk", ""): "host",
+        ("strange", "one"): "",
+        ("rollback", "one"): "device",
+        ("rollback", "two"): "model",
+        ("regression", "one"): "model",
+    }
+    blamed = next(one for one in found if one["fault"] == "device" and one["kind"] == "rollback")
+    assert blamed["because"] == f"shortly before: drift at {NOW}"
+    assert [one["at"] for one in found] == sorted((one["at"] for one in found), reverse=True)
+    assert len({one["id"] for one in found}) == len(found)
+    again = alert_list([alarm("drift", NOW)] * 2, [])
+    assert len(again) == 1
