@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -235,7 +236,8 @@ def test_a_device_that_wants_an_idle_host_is_told_of_others(lives: Lives) -> Non
     lives.begin()
     assert {one.is_host_idle for one in lives.until(Heartbeat) if isinstance(one, Heartbeat)} == {None}
     lives.end()
-    lives.transport._is_idle_only = lambda device_id: device_id == GENERIC
+    before = lives.transport._options
+    lives.transport._options = replace(before, is_idle_only=lambda device_id: device_id == GENERIC)
     try:
         lives.begin()
         found = poll_until(
@@ -244,7 +246,7 @@ def test_a_device_that_wants_an_idle_host_is_told_of_others(lives: Lives) -> Non
             30.0,
         )
     finally:
-        lives.transport._is_idle_only = lambda _: False
+        lives.transport._options = before
     assert {one.is_host_idle for one in found if isinstance(one, Heartbeat)} <= {None, True, False}
 
 
@@ -253,7 +255,7 @@ def test_one_hanging_process_of_replay_devices_costs_only_its_own(
 ) -> None:
     recorded = recorded_file(tmp_path_factory.mktemp("recorded"))
     names = [DeviceId(f"replay-{number}") for number in range(3)]
-    transport._replay_per_process = 2
+    transport._options = replace(transport._options, replay_per_process=2)
     for name in names:
         transport.start(replay_spec(recorded, name), 1)
     poll_until(transport, lambda found: sum(isinstance(one, AgentUp) for one in found) == 3)
