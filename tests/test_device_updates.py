@@ -15,7 +15,8 @@ import yaml
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.collection.replay_files import ready
 from fleet.config.device_changes import DeviceFiles
-from fleet.config.device_folder import DeviceFolder, FoundDevices
+from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
+from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.roster import Roster
 from fleet.errors import FleetError, StoreFull
@@ -44,6 +45,12 @@ class ReplayFiles:
         if found is not None:
             self.files = self._files(found)
         return None if found is None else self.files
+
+    def retire(self, device_id: DeviceId) -> None:
+        path = self._folder.path / f"{device_id}.yaml"
+        if not path.exists():
+            raise FleetError(f"device {device_id} has no file")
+        retire_file(self._folder.path, path)
 
     def _files(self, found: FoundDevices) -> DeviceFiles:
         faults = {one: "; ".join(told) for one, told in found.faults.items()}
@@ -188,6 +195,41 @@ def test_a_device_that_leaves_keeps_its_records_and_comes_back(lab: Lab) -> None
     assert len(set(lab.fleet.record_ids())) == len(lab.fleet.record_ids()) == 2 * ALL
     assert view["devices"]["two"]["failures"] == 0
     assert any("two: leaves the fleet" in line for line in lab.fleet.lines)
+
+
+def test_a_request_retires_a_device_whatever_is_killed_meanwhile(lab: Lab) -> None:
+    lab.write("two")
+    asked = Request(request_id=RequestId("leave"), kind=RequestKind.RETIREMENT, arguments={"device": "two"})
+    with lab.running() as run:
+        run.until(lambda: bool(run.state(TWO)["leases"]))
+        answer = run.coordinator.desk.submit(asked)
+        run.until(answer.done, KNOWN_SECS)
+        assert answer.result()["state"] == "running"
+    assert not (lab.folder / "two.yaml").exists()  # killed before anybody saw that
+    with lab.running() as run:
+        shown = run.coordinator.desk.get("leave")
+        assert shown is not None
+        assert (shown["state"], shown["result"]["device"]) == ("succeeded", "two")
+        assert run.knows(TWO, "retired")
+        again = run.coordinator.desk.submit(replace(asked, request_id=RequestId("again")))
+        run.until(again.done, KNOWN_SECS)
+        assert "no device 'two' here" in str(again.exception())
+        run.end()
+
+
+def test_a_device_without_a_file_cannot_be_retired(lab: Lab) -> None:
+    asked = Request(request_id=RequestId("leave"), kind=RequestKind.RETIREMENT, arguments={"device": "one"})
+    with lab.running() as run:
+        text = (lab.folder / "one.yaml").read_text()
+        (lab.folder / "one.yaml").unlink()
+        run.coordinator.desk.submit(asked)
+        run.coordinator.turn(0.0)
+        (lab.folder / "one.yaml").write_text(text)
+        run.coordinator.turn(0.0)
+        shown = run.coordinator.desk.get("leave")
+        assert shown is not None
+        assert (shown["state"], shown["reason"]) == ("failed", "device one has no file")
+        run.end()
 
 
 def test_a_broken_file_is_an_alarm_until_it_is_mended_and_nothing_else(lab: Lab) -> None:

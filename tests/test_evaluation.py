@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ import pytest
 from agents.records import NOISE, Record
 from fleet.cli.app import run
 from fleet.config.settings import FleetConfig, StoreSection, TrainingSection
+from fleet.core.request_words import RequestKind
+from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
 from fleet.models.evaluation import BASELINES, LEAST_PAIRS, Evaluation, evaluate_model, evaluate_store
 from fleet.models.training import train_version
@@ -153,6 +157,16 @@ def test_a_kept_model_is_judged_on_what_was_measured_after_it(tmp_path: Path) ->
     with Store.open(path) as store:
         store.append(made_records(("a", "b"), range(3, SAMPLES)))
     found = evaluate_model(settings, models, "v000001", ())
+    asked = Work(
+        kind=RequestKind.EVALUATION,
+        arguments={"version": "v000001"},
+        minutes=None,
+        settings=settings,
+        models=models,
+    )
+    session: Any = mock.Mock()
+    made = perform(asked, session, mock.MagicMock())
+    assert made | {"seconds": 0} == found.as_json() | {"seconds": 0}, "a request gives the same"
     assert found.model == "v000001"
     for (ranker, _), [metrics] in found.comparison.metrics.items():
         assert ranker == "v000001"

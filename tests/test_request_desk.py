@@ -309,6 +309,13 @@ def test_one_request_of_a_kind_works_on_a_device() -> None:
         ("tuning", {"device": "one"}, "trials: field required"),
         ("tuning", {"device": "one", "trials": 1e9}, "trials: input should be"),
         ("tuning", {"device": "one", "trials": 8, "seed": -1}, "seed: input should be"),
+        ("onboarding", {"device": "one", "strategy": "magic"}, "strategy: input should be"),
+        ("onboarding", {"device": "one", "selector": "magic"}, "selector: input should be"),
+        ("evaluation", {"devices": ["gone"]}, "no device 'gone' here; there are: gpu-1, one, two"),
+        ("evaluation", {"seeds": 0}, "seeds: input should be greater than or equal to 1, got 0"),
+        ("evaluation", {"version": "../x"}, "version: string should match"),
+        ("retirement", {}, "device: field required"),
+        ("retirement", {"device": "gone"}, "no device 'gone' here"),
     ],
 )
 def test_arguments_of_a_driver_are_refused_with_their_name(
@@ -333,7 +340,10 @@ def test_arguments_of_a_driver_are_refused_with_their_name(
         (body(id=""), "id: expected"),
         (body(id="../x"), "id: expected"),
         (body(id="x" * 65), "id: expected"),
-        (body(kind="dance"), "expected one of collection, import, onboarding, training, tuning, got 'dance'"),
+        (
+            body(kind="dance"),
+            "collection, evaluation, import, onboarding, retirement, training, tuning, got 'dance'",
+        ),
         (body(kind=["training"]), "kind: expected"),
         (body(arguments=[]), "arguments: expected a JSON object"),
         (body(minutes=0), "minutes: expected a number above 0"),

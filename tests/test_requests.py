@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from fleet_world import LIMITS
+from fleet_world import LIMITS, job
 from hypothesis import given, settings
 
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.event_json import event_from_json, event_to_json
 from fleet.core.events import ReasonKind, ShowRequest, StartTraining, StopTraining
+from fleet.core.job_state import PATIENCE
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
 from fleet.core.state import FleetState, StateError
@@ -221,6 +223,92 @@ def test_snapshots_and_journals_of_versions_without_requests_still_open() -> Non
     reason = {"kind": "new_records", "device_id": "", "text": "many"}
     old["triggers"] |= {"phase": "asked", "family": "cpu", "reasons": [reason]}
     assert FleetState.from_json(old).training()["reasons"][0]["request_id"] == ""
+
+
+def collection(name: str, kind: RequestKind = RequestKind.COLLECTION) -> Request:
+    arguments = {"device": "a", "devices": ["a"]}
+    return Request(request_id=RequestId(name), kind=kind, arguments=arguments)
+
+
+def grants(state: FleetState, count: int) -> list[str]:
+    """The requests whose jobs a device gets one after the other."""
+    made: list[str] = []
+    for at_secs in range(count):
+        [lease] = state.describe(DeviceId("a"))["leases"]
+        job = state.job(lease["job_id"])
+        assert job is not None
+        made.append(job.request_id)
+        finished = ev.JobFinished(
+            at_secs=300.0 + at_secs,
+            device_id=job.device_id,
+            job_id=job.job_id,
+            fencing_token=lease["epoch"],
+            incarnation=1,
+            outcomes={"ok": 2},
+            device_secs=1.0,
+        )
+        state.apply(finished)
+    return made
+
+
+def at_work(*jobs: tuple[str, int, int]) -> FleetState:
+    """A device with so many jobs of some requests, each with its priority."""
+    state = FleetState()
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=replace(LIMITS, leases=1)))
+    state.apply(ev.DeviceAdded(at_secs=100.0, device_id=DeviceId("a"), family="cpu"))
+    state.apply(ev.AgentStarted(at_secs=100.0, device_id=DeviceId("a"), incarnation=1))
+    for name, priority, count in jobs:
+        for number in range(count):
+            one = replace(job(f"{name}{number}", "a"), request_id=name, priority=priority)
+            state.apply(ev.JobSubmitted(at_secs=110.0, job=one))
+    passed = {"at_secs": 120.0, "device_id": DeviceId("a"), "incarnation": 1}
+    state.apply(ev.ProbePassed(**passed, environment_id="e"))
+    return FleetState.from_json(json.loads(json.dumps(state.to_json())))
+
+
+def test_requests_of_one_priority_take_turns() -> None:
+    assert grants(at_work(("x", 1, 9), ("y", 1, 9), ("z", 1, 9)), 9) == ["x", "y", "z"] * 3
+
+
+def test_a_lower_priority_waits_and_does_not_starve() -> None:
+    found = grants(at_work(("low", 0, 3), ("high", 2, 60)), 3 * (PATIENCE + 1))
+    assert found == [*["high"] * PATIENCE, "low"] * 3
+
+
+def test_a_request_is_not_overtaken_for_ever() -> None:
+    state = begun()
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=replace(LIMITS, drivers=1)))
+    submit(state, collection("runs", RequestKind.TUNING))
+    submit(state, collection("waits"))
+    last = RequestId("runs")
+    for number in range(5):
+        submit(state, collection(f"t{number}", RequestKind.TUNING))
+        state.apply(ev.RequestEnded(at_secs=200.0, request_id=last, result={}))
+        last = RequestId(f"t{number}")
+        if shown(state, RequestId("waits"))["state"] == "running":
+            break
+    assert number == 4
+
+
+def test_a_retirement_ends_with_its_device_and_is_begun_again_after_a_restart() -> None:
+    state = begun()
+    asked = collection("r1", RequestKind.RETIREMENT)
+    taken = ev.RetireDevice(request_id=R1, device_id=DeviceId("a"))
+    assert submit(state, asked) == [ShowRequest(request_id=R1), taken]
+    state = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    assert taken in state.apply(ev.CoordinatorStarted(at_secs=150.0))
+    assert shown(state)["state"] == "running"
+    state.apply(ev.DeviceRetired(at_secs=160.0, device_id=DeviceId("a"), reason="no file"))
+    assert (shown(state)["state"], shown(state)["result"]) == ("succeeded", {"device": "a", "records": 0})
+
+
+def test_a_cancelled_retirement_and_one_that_cannot_be_done_are_over() -> None:
+    state = begun()
+    submit(state, collection("r1", RequestKind.RETIREMENT))
+    assert state.apply(ev.RequestCancelled(at_secs=101.0, request_id=R1)) == [ShowRequest(request_id=R1)]
+    submit(state, collection("r2", RequestKind.RETIREMENT))
+    state.apply(ev.RequestEnded(at_secs=102.0, request_id=R2, result={}, reason="no file"))
+    assert (shown(state)["state"], shown(state, R2)["state"]) == ("cancelled", "failed")
 
 
 IDS = st.sampled_from([R1, R2, RequestId("r3")])

@@ -14,7 +14,8 @@ from agents.host.probe import differences, probe
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.collection import replay_files as replaying
 from fleet.config.device_changes import DeviceFiles
-from fleet.config.device_folder import DeviceFolder, FoundDevices
+from fleet.config.device_files import device_paths
+from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
 from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 
@@ -62,6 +63,19 @@ class DeviceChoice:
             return None
         self.files = self._files(found)
         return self.files
+
+    def retire(self, device_id: DeviceId) -> None:
+        """Move the file of a device to where nobody reads it.
+
+        Raises:
+            FleetError: It has none, or the disk failed.
+        """
+        folder = self._folder.path
+        mine = [path for path in device_paths(folder) if path.stem == device_id]
+        if not mine:
+            raise FleetError(f"device {device_id} has no file in {folder}")
+        for path in mine:
+            retire_file(folder, path)
 
     def warn(self) -> None:
         """Say which files cannot be used, one line each."""

@@ -9,7 +9,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
 from fleet.core.events import DeviceState, Instruction, JobState, ReasonKind
 from fleet.core.model_events import enter_environment, expect
-from fleet.core.requests import drivers_begun, onboard_arrivals, requests_due
+from fleet.core.requests import device_is_retired, drivers_begun, onboard_arrivals, requests_due
 from fleet.core.state_core import Core
 
 
@@ -152,7 +152,7 @@ def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
     core.triggers.drop(device.device_id)
     device.state, device.reason = DeviceState.RETIRED, event.reason
     device.start_at = device.probe_by = device.wanted_at = None
-    return made + leasing.settle(device)
+    return made + leasing.settle(device) + device_is_retired(core, device)
 
 
 def _stop(device: Device) -> list[Instruction]:

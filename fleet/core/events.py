@@ -34,6 +34,7 @@ from fleet.core.instructions import (
     Instruction,
     KeepLate,
     Quarantine,
+    RetireDevice,
     ShowRequest,
     StartAgent,
     StartDriver,
@@ -48,7 +49,7 @@ from fleet.core.limits import Limits
 from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProgressed, RequestSubmitted
 
 #: Version of the rules by which the state decides, where a change would replay a journal differently.
-RULES = 2
+RULES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class CoordinatorStarted:
     #: give the same state again after the configuration was changed.
     limits: Limits | None = None
     #: Which rules hold from here on, likewise. Version 1, of journals that do not say, took the silence of an
-    #: agent for a crash of its job; in version 2 it counts against nobody.
+    #: agent for a crash of its job; in version 2 it counts against nobody. In version 3 requests take turns.
     rules: int = RULES
 
 
@@ -424,8 +425,8 @@ __all__ = [
     "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "LeaseReturned", "ModelPublished",
     "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted",
     "ReasonKind", "RecordsStored", "RequestCancelled", "RequestEnded", "RequestProgressed",
-    "RequestSubmitted", "ResultArrivedLate", "ShowRequest", "StartAgent", "StartDriver", "StartTraining",
-    "StopAccepting", "StopAgent", "StopDriver", "StopTraining", "Tick", "TimeWindow", "TrainingFailed",
-    "TrainingFinished", "TrainingReason", "TrainingStarted", "Verdict", "WantJobs",
+    "RequestSubmitted", "ResultArrivedLate", "RetireDevice", "ShowRequest", "StartAgent", "StartDriver",
+    "StartTraining", "StopAccepting", "StopAgent", "StopDriver", "StopTraining", "Tick", "TimeWindow",
+    "TrainingFailed", "TrainingFinished", "TrainingReason", "TrainingStarted", "Verdict", "WantJobs",
 ]
 # fmt: on

@@ -80,6 +80,14 @@ class StopDriver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetireDevice:
+    """Take the file of a device away; `DeviceRetired` follows, or `RequestEnded` with the reason why not."""
+
+    request_id: RequestId
+    device_id: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShowRequest:
     """A request is another than it was: tell those who follow it or wait for an answer."""
 
@@ -122,6 +130,7 @@ Instruction = (
     | StopTraining
     | StartDriver
     | StopDriver
+    | RetireDevice
     | ShowRequest
     | Quarantine
     | WantJobs

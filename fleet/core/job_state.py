@@ -15,6 +15,10 @@ from agents.records import DeviceId
 from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import Job, JobId, JobState
 
+#: Turns in a row of higher priorities after which a lower one has its turn: nothing starves.
+PATIENCE = 15
+#: Requests by device whose turns are remembered.
+_SERVED_KEPT = 16
 #: Quarantined jobs that can still be lifted; of older ones the number is kept.
 _QUARANTINED_KEPT = 1000
 
@@ -45,6 +49,10 @@ class Jobs:
         self._queues: dict[DeviceId, OrderedDict[JobId, None]] = {}
         #: Quarantined ones, oldest first.
         self._quarantined: OrderedDict[JobId, None] = OrderedDict()
+        #: By device: the requests that had the last turns, the latest last; and turns in a row in which jobs
+        #: of a lower priority waited.
+        self._served: dict[DeviceId, list[str]] = {}
+        self._overtaken: dict[DeviceId, int] = {}
         self.submitted = 0
         self.counts = dict.fromkeys(JobState, 0)
 
@@ -56,11 +64,26 @@ class Jobs:
         """Jobs that wait for a device."""
         return len(self._queues.get(device_id, ()))
 
-    def next(self, device_id: DeviceId, least_priority: int = 0) -> Entry | None:
-        """The job that a device gets next: the first of the highest priority; None where there is none."""
-        entries = [self._entries[one] for one in self._queues.get(device_id, ())]
-        entry = max(entries, key=lambda one: one.job.priority, default=None)
-        return entry if entry is not None and entry.job.priority >= least_priority else None
+    def next(self, device_id: DeviceId, least_priority: int = 0, *, is_fair: bool = True) -> Entry | None:
+        """The job that a device gets next; None where there is none.
+
+        Args:
+            device_id: The device.
+            least_priority: Jobs below it wait.
+            is_fair: Requests of one priority take turns, and after `PATIENCE` turns of higher ones a lower
+                one has its turn. Else the first job of the highest priority is next.
+        """
+        waiting = [self._entries[one] for one in self._queues.get(device_id, ())]
+        waiting = [one for one in waiting if one.job.priority >= least_priority]
+        highest = max((one.job.priority for one in waiting), default=0)
+        if is_fair and self._overtaken.get(device_id, 0) >= PATIENCE:
+            lower = [one.job.priority for one in waiting if one.job.priority < highest]
+            highest = max(lower, default=highest)
+        equals = [one for one in waiting if one.job.priority == highest]
+        if not equals or not is_fair:
+            return equals[0] if equals else None
+        turns = {request_id: place for place, request_id in enumerate(self._served.get(device_id, ()))}
+        return min(equals, key=lambda one: turns.get(one.job.request_id, -1))
 
     def of_request(self, request_id: str) -> list[Entry]:
         """Jobs of a request that wait for their device."""
@@ -81,6 +104,7 @@ class Jobs:
 
     def lease(self, entry: Entry, fencing_token: int) -> None:
         """Note that a queued job is leased; results of its leases before no longer count."""
+        self._note_turn(entry.job)
         self._leave(entry)
         self._enter(entry, JobState.LEASED)
         entry.fencing_token, entry.charged_secs = fencing_token, 0.0
@@ -126,6 +150,8 @@ class Jobs:
             "entries": [value_to_json(entry) for entry in self._entries.values()],
             "queues": {device_id: list(queue) for device_id, queue in self._queues.items() if queue},
             "quarantined": list(self._quarantined),
+            "served": {device_id: list(served) for device_id, served in self._served.items()},
+            "overtaken": dict(self._overtaken),
             "submitted": self.submitted,
             "counts": {state.value: count for state, count in self.counts.items()},
         }
@@ -138,9 +164,23 @@ class Jobs:
         jobs._entries = {entry.job.job_id: entry for entry in entries}
         jobs._queues = {DeviceId(key): OrderedDict.fromkeys(ids) for key, ids in value["queues"].items()}
         jobs._quarantined = OrderedDict.fromkeys(value["quarantined"])
+        # Snapshots of earlier versions have neither.
+        jobs._served = {DeviceId(key): list(ids) for key, ids in value.get("served", {}).items()}
+        jobs._overtaken = {DeviceId(key): count for key, count in value.get("overtaken", {}).items()}
         jobs.submitted = value["submitted"]
         jobs.counts = {state: value["counts"][state.value] for state in JobState}
         return jobs
+
+    def _note_turn(self, job: Job) -> None:
+        """Note whose turn it is on a device, while its job still waits."""
+        waiting = (self._entries[one].job.priority for one in self._queues.get(job.device_id, ()))
+        priorities = set(waiting)
+        if priorities == {0} and not self._served.get(job.device_id):
+            return  # the background alone: nobody shares the device
+        served = [one for one in self._served.get(job.device_id, []) if one != job.request_id]
+        self._served[job.device_id] = [*served, job.request_id][-_SERVED_KEPT:]
+        is_overtaking = min(priorities) < job.priority == max(priorities)
+        self._overtaken[job.device_id] = self._overtaken.get(job.device_id, 0) + 1 if is_overtaking else 0
 
     def _queue(self, device_id: DeviceId) -> OrderedDict[JobId, None]:
         return self._queues.setdefault(device_id, OrderedDict())
@@ -157,4 +197,4 @@ class Jobs:
             del self._quarantined[entry.job.job_id]
 
 
-__all__ = ["Entry", "Jobs"]
+__all__ = ["PATIENCE", "Entry", "Jobs"]

@@ -167,7 +167,7 @@ class Leasing:
         if device.state in _READY and not self.is_stopping and not self.is_full:
             least = int(self._is_for_requests(device))
             while len(device.leases) < self.limits.leases:
-                entry = self.jobs.next(device.device_id, least)
+                entry = self.jobs.next(device.device_id, least, is_fair=self.rules >= 3)
                 if entry is None or device.closed(self.wall):
                     break
                 made.append(self._grant(device, entry))

@@ -28,11 +28,15 @@ class RequestKind(StrEnum):
     TUNING = "tuning"
     #: Logs of other tools, read into the store; nothing is measured.
     IMPORT = "import"
+    #: How well models rank candidates that they never saw; nothing is measured.
+    EVALUATION = "evaluation"
+    #: A device leaves the fleet; its records and its model stay.
+    RETIREMENT = "retirement"
 
     @property
     def has_driver(self) -> bool:
-        """Whether a driver does it: a process of its own that decides what is measured, or reads logs."""
-        return self is not RequestKind.TRAINING
+        """Whether a driver does it, a process of its own: it measures, reads logs, or judges."""
+        return self not in (RequestKind.TRAINING, RequestKind.RETIREMENT)
 
     @property
     def priority(self) -> int:
@@ -75,7 +79,7 @@ class Request:
     @property
     def device_ids(self) -> frozenset[DeviceId]:
         """The devices that its driver measures on."""
-        if not self.kind.has_driver or self.kind is RequestKind.IMPORT:
+        if not self.kind.has_driver or self.kind in (RequestKind.IMPORT, RequestKind.EVALUATION):
             return frozenset()
         named = self.arguments.get("devices") or [self.arguments.get("device", "")]
         return frozenset(map(DeviceId, named))

@@ -24,6 +24,7 @@ from fleet.core.events import (
     RequestEnded,
     RequestProgressed,
     RequestSubmitted,
+    RetireDevice,
     ShowRequest,
     StartDriver,
     StopDriver,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 KEPT_REQUESTS, KEPT_SECS = 1_000, 30 * 86_400.0
 #: A driver ends by itself when its minutes are over, and tells what it has; after so long it is ended.
 _DRIVER_GRACE_SECS = 600.0
+#: Later requests that may be begun before a waiting one, and the priority that it has then.
+_MOST_OVERTAKEN, _HIGHEST = 4, RequestKind.ONBOARDING.priority
 _USABLE = frozenset({DeviceState.IDLE, DeviceState.LEASED})
 #: What a head of its own makes a device ask for no more.
 _DEALT_WITH = frozenset({ReasonKind.NEW_DEVICE, ReasonKind.NEW_ENVIRONMENT})
@@ -64,6 +67,13 @@ class RequestEntry:
     is_measuring: bool = True
     #: How often anything of this was changed.
     changes: int = 1
+    #: Later requests that were begun before it.
+    overtaken: int = 0
+
+    @property
+    def priority(self) -> int:
+        """In which order drivers are started; a request that was overtaken too often waits no longer."""
+        return _HIGHEST if self.overtaken >= _MOST_OVERTAKEN else self.request.kind.priority
 
     @property
     def deadline_secs(self) -> float:
@@ -170,6 +180,8 @@ def request_submitted(core: Core, event: RequestSubmitted) -> list[Instruction]:
     core.requests.submit(request, core.leasing.now)
     if request.kind.has_driver:
         return [ShowRequest(request_id=request.request_id), *_start_drivers(core), *reserve_devices(core)]
+    if request.kind is RequestKind.RETIREMENT:
+        return [ShowRequest(request_id=request.request_id), *_retire(core, core.requests.open()[-1])]
     family = family_of(request)
     text = f"request {request.request_id} asks for it"
     reason = TrainingReason(kind=ReasonKind.REQUEST, request_id=request.request_id, text=text)
@@ -204,6 +216,26 @@ def request_ended(core: Core, event: RequestEnded) -> list[Instruction]:
     return [ShowRequest(request_id=event.request_id), *made, *_start_drivers(core), *reserve_devices(core)]
 
 
+def _retire(core: Core, entry: RequestEntry) -> list[Instruction]:
+    """Have the file of a device taken away: that it is gone ends the request, as it would without one."""
+    if entry.state is RequestState.QUEUED:
+        entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
+        entry.changes += 1
+    device_id = DeviceId(str(entry.request.arguments["device"]))
+    return [RetireDevice(request_id=entry.request.request_id, device_id=device_id)]
+
+
+def device_is_retired(core: Core, device: Device) -> list[Instruction]:
+    """The device has left: the requests that asked for that have their end."""
+    kind = RequestKind.RETIREMENT
+    asked = [one for one in core.requests.open() if one.request.kind is kind]
+    found = [one for one in asked if one.request.arguments["device"] == device.device_id]
+    for entry in found:
+        entry.result = {"device": device.device_id, "records": device.records}
+        core.requests.end(entry, RequestState.SUCCEEDED, core.leasing.now)
+    return _shown(found)
+
+
 def drivers_begun(core: Core) -> list[Instruction]:
     """A coordinator took over: drivers begin anew, those that had been begun and those that waited.
 
@@ -218,6 +250,8 @@ def drivers_begun(core: Core) -> list[Instruction]:
             core.requests.end(entry, RequestState.CANCELLED, core.leasing.now)
             made.append(ShowRequest(request_id=entry.request.request_id))
             made += _without_jobs(core, entry.request.request_id)
+        elif entry.request.kind is RequestKind.RETIREMENT:
+            made += _retire(core, entry)
         elif entry.state is RequestState.RUNNING and entry.request.kind.has_driver:
             entry.state, entry.started_at = RequestState.QUEUED, None
             entry.changes += 1
@@ -308,15 +342,21 @@ def _start_drivers(core: Core) -> list[Instruction]:
     waiting = [one for one in found if one.state is RequestState.QUEUED]
     begun = [one for one in waiting if one.request.is_embedded]
     others = [one for one in waiting if not one.request.is_embedded]
-    others.sort(key=lambda one: -one.request.kind.priority)
+    others.sort(key=lambda one: -one.priority)
     room = limits.drivers - sum(one.state is RequestState.RUNNING for one in found)
+    chosen = others[: max(0, room)]
     # An arrival waits for other arrivals only.
-    running = {one.request.kind for one in found if one.state is RequestState.RUNNING}
-    is_first = bool(others) and others[0].request.kind is RequestKind.ONBOARDING
-    if is_first and RequestKind.ONBOARDING not in running and not limits.requests_only:
-        room = max(1, room)
+    at_work = [*chosen, *(one for one in found if one.state is RequestState.RUNNING)]
+    arrivals = [one for one in others if one.request.kind is RequestKind.ONBOARDING]
+    is_alone = not any(one.request.kind is RequestKind.ONBOARDING for one in at_work)
+    if arrivals and is_alone and not limits.requests_only:
+        chosen.append(arrivals[0])
+    if chosen and core.leasing.rules >= 3:
+        latest = max(waiting.index(one) for one in chosen)
+        for one in waiting[:latest]:
+            one.overtaken += one not in chosen and one not in begun
     made: list[Instruction] = []
-    for entry in [*begun, *others[: max(0, room)]]:
+    for entry in [*begun, *chosen]:
         entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
         entry.is_measuring = True
         entry.changes += 1
@@ -417,6 +457,8 @@ def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) 
         made += [StopDriver(request_id=request.request_id)] if was_running else []
         made += _without_jobs(core, request.request_id) + _start_drivers(core)
         return made + reserve_devices(core)
+    if request.kind is RequestKind.RETIREMENT:
+        return made
     return made + core.triggers.drop_request(family_of(request), request.request_id, core.leasing.now)
 
 
@@ -429,6 +471,7 @@ __all__ = [
     "KEPT_SECS",
     "RequestEntry",
     "Requests",
+    "device_is_retired",
     "drivers_begun",
     "family_of",
     "onboard_arrivals",

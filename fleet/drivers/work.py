@@ -17,8 +17,10 @@ from fleet.core.request_words import RequestKind
 from fleet.requests.arguments import (
     Arguments,
     CollectionArguments,
+    EvaluationArguments,
     ImportArguments,
     OnboardingArguments,
+    RetirementArguments,
     TuningArguments,
     devices_of,
     read_arguments,
@@ -58,6 +60,8 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
     if isinstance(arguments, ImportArguments):
         return _import(work, arguments, session, display)
     settings = _with_arguments(work.settings, arguments)
+    if isinstance(arguments, EvaluationArguments):
+        return _evaluate(settings, arguments, work.models, session, display)
     names = [DeviceId(one) for one in devices_of(arguments)]
     display.phase("wait", 0)
     session.ready(names)
@@ -93,6 +97,41 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
                 minutes=work.minutes,
             )
             return tune_device(session, settings, specs[names[0]], options, display)
+        case RetirementArguments():
+            raise AssertionError("a retirement has no driver")
+
+
+def _evaluate(
+    settings: FleetConfig,
+    arguments: EvaluationArguments,
+    models: Path,
+    session: EngineSession,
+    display: Display,
+) -> dict[str, Any]:
+    from fleet.models.evaluation import evaluate_model, evaluate_store
+    from transfer.evaluate.compare import Finished
+
+    session.store()  # what waits for the table is in it after this
+
+    def told(finished: Finished) -> None:
+        if finished.done == 1:
+            display.phase("learn", finished.total)
+        display.step(1, f"{finished.ranker}, {finished.split}")
+
+    with display.live():
+        if arguments.version is not None:
+            found = evaluate_model(settings, models, arguments.version, arguments.devices, told)
+        else:
+            found = evaluate_store(
+                settings,
+                arguments.devices,
+                split=arguments.split,
+                seeds=arguments.seeds,
+                baselines=arguments.baselines,
+                on_progress=told,
+            )
+        display.finish()
+    return found.as_json()
 
 
 def _import(
@@ -132,6 +171,8 @@ def _with_arguments(settings: FleetConfig, arguments: Arguments) -> FleetConfig:
             given["training"]["epochs"] = arguments.epochs
         case TuningArguments(networks=networks):
             given["workloads"] = {"networks": networks}
+        case EvaluationArguments(epochs=epochs, folds=folds):
+            given["training"] |= {"epochs": epochs, "folds": folds}
     for section, changes in given.items():
         values[section] |= {name: value for name, value in changes.items() if value is not None}
     return FleetConfig.model_validate(values)

@@ -78,6 +78,13 @@ class DeviceSource(Protocol):
     def look(self) -> DeviceFiles | None:
         """Look again, cheaply; None where nothing changed."""
 
+    def retire(self, device_id: DeviceId) -> None:
+        """Take the description of a device away; `look` finds that soon.
+
+        Raises:
+            FleetError: There is none, or the disk failed.
+        """
+
 
 class FixedDevices:
     """Devices that stay as they are.
@@ -92,6 +99,10 @@ class FixedDevices:
     def look(self) -> DeviceFiles | None:
         """See `DeviceSource`."""
         return None
+
+    def retire(self, device_id: DeviceId) -> None:
+        """See `DeviceSource`."""
+        raise FleetError(f"device {device_id} has no file here that could be taken away")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,15 @@ from dataclasses import replace
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import Event, Instruction
+from fleet.core.request_words import RequestId
 from fleet.coverage.table_summary import Saving
 from fleet.engine.composition import Composition, Drawn
+from fleet.engine.context import FixedDevices
 from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.notices import announce_event, announce_instruction
 from fleet.engine.record_imports import ClaimsAsked
 from fleet.engine.request_drivers import RequestDrivers
-from fleet.errors import StoreFull
+from fleet.errors import FleetError, StoreFull
 from fleet.planner.lease_searches import LeaseSearch, LeaseSearches
 from fleet.planner.noise_runs import NoisePlan
 from fleet.store.trace_lookup import Answer, Found, ImportedAsked
@@ -71,6 +73,8 @@ class EffectRunner:
                 self._drivers.start(request_id)
             case ev.StopDriver(request_id=request_id):
                 self._drivers.stop(request_id)
+            case ev.RetireDevice(request_id=request_id, device_id=device_id):
+                self._retire(request_id, device_id)
             case ev.Quarantine(job_id=job_id) if job_id is not None:
                 self._drivers.questions.job_ended(job_id)
             case ev.ShowRequest(request_id=request_id):
@@ -103,6 +107,16 @@ class EffectRunner:
                 parts.planner.heads.update(device_ids)
             case ev.ModelRolledBack(device_id=device_id, version=""):
                 parts.planner.heads.discard(device_id)
+
+    def _retire(self, request_id: RequestId, device_id: DeviceId) -> None:
+        """Have the file of a device taken away: `DeviceUpdates` sees that, and follows."""
+        parts = self._parts
+        try:
+            (parts.context.source or FixedDevices({})).retire(device_id)
+        except (FleetError, OSError) as error:
+            now, reason = parts.clock(), str(error)
+            ended = ev.RequestEnded(at_secs=now, request_id=request_id, result={}, reason=reason)
+            parts.event_log.tell(ended)
 
     def _flush(self) -> None:
         """Bring what the intake holds into the table, as far as the disk has room."""

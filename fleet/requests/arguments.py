@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fleet.config.settings import Selector, Strategy
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
 
@@ -49,8 +50,8 @@ class OnboardingArguments(_Arguments):
     samples: _Number | None = None
     #: Do with fewer samples where source devices have not measured so many candidates.
     fewer: bool = False
-    strategy: _Name | None = None
-    selector: _Name | None = None
+    strategy: Strategy | None = None
+    selector: Selector | None = None
     epochs: _Count | None = None
 
 
@@ -79,13 +80,45 @@ class ImportArguments(_Arguments):
     again: bool = False
 
 
-Arguments = CollectionArguments | OnboardingArguments | TuningArguments | ImportArguments
+class EvaluationArguments(_Arguments):
+    """How well models rank candidates that they never saw (`fleet eval`)."""
+
+    #: Heads to judge; empty: all that the store has records of.
+    devices: list[_Name] = []
+    #: A version of the coordinator's models, or `latest`: it is judged on candidates measured after it was
+    #: trained. None trains on parts of the store, and judges on the rest.
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
+    #: What is new about the candidates that are judged (`transfer.data.splits.SplitKind`).
+    split: Literal["within-workload", "by-workload", "by-network"] = "by-workload"
+    #: Runs with other splits and initial weights.
+    seeds: Annotated[int, Field(ge=1, le=100)] = 3
+    baselines: list[_Name] = []
+    epochs: _Count | None = None
+    folds: Annotated[int, Field(ge=2, le=100)] | None = None
+
+
+class RetirementArguments(_Arguments):
+    """A device that is to leave the fleet."""
+
+    device: _Name
+
+
+Arguments = (
+    CollectionArguments
+    | OnboardingArguments
+    | TuningArguments
+    | ImportArguments
+    | EvaluationArguments
+    | RetirementArguments
+)
 
 _KINDS: Final[Mapping[RequestKind, type[Arguments]]] = {
     RequestKind.COLLECTION: CollectionArguments,
     RequestKind.ONBOARDING: OnboardingArguments,
     RequestKind.TUNING: TuningArguments,
     RequestKind.IMPORT: ImportArguments,
+    RequestKind.EVALUATION: EvaluationArguments,
+    RequestKind.RETIREMENT: RetirementArguments,
 }
 
 
@@ -94,7 +127,7 @@ class ArgumentsError(FleetError):
 
 
 def read_arguments(kind: RequestKind, values: Mapping[str, Any]) -> Arguments:
-    """Read the arguments of a request that has a driver.
+    """Read the arguments of a request of any kind but a training.
 
     Raises:
         ArgumentsError: One is missing, unknown or of the wrong kind; the message names it.
@@ -109,9 +142,9 @@ def read_arguments(kind: RequestKind, values: Mapping[str, Any]) -> Arguments:
 
 
 def devices_of(arguments: Arguments) -> list[str]:
-    """The devices that a request measures on; none where it is for all, or measures nothing."""
+    """The devices that a request is about; none where it is for all, or has to do with no device here."""
     match arguments:
-        case CollectionArguments(devices=devices):
+        case CollectionArguments(devices=devices) | EvaluationArguments(devices=devices):
             return devices
         case ImportArguments():
             return []
@@ -123,8 +156,10 @@ __all__ = [
     "Arguments",
     "ArgumentsError",
     "CollectionArguments",
+    "EvaluationArguments",
     "ImportArguments",
     "OnboardingArguments",
+    "RetirementArguments",
     "TuningArguments",
     "devices_of",
     "read_arguments",

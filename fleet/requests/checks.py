@@ -94,7 +94,7 @@ def check_request(request: Request, fleet: KnownFleet, open_requests: Iterable[R
         RequestRefused: It names what is not there, or asks for what this fleet does not do.
         RequestConflict: Another one asks for the same.
     """
-    if request.kind.has_driver:
+    if request.kind is not RequestKind.TRAINING:
         return _checked(request, fleet, open_requests)
     if not fleet.trains:
         raise RequestRefused("training: this daemon trains no models; start it with daemon.refresh on")
@@ -109,7 +109,7 @@ def check_request(request: Request, fleet: KnownFleet, open_requests: Iterable[R
 
 
 def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Request]) -> Request:
-    """Check a request that has a driver: its devices are here, and no other asks the same of them."""
+    """Check a request of another kind: its devices are here, and no other asks the same of them."""
     kind = request.kind
     try:
         arguments = read_arguments(kind, request.arguments)
@@ -120,15 +120,15 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
             replace(request, arguments=arguments.model_dump(exclude_unset=True)), open_requests
         )
     named = devices_of(arguments)
-    if unknown := [one for one in named if one not in fleet.devices]:
-        raise RequestRefused(
-            f"{kind}: no device {unknown[0]!r:.80} here; there are: {_listed(fleet.devices)}"
-        )
-    mine = set(named) or fleet.devices
+    # The store may have records of devices that left.
+    here = frozenset(fleet.families) if kind is RequestKind.EVALUATION else fleet.devices
+    if unknown := [one for one in named if one not in here]:
+        raise RequestRefused(f"{kind}: no device {unknown[0]!r:.80} here; there are: {_listed(here)}")
+    mine = set(named) or here
     for other in open_requests:
         if other.kind is not kind:
             continue
-        theirs = set(devices_of(read_arguments(kind, other.arguments))) or fleet.devices
+        theirs = set(devices_of(read_arguments(kind, other.arguments))) or here
         if shared := mine & theirs:
             raise RequestConflict(
                 f"{kind}: request {other.request_id} works on {_listed(shared)} already; follow it (fleet "
