@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fleet.config.settings import Selector, Strategy
+from fleet.config.sections import Selector, Strategy
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
 
