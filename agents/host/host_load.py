@@ -1,23 +1,23 @@
 """Whether somebody else uses this host: what all its CPUs did, less what the fleet's own processes did.
 
 `agents.device.agent_host` asks for devices that may be measured on an idle host only, and says it with their
-heartbeats. Standard library only; reads `/proc`.
+heartbeats.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import suppress
+
+import psutil
 
 #: Seconds between two looks: each reads the times of every process of the host.
 _EVERY_SECS = 5.0
 #: CPUs that others may keep busy on an idle host: background services need some.
 _MOST_CPUS = 0.25
-_PROC = Path("/proc")
-#: Places in the first line of `/proc/stat`, behind its name: what is not work, and what is counted twice.
-_IDLE, _IOWAIT, _GUEST, _GUEST_NICE = 3, 4, 8, 9
+#: Times of all CPUs that are no work, or are counted twice.
+_NO_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
 class HostLoad:
@@ -56,32 +56,20 @@ def cpu_secs(roots: Sequence[int]) -> tuple[float, float]:
 
     What their ended children took is with them, so that no time is counted for others when one ends.
     """
-    tick = os.sysconf("SC_CLK_TCK")
-    values = [int(one) for one in (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]]
-    values += [0] * (_GUEST_NICE + 1 - len(values))
+    times = psutil.cpu_times()
     # Linux counts the time of guests in `user` and `nice` as well.
-    busy = sum(values) - sum(values[place] for place in (_IDLE, _IOWAIT, _GUEST, _GUEST_NICE))
-    children: dict[int, list[int]] = {}
-    ticks: dict[int, int] = {}
-    for path in _PROC.glob("[0-9]*/stat"):
-        try:
-            # After the name in brackets, which may hold any bytes (the kernel cuts it at 15, even within a
-            # letter): parent 4, then times 14 to 17.
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        pid = int(path.parent.name)
-        children.setdefault(int(fields[1]), []).append(pid)
-        ticks[pid] = sum(int(one) for one in fields[11:15])
-    own, waiting = 0, [one for one in dict.fromkeys(roots) if one in ticks]
-    seen: set[int] = set()
-    while waiting:
-        pid = waiting.pop()
-        if pid not in seen:
-            seen.add(pid)
-            own += ticks[pid]
-            waiting += children.get(pid, [])
-    return busy / tick, own / tick
+    busy = sum(times) - sum(getattr(times, name, 0.0) for name in _NO_WORK)
+    processes: set[psutil.Process] = set()
+    for root in roots:
+        with suppress(psutil.Error):  # it has ended meanwhile
+            process = psutil.Process(root)
+            processes |= {process, *process.children(recursive=True)}
+    own = 0.0
+    for process in processes:
+        with suppress(psutil.Error):
+            used = process.cpu_times()
+            own += used.user + used.system + used.children_user + used.children_system
+    return busy, own
 
 
 __all__ = ["HostLoad", "cpu_secs"]
