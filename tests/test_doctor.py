@@ -3,7 +3,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.host.probe import probe
-from agents.records import DeviceId, DeviceKind
+from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec
 from agents.sandbox.confinement_trial import Trial
 from fleet.cli.app import run
 from fleet.doctor.doctor import (
@@ -40,7 +39,6 @@ from fleet.doctor.doctor import (
     confinement_line,
     diagnose,
     look,
-    version_numbers,
 )
 from fleet.doctor.look import parse_interrupts
 from fleet.private_files import write_private
@@ -54,21 +52,105 @@ def only(findings: list[Finding]) -> Finding:
     return findings[0]
 
 
-def test_a_good_host_has_no_findings() -> None:
-    assert diagnose(x86_host(), [local_spec({"mcpu": "x86-64-v3"})], QUIET) == []
-    assert diagnose(x86_host(), []) == []
+V3 = local_spec({"mcpu": "x86-64-v3"})
+#: State of a host, the host, the level of its only finding, and words of what, why and do.
+FOUND: dict[str, tuple[dict[str, Any], Descriptor, Level, tuple[str, ...]]] = {
+    "governor": (
+        {"governors": ((0, "powersave"), (1, "performance"))},
+        *(x86_host(), Level.WARNING, ("powersave on 1 of 2 cores", "cpupower")),
+    ),
+    "load": ({"load": 3.0}, x86_host(), Level.WARNING, ("load is 3.0",)),
+    "one core": ({}, x86_host(usable=(0,)), Level.WARNING, ("1 core",)),
+    "quota": ({"cpu_quota": 1.5}, x86_host(), Level.WARNING, ("1.5 CPUs",)),
+    "intel turbo": ({"turbo_file": "/x/no_turbo"}, x86_host(), Level.WARNING, ("echo 1 ", "/x/no_turbo")),
+    "turbo": ({"turbo_file": "/x/boost"}, x86_host(), Level.WARNING, ("echo 0 ", "/x/boost")),
+    "near heat": ({"temperature_margin_c": 4.0}, x86_host(), Level.WARNING, ("4 degrees C",)),
+    "past heat": ({"throttled": 7}, x86_host(), Level.NOTE, ("7 times since",)),
+    "heat": ({"throttled": 7, "throttled_now": 2}, x86_host(), Level.WARNING, ("2 times just now",)),
+    "stolen time": ({"stolen_share": 0.1}, x86_host(), Level.WARNING, ("10%",)),
+    "virtual": ({}, x86_host(f"{V4_FLAGS} hypervisor"), Level.NOTE, ("virtual machine",)),
+    "memory": ({"memory_available_bytes": 1 << 30}, x86_host(), Level.WARNING, ("1.0 GiB",)),
+    "memory pressure": ({"memory_pressure": 12.3}, x86_host(), Level.WARNING, ("12 %",)),
+    "swapping": (
+        {"swapped_pages": 9, "swap_used_bytes": 1 << 30},
+        *(x86_host(), Level.WARNING, ("9 pages",)),
+    ),
+    "swapped": ({"swap_used_bytes": 1 << 30}, x86_host(), Level.NOTE, ("1024 MiB",)),
+    "low disk": (
+        {"disk_free_bytes": 1 << 30, "store": "runs/store"},
+        *(x86_host(), Level.WARNING, ("runs/store",)),
+    ),
+    "full disk": ({"disk_free_bytes": 10 << 20}, x86_host(), Level.ERROR, ("10 MiB",)),
+    "held lock": ({"timing_lock": LockState.HELD}, x86_host(), Level.NOTE, ("right now",)),
+    "refused lock": (
+        {"timing_lock": LockState.REFUSED, "timing_lock_path": "/x/lock", "timing_lock_fault": "it is bob's"},
+        *(x86_host(), Level.ERROR, ("/x/lock", "it is bob's")),
+    ),
+    "driver": ({"nvidia_driver": True}, x86_host(), Level.WARNING, ("CUDA_VISIBLE_DEVICES",)),
+    "no NVML": (
+        {"missing_modules": ("pynvml",), "nvidia_driver": True},
+        *(gpu_host(GPU), Level.NOTE, ("nvidia-ml-py",)),
+    ),
+    "other TVM": (
+        {},
+        *(replace(x86_host(), versions=(("apache-tvm", "0.28.0"),)), Level.WARNING, ("0.28.0",)),
+    ),
+    "no board": (
+        {"unserved": (("pi4", "nobody serves the key 'pi4' at box:9190: start it"),)},
+        *(x86_host(), Level.WARNING, ("pi4", "box:9190", "start it")),
+    ),
+    **{
+        f"no {name}": (
+            {"missing_modules": (name,)},
+            x86_host(),
+            Level.ERROR if name in ("tvm", "xgboost") else Level.WARNING,
+            (f"pip install {WANTED_MODULES[name].package}",),
+        )
+        for name in WANTED_MODULES
+        if name != "pynvml"
+    },
+}
 
 
-def test_a_governor_other_than_performance_is_found() -> None:
-    state = replace(QUIET, governors=((0, "powersave"), (1, "performance")))
-    found = only(diagnose(x86_host(), [], state))
-    assert "powersave on 1 of 2 cores" in found.what
-    assert "cpupower" in found.do
-    assert diagnose(x86_host(), [], replace(QUIET, governors=((0, "performance"),))) == []
+@pytest.mark.parametrize("name", FOUND)
+def test_what_spoils_measurements_is_found(name: str) -> None:
+    changes, host, level, words = FOUND[name]
+    found = only(diagnose(host, [], replace(QUIET, **changes)))
+    assert found.level is level
+    assert all(word in f"{found.what} {found.why} {found.do}" for word in words)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({}, {"governors": ((0, "performance"),)}, {"load": 1.9}, {"cpu_quota": 4.0}),
+        # One tick of 10 ms in 0.3 s.
+        *({"temperature_margin_c": 10.0}, {"stolen_share": 0.034}, {"memory_pressure": 0.5}),
+        *({"swap_used_bytes": 1 << 20}, {"missing_modules": ("pynvml",)}),
+    ],
+)
+def test_a_good_host_has_no_findings(changes: dict[str, Any]) -> None:
+    several = [local_spec({"mcpu": level}) for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4")]
+    assert diagnose(x86_host(), several, replace(QUIET, **changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "spec", "words"),
+    [
+        (arm_host(), local_spec({"mcpu": "x86-64-v2"}), ("box-cpu", "x86_64")),
+        (gpu_host(GPU), cuda_spec(index=3), ("CUDA device 3", "below 1")),
+    ],
+)
+def test_a_device_of_another_host_is_a_note_with_its_reason(
+    host: Descriptor, spec: DeviceSpec, words: tuple[str, ...]
+) -> None:
+    found = only(diagnose(host, [spec], QUIET))
+    assert found.level is Level.NOTE
+    assert all(word in f"{found.what} {found.why} {found.do}" for word in words)
 
 
 def test_a_sibling_that_would_build_beside_the_timed_thread_is_found() -> None:
-    spec = local_spec({"mcpu": "x86-64-v3"}, 1, (0,))
+    spec = V3
     state = replace(QUIET, core_groups=((0, 2), (1, 3)))
     found = only(diagnose(x86_host(), [spec], state))
     assert "CPU 2 " in found.what
@@ -78,71 +160,6 @@ def test_a_sibling_that_would_build_beside_the_timed_thread_is_found() -> None:
     assert diagnose(x86_host(), [replace(spec, kind=DeviceKind.REPLAY)], state) == []
     board = replace(spec, kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
     assert diagnose(x86_host(), [board], state) == []
-
-
-def test_load_of_others_is_found() -> None:
-    assert "load is 3.0" in only(diagnose(x86_host(), [], replace(QUIET, load=3.0))).what
-    assert diagnose(x86_host(), [], replace(QUIET, load=1.9)) == []
-
-
-def test_a_single_core_is_found() -> None:
-    assert "1 core" in only(diagnose(x86_host(usable=(0,)), [], QUIET)).what
-
-
-def test_a_quota_below_the_cores_is_found() -> None:
-    assert "1.5 CPUs" in only(diagnose(x86_host(), [], replace(QUIET, cpu_quota=1.5))).what
-    assert diagnose(x86_host(), [], replace(QUIET, cpu_quota=4.0)) == []
-
-
-@pytest.mark.parametrize(
-    ("file", "value"),
-    [
-        ("/sys/devices/system/cpu/intel_pstate/no_turbo", "echo 1 "),
-        ("/sys/devices/system/cpu/cpufreq/boost", "echo 0 "),
-    ],
-)
-def test_turbo_comes_with_the_command_that_switches_it_off(file: str, value: str) -> None:
-    found = only(diagnose(x86_host(), [], replace(QUIET, turbo_file=file)))
-    assert found.level is Level.WARNING
-    assert value in found.do
-    assert file in found.do
-
-
-def test_heat_is_found_before_and_after_it_slows_the_cpu() -> None:
-    near = only(diagnose(x86_host(), [], replace(QUIET, temperature_margin_c=4.0)))
-    assert "4 degrees C" in near.what
-    assert diagnose(x86_host(), [], replace(QUIET, temperature_margin_c=10.0)) == []
-    past = only(diagnose(x86_host(), [], replace(QUIET, throttled=7)))
-    assert (past.level, "7 times since" in past.what) == (Level.NOTE, True)
-    now = only(diagnose(x86_host(), [], replace(QUIET, throttled=7, throttled_now=2)))
-    assert (now.level, "2 times just now" in now.what) == (Level.WARNING, True)
-
-
-def test_time_stolen_by_another_virtual_machine_is_found() -> None:
-    assert "10%" in only(diagnose(x86_host(), [], replace(QUIET, stolen_share=0.1))).what
-    # One tick of 10 ms in 0.3 s.
-    assert diagnose(x86_host(), [], replace(QUIET, stolen_share=0.034)) == []
-
-
-def test_a_virtual_machine_is_a_note() -> None:
-    found = only(diagnose(x86_host(f"{V4_FLAGS} hypervisor"), [], QUIET))
-    assert found.level is Level.NOTE
-    assert "virtual machine" in found.what
-
-
-def test_a_timing_lock_that_is_held_is_a_note_and_a_refused_one_an_error() -> None:
-    held = only(diagnose(x86_host(), [], replace(QUIET, timing_lock=LockState.HELD)))
-    assert held.level is Level.NOTE
-    fault = "the lock file /tmp/some.lock is no ordinary file: it belongs to user bob"
-    state = replace(
-        QUIET,
-        timing_lock=LockState.REFUSED,
-        timing_lock_path="/tmp/some.lock",
-        timing_lock_fault=fault,
-    )
-    refused = only(diagnose(x86_host(), [], state))
-    assert (refused.level, "/tmp/some.lock" in refused.what) == (Level.ERROR, True)
-    assert fault in refused.why
 
 
 def test_how_far_worker_processes_are_confined_is_said_and_what_would_make_it_better() -> None:
@@ -174,34 +191,14 @@ def test_interrupts_matter_where_they_hit_a_timing_core() -> None:
         InterruptRate(irq=43, source="far", core=9, per_s=1e6),
     )
     state = replace(QUIET, interrupts=rates)
-    found = only(diagnose(x86_host(), [local_spec({"mcpu": "x86-64-v3"})], state))
+    found = only(diagnose(x86_host(), [V3], state))
     assert "core 0 serves 530 interrupts a second, most of eth0-rx-0" in found.what
     assert "time on core 2" in found.do
     assert "/proc/irq/41/smp_affinity_list" in found.do
+    both = local_spec({"mcpu": "x86-64-v3"}, 2, (0, 1))
+    assert "smp_affinity_list" not in only(diagnose(x86_host(usable=(0, 1)), [both], state)).do
     assert diagnose(x86_host(), [local_spec({"mcpu": "x86-64-v3"}, cores=(1,))], state) == []
     assert diagnose(x86_host(), [], state) == []
-
-
-def test_interrupts_with_no_quieter_core_name_no_core() -> None:
-    rates = (InterruptRate(irq=41, source="eth0", core=0, per_s=600.0),)
-    found = only(
-        diagnose(
-            x86_host(usable=(0, 1)),
-            [local_spec({"mcpu": "x86-64-v3"}, 2, (0, 1))],
-            replace(QUIET, interrupts=rates),
-        )
-    )
-    assert "smp_affinity_list" not in found.do
-
-
-def test_a_host_short_of_memory_is_found() -> None:
-    assert "12 %" in only(diagnose(x86_host(), [], replace(QUIET, memory_pressure=12.3))).what
-    assert diagnose(x86_host(), [], replace(QUIET, memory_pressure=0.5)) == []
-    swapping = only(diagnose(x86_host(), [], replace(QUIET, swapped_pages=9, swap_used_bytes=1 << 30)))
-    assert (swapping.level, "9 pages" in swapping.what) == (Level.WARNING, True)
-    swapped = only(diagnose(x86_host(), [], replace(QUIET, swap_used_bytes=1 << 30)))
-    assert (swapped.level, "1024 MiB" in swapped.what) == (Level.NOTE, True)
-    assert diagnose(x86_host(), [], replace(QUIET, swap_used_bytes=1 << 20)) == []
 
 
 CARD = {**GPU, "clock_max_mhz": "1410", "pci_bus_id": "00000000:07:00.0", "persistence_mode": "on"}
@@ -233,41 +230,6 @@ def test_a_gpu_with_a_locked_clock_is_fit() -> None:
     assert diagnose(gpu_host(CARD), [cuda_spec()], replace(QUIET, gpus=((0, seen),))) == []
 
 
-def test_a_cuda_device_that_is_not_there_is_a_note_with_its_index() -> None:
-    found = only(diagnose(gpu_host(CARD), [cuda_spec(index=3)], QUIET))
-    assert "CUDA device 3" in found.why
-    assert "below 1" in found.do
-
-
-def test_a_board_that_does_not_answer_is_a_warning() -> None:
-    state = replace(QUIET, unserved=(("pi4", "nobody serves the key 'pi4' at box:9190: start it"),))
-    found = only(diagnose(x86_host(), [], state))
-    assert (found.level, "pi4" in found.what, "box:9190" in found.why) == (Level.WARNING, True, True)
-    assert found.do == "start it"
-
-
-def test_several_devices_on_one_core_are_no_finding() -> None:
-    specs = [local_spec({"mcpu": level}) for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4")]
-    assert diagnose(x86_host(), specs, QUIET) == []
-
-
-@pytest.mark.parametrize("module", [name for name in WANTED_MODULES if name != "pynvml"])
-def test_a_missing_module_comes_with_its_pip_command(module: str) -> None:
-    found = only(diagnose(x86_host(), [], replace(QUIET, missing_modules=(module,))))
-    assert found.do == f"pip install {WANTED_MODULES[module].package}"
-    assert (found.level is Level.ERROR) == (module in ("tvm", "xgboost"))
-
-
-def test_the_management_library_matters_only_beside_a_driver() -> None:
-    missing = replace(QUIET, missing_modules=("pynvml",))
-    assert diagnose(x86_host(), [], missing) == []
-    assert "nvidia-ml-py" in only(diagnose(gpu_host(GPU), [], replace(missing, nvidia_driver=True))).do
-
-
-def test_a_driver_without_a_visible_device_is_found() -> None:
-    assert "CUDA_VISIBLE_DEVICES" in only(diagnose(x86_host(), [], replace(QUIET, nvidia_driver=True))).do
-
-
 @pytest.mark.parametrize(
     ("version", "crashes"), [("0.1.14.post0", False), ("0.1.15", True), ("0.1.15.post1", True), ("0.2", True)]
 )
@@ -276,26 +238,6 @@ def test_a_foreign_function_layer_that_crashes_is_an_error(version: str, crashes
     found = diagnose(host, [], QUIET)
     assert [finding.level for finding in found] == ([Level.ERROR] if crashes else [])
     assert all("apache-tvm-ffi==0.1.14.post0" in finding.do for finding in found)
-
-
-def test_another_tvm_is_found() -> None:
-    host = replace(x86_host(), versions=(("apache-tvm", "0.28.0"),))
-    assert only(diagnose(host, [], QUIET)).level is Level.WARNING
-
-
-def test_low_memory_and_disk_are_found() -> None:
-    assert "1.0 GiB" in only(diagnose(x86_host(), [], replace(QUIET, memory_available_bytes=1 << 30))).what
-    low = only(diagnose(x86_host(), [], replace(QUIET, disk_free_bytes=1 << 30, store="runs/store")))
-    full = only(diagnose(x86_host(), [], replace(QUIET, disk_free_bytes=10 << 20)))
-    assert (low.level, full.level) == (Level.WARNING, Level.ERROR)
-    assert "runs/store" in low.what
-
-
-def test_a_device_of_another_host_is_a_note_with_its_reason() -> None:
-    found = only(diagnose(arm_host(), [local_spec({"mcpu": "x86-64-v2"})], QUIET))
-    assert found.level is Level.NOTE
-    assert "box-cpu" in found.what
-    assert "x86_64" in found.why
 
 
 def test_devices_that_are_refused_for_one_reason_share_a_finding() -> None:
@@ -449,20 +391,6 @@ def test_boards_are_asked_for_at_their_trackers(tmp_path: Path, monkeypatch: pyt
     assert look(tmp_path, specs=specs).unserved == (("box-cpu", "nobody serves it: start it"),)
 
 
-def test_a_tracker_that_is_not_there_is_found(tmp_path: Path) -> None:
-    with socket.socket() as port:
-        # Bound but not listening: nobody else can take it, and connections are refused at once.
-        port.bind(("127.0.0.1", 0))
-        tracker = f"127.0.0.1:{port.getsockname()[1]}"
-        board = replace(local_spec({}), kind=DeviceKind.RPC, tracker=tracker, key="pi4")
-        state = look(tmp_path, specs=[board])
-    ((device_id, reason),) = state.unserved
-    assert device_id == "box-cpu"
-    assert tracker in reason
-    found = only(diagnose(x86_host(), [board], replace(QUIET, unserved=state.unserved)))
-    assert (found.level, tracker in found.why) == (Level.WARNING, True)
-
-
 def test_looking_loads_no_tvm() -> None:
     import subprocess
 
@@ -478,13 +406,6 @@ def test_the_gpus_of_the_devices_are_looked_at(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("fleet.doctor.look.gpu_state", states.__getitem__)
     state = look(tmp_path, specs=[cuda_spec(), cuda_spec(), cuda_spec(index=2), local_spec({})])
     assert state.gpus == ((0, {"sm_clock_mhz": 1410}),)
-
-
-@pytest.mark.parametrize(
-    ("version", "numbers"), [("0.1.14.post0", (0, 1, 14)), ("1.2", (1, 2, 0)), ("", ()), ("main", ())]
-)
-def test_versions_are_compared_by_their_numbers(version: str, numbers: tuple[int, ...]) -> None:
-    assert version_numbers(version) == numbers
 
 
 def test_tokens_and_sockets_that_others_can_reach_are_found(tmp_path: Path) -> None:
