@@ -81,7 +81,8 @@ def test_the_same_seed_proposes_the_same_candidates(
 
 @pytest.mark.parametrize(
     ("function", "arguments", "words"),
-    [("abort", (), "SIGABRT"), ("raise", (signal.SIGSEGV,), "SIGSEGV"), ("_exit", (3,), "status 3")],
+    # glibc's free() of a pointer that it never gave out aborts and says so on stderr.
+    [("free", (64,), "while timing: "), ("raise", (signal.SIGSEGV,), "SIGSEGV")],
 )
 def test_a_program_that_kills_its_process_three_times_is_quarantined_and_the_batch_goes_on(
     matmul: Workload,
@@ -100,33 +101,19 @@ def test_a_program_that_kills_its_process_three_times_is_quarantined_and_the_bat
     assert "strikes" not in results[1].quality
 
 
-@pytest.mark.parametrize("check", [False, True])
-@pytest.mark.parametrize(
-    "changes",
-    [{"arg_shapes": ((1, 128, 128), (1, 128, 64), (1, 128, 128))}, {"arg_dtypes": ("float16",) * 3}],
-    ids=["shape", "type"],
-)
 def test_arguments_that_the_program_does_not_take_are_refused(
-    matmul: Workload, matmul_candidates: list[Candidate], changes: dict[str, Any], check: bool
+    matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
     """They are not checked at the call: the program would read beyond their ends."""
-    wrong = dataclasses.replace(matmul, **changes)
-    with WorkerPool([child_settings()]) as own:
-        [job] = jobs([(wrong, matmul_candidates[0])])
-        [result] = own.run([dataclasses.replace(job, check=check)])
-    assert result.outcome is Outcome.BUILD_FAILED
-    assert "the workload names arguments" in result.error
-
-
-def test_a_death_of_the_unscheduled_program_is_no_strike_against_its_candidate() -> None:
-    # Program and candidate are one here, so the candidate dies as well: by its own strikes.
-    with WorkerPool([child_settings()]) as own:
-        [job] = jobs([calling("aborts_unscheduled", "abort")])
-        [result] = own.run([dataclasses.replace(job, check=True)])
-        assert own.started == 1 + MAX_STRIKES
-    assert result.outcome is Outcome.RUN_FAILED
-    assert "while timing" in result.error
-    assert result.quality == {"strikes": MAX_STRIKES, "quarantined": True}
+    shapes, types = ((1, 128, 128), (1, 128, 64), (1, 128, 128)), ("float16",) * 3
+    for changes in ({"arg_shapes": shapes}, {"arg_dtypes": types}):
+        wrong = dataclasses.replace(matmul, **changes)
+        with WorkerPool([child_settings()]) as own:
+            [job] = jobs([(wrong, matmul_candidates[0])])
+            for check in (False, True):
+                [result] = own.run([dataclasses.replace(job, check=check)])
+                assert result.outcome is Outcome.BUILD_FAILED
+                assert "the workload names arguments" in result.error
 
 
 def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(
@@ -146,16 +133,6 @@ def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(
     assert [result.quality for result in results] == [{}, {}]
     assert all("while waiting" in result.error and "timing.lock" in result.error for result in results)
     assert after.outcome is Outcome.OK
-
-
-def test_what_a_dying_program_prints_travels_with_its_outcome() -> None:
-    # glibc's free() of a pointer that it never gave out aborts and says so on stderr.
-    workload, candidate = calling("frees_nonsense", "free", 64)
-    with WorkerPool([child_settings()]) as own:
-        [result] = own.run(jobs([(workload, candidate)]))
-    assert result.outcome is Outcome.RUN_FAILED
-    assert "SIGABRT" in result.error or "SIGSEGV" in result.error
-    assert "while timing: " in result.error
 
 
 def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None:
@@ -197,18 +174,6 @@ def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(monkeypatch: pytest.M
         (result,) = own.run(jobs([slow], protocol=protocol))
     assert paused
     assert result.outcome is Outcome.OK, result.error
-
-
-def test_a_program_that_eats_memory_is_ended_at_its_limit(
-    matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    # A pure candidate cannot be told to eat memory, so the limit is set below what TVM itself holds.
-    tight = dataclasses.replace(QUICK, memory_limit_gib=0.05)
-    bad = calling("sleeps_in_memory", "sleep", 600)
-    with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run([*jobs([bad], protocol=tight), *of(matmul, matmul_candidates[:1])])))
-    assert [result.outcome.value.split("_")[1:] for result in results] == [["failed"], []]
-    assert "more than 0.05 GiB of memory" in results[0].error
 
 
 def test_a_program_that_takes_memory_without_end_is_ended(
@@ -322,12 +287,6 @@ def test_traces_that_do_not_fit_are_build_failures(pool: WorkerPool, matmul: Wor
     assert all(word in result.error for word, result in zip(words, results, strict=True))
 
 
-def test_an_unknown_symbol_is_a_build_failure_or_a_run_failure(pool: WorkerPool) -> None:
-    [result] = pool.run(jobs([calling("calls_nothing", "tensor_fleet_no_such_function")]))
-    assert result.outcome in {Outcome.BUILD_FAILED, Outcome.RUN_FAILED}
-    assert result.error
-
-
 def test_an_idle_process_that_was_killed_costs_no_candidate(
     matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
@@ -353,15 +312,6 @@ def test_a_killed_zygote_is_replaced(matmul: Workload, matmul_candidates: list[C
     assert [result.outcome for result in results] == [Outcome.OK] * 2
 
 
-def test_closing_the_pool_ends_every_process() -> None:
-    own = WorkerPool([child_settings()])
-    own.ask({"op": "networks", "networks": []})
-    pids = own.pids
-    assert len(pids) == 2
-    own.close()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-
-
 def test_a_pool_that_nobody_asked_for_long_is_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
     # As if it had been started hours ago.
     monkeypatch.setattr("agents.sandbox.process.START_TIMEOUT_SECS", 0.0)
@@ -376,16 +326,6 @@ def test_processes_are_recycled(matmul: Workload, matmul_candidates: list[Candid
         results = list(own.run(of(matmul, matmul_candidates[:5])))
         assert own.started == 3
     assert [result.outcome for result in results] == [Outcome.OK] * 5
-
-
-def test_an_abandoned_batch_does_not_leak_into_the_next(
-    pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    abandoned = pool.run(of(matmul, matmul_candidates))
-    next(abandoned)
-    abandoned.close()
-    results = list(pool.run(of(matmul, matmul_candidates[:2])))
-    assert sorted(result.job for result in results) == [0, 1]
 
 
 def test_a_process_that_cannot_start_says_what_to_do() -> None:
@@ -483,12 +423,8 @@ def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
 
 @pytest.mark.parametrize(
     "garbage",
-    [
-        *({"event": "done", "job": 0}, {"event": "nonsense"}, {"event": "retimed", "job": 9, "left": 0}),
-        {"event": "done", "job": 5, "outcome": "ok", "error": ""},
-        b"{]",
-    ],
-    ids=["done without all", "nonsense", "retiming without all", "another job", "no JSON"],
+    [{"event": "done", "job": 5, "outcome": "ok", "error": ""}, b"{]"],
+    ids=["another job", "no JSON"],
 )
 def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
     matmul: Workload,
