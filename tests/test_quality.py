@@ -65,6 +65,7 @@ def test_the_slowest_two_of_five_may_be_any_outliers() -> None:
     assert relative_interval([50.0, 1.01, 1.02, 1.0, 9.0]) == pytest.approx(calm)
     assert 0 < calm < 0.1
     assert relative_interval([1.0, 1.01, 5.0, 6.0, 7.0]) > 1
+    assert relative_interval([2e-3] * 5) == 0
 
 
 def test_the_closed_form_is_the_quantile_of_the_f_distribution() -> None:
@@ -76,29 +77,18 @@ def test_the_closed_form_is_the_quantile_of_the_f_distribution() -> None:
     assert relative_interval(ordered) == pytest.approx(expected)
 
 
-@given(_REPEATS, st.randoms(use_true_random=False))
-def test_the_order_of_repeats_says_nothing(run_secs: list[float], draws: Any) -> None:
-    shuffled = list(run_secs)
-    draws.shuffle(shuffled)
-    assert relative_interval(shuffled) == relative_interval(run_secs) >= 0
-
-
-@given(_REPEATS, st.floats(1e-3, 1e3))
-def test_the_interval_has_no_unit(run_secs: list[float], factor: float) -> None:
+@given(_REPEATS, st.floats(1e-3, 1e3), st.floats(0.01, 0.98), st.data())
+def test_the_interval_has_no_order_and_no_unit_and_grows_with_noise_and_confidence(
+    run_secs: list[float], factor: float, confidence: float, data: st.DataObject
+) -> None:
+    width = relative_interval(run_secs)
+    assert relative_interval(data.draw(st.permutations(run_secs))) == width >= 0
     scaled = relative_interval([secs * factor for secs in run_secs])
-    assert scaled == pytest.approx(relative_interval(run_secs), rel=1e-6, abs=1e-9)
-
-
-@given(_REPEATS, st.data())
-def test_a_slower_repeat_never_narrows_the_interval(run_secs: list[float], data: st.DataObject) -> None:
+    assert scaled == pytest.approx(width, rel=1e-6, abs=1e-9)
     place = data.draw(st.integers(0, len(run_secs) - 1))
     slower = [secs * 1.5 if at == place else secs for at, secs in enumerate(run_secs)]
     if min(slower) == min(run_secs):
-        assert relative_interval(slower) >= relative_interval(run_secs) * (1 - 1e-9)
-
-
-@given(_REPEATS, st.floats(0.01, 0.98))
-def test_more_confidence_is_a_wider_interval(run_secs: list[float], confidence: float) -> None:
+        assert relative_interval(slower) >= width * (1 - 1e-9)
     assert relative_interval(run_secs, confidence) <= relative_interval(run_secs, confidence + 0.01)
 
 
@@ -107,10 +97,6 @@ def test_more_confidence_is_a_wider_interval(run_secs: list[float], confidence: 
 )
 def test_nothing_can_be_said_of_too_few_or_senseless_repeats(run_secs: list[float]) -> None:
     assert relative_interval(run_secs) == math.inf
-
-
-def test_equal_repeats_have_no_width() -> None:
-    assert relative_interval([2e-3] * 5) == 0
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, math.nan])
@@ -156,9 +142,7 @@ def test_a_program_several_times_slower_is_stopped() -> None:
     assert surely_slower([4e-3, 3.9e-3], 1e-3, PROTOCOL)
     assert not surely_slower([4e-3, 3.2e-3], 1e-3, PROTOCOL)
     assert not surely_slower([9e-3, 1e-3], 1e-3, PROTOCOL)
-
-
-def test_a_cold_first_run_alone_must_be_slower_still() -> None:
+    # A cold first run alone must be slower still.
     assert not surely_slower([50e-3], 10e-3, PROTOCOL)
     assert surely_slower([70e-3], 10e-3, PROTOCOL)
 
