@@ -55,6 +55,7 @@ def test_cache_of_kernel_tuner(tmp_path: Path) -> None:
     assert json.loads(found.environment)["device_name"] == "NVIDIA A100-PCIE-40GB"
     store = Store.read(tmp_path / "store")
     workload = store.workloads()[found.workload_id]
+    assert json.loads(workload.module_json)["order"] == list(configuration(0))
     assert workload.arg_shapes == ((4096, 4096),)
     assert workload.flops == pytest.approx(1e9 * cached(0)["time"], rel=1e-5)
     entry = store.devices()["dev-a"]

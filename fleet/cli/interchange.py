@@ -157,7 +157,7 @@ def _joined(counts: Mapping[str, int]) -> str:
 def export(
     destination: Annotated[Path, typer.Argument(help="File or folder to write.")],
     form: Annotated[
-        str, typer.Option("--format", help="parquet, meta_schedule, ansor or autotvm.")
+        str, typer.Option("--format", help="parquet, meta_schedule, ansor, autotvm, kernel_tuner, t4, ...")
     ] = "parquet",
     device: Annotated[
         list[str] | None, typer.Option("--device", help="Device id; may be given again (all with records).")

@@ -1,4 +1,4 @@
-"""Export records from a snapshot of the store: Parquet, MetaSchedule databases, Ansor and AutoTVM lines.
+"""Export records from a snapshot of the store: Parquet, databases and lines of other tuners.
 
 `fleet export` calls it; `fleet.collection.replay_files` makes the file of a replay device with it. What comes
 out, column by column and key by key: `docs/export.md`. It never writes to the store and holds no records in
@@ -16,6 +16,8 @@ from agents.records import DeviceId
 from fleet.config.yaml_files import nearest
 from fleet.errors import FleetError
 from fleet.interchange.export_files import is_file_name, whole_file, whole_folder, write_manifest
+from fleet.interchange.export_knobs import FORMATS as KNOB_FORMATS
+from fleet.interchange.export_knobs import write_knobs
 from fleet.interchange.export_lines import write_ansor, write_autotvm
 from fleet.interchange.export_meta_schedule import write_database
 from fleet.interchange.export_parquet import write_parquet
@@ -23,7 +25,7 @@ from fleet.interchange.export_source import Source
 from fleet.store.reader import StoreReader
 
 #: What `fmt` may be.
-FORMATS = ("parquet", "meta_schedule", "ansor", "autotvm")
+FORMATS = ("parquet", "meta_schedule", "ansor", "autotvm", *KNOB_FORMATS)
 
 #: Told (device, records of it written so far) now and then.
 Watch = Callable[[DeviceId, int], None]
@@ -64,7 +66,7 @@ def export(
         reader: The store; later appends do not matter.
         destination: Parquet: a name that ends in `.parquet` is one file, any other a folder with a file a
             device. Ansor and AutoTVM lines: a name in `.json`, `.jsonl` or `.log`, also with `.gz`, is the
-            file of one device, any other a folder. MetaSchedule: a folder with a folder a device.
+            file of one device, any other a folder. Others: a folder with a folder a device.
         fmt: One of `FORMATS`.
         devices: Device ids; all that have records if empty.
         replace: Whether an earlier export at the destination is replaced.
@@ -118,6 +120,9 @@ def _export_folder(
             elif fmt == "meta_schedule":
                 path = folder / name
                 counts[name] = write_database(path, source)
+            elif fmt in KNOB_FORMATS:
+                path = folder / name
+                counts[name] = write_knobs(path, source, fmt)
             else:
                 path = folder / f"{name}.jsonl"
                 counts[name] = _WRITE_LINES[fmt](path, path.name, source)

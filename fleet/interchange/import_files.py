@@ -19,6 +19,8 @@ from fleet.terminal_text import visible
 TUNERS = frozenset(
     ("xgb", "xgboost", "xgb_knob", "ga", "random", "grid", "gridsearch", "droplet", "evolutionary", "sketch")
 )
+#: Files that an export writes beside its logs: what was best.
+_NO_LOGS = (".results.json", ".best.json")
 _SUFFIXES = (".gz", ".jsonl", ".json", ".log", ".txt")
 
 #: Lines of a file that are looked at to tell a log from something else.
@@ -67,7 +69,7 @@ def find_logs(paths: Sequence[Path], network: str = "") -> tuple[list[LogFile], 
                 raise FleetError(
                     f"{visible(str(given))}: more than {MAX_FILES:,} files: import some folders at a time"
                 )
-            if path != given and not _looks_like_log(path):
+            if path != given and (path.name.endswith(_NO_LOGS) or not _looks_like_log(path)):
                 others.append(path)
                 continue
             log = LogFile(path=path, bytes=path.stat().st_size, network=network or network_of(path))

@@ -39,6 +39,24 @@ HARDWARE_NAMES: tuple[str, ...] = (
 )
 
 
+#: What the slots hold of a GPU whose descriptor tells of the card itself (`compute_units`); CPUs and GPUs
+#: share no backbone. A GPU that was described before that keeps the vector of its host.
+GPU_SLOTS: dict[str, str] = {
+    "physical_cores": "compute_units",
+    "logical_cores": "peak_flops",
+    "clock_mhz": "clock_max_mhz",
+    "l1d_bytes": "shared_bytes_per_unit",
+    "l2_bytes": "l2_bytes",
+    "l3_bytes": "register_bytes_per_unit",
+    "cache_line_bytes": "memory_bytes_per_sec",
+    "memory_bytes": "memory_bytes",
+    "host_vector_bytes": "thread_warp_size",
+    "target_vector_bytes": "measured_flops",
+}
+#: Which maker's architecture, in the slots of the host's.
+_GPU_MAKERS = (("arch_x86", "sm_"), ("arch_arm", "gfx"))
+
+
 class Isa(NamedTuple):
     """What the code generator may use under one target."""
 
@@ -171,11 +189,14 @@ def hardware_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.floa
 
     Args:
         spec: What the YAML of the device claims; gives target and threads.
-        descriptor: What the probe saw on its host.
+        descriptor: What the probe saw on its host, and of its GPU.
 
     Returns:
-        (H,) values in the order of `HARDWARE_NAMES`.
+        (H,) values in the order of `HARDWARE_NAMES`; of GPUs as in `GPU_SLOTS`.
     """
+    card = card_of(spec, descriptor)
+    if "compute_units" in card:
+        return _gpu_vector(card)
     isa = target_isa(spec.target, descriptor)
     x86, arm = _is_x86(descriptor), _is_arm(descriptor)
     ansor = (*descriptor.ansor_params, *(0,) * len(ANSOR_HARDWARE_PARAMS))[: len(ANSOR_HARDWARE_PARAMS)]
@@ -202,6 +223,31 @@ def hardware_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.floa
         *(_log(value) for value in ansor),
     )
     return np.array(values, dtype=np.float32)
+
+
+def card_of(spec: DeviceSpec, descriptor: Descriptor) -> dict[str, str]:
+    """What a descriptor says of the GPU of a spec; empty for CPUs and where it says nothing."""
+    cards = [dict(pairs) for pairs in descriptor.cuda_devices]
+    if spec.family is not Family.GPU or not cards:
+        return {}
+    return next((card for card in cards if card.get("index", "") == str(spec.index)), cards[0])
+
+
+def _gpu_vector(card: dict[str, str]) -> NDArray[np.float32]:
+    """The vector of a GPU; sizes as log2(1 + x), unknown ones as 0."""
+    values = {slot: _log(_number(card.get(name, ""))) for slot, name in GPU_SLOTS.items()}
+    arch = card.get("arch", "")
+    makers = {slot: float(arch.startswith(prefix)) for slot, prefix in _GPU_MAKERS}
+    values |= makers | {"arch_other": float(not any(makers.values())), "is_gpu": 1.0, "target_fma": 1.0}
+    return np.array([values.get(name, 0.0) for name in HARDWARE_NAMES], dtype=np.float32)
+
+
+def _number(text: str) -> float:
+    """A number that a descriptor or a stranger's log wrote; 0 where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def _log(value: float) -> float:

@@ -21,6 +21,7 @@ from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, shown
 from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed, tried
 from fleet.interchange.logs.results import MAX_ALL_SECS, MAX_TIMESTAMP, LoggedResult
+from transfer.language.knobs import MAX_KNOBS
 
 TOOL = "kernel_tuner"
 #: Keys that a cache, and a T4 file, may begin with.
@@ -93,12 +94,13 @@ def _cache_head(head: Mapping[str, Any]) -> KernelHead:
         kernel=head.get("kernel_name", ""),
         problem=_numbers_of(head.get("problem_size")),
         device_name=head.get("device_name", ""),
+        order=tuple(_names(head)),
     )
 
 
 def _names(head: Mapping[str, Any]) -> list[str]:
     names = head.get("tune_params_keys")
-    if type(names) is not list or not all(type(name) is str for name in names) or not names:
+    if type(names) is not list or not 0 < len(names) <= MAX_KNOBS or not all(type(n) is str for n in names):
         raise Rejected("tune_params_keys is not a list of names", shown(names))
     return names
 
@@ -145,6 +147,7 @@ class T4File(KnobFile):
                 problem=metadata.get("problem_size"),
                 device_name=metadata.get("device_name", ""),
                 details=_details(metadata.get("details")),
+                order=tuple(map(str, _listed(metadata.get("order"))))[:MAX_KNOBS],
             )
         stem = only(self._path, ".json").removesuffix("_T4")
         for name in (f"{stem}.json.gz", f"{stem}.json"):
@@ -156,8 +159,12 @@ class T4File(KnobFile):
         return KernelHead(tool="t4", kernel=self._path.absolute().parent.name, problem=None)
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if type(value) is list else []
+
+
 def _details(value: Any) -> dict[str, Any]:
-    known = {"tool", "kernel", "problem", "dialect"}
+    known = {"tool", "kernel", "problem", "dialect", "order"}
     return {} if type(value) is not dict else {name: one for name, one in value.items() if name not in known}
 
 

@@ -58,8 +58,10 @@ class KernelHead:
     problem: Any
     #: As the driver names it; empty where the file does not say.
     device_name: str = ""
-    #: More of what names the kernel, such as a hash of its source.
+    #: More of what names the kernel, such as its source.
     details: dict[str, Any] = field(default_factory=dict)
+    #: Names of the knobs in the tool's order, which it may insist on.
+    order: tuple[str, ...] = ()
     #: Shapes and types of the arguments where the tool keeps them.
     arg_shapes: tuple[tuple[int, ...], ...] = ()
     arg_dtypes: tuple[str, ...] = ()
@@ -145,7 +147,9 @@ def _workload(head: KernelHead, key: dict[str, Any], text: str) -> LoggedWorkloa
         arg_dtypes=dtypes,
         flops=0.0,
         networks=(),
-        module_json=canonical_json({"dialect": DIALECT, **key}),
+        module_json=canonical_json(
+            {"dialect": DIALECT, **key, **({"order": list(head.order)} if head.order else {})}
+        ),
     )
     return LoggedWorkload(workload, DIALECT)
 

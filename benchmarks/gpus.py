@@ -1,0 +1,227 @@
+"""A new GPU and the spaces that other GPUs measured whole: `python -m benchmarks.gpus --json`.
+
+Each GPU is left out in turn, for every kernel and seed. The other GPUs' spaces are known; of the new one only
+what a way of choosing asked for, one configuration after the other. `best_after_k`: speed of the best of the
+k measured and the next choice, over the space's optimum. A measurement is the mean of the recorded repeats,
+drawn with replacement; what is reported is the recorded mean. Settings are the same for all cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.gpus_kernel_tuner import STRATEGIES, default_python, orders, why_absent
+from benchmarks.gpus_rivals import CHOOSERS
+from benchmarks.gpus_spaces import Space, find_spaces
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "kernel_tuner_hub"
+
+OURS = "search (ours)"
+COUNTS = (0, 8, 32, 64, 256)
+#: Measurements after which a way that has not found 95 % of the optimum counts as this many.
+_MOST = 512
+_GOOD = 0.95
+_RESAMPLES = 2000
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What one way of choosing reached."""
+
+    #: (cases, seeds, counts) best_after_k.
+    best: dict[tuple[str, str], list[list[float]]] = field(default_factory=dict)
+    #: Evaluations until 95 % of the optimum, by case and seed.
+    needed: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+
+    def add(self, case: tuple[str, str], speeds: Sequence[float]) -> None:
+        """Take up the speeds of one run in the order of their evaluation."""
+        best = np.maximum.accumulate(np.array(speeds))
+        self.best.setdefault(case, []).append([float(best[min(k, len(best) - 1)]) for k in COUNTS])
+        good = np.flatnonzero(best >= _GOOD)
+        self.needed.setdefault(case, []).append(int(good[0]) + 1 if len(good) else _MOST)
+
+    def array(self) -> NDArray[np.float64]:
+        """(cases, seeds, counts)."""
+        return np.array([self.best[case] for case in sorted(self.best)])
+
+    def evaluations(self) -> NDArray[np.float64]:
+        """(cases, seeds)."""
+        return np.array([self.needed[case] for case in sorted(self.needed)], dtype=np.float64)
+
+
+def run_chooser(
+    space: Space, target: int, name: str, seed: int, *, count: int, until_good: bool
+) -> list[float]:
+    """Speeds of what one way of choosing measures, in order.
+
+    Args:
+        space: The kernel.
+        target: Place of the new GPU.
+        name: One of `CHOOSERS`.
+        seed: Of every draw.
+        count: Measurements at least.
+        until_good: Go on until 95 % of the optimum, or `_MOST`.
+    """
+    random = np.random.default_rng([seed, target])
+    speed = space.speed(target)
+    chooser = CHOOSERS[name](space, target, seed)
+    speeds: list[float] = []
+    try:
+        row = next(chooser)
+        while True:
+            speeds.append(float(speed[row]))
+            enough = len(speeds) >= count and (not until_good or max(speeds) >= _GOOD)
+            if enough or len(speeds) >= _MOST:
+                return speeds
+            row = chooser.send(space.measure(target, row, random))
+    except StopIteration:
+        return speeds
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run everything."""
+    began = time.monotonic()
+    spaces = find_spaces(options.data)
+    seeds = list(range(options.seeds))
+    names = [OURS, *(name for name in CHOOSERS if name != OURS)]
+    outcomes = {name: Outcomes() for name in names}
+    told: dict[str, Any] = {}
+    absent = why_absent(options.kernel_tuner)
+    if absent:
+        told["kernel_tuner_skipped"] = absent
+    failed: dict[str, str] = {}
+    for space in spaces:
+        for target, device in enumerate(space.devices):
+            case = (space.kernel, device)
+            for name in names:
+                # Trees take their time; whether they ever come to 95 % is asked of ours and Kernel Tuner.
+                until_good = not name.startswith("XGBoost")
+                for seed in seeds:
+                    speeds = run_chooser(
+                        space, target, name, seed, count=1 + options.most, until_good=until_good
+                    )
+                    outcomes[name].add(case, speeds)
+            if not absent:
+                found, why = orders(options.kernel_tuner, space, target, seeds, _MOST)
+                failed |= why
+                for strategy, several in found.items():
+                    for rows in several:
+                        name = f"Kernel Tuner {strategy}"
+                        outcomes.setdefault(name, Outcomes()).add(case, space.speed(target)[rows].tolist())
+    if failed:
+        told["kernel_tuner_failed"] = failed
+    return {
+        "benchmark": "gpus",
+        "quick": options.quick,
+        **_figures(outcomes),
+        "spaces": {one.kernel: {"devices": one.devices, "size": len(one.traces)} for one in spaces},
+        "seeds": options.seeds,
+        **told,
+        "table": _table(outcomes, options.most),
+        "secs": round(time.monotonic() - began, 1),
+    }
+
+
+def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:
+    """The keys that must reach something, with 95 % intervals by resampling seeds."""
+    ours = outcomes[OURS].array()
+    if not ours.size:
+        return {"skipped": "no space that three devices have measured"}
+    at_32, at_64 = COUNTS.index(32), COUNTS.index(64)
+    rivals = [outcomes[name].evaluations() for name in outcomes if name.startswith("Kernel Tuner")]
+    needed = outcomes[OURS].evaluations()
+    random = np.random.default_rng(0)
+    draws = list(random.integers(0, ours.shape[1], (_RESAMPLES, ours.shape[1])))
+    figures: dict[str, Any] = {
+        "best_at_32": _with_interval(lambda seeds: ours[:, seeds, at_32].mean(), ours.shape[1], draws),
+        "best_at_64": _with_interval(lambda seeds: ours[:, seeds, at_64].mean(), ours.shape[1], draws),
+        "worst_at_64": _with_interval(
+            lambda seeds: ours[:, seeds, at_64].mean(axis=1).min(), ours.shape[1], draws
+        ),
+    }
+    if rivals:
+        figures["evals_to_95_ratio"] = _with_interval(
+            lambda seeds: _ratio([one[:, seeds] for one in rivals], needed[:, seeds]), ours.shape[1], draws
+        )
+    intervals = {name: found[1:] for name, found in figures.items()}
+    return {**{name: found[0] for name, found in figures.items()}, "intervals": intervals}
+
+
+def _ratio(rivals: list[NDArray[np.float64]], ours: NDArray[np.float64]) -> float:
+    """Evaluations that Kernel Tuner's best strategy of each case needs over ours, median of the cases."""
+    best = np.min([np.median(one, axis=1) for one in rivals], axis=0)
+    return float(np.median(best / np.median(ours, axis=1)))
+
+
+def _with_interval(value: Any, seeds: int, draws: list[NDArray[np.int64]]) -> list[float]:
+    several = [float(value(one)) for one in draws]
+    low, high = np.quantile(several, [0.025, 0.975])
+    return [round(float(one), 4) for one in (value(np.arange(seeds)), low, high)]
+
+
+def _table(outcomes: dict[str, Outcomes], most: int) -> dict[str, Any]:
+    counts = [place for place, k in enumerate(COUNTS) if k <= most]
+
+    def by_count(values: NDArray[np.float64]) -> dict[str, float]:
+        return {str(COUNTS[place]): round(float(values[place]), 4) for place in counts}
+
+    table = {}
+    for name, one in outcomes.items():
+        cases = sorted(one.best)
+        if not cases:
+            continue
+        found, needed = one.array().mean(axis=1), np.median(one.evaluations(), axis=1)
+        named = [" ".join(case) for case in cases]
+        table[name] = {
+            "mean": by_count(found.mean(axis=0)),
+            "worst": by_count(found.min(axis=0)),
+            "evals_to_95": dict(zip(named, needed.tolist(), strict=True)),
+            "cases": {case: by_count(values) for case, values in zip(named, found, strict=True)},
+        }
+    return table
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpus", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="one seed, 64 measurements: within five minutes")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with a folder of caches a kernel")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each case")
+    parser.add_argument("--most", type=int, default=max(COUNTS), help="measurements of each run")
+    parser.add_argument(
+        "--kernel-tuner",
+        default=default_python(),
+        metavar="PYTHON",
+        help=f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)} (this one)",
+    )
+    return parser
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    options = make_parser().parse_args()
+    if options.quick:
+        options.seeds, options.most = 1, min(64, options.most)
+    if not options.data.is_dir():
+        result: dict[str, Any] = {
+            "benchmark": "gpus",
+            "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
+            **dict.fromkeys(("best_at_32", "best_at_64", "worst_at_64", "evals_to_95_ratio")),
+        }
+    else:
+        result = measure(options)
+    print(json.dumps(result, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

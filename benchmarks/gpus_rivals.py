@@ -1,0 +1,191 @@
+"""Ways to choose what a new GPU measures: ours, orders by other devices, and XGBoost.
+
+Each is a generator: it yields a row of the space, is sent what was measured, and goes on. Nothing of the new
+device's times reaches it otherwise. Legend as in `benchmarks.gpus_spaces`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from benchmarks.gpus_spaces import Floats, Space
+from transfer.adapt.space_search import SpaceSearch
+
+Rows = NDArray[np.int64]
+#: Yields rows, receives their measured seconds (NaN: it fails).
+Chooser = Generator[int, float, None]
+
+#: After so many measurements a model learns anew.
+_ROUNDS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+#: Rows of each source that a model learns from, at most.
+_SOURCE_ROWS = 4000
+_TREES = {"max_depth": 6, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.8, "nthread": 1}
+_TREE_ROUNDS = 150
+#: Weight of a row of the new device over one of a source, at most.
+_MOST_WEIGHT = 8.0
+#: A failure counts as this much slower than the slowest.
+_FAILED = 2.0
+
+
+def search(space: Space, target: int, seed: int) -> Chooser:
+    """`transfer.adapt.space_search`, as `fleet onboard` uses it."""
+    others = _others(space, target)
+    secs = np.where(np.isnan(space.secs[:, others]), np.inf, space.secs[:, others])
+    found = SpaceSearch(secs, space.numbers, seed=seed)
+    while len(found.measured) < len(secs):
+        row = int(found.choose(1)[0])
+        found.observe(row, (yield row))
+
+
+def random_order(space: Space, target: int, seed: int) -> Chooser:
+    """All in random order."""
+    yield from _in_order(np.random.default_rng(seed).permutation(len(space.traces)))
+
+
+def nearest_gpu(space: Space, target: int, seed: int) -> Chooser:
+    """In the order of the GPU whose data sheet is the most alike."""
+    others = _others(space, target)
+    spread = np.maximum(space.hardware.std(axis=0), 1e-6)
+    scaled = space.hardware / spread
+    apart = [float(((scaled[one] - scaled[target]) ** 2).sum()) for one in others]
+    nearest = others[int(np.argmin(apart))]
+    yield from _in_order(np.argsort(_filled(space.secs[:, nearest]), kind="stable"))
+
+
+def mean_rank(space: Space, target: int, seed: int) -> Chooser:
+    """In the order of the mean rank on the other GPUs."""
+    ranks = [rankdata(_filled(space.secs[:, one])) for one in _others(space, target)]
+    yield from _in_order(np.argsort(np.mean(ranks, axis=0), kind="stable"))
+
+
+def trees_from_scratch(space: Space, target: int, seed: int) -> Chooser:
+    """XGBoost on the new GPU's own measurements, the first ones drawn at random."""
+
+    def predict(rows: Rows, secs: Floats) -> Floats:
+        return _fit(space.numbers[rows], secs, np.ones(len(rows)), seed)(space.numbers)
+
+    yield from _by_model(space, seed, predict, np.random.default_rng(seed).permutation(len(space.traces)))
+
+
+def pooled_trees(space: Space, target: int, seed: int) -> Chooser:
+    """XGBoost on all GPUs with their descriptors, each one's times relative to its fastest."""
+    others = _others(space, target)
+    random = np.random.default_rng(seed)
+    parts = []
+    for one in others:
+        rows = random.permutation(len(space.traces))[:_SOURCE_ROWS]
+        parts.append((_with(space, rows, one), _relative(space.secs[:, one])[rows]))
+    x, y = np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts])
+    own = _with(space, np.arange(len(space.traces)), target)
+
+    def predict(rows: Rows, secs: Floats) -> Floats:
+        weight = np.concatenate([np.ones(len(y)), np.full(len(rows), _weight(len(y), len(rows)))])
+        labels = np.concatenate([y, secs])
+        return _fit(np.concatenate([x, own[rows]]), labels, weight, seed)(own)
+
+    yield from _by_model(space, seed, predict, np.argsort(predict(np.zeros(0, np.int64), np.zeros(0))))
+
+
+def change_of_label(space: Space, target: int, seed: int) -> Chooser:
+    """XGBoost on the change of the label from one GPU to another, averaged over the GPUs to start from."""
+    others = _others(space, target)
+    random = np.random.default_rng(seed)
+    labels = {one: _relative(space.secs[:, one]) for one in others}
+
+    def inputs(rows: Rows, start: int, end: int) -> Floats:
+        hardware = np.concatenate([space.hardware[start], space.hardware[end] - space.hardware[start]])
+        beside = np.tile(hardware.astype(np.float64), (len(rows), 1))
+        return np.column_stack([labels[start][rows], space.numbers[rows], beside])
+
+    pairs = []
+    for start in others:
+        for end in others:
+            if start != end:
+                rows = random.permutation(len(space.traces))[:_SOURCE_ROWS]
+                pairs.append((inputs(rows, start, end), (labels[end] - labels[start])[rows]))
+    x, y = np.concatenate([part for part, _ in pairs]), np.concatenate([part for _, part in pairs])
+    every = np.arange(len(space.traces))
+    own = {start: inputs(every, start, target) for start in others}
+
+    def predict(rows: Rows, secs: Floats) -> Floats:
+        weight = np.full(len(rows) * len(others), _weight(len(y), len(rows) * len(others)))
+        model = _fit(
+            np.concatenate([x, *(own[start][rows] for start in others)]),
+            np.concatenate([y, *(secs - labels[start][rows] for start in others)]),
+            np.concatenate([np.ones(len(y)), weight]),
+            seed,
+        )
+        return np.asarray(np.mean([labels[start] + model(own[start]) for start in others], axis=0))
+
+    yield from _by_model(space, seed, predict, np.argsort(predict(np.zeros(0, np.int64), np.zeros(0))))
+
+
+CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
+    "search (ours)": search,
+    "random": random_order,
+    "nearest GPU": nearest_gpu,
+    "mean rank": mean_rank,
+    "XGBoost scratch": trees_from_scratch,
+    "XGBoost pooled": pooled_trees,
+    "XGBoost change of label": change_of_label,
+}
+
+
+def _by_model(
+    space: Space, seed: int, predict: Callable[[Rows, Floats], Floats], first: NDArray[np.int64]
+) -> Chooser:
+    """Measure in the order of `first`, then of what a model expects, which learns in rounds."""
+    order: Iterator[int] = iter(first.tolist())
+    rows: list[int] = []
+    secs: list[float] = []
+    while len(rows) < len(space.traces):
+        row = next(one for one in order if one not in rows)
+        secs.append((yield row))
+        rows.append(row)
+        if len(rows) in _ROUNDS:
+            found = predict(np.array(rows), _relative(np.array(secs)))
+            order = iter(np.argsort(found, kind="stable").tolist())
+
+
+def _in_order(rows: Rows) -> Chooser:
+    # A list's iterator cannot be sent what was measured.
+    yield from (row for row in rows.tolist())
+
+
+def _others(space: Space, target: int) -> list[int]:
+    return [place for place in range(len(space.devices)) if place != target]
+
+
+def _filled(secs: Floats) -> Floats:
+    return np.where(np.isnan(secs), np.inf, secs)
+
+
+def _relative(secs: Floats) -> Floats:
+    """Logarithm of the time over the fastest; failures are slower than all."""
+    if not np.isfinite(secs).any():
+        return np.zeros(len(secs))
+    found = np.log(secs / np.nanmin(secs))
+    return np.where(np.isnan(found), np.nanmax(found) + np.log(_FAILED), found)
+
+
+def _with(space: Space, rows: Rows, device: int) -> Floats:
+    return np.column_stack([space.numbers[rows], np.tile(space.hardware[device], (len(rows), 1))])
+
+
+def _weight(sources: int, own: int) -> float:
+    return min(_MOST_WEIGHT, sources / max(1, own))
+
+
+def _fit(x: Floats, y: Floats, weight: Floats, seed: int) -> Callable[[Floats], Floats]:
+    import xgboost
+
+    data = xgboost.DMatrix(x, y, weight=weight)
+    model = xgboost.train({**_TREES, "seed": seed, "tree_method": "hist"}, data, _TREE_ROUNDS)
+    return lambda rows: np.asarray(model.predict(xgboost.DMatrix(rows)), dtype=np.float64)
+
+
+__all__ = ["CHOOSERS", "Chooser"]

@@ -1,0 +1,342 @@
+"""Configurations of other tuners in their own files: Kernel Tuner, T4, Triton, Helion.
+
+Each file holds all measurements of one kernel and problem size on one device, in the form that the tool reads
+back; where the tool does not choose the best one itself, a file beside it names it. Called by
+`export_store.py`. Records are streamed through files beside the result, a few MB in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from agents.records import Outcome, Record, WorkloadId
+from fleet.interchange.export_source import Source
+from fleet.interchange.logs import helion, kernel_tuner, triton
+from fleet.interchange.logs.knobs import DIALECT
+
+#: Characters of items that wait to be written.
+_WAITING_CHARS = 8 << 20
+_SAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+#: Words of a failure by the word that `Record.error` begins with.
+_CACHE_WORDS = {
+    "invalid": "InvalidConfig",
+    "compile": "CompilationFailedConfig",
+    "run": "RuntimeFailedConfig",
+}
+_T4_WORDS = {
+    "invalid": "constraints",
+    "compile": "compile",
+    "run": "runtime",
+    "wrong": "correctness",
+    "timeout": "timeout",
+}
+_HELION_WORDS = {
+    "run": "error",
+    "compile": "peer_compilation_fail",
+    "compile_timeout": "timeout",
+    "invalid": "filtered",
+    "wrong": "accuracy_mismatch",
+}
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class _NotHeldError(Exception):
+    """The format has no word for this record; the message is the reason counted."""
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """What is known of one kernel and problem size on one device."""
+
+    #: The workload's key: tool, kernel, problem, details, order of the knobs.
+    key: Mapping[str, Any]
+    workload_id: WorkloadId
+    flops: float
+    device_name: str
+    #: Items that wait to be written, and how many there are in all.
+    waiting: list[str] = field(default_factory=list)
+    count: int = 0
+    #: Values of each knob.
+    values: dict[str, dict[Any, None]] = field(default_factory=dict)
+    best_secs: float = math.inf
+    best: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Knobs in the tool's order."""
+        order = [name for name in self.key.get("order", ()) if name in self.values]
+        return [*order, *sorted(self.values.keys() - set(order))]
+
+    @property
+    def file_name(self) -> str:
+        """Name of its files, without a suffix."""
+        return f"{_SAFE.sub('_', str(self.key['kernel']))[:80]}-{self.workload_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How one tool writes a record, and a file of them."""
+
+    #: Tool whose records it takes; all if empty.
+    tool: str
+    item: Callable[[_Kernel, Record, dict[str, Any]], str]
+    finish: Callable[[_Kernel, Path, Iterator[str]], None]
+
+
+def write_knobs(folder: Path, source: Source, form: str) -> int:
+    """Write the records of one device into a new folder; nothing where none fits.
+
+    Args:
+        folder: Made if there is something to write.
+        source: The device; records that the format cannot hold are counted there.
+        form: One of `FORMATS`.
+
+    Returns:
+        How many records were written.
+    """
+    chosen = FORMATS[form]
+    kernels: dict[WorkloadId, _Kernel] = {}
+    waiting = 0
+    for record in source.records():
+        try:
+            kernel = _kernel_of(record, source, kernels, chosen)
+            knobs = json.loads(record.trace)
+            item = chosen.item(kernel, record, knobs)
+        except _NotHeldError as reason:
+            source.skipped[str(reason)] += 1
+            continue
+        kernel.waiting.append(item)
+        kernel.count += 1
+        for name, value in knobs.items():
+            kernel.values.setdefault(name, {}).setdefault(json.dumps(value), None)
+        if record.outcome is Outcome.OK and min(record.run_secs) < kernel.best_secs:
+            kernel.best_secs, kernel.best = min(record.run_secs), knobs
+        waiting += len(item)
+        if waiting > _WAITING_CHARS:
+            waiting = _flush(folder, kernels)
+        source.wrote(1)
+    written = [kernel for kernel in kernels.values() if kernel.count]
+    if written:
+        _flush(folder, kernels)
+    for kernel in written:
+        parts = _parts(folder, kernel)
+        with parts.open(encoding="utf-8", newline="\n") as stream:
+            chosen.finish(kernel, folder, (line.rstrip("\n") for line in stream))
+        parts.unlink()
+    return sum(kernel.count for kernel in written)
+
+
+def _kernel_of(record: Record, source: Source, kernels: dict[WorkloadId, _Kernel], form: _Format) -> _Kernel:
+    if record.dialect != DIALECT:
+        raise _NotHeldError(f"dialect {record.dialect}")
+    found = kernels.get(record.workload_id)
+    if found is None:
+        workload = source.workloads.get(record.workload_id)
+        if workload is None:
+            raise _NotHeldError("its workload is not in the store")
+        key = json.loads(workload.module_json)
+        seen = json.loads(record.environment)
+        found = _Kernel(key, record.workload_id, workload.flops, str(seen.get("device_name", "")))
+        kernels[record.workload_id] = found
+    if form.tool and found.key.get("tool") != form.tool:
+        raise _NotHeldError(f"it was measured by {str(found.key.get('tool'))[:32]}, not by {form.tool}")
+    return found
+
+
+def _flush(folder: Path, kernels: Mapping[WorkloadId, _Kernel]) -> int:
+    folder.mkdir(exist_ok=True)
+    for kernel in kernels.values():
+        if kernel.waiting:
+            with _parts(folder, kernel).open("a", encoding="utf-8", newline="\n") as stream:
+                stream.writelines(f"{item}\n" for item in kernel.waiting)
+            kernel.waiting = []
+    return 0
+
+
+def _parts(folder: Path, kernel: _Kernel) -> Path:
+    return folder / f".{kernel.workload_id}.parts"
+
+
+def _millis(secs: float) -> float:
+    """Milliseconds that become these seconds again when they are divided by a thousand."""
+    found = secs * 1e3
+    for one in (found, math.nextafter(found, 0.0), math.nextafter(found, math.inf)):
+        if one / 1e3 == secs:
+            return one
+    return found
+
+
+def _word(record: Record, words: Mapping[str, str]) -> str:
+    """What the tool calls the record's failure; empty for a success."""
+    if record.outcome is Outcome.OK:
+        return ""
+    told = record.error.partition(":")[0]
+    if told not in words:
+        raise _NotHeldError(f"{record.outcome} ({told[:32]}): the format has no word for it")
+    return words[told]
+
+
+def _timestamp(record: Record) -> str:
+    return str(datetime.fromtimestamp(record.measured_at, UTC))
+
+
+def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
+    word = _word(record, _CACHE_WORDS)
+    order = [name for name in kernel.key.get("order", ()) if name in knobs]
+    names = [*order, *sorted(knobs.keys() - set(order))]
+    value: dict[str, Any] = {name: knobs[name] for name in names}
+    times = [_millis(one) for one in record.run_secs]
+    value["time"] = word or sum(times) / len(times)
+    if not word:
+        value["times"] = times
+        if kernel.flops:
+            value["GFLOP/s"] = kernel.flops / value["time"] / 1e6
+    value |= {"compile_time": 0, "verification_time": 0, "benchmark_time": _millis(record.timing_secs)}
+    value |= {"strategy_time": 0, "framework_time": 0, "timestamp": _timestamp(record)}
+    return json.dumps({",".join(str(knobs[name]) for name in names): value})[1:-1]
+
+
+def _finish_cache(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
+    head = {
+        "device_name": kernel.device_name,
+        "kernel_name": kernel.key["kernel"],
+        "problem_size": kernel.key["problem"],
+        "tune_params_keys": kernel.names,
+        "tune_params": {name: [json.loads(one) for one in kernel.values[name]] for name in kernel.names},
+        "objective": "time",
+        "cache": {},
+    }
+    with (folder / f"{kernel.file_name}.json").open("w", encoding="utf-8") as stream:
+        # As Kernel Tuner leaves a closed cache: without the last three characters it goes on.
+        stream.write(json.dumps(head, indent="")[:-3])
+        for place, item in enumerate(items):
+            stream.write(("," if place else "") + "\n" + item)
+        stream.write("}\n}")
+    problem = kernel.key["problem"]
+    sizes = problem if isinstance(problem, list) else [problem]
+    best = {
+        "device_name": re.sub("[^0-9a-zA-Z]+", "_", kernel.device_name.strip()),
+        "problem_size": "x".join(map(str, sizes)),
+        "tunable_parameters": kernel.best,
+        "time": _millis(kernel.best_secs),
+    }
+    results = {
+        "version_number": "1.0",
+        "kernel_name": kernel.key["kernel"],
+        "objective": "time",
+        "objective_higher_is_better": False,
+        "tunable_parameters": kernel.names,
+        "data": [best] if kernel.best else [],
+    }
+    (folder / f"{kernel.file_name}.results.json").write_text(json.dumps(results, indent=""))
+
+
+def _t4_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
+    word = _word(record, _T4_WORDS)
+    times = [_millis(one) for one in record.run_secs]
+    spent: dict[str, Any] = {"compilation": 0, "benchmark": _millis(record.timing_secs)}
+    spent |= {"framework": 0, "search_algorithm": 0, "validation": 0}
+    measured = [] if word else [{"name": "time", "value": sum(times) / len(times), "unit": "ms"}]
+    value = {
+        "timestamp": _timestamp(record),
+        "configuration": knobs,
+        "times": spent if word else {**spent, "runtimes": times},
+        "invalidity": word or "correct",
+        "correctness": int(word != "correctness"),
+        "measurements": measured,
+        "objectives": ["time"],
+    }
+    return json.dumps(value)
+
+
+def _finish_t4(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
+    known = ("dialect", "tool", "kernel", "problem", "order")
+    metadata = {
+        "tool": kernel.key["tool"],
+        "kernel_name": kernel.key["kernel"],
+        "problem_size": kernel.key["problem"],
+        "device_name": kernel.device_name,
+        "details": {name: one for name, one in kernel.key.items() if name not in known},
+        "order": kernel.names,
+        "timeunit": "miliseconds",
+    }
+    with (folder / f"{kernel.file_name}_T4.json").open("w", encoding="utf-8") as stream:
+        stream.write(f'{{"metadata": {json.dumps(metadata)}, "results": [')
+        for place, item in enumerate(items):
+            stream.write(("," if place else "") + "\n" + item)
+        stream.write('\n], "schema_version": "1.0.0"}\n')
+
+
+def _triton_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
+    name = str(kernel.key["kernel"])
+    if _SAFE.search(name) or name.startswith("."):
+        raise _NotHeldError("the kernel's name cannot be a file's")
+    word = _word(record, {"compile": "inf"})
+    # Triton keeps three quantiles; one time is all of them.
+    times = [math.inf if word else _millis(min(record.run_secs))] * 3
+    options = {name: knobs.get(name) for name in triton.OPTIONS}
+    rest = {name: value for name, value in knobs.items() if name not in triton.OPTIONS}
+    return json.dumps([{"kwargs": rest, **options, "pre_hook": None}, times])
+
+
+def _finish_triton(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
+    # As in Triton's cache, a folder a key: files are named after kernels.
+    place = folder / kernel.workload_id
+    place.mkdir()
+    with (place / f"{kernel.key['kernel']}{triton.SUFFIX}").open("w", encoding="utf-8") as stream:
+        stream.write(f'{{"key": {json.dumps(kernel.key["problem"])}, "configs_timings": [')
+        for number, item in enumerate(items):
+            stream.write((", " if number else "") + item)
+        stream.write("]}")
+
+
+def _helion_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
+    if not all(_IDENTIFIER.fullmatch(name) for name in knobs):
+        raise _NotHeldError("the name of a knob is no name in Python")
+    status = _word(record, _HELION_WORDS) or "ok"
+    perf = "" if status != "ok" else repr(_millis(min(record.run_secs)))
+    call = ", ".join(f"{name}={value!r}" for name, value in sorted(knobs.items()))
+    config = f"Config({call})".replace('"', '""')
+    if "\n" in config or "\\" in config:
+        raise _NotHeldError("a word of the configuration holds characters that Helion would not")
+    row = (kernel.workload_id, "", "", "0", status, perf, repr(record.timing_secs))
+    return ",".join(row) + f',"{config}"'
+
+
+def _finish_helion(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
+    with (folder / f"{kernel.file_name}.csv").open("w", encoding="utf-8", newline="\n") as stream:
+        stream.write(",".join(helion.COLUMNS) + "\n")
+        stream.writelines(f"{item}\n" for item in items)
+    problem = kernel.key["problem"]
+    shapes, dtypes = problem if isinstance(problem, list) and len(problem) == 2 else (problem, None)
+    run = {
+        "run_id": kernel.workload_id,
+        "kernel_name": kernel.key["kernel"],
+        "kernel_source": kernel.key.get("source", ""),
+        "input_shapes": shapes,
+        "dtypes": dtypes,
+        "hardware_info": {"device_name": kernel.device_name},
+    }
+    (folder / f"{kernel.file_name}{helion.SIDECAR}").write_text(json.dumps(run) + "\n")
+    # `helion.Config.load` reads it.
+    if kernel.best:
+        (folder / f"{kernel.file_name}.best.json").write_text(json.dumps(kernel.best, indent=2))
+
+
+#: Formats by name.
+FORMATS: Final = {
+    kernel_tuner.TOOL: _Format(kernel_tuner.TOOL, _cache_item, _finish_cache),
+    "t4": _Format("", _t4_item, _finish_t4),
+    triton.TOOL: _Format(triton.TOOL, _triton_item, _finish_triton),
+    helion.TOOL: _Format(helion.TOOL, _helion_item, _finish_helion),
+}
+
+
+__all__ = ["FORMATS", "write_knobs"]

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from transfer.adapt.space_search import SpaceSearch
+
+
+def space(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(N, 3) numbers of a grid and (N, 4) seconds: devices 0 and 3 are alike, 1 and 2 are not."""
+    grid = np.stack(np.meshgrid(np.arange(12), np.arange(10), np.arange(2), indexing="ij"), -1).reshape(-1, 3)
+    x, y, z = (grid / np.array([11, 9, 1])).T
+    random = np.random.default_rng(seed)
+    slow = [
+        3 * (x - 0.7) ** 2 + 2 * (y - 0.2) ** 2 + 0.4 * z,
+        3 * (x - 0.1) ** 2 + 2 * (y - 0.9) ** 2 + 0.8 * (1 - z),
+        2 * (x - 0.4) ** 2 + 3 * (y - 0.5) ** 2,
+        3 * (x - 0.75) ** 2 + 2 * (y - 0.25) ** 2 + 0.3 * z + 0.2 * x * z,
+    ]
+    secs = 1e-3 * np.exp(np.array(slow).T + 0.01 * random.normal(size=(len(grid), 4)))
+    return grid.astype(float), secs
+
+
+def evaluations(secs: np.ndarray, grid: np.ndarray, target: int, most: int = 40, **more: object) -> int:
+    """Measurements until 97 % of the optimum."""
+    search = SpaceSearch(np.delete(secs, target, axis=1), grid, **more)  # type: ignore[arg-type]
+    best = np.inf
+    for count in range(1, most + 1):
+        row = int(search.choose(1)[0])
+        best = min(best, secs[row, target])
+        if np.min(secs[:, target]) / best >= 0.97:
+            return count
+        search.observe(row, secs[row, target])
+    return most + 1
+
+
+@pytest.mark.parametrize("target", range(4))
+def test_finds_the_fastest_in_a_few_measurements(target: int) -> None:
+    grid, secs = space()
+    assert evaluations(secs, grid, target) <= 16
+
+
+def test_likeness_decides_before_anything_is_measured() -> None:
+    grid, secs = space()
+    others = np.delete(secs, 3, axis=1)
+    for place in range(3):
+        likeness = [0.01, 0.01, 0.01]
+        likeness[place] = 1.0
+        assert SpaceSearch(others, grid, likeness).choose(1)[0] == np.argmin(others[:, place])
+
+
+def test_failures_are_left_behind() -> None:
+    grid, secs = space()
+    failed = grid[:, 0] > 6  # what the likely source finds fast fails on the new device
+    search = SpaceSearch(secs[:, :3], grid, [1.0, 0.0, 0.0])
+    for _ in range(30):
+        row = int(search.choose(1)[0])
+        search.observe(row, np.nan if failed[row] else secs[row, 3])
+    measured = search.measured
+    assert len(set(measured.tolist())) == 30
+    assert failed[measured].sum() < 15
+    assert secs[measured[~failed[measured]], 3].min() <= 1.1 * secs[~failed, 3].min()
+
+
+def test_several_at_once_are_distinct_and_change_nothing() -> None:
+    grid, secs = space()
+    search = SpaceSearch(secs[:, :3], grid)
+    search.observe(3, secs[3, 3])
+    first = search.choose(8)
+    assert len(set(first.tolist()) - {3}) == 8
+    assert search.choose(8).tolist() == first.tolist()
+    assert search.measured.tolist() == [3]
+    allowed = np.zeros(len(secs), dtype=np.bool_)
+    allowed[[3, 5, 9]] = True
+    assert sorted(search.choose(8, allowed).tolist()) == [5, 9]
+
+
+def test_equal_calls_give_equal_rows_and_seeds_only_break_ties() -> None:
+    grid, secs = space()
+    runs = []
+    for seed in (0, 0, 1):
+        search = SpaceSearch(secs[:, :3], grid, seed=seed)
+        for row in (5, 50, 100):
+            search.observe(row, secs[row, 3])
+        runs.append(search.choose(12).tolist())
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_sources_that_do_not_know_all_and_failures_there() -> None:
+    grid, secs = space()
+    known = secs[:, :3].copy()
+    known[::3, 0] = np.nan
+    known[::7] = np.nan
+    known[5::11, 1] = np.inf
+    search = SpaceSearch(known, grid)
+    for _ in range(20):
+        row = int(search.choose(1)[0])
+        search.observe(row, secs[row, 3])
+    assert secs[search.measured, 3].min() <= 1.05 * secs[:, 3].min()
+
+
+@pytest.mark.parametrize("sources", [0, 1])
+def test_few_sources_and_many_numbers(sources: int) -> None:
+    grid, secs = space()
+    numbers = np.concatenate([grid, grid @ np.random.default_rng(0).normal(size=(3, 30))], axis=1)
+    search = SpaceSearch(secs[:, :sources], numbers)
+    for _ in range(40):
+        row = int(search.choose(1)[0])
+        search.observe(row, secs[row, 3])
+    assert secs[search.measured, 3].min() <= 1.1 * secs[:, 3].min()
+
+
+def test_only_failures_so_far() -> None:
+    grid, secs = space()
+    search = SpaceSearch(secs[:, :3], grid)
+    for _ in range(5):
+        search.observe(int(search.choose(1)[0]), np.nan)
+    assert np.isfinite(search.expected()).all()
+    assert len(search.choose(3)) == 3
