@@ -44,7 +44,7 @@ def test_likeness_decides_before_anything_is_measured() -> None:
     grid, secs = space()
     others = np.delete(secs, 3, axis=1)
     for place in range(3):
-        likeness = [0.01, 0.01, 0.01]
+        likeness = [0.0, 0.0, 0.0]
         likeness[place] = 1.0
         assert SpaceSearch(others, grid, likeness).choose(1)[0] == np.argmin(others[:, place])
 

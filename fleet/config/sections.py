@@ -51,7 +51,9 @@ Strategy = Literal[
 #: What a training makes: the keys of `transfer.model.kinds.KINDS`.
 ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
 #: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
-Selector = Literal["paired", "few-of-each", "random", "stratified", "uncertainty", "kmeans", "diverse-fast"]
+Selector = Literal[
+    "paired", "few-of-each", "random", "stratified", "uncertainty", "kmeans", "diverse-fast", "search"
+]
 
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24):([0-5]\d)")
 

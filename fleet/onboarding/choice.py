@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 _LEAST_POOL = 32
 #: Candidates that are chosen among, over those asked for.
 _POOL_SHARE = 4
+#: Candidates of each workload that are searched, at most.
+_WHOLE_POOL = 16_384
+#: Samples between two choices of a way that looks at what was measured, and choices at most.
+_ROUND = 8
+_MOST_ROUNDS = 16
 
 
 def source_devices_of(
@@ -88,6 +93,7 @@ def pools_of(
     *,
     live: bool = False,
     fewer: bool = False,
+    whole: bool = False,
 ) -> tuple[dict[WorkloadId, list[Candidate]], bool, int]:
     """Candidates to choose among by workload; whether none is of a held-out workload; how many to choose.
 
@@ -100,12 +106,14 @@ def pools_of(
         samples: How many are asked for.
         live: For a live device, which measures candidates of our own only (`fleet.collection.trust`).
         fewer: Do with as many as there are.
+        whole: Choose among all that are known, not the first few of each workload.
 
     Raises:
         FleetError: Source devices have measured fewer candidates than samples asked for.
     """
     known = store.workloads()
     limit = max(_LEAST_POOL, math.ceil(_POOL_SHARE * samples / max(1, len(known))))
+    limit = _WHOLE_POOL if whole else limit
     pools = known_candidates(store, sources, limit, live=live)
     if sum(map(len, pools.values())) < samples:
         pools = known_candidates(store, sources, samples, live=live)
@@ -128,12 +136,15 @@ def choose(
     snapshot: DatasetSnapshot,
     target: DeviceId,
     pools: Mapping[WorkloadId, list[Candidate]],
-    measured: CollectionOf[CandidateId],
+    measured: Mapping[CandidateId, float],
     settings: FleetConfig,
     source: FleetTLP,
     samples: int,
 ) -> dict[WorkloadId, list[Candidate]]:
-    """The candidates to measure, those of earlier onboardings first: they need no measurement."""
+    """The candidates to measure, those of earlier onboardings first: they need no measurement.
+
+    `measured` has the seconds of what the device has measured, NaN where it failed.
+    """
     import numpy as np
 
     from transfer.adapt.sample_selection import Choice, selector_named
@@ -150,6 +161,7 @@ def choose(
         source_model=lambda: source,
         seed=settings.training.seed,
         taken=taken,
+        taken_secs=np.array([measured[dataset.candidate_ids[row]] for row in taken.tolist()]),
     )
     if len(taken) > samples:
         rows = selector.choose(replace(choice, pool=taken, taken=taken[:0]), samples)
@@ -162,6 +174,21 @@ def choose(
     return few
 
 
+def looks_at_results(selector: str) -> bool:
+    """Whether a way to choose looks at what the device has measured."""
+    from transfer.adapt.sample_selection import IN_ROUNDS
+
+    return selector in IN_ROUNDS
+
+
+def rounds(selector: str, samples: int) -> list[int]:
+    """How many samples there are to be after each choice; all at once where results do not matter."""
+    if not looks_at_results(selector) or samples <= _ROUND:
+        return [samples]
+    step = max(_ROUND, math.ceil(samples / _MOST_ROUNDS))
+    return [*range(step, samples, step), samples]
+
+
 def unmeasured(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> np.ndarray:
     """Rows that the head will rank: source devices measured them, the device did not."""
     import numpy as np
@@ -171,4 +198,12 @@ def unmeasured(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> 
     return np.setdiff1d(rows, one.few_shot)
 
 
-__all__ = ["choose", "pools_of", "source_devices_of", "source_version", "unmeasured"]
+__all__ = [
+    "choose",
+    "looks_at_results",
+    "pools_of",
+    "rounds",
+    "source_devices_of",
+    "source_version",
+    "unmeasured",
+]

@@ -7,6 +7,7 @@ from what it has. With recorded devices: `fleet.onboarding.replay`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection as CollectionOf
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,15 @@ from fleet.models.names import DEVICE_SCORES
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config
 from fleet.onboarding.adaptation import Onboarding, history, remember, strategy_for, told
-from fleet.onboarding.choice import choose, pools_of, source_devices_of, source_version, unmeasured
+from fleet.onboarding.choice import (
+    choose,
+    looks_at_results,
+    pools_of,
+    rounds,
+    source_devices_of,
+    source_version,
+    unmeasured,
+)
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
 from fleet.store.reader import StoreReader
 
@@ -109,17 +118,21 @@ def onboard_device(
         with clock.part("choose"):
             # What the device itself measured in another environment is as good a sample.
             known = [*sources, target] if earlier is not None else sources
-            pools, holds_out, samples = pools_of(store, known, samples, live=live, fewer=fewer)
+            selector = settings.onboarding.selector
+            how_wide = {"live": live, "fewer": fewer, "whole": looks_at_results(selector)}
+            pools, holds_out, samples = pools_of(store, known, samples, **how_wide)
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
             near = _likeness(mine, known_fingerprints(store, sources, mine.latency_secs, earlier, target))
         with clock.part("choose"):
             before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
-            measured = _measured(engine.store(), target, environment_id)
-            few = choose(before, target, pools, measured, settings, source, samples)
+        for count in rounds(selector, samples):
+            with clock.part("choose"):
+                measured = _measured(engine.store(), target, environment_id)
+                few = choose(before, target, pools, measured, settings, source, count)
+            with clock.part("measure"):
+                collection.measure({spec.family: few}, _given(collection, few))
         few_shot = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
-        with clock.part("measure"):
-            collection.measure({spec.family: few}, _given(collection, few))
         store = engine.store()
         descriptor = store.devices()[target].descriptor
         assert descriptor is not None  # it is ready
@@ -279,10 +292,16 @@ def _parts(
     return {target: present | before} if present or before else {}
 
 
-def _measured(store: StoreReader, target: DeviceId, environment_id: str) -> set[CandidateId]:
-    """What a device has measured in its present environment."""
-    records = store.records(device_id=target)
-    return {row.candidate_id for row in records if row.environment_id == environment_id}
+def _measured(store: StoreReader, target: DeviceId, environment_id: str) -> dict[CandidateId, float]:
+    """Seconds of what a device has measured in its present environment, NaN where it failed."""
+    found: dict[CandidateId, float] = {}
+    for row in store.records(device_id=target):
+        if row.environment_id == environment_id:
+            secs = row.latency_secs if row.outcome is Outcome.OK else math.nan
+            # The fastest of several; a failure only where no other measurement is.
+            before = found.get(row.candidate_id, math.nan)
+            found[row.candidate_id] = secs if math.isnan(before) or secs < before else before
+    return found
 
 
 def _outcomes(

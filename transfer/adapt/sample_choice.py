@@ -44,6 +44,8 @@ class Choice:
             none.
         seed: Of every draw.
         taken: Rows that were measured already.
+        taken_secs: Their seconds on the target, NaN where one failed; empty where the way to choose does not
+            look at them.
     """
 
     dataset: Dataset
@@ -52,6 +54,7 @@ class Choice:
     source_model: Callable[[], FleetTLP]
     seed: int
     taken: Rows = field(default_factory=_nothing)
+    taken_secs: Floats = field(default_factory=lambda: np.zeros(0))
     _places: Floats | None = field(default=None, init=False)
 
     @property

@@ -1,8 +1,8 @@
 """Which candidates to measure on a new device first.
 
 Called by onboarding and the onboarding curve, which compares the ways at equal k. All of them go on: asked
-again with what was measured already, they give what comes next, and nothing twice. None looks at latencies
-of the target.
+again with what was measured already, they give what comes next, and nothing twice. None but `search` looks at
+latencies of the target.
 
 Legend: P rows of the pool, T trunk width.
 """
@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.adapt.sample_choice import Choice, Floats, Rows, embed, places_in
+from transfer.adapt.space_search import SpaceSearch
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.features.flat import flat_inputs
 
 #: Measured candidates of each sampled workload: fewer give no ranking, more leave out workloads. With 64
 #: samples on one split, 8 of each of 8 workloads did a little better than 4 of each of 16 (tau .52 and .51).
@@ -174,11 +176,54 @@ class DiverseFast:
         return left[np.array(chosen, dtype=np.int64)]
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What may be the fastest, by the sources that what was measured speaks for (`SpaceSearch`).
+
+    The one way that looks at the target's measurements: ask it again after every few.
+    """
+
+    name: str = "search"
+    per_workload: int = _SAMPLES_PER_WORKLOAD
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `Selector.choose`."""
+        _enough(choice, count)
+        dataset, known = choice.dataset, dict(zip(choice.taken.tolist(), choice.taken_secs, strict=False))
+        columns = np.array(choice.sources, dtype=np.int64)
+        key = np.full(len(choice.pool), np.inf)
+        for group in np.unique(dataset.group[choice.pool]):
+            places = np.flatnonzero(dataset.group[choice.pool] == group)
+            rows = choice.pool[places]
+            secs = dataset.latency_secs[np.ix_(rows, columns)]
+            failed = dataset.failed[np.ix_(rows, columns)] & ~np.isfinite(secs)
+            numbers = flat_inputs(dataset.features, dataset.spec.category_sizes, rows).astype(np.float64)
+            search = SpaceSearch(np.where(failed, np.inf, secs), numbers, seed=choice.seed)
+            for place, row in enumerate(rows.tolist()):
+                if row in known:
+                    search.observe(place, float(known[row]))
+            left = ~np.isin(rows, choice.taken)
+            wanted = search.choose(count, left)
+            key[places[wanted]] = np.arange(len(wanted))
+        return _first(choice, _in_turns(choice, key, self.per_workload), count)
+
+
 #: Every way, by name; the first is the default.
 SELECTORS: dict[str, Selector] = {
     one.name: one
-    for one in (Paired(), FewOfEach(), Uniform(), Stratified(), Uncertain(), Clustered(), DiverseFast())
+    for one in (
+        Paired(),
+        FewOfEach(),
+        Uniform(),
+        Stratified(),
+        Uncertain(),
+        Clustered(),
+        DiverseFast(),
+        Search(),
+    )
 }
+#: Ways that look at what was measured, so that they choose a few at a time.
+IN_ROUNDS = frozenset({Search().name})
 
 
 def selector_named(name: str) -> Selector:
@@ -290,12 +335,14 @@ def _square_distances(x: Floats, centres: Floats) -> Floats:
 
 
 __all__ = [
+    "IN_ROUNDS",
     "SELECTORS",
     "Choice",
     "Clustered",
     "DiverseFast",
     "FewOfEach",
     "Paired",
+    "Search",
     "Selector",
     "Stratified",
     "Uncertain",
