@@ -177,7 +177,7 @@ class DiverseFast:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchSpace:
     """What may be the fastest, by the sources that what was measured speaks for (`SpaceSearch`).
 
     The one way that looks at the target's measurements: ask it again after every few.
@@ -219,11 +219,11 @@ SELECTORS: dict[str, Selector] = {
         Uncertain(),
         Clustered(),
         DiverseFast(),
-        Search(),
+        SearchSpace(),
     )
 }
 #: Ways that look at what was measured, so that they choose a few at a time.
-IN_ROUNDS = frozenset({Search().name})
+IN_ROUNDS = frozenset({SearchSpace().name})
 
 
 def selector_named(name: str) -> Selector:
@@ -342,7 +342,7 @@ __all__ = [
     "DiverseFast",
     "FewOfEach",
     "Paired",
-    "Search",
+    "SearchSpace",
     "Selector",
     "Stratified",
     "Uncertain",
