@@ -1,8 +1,9 @@
 """Fault points: count a process's steps on the disk, and let it die, or let the disk be full, at one of them.
 
 Only children of `benchmarks.chaos` install them, in themselves: the functions of `os` and `io.open` that
-change files are replaced for good. What Rust or C++ code writes is not seen here (Arrow's Parquet writer is
-given a Python file instead); kills from outside at random moments fall there.
+change files are replaced for good, and SQLite writes through `benchmarks.chaos_sqlite`. What Rust or C++ code
+writes is not seen here (Arrow's Parquet writer is given a Python file instead); kills from outside at random
+moments fall there.
 
 A step is a write, fsync, creation, rename, link, unlink, truncation or change of times below one folder.
 The fault happens *before* step `at`, so the sweep over all of them covers what lies between any two. A trace
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos_power import names_in
+from benchmarks.chaos_sqlite import SqliteFaults
 
 _NEEDS_ROOM = frozenset({"write", "open", "mkdir", "link", "fsync", "fdatasync"})
 _ALL = _NEEDS_ROOM | {"replace", "rename", "unlink", "remove", "rmdir", "utime", "truncate", "ftruncate"}
@@ -69,10 +71,12 @@ class FaultPoints:
 
     Attributes:
         steps: How many steps were counted.
+        waits_for_disk: Whether SQLite gets its syncs; not in a system that is to be caught without.
     """
 
     def __init__(self, plan: Plan, told: Callable[[], None] = lambda: None) -> None:
         self.steps = 0
+        self.waits_for_disk = True
         self._plan, self._told, self._has_begun = plan, told, False
         self._root = os.path.realpath(plan.folder)
         self._lock = threading.RLock()
@@ -100,6 +104,7 @@ class FaultPoints:
         opened = self._of_open(io.open)
         io.open = builtins.open = opened
         self._give_arrow_python_files()
+        self._sqlite = SqliteFaults(self)
 
     def step(self, what: str, path: str, data: Any = None, write: Callable[[Any], int] | None = None) -> None:
         """Count a step and do what the plan says.
@@ -149,11 +154,12 @@ class FaultPoints:
         text = Path(os.fsdecode(path)).absolute()
         return str(text.parent.resolve() / text.name)
 
-    def _note(self, **said: Any) -> None:
-        if self._trace >= 0:
+    def note(self, path: str, **said: Any) -> None:
+        """Write to the trace, of a path below the folder."""
+        if self._trace >= 0 and self._counts(path):
             self._real_write(self._trace, (json.dumps(said) + "\n").encode())
 
-    def _keep(self, path: str) -> None:
+    def keep(self, path: str) -> None:
         """Give a file that is about to lose its name another one: a power cut may bring it back."""
         if self._trace >= 0 and self._counts(path):
             with contextlib.suppress(OSError):
@@ -165,7 +171,7 @@ class FaultPoints:
             path = self._path(target)
             self.step("link" if name == "link" else "rename", path)
             if name != "link":
-                self._keep(path)  # of what it replaces
+                self.keep(path)  # of what it replaces
             return real(source, target, *args, **kwargs)
 
         return call
@@ -175,7 +181,7 @@ class FaultPoints:
             # With `dir_fd` it is `shutil.rmtree`, which no part of the system uses on its own files.
             where = self._path(path) if kwargs.get("dir_fd") is None else ""
             self.step(name, where)
-            self._keep(where)
+            self.keep(where)
             return real(path, *args, **kwargs)
 
         return call
@@ -199,9 +205,9 @@ class FaultPoints:
             names = names_in(path) if stat.S_ISDIR(found.st_mode) else None
             real(descriptor)
             if names is None:
-                self._note(inode=found.st_ino, size=found.st_size)
+                self.note(path, inode=found.st_ino, size=found.st_size)
             else:
-                self._note(folder=found.st_ino, names=names)
+                self.note(path, folder=found.st_ino, names=names)
             return None
 
         return call

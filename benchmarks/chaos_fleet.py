@@ -18,7 +18,6 @@ from typing import Any
 
 from agents.errors import SpoolFull
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
-from agents.spool.disk_spool import Spool
 from benchmarks.chaos_children import Spawner
 from benchmarks.chaos_life import Load
 from benchmarks.chaos_models import KEEP, watch_registry
@@ -63,7 +62,7 @@ _REFRESH = RefreshSettings(epochs=1, nice=0, keep=KEEP, watch_records=100, watch
 _TURN_SECS = 1.9
 #: Seconds of ours from turn to turn while a training runs: else it would see little of the fleet.
 _PACE_SECS = 0.01
-_JOURNAL_BYTES, _SEGMENT_BYTES = 4000, 60_000
+_JOURNAL_BYTES = 4000
 #: Seconds of ours within which all that was handed over must be settled, and no training runs any more.
 _SETTLE_SECS = 60.0
 
@@ -83,7 +82,6 @@ def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
     """
     history = load.root / "history.jsonl"
     _set_default(Journal.__init__, "compact_bytes", _JOURNAL_BYTES)
-    _set_default(Spool.__init__, "segment_bytes", _SEGMENT_BYTES)
     with _starting():
         look(load.log, history, load.disk)
     if not load.batches:

@@ -15,7 +15,7 @@ from typing import Any
 from agents.codec import record_from_json, record_to_json
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import Event
-from benchmarks.chaos_life import SEGMENT_BYTES, Load, ids_of, stored_in
+from benchmarks.chaos_life import Load, ids_of, stored_in
 from benchmarks.patience import patience
 from fleet.store.store import Store
 
@@ -26,7 +26,7 @@ def agent_load(arguments: dict[str, Any]) -> None:
     """Measure what a coordinator asks for and keep it until it is acknowledged; `socket` is its address."""
     load = Load(arguments)
     with (
-        Spool(load.disk / "spool", segment_bytes=SEGMENT_BYTES) as spool,
+        Spool(load.disk / "spool") as spool,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server,
     ):
         load.log.add(Event(kind="look", places={"spool": ids_of(spool.pending())}))

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import agents.row_file
 import fleet.store.delta.index
 import fleet.store.store
 from agents.records import DeviceId, Record
@@ -20,9 +21,7 @@ from fleet.store.reader import StoreReader
 
 #: Records of a batch.
 BATCH = 5
-#: Length of a spool's segment here.
-SEGMENT_BYTES = 60_000
-_MERGE_FILES, _CHECKPOINT_EVERY, _INDEX_IDS = 4, 5, 10
+_MERGE_FILES, _CHECKPOINT_EVERY, _INDEX_IDS, _CHECKPOINT_PAGES = 4, 5, 10, 40
 
 
 class Load:
@@ -41,13 +40,15 @@ class Load:
         self.log = HistoryLog(self.root / "history.jsonl")
         told = partial(self.log.add, Event(kind="trouble", by="disk fault"))
         self.points = FaultPoints(Plan(**arguments["plan"]), told)
-        # Merges, checkpoints, indexes and new segments often enough to be hit.
+        # Merges, checkpoints and indexes often enough to be hit.
         fleet.store.store.MERGE_FILES, fleet.store.store.CHECKPOINT_EVERY = _MERGE_FILES, _CHECKPOINT_EVERY
         fleet.store.delta.index.LEAST_IDS, fleet.store.delta.index.SAVE_IDS = _INDEX_IDS, 2 * _INDEX_IDS
         fleet.store.delta.index.SAVE_COMMITS = _CHECKPOINT_EVERY
+        agents.row_file.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
         self.points.install()
         if arguments["sabotage"] == "fsync":
             setattr(os, "fsync", lambda _: None)  # noqa: B010  # for the type checker it is a function
+            self.points.waits_for_disk = False
 
     def measured(self, batch: int) -> list[Record]:
         """New records of a batch, most of one device."""
@@ -71,4 +72,4 @@ def stored_in(store: StoreReader) -> tuple[str, ...]:
     return tuple(one for _, batch in store.columns(["record_id"]) for one in batch.column(0).to_pylist())
 
 
-__all__ = ["BATCH", "SEGMENT_BYTES", "Load", "ids_of", "stored_in"]
+__all__ = ["BATCH", "Load", "ids_of", "stored_in"]

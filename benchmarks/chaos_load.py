@@ -2,7 +2,7 @@
 
 Each load opens its part as any process would after a crash, writes down in the history what it finds, and
 goes on working; it never cleans up. The real spool, store, intake, journal and coordinator are used as they
-are, with smaller segments and more frequent merges, so that kills fall into those too. The arguments are
+are, with more frequent checkpoints and merges, so that kills fall into those too. The arguments are
 those of `chaos_life.Load`.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_fleet import StartRefused, run_fleet
 from benchmarks.chaos_handover import agent_load, coordinator_load
 from benchmarks.chaos_history import Event
-from benchmarks.chaos_life import BATCH, SEGMENT_BYTES, Load, ids_of, stored_in
+from benchmarks.chaos_life import BATCH, Load, ids_of, stored_in
 from benchmarks.chaos_models import models_load
 from benchmarks.chaos_observer import observer_load
 from benchmarks.chaos_records import make_recorded
@@ -61,7 +61,7 @@ def spool_load(arguments: dict[str, Any]) -> None:
         # A full or failing disk may keep the spool from opening, and a failing one from going on.
         with (
             contextlib.suppress(SpoolError),
-            Spool(load.disk / "spool", segment_bytes=SEGMENT_BYTES) as spool,
+            Spool(load.disk / "spool") as spool,
         ):
             load.log.add(Event(kind="look", places={"spool": ids_of(spool.pending())}))
             is_first = False
@@ -76,7 +76,7 @@ def spool_load(arguments: dict[str, Any]) -> None:
 
 
 def _spool(load: Load) -> Spool:
-    return Spool(load.disk / "spool", segment_bytes=SEGMENT_BYTES)
+    return Spool(load.disk / "spool")
 
 
 def _put(spool: Spool, records: list[Record]) -> None:

@@ -9,14 +9,19 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+
+#: What a disk writes whole.
+_SECTOR_BYTES = 512
 
 
 def power_cut(folder: Path, trace: Path, rng: random.Random) -> int:
     """Leave of a folder what a power cut may leave: what no fsync has confirmed is cut, or gone, by chance.
 
-    Every file is cut at a random byte behind what was on the disk for certain; every name that its folder was
-    not made durable with may be gone, and a file that it replaced back. To be called after the kill.
+    Every file is cut at a random byte behind what was on the disk for certain. Bytes that were overwritten
+    since may be the old ones. Every name that its folder was not made durable with may be gone, and a file
+    that it replaced back. To be called after the kill.
 
     Args:
         folder: The folder given to the fault points.
@@ -27,17 +32,22 @@ def power_cut(folder: Path, trace: Path, rng: random.Random) -> int:
         How many bytes and names were taken or brought back.
     """
     sizes: dict[int, int] = {}
+    former: dict[int, list[tuple[int, bytes]]] = {}
     names: dict[int, dict[str, int]] = {}  # by the folder's number: it may be renamed after
     if (trace / "trace.jsonl").exists():
         for line in (trace / "trace.jsonl").read_text().splitlines():
             said = json.loads(line)
             if "folder" in said:
                 names[said["folder"]] = said["names"]
+            elif "was" in said:
+                former.setdefault(said["inode"], []).append((said["offset"], bytes.fromhex(said["was"])))
             else:
                 sizes[said["inode"]] = said["size"]
+                former.pop(said["inode"], None)
     changed = _cut_names(Path(os.path.realpath(folder)), names, trace, rng)
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():
+            changed += _bring_back(path, former.get(path.stat().st_ino, []), rng)
             found = path.stat()
             safe = min(sizes.get(found.st_ino, 0), found.st_size)
             if safe < found.st_size and rng.random() < 0.8:
@@ -48,6 +58,18 @@ def power_cut(folder: Path, trace: Path, rng: random.Random) -> int:
                 changed += found.st_size - cut
     shutil.rmtree(trace)
     mark_durable(folder, trace)
+    return changed
+
+
+def _bring_back(path: Path, former: Sequence[tuple[int, bytes]], rng: random.Random) -> int:
+    """Put bytes back that were overwritten or cut off, sector by sector, each by chance; returns how many."""
+    changed = 0
+    with path.open("r+b") as stream:
+        for offset, was in reversed(former):
+            for start in range(0, len(was), _SECTOR_BYTES):
+                if rng.random() < 0.5:
+                    stream.seek(offset + start)
+                    changed += stream.write(was[start : start + _SECTOR_BYTES])
     return changed
 
 

@@ -1,6 +1,6 @@
-"""Files that survive a kill and a power cut, and plain words for what a disk says.
+"""Plain words for what a disk says, as the store's errors; and the helpers of `agents.files`.
 
-The store's modules call it; it knows nothing of records or tables.
+Whatever writes to the disk calls it; it knows nothing of records or tables.
 """
 
 from __future__ import annotations
@@ -8,62 +8,17 @@ from __future__ import annotations
 import errno
 import os
 import re
-import uuid
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agents.files import fsync, write_all_durably, write_durably
 from fleet.errors import StoreError, StoreFull
 
 #: What a full disk, a used-up quota and a file size limit say.
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-#: Threads that wait for the disk.
-_SYNC_THREADS = 16
-
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-
-
-def fsync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file in one step: after any crash it is the old one or the new one, whole."""
-    write_all_durably({path: data})
-
-
-def write_all_durably(files: Mapping[Path, bytes]) -> None:
-    """Replace several files, each in one step; it takes hardly longer than one.
-
-    Raises:
-        OSError: The disk is full or failed; files are old or new, each whole.
-    """
-    temporaries = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp") for path in files}
-    try:
-        for path, data in files.items():
-            with temporaries[path].open("xb") as stream:
-                stream.write(data)
-        # A file system makes many files durable at once, if it is asked for them at once.
-        if len(files) == 1:
-            fsync(*temporaries.values())
-        elif files:
-            with ThreadPoolExecutor(min(len(files), _SYNC_THREADS)) as threads:
-                list(threads.map(fsync, temporaries.values()))
-        for path, temporary in temporaries.items():
-            temporary.replace(path)
-    except OSError:
-        for temporary in temporaries.values():
-            temporary.unlink(missing_ok=True)
-        raise
-    for folder in {path.parent for path in files}:
-        fsync(folder)
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 `agents.device.worker` puts every record here before it hands it over, so neither a lost message nor a dead
 coordinator costs a measurement. Standard library only; it knows nothing of who fetches the records.
 
-A spool is a folder of segment files. A segment is a row of frames (`agents.spool.frames`) with either one
-`record`, since the second version with the `lease` that it was made under, or a list of `acknowledged` ids.
-Frames are only ever added at the end of the last segment.
+A spool is a folder with one file of rows (`agents.row_file`). A row is JSON with a `record` and the `lease`
+that it was made under. Segments of earlier versions are moved over at the opening (`agents.spool.frames`).
 """
 
 from __future__ import annotations
@@ -17,107 +16,75 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agents.codec import record_from_json, record_to_json
 from agents.errors import AgentError, SpoolError, SpoolFull
+from agents.files import make_folder
 from agents.lease import LeaseTag, tag_from_json
 from agents.records import Record
-from agents.spool.frames import (
-    HEAD,
-    MARKER,
-    Scan,
-    frame,
-    fsync_folder,
-    make_folder,
-    payload_at,
-    scan,
-    set_aside,
-    truncate,
-)
+from agents.row_file import Row, RowFile
+from agents.spool.frames import old_spool
 
 _LOG = logging.getLogger(__name__)
 
-#: A new segment is begun when the last one is this long; a segment is deleted as a whole.
-SEGMENT_BYTES = 8 << 20
-#: Most bytes on the disk: some 100,000 records, days of one device without a coordinator.
+#: Most bytes of records: some 100,000 records, days of one device without a coordinator.
 MAX_BYTES = 1 << 30
+#: Name of the file in the folder of a spool.
+FILE = "spool.sqlite"
 
+#: Acknowledged records that wait for the next `put` to be deleted with it, at most.
+_GONE_ROWS = 1000
 #: How often a lock that another process holds is tried again.
 _LOCK_POLL_SEC = 0.05
-
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-#: Told apart from the tag None.
-_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the payload of an unacknowledged record is."""
+    """Where an unacknowledged record is."""
 
-    offset: int
+    number: int
     length: int
     tag: LeaseTag | None
-
-
-@dataclass(slots=True)
-class _Segment:
-    path: Path
-    #: Bytes of whole frames.
-    size: int = 0
-    #: By record id, in the order of putting.
-    pending: dict[str, _Place] = field(default_factory=dict)
 
 
 class Spool:
     """Records kept until acknowledged.
 
     Promises: when `put` returns, the records survive a kill and a power cut. `pending` gives each record
-    that is not known to be acknowledged, in the order of putting. Acknowledgements are not waited for on the
-    disk, so after a power cut a record may be pending once more: deliver it again, its id tells the receiver.
-    One process at a time may have a spool open, and one thread may use it.
+    that is not known to be acknowledged, in the order of putting. Acknowledgements do not wait for the disk:
+    the next `put` takes them along. So after a kill a record may be pending once more: deliver it again, its
+    id tells the receiver. One process at a time may have a spool open, and one thread may use it.
 
     Args:
         path: Folder; made if missing.
-        segment_bytes: Length at which a new segment is begun.
-        max_bytes: Most bytes on the disk, acknowledged records of unfinished segments included.
+        max_bytes: Most bytes of unacknowledged records.
         lock_timeout_secs: How long to wait until another process, such as a dying one, lets go of it.
 
     Raises:
         SpoolError: The folder cannot be used, another process has it, a newer version wrote it; or it was
-            damaged elsewhere than at its end. A damaged segment is set aside as `.corrupt` first and its good
-            frames kept, so the spool opens the next time.
+            damaged. A damaged file is set aside as `.corrupt` first and its good records kept, so the spool
+            opens the next time.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        segment_bytes: int = SEGMENT_BYTES,
-        max_bytes: int = MAX_BYTES,
-        lock_timeout_secs: float = 0.0,
-    ) -> None:
-        self._path = path
-        self._segment_bytes = segment_bytes
-        self._max_bytes = max_bytes
-        self._segments: list[_Segment] = []
-        try:
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES, lock_timeout_secs: float = 0.0) -> None:
+        self._path, self._max_bytes = path, max_bytes
+        #: By record id, in the order of putting.
+        self._pending: dict[str, _Place] = {}
+        #: Numbers of rows that are to be deleted.
+        self._gone: list[int] = []
+        self._rows: RowFile | None = None
+        with _disk_errors(f"the spool {path} cannot be opened"):
             make_folder(path)
             self._lock = _lock(path, lock_timeout_secs)
-        except OSError as error:
-            raise _disk_error(f"the spool {path} cannot be opened", error) from error
-        try:
-            self._load()
-        except OSError as error:
-            self.close()
-            raise _disk_error(f"the spool {path} cannot be opened", error) from error
-        except BaseException:
-            self.close()
-            raise
+            try:
+                self._load()
+            except BaseException:
+                self.close()
+                raise
 
     def put(self, records: Sequence[Record], tag: LeaseTag | None = None) -> None:
         """Keep records; they are on the disk when this returns.
@@ -133,30 +100,34 @@ class Spool:
             SpoolFull: No room; none of them was kept.
             SpoolError: The disk failed; none of them was kept.
         """
-        self._check_open()
-        pending = {name: place.tag for segment in self._segments for name, place in segment.pending.items()}
-        fresh = {one.record_id: one for one in records if pending.get(one.record_id, _ABSENT) != tag}
+        rows = self._opened()
+        known = self._pending
+        fresh = {
+            one.record_id: one
+            for one in records
+            if one.record_id not in known or known[one.record_id].tag != tag
+        }
         if not fresh:
             return
         lease = {} if tag is None else {"lease": tag.as_json()}
-        frames = [frame({"record": record_to_json(record), **lease}) for record in fresh.values()]
-        asked = sum(map(len, frames))
-        held = sum(segment.size for segment in self._segments)
+        added = [
+            (record_id, _packed({"record": record_to_json(one), **lease})) for record_id, one in fresh.items()
+        ]
+        asked = sum(len(body) for _, body in added)
+        held = sum(place.length for place in known.values())
         what = f"{len(fresh)} records of {asked} bytes"
         if held + asked > self._max_bytes:
             raise SpoolFull(
                 f"the spool {self._path} holds {held} of at most {self._max_bytes} bytes, no room for {what};"
                 " start the coordinator, it fetches and acknowledges them"
             )
-        try:
-            segment = self._writable()
-            offset = segment.size
-            _add(segment, b"".join(frames), durable=True)
-        except OSError as error:
-            raise _disk_error(f"the spool {self._path} could not keep {what}", error) from error
-        for record_id, one in zip(fresh, frames, strict=True):
-            self._keep(segment, record_id, _Place(offset + HEAD.size, len(one) - HEAD.size, tag))
-            offset += len(one)
+        replaced = [known[record_id].number for record_id in fresh if record_id in known]
+        with _disk_errors(f"the spool {self._path} could not keep {what}"):
+            numbers = rows.change(added, [*self._gone, *replaced])
+        self._gone.clear()
+        for number, (record_id, body) in zip(numbers, added, strict=True):
+            known.pop(record_id, None)
+            known[record_id] = _Place(number, len(body), tag)
 
     def pending(self) -> list[Record]:
         """Return the records that nobody has acknowledged, in the order of putting.
@@ -174,38 +145,30 @@ class Spool:
         Raises:
             SpoolError: As `pending`.
         """
-        self._check_open()
-        for segment in self._segments:
-            yield from _read_pending(segment)
+        rows = self._opened()
+        with _disk_errors(f"the spool {self._path} cannot be read"):
+            yield from map(_unpacked, rows.get([place.number for place in self._pending.values()]))
 
     def acknowledge(self, record_ids: Iterable[str]) -> None:
         """Forget records that the store holds for good; unknown ids are ignored.
 
         It never fails for lack of room: it is what makes room.
         """
-        self._check_open()
-        gone: list[str] = []
-        wanted = set(record_ids)
-        for segment in self._segments:
-            done = wanted & segment.pending.keys()
-            for record_id in done:
-                del segment.pending[record_id]
-            gone.extend(done)
-        last = self._segments[-1:]
-        for segment in [one for one in self._segments if not one.pending]:
-            segment.path.unlink(missing_ok=True)
-            self._segments.remove(segment)
-        if gone and self._segments:
-            try:
-                if self._segments[-1:] != last:
-                    # Were the last to come back, this one would not be it, and may end within a frame.
-                    fsync_folder(self._path)
-                _add(self._segments[-1], frame({"acknowledged": sorted(gone)}), durable=False)
-            except OSError as error:
-                _LOG.warning("%s: acknowledgements may be asked for again: %s", self._path, error)
+        self._opened()
+        for record_id in record_ids:
+            if (place := self._pending.pop(record_id, None)) is not None:
+                self._gone.append(place.number)
+        if len(self._gone) >= _GONE_ROWS:
+            self._forget()
 
     def close(self) -> None:
         """Let another process open the spool; what is pending stays."""
+        if self._rows is not None:
+            self._forget()
+            if not self._pending:
+                self._rows.shrink()
+            self._rows.close()
+            self._rows = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -218,118 +181,43 @@ class Spool:
 
     def __len__(self) -> int:
         """Count the pending records."""
-        return sum(len(segment.pending) for segment in self._segments)
+        return len(self._pending)
 
-    def _check_open(self) -> None:
-        if self._lock < 0:
+    def _opened(self) -> RowFile:
+        if self._rows is None:
             raise SpoolError(f"the spool {self._path} was closed; open it again")
+        return self._rows
 
-    def _keep(self, segment: _Segment, record_id: str, place: _Place) -> None:
-        """Note where the newest frame of a record is."""
-        for one in self._segments:
-            one.pending.pop(record_id, None)
-        segment.pending[record_id] = place
-
-    def _writable(self) -> _Segment:
-        """Return the segment to write to, a new one where the last is long enough."""
-        if self._segments and self._segments[-1].size < self._segment_bytes:
-            return self._segments[-1]
-        number = 0
-        if self._segments:
-            # Only the last segment may end in the middle of a frame, so what was not waited for is now.
-            fsync_folder(self._segments[-1].path)
-            number = int(self._segments[-1].path.stem) + 1
-        segment = _Segment(self._path / f"{number:010d}.seg")
-        # It may be there, empty, if the disk was full at the next step.
-        segment.path.touch()
-        fsync_folder(self._path)
-        self._segments.append(segment)
-        return segment
+    def _forget(self) -> None:
+        if self._gone:
+            try:
+                self._opened().change([], self._gone)
+                self._gone.clear()
+            except OSError as error:
+                _LOG.warning("%s: acknowledgements may be asked for again: %s", self._path, error)
 
     def _load(self) -> None:
-        for leftover in self._path.glob("*.tmp"):
-            leftover.unlink()
-        reports = []
-        paths = sorted(self._path.glob("*.seg"))
-        for path in paths:
-            data = path.read_bytes()
-            found = scan(data)
-            is_last = path == paths[-1]
-            if found.end < len(data) and not is_last:
-                found.holes.append(found.end)
-            if found.holes:
-                reports.append(set_aside(path, data, found))
-                data = path.read_bytes()
-                found = scan(data)
-            elif found.end < len(data):
-                _LOG.warning("%s: dropped %d bytes of an unfinished put", path, len(data) - found.end)
-                truncate(path, found.end)
-            elif is_last:
-                # What a killed put has left is handed over from now on, so it must not go with the power.
-                fsync_folder(path)
-            self._take(path, data, found)
-        empty = [one for one in self._segments if not one.pending]
-        for segment in empty:
-            segment.path.unlink()
-            self._segments.remove(segment)
-        if empty:
-            fsync_folder(self._path)
+        rows = self._rows = RowFile(self._path / FILE)
+        where = f"{self._path}, segments of an earlier version"
+        try:
+            reports = [*rows.notes, *old_spool(self._path, rows)]
+            for row in rows.rows():
+                where = f"{rows.path}, row {row.number}"
+                tag, record = _unpacked(row)
+                self._pending[record.record_id] = _Place(row.number, len(row.body), tag)
+        except (AgentError, ValueError) as error:
+            raise SpoolError(f"{where}: {error}") from error
         if reports:
             raise SpoolError("; ".join(reports) + "; open the spool again to go on with the rest")
 
-    def _take(self, path: Path, data: bytes, found: Scan) -> None:
-        """Play the frames of a segment, in order."""
-        segment = _Segment(path, size=found.end)
-        self._segments.append(segment)
-        for offset, length in found.frames:
-            value = json.loads(data[offset : offset + length])
-            if "acknowledged" in value:
-                for record_id in value["acknowledged"]:
-                    for one in self._segments:
-                        one.pending.pop(record_id, None)
-            else:
-                tag, record = _decode(value, path, offset)
-                self._keep(segment, record.record_id, _Place(offset, length, tag))
+
+def _packed(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _decode(value: dict[str, Any], path: Path, offset: int) -> tuple[LeaseTag | None, Record]:
-    try:
-        return tag_from_json(value.get("lease")), record_from_json(value.get("record"))
-    except (AgentError, ValueError) as error:
-        raise SpoolError(f"{path}, byte {offset}: {error}") from error
-
-
-def _read_pending(segment: _Segment) -> Iterator[tuple[LeaseTag | None, Record]]:
-    if not segment.pending:
-        return
-    try:
-        with segment.path.open("rb") as stream:
-            for record_id, place in segment.pending.items():
-                stream.seek(place.offset - HEAD.size)
-                data = stream.read(HEAD.size + place.length)
-                if payload_at(data, 0) != place.length:
-                    raise SpoolError(f"{segment.path}, byte {place.offset}: record {record_id} is damaged")
-                yield _decode(json.loads(data[HEAD.size :]), segment.path, place.offset)
-    except OSError as error:
-        raise _disk_error(f"{segment.path} cannot be read", error) from error
-
-
-def _add(segment: _Segment, data: bytes, *, durable: bool) -> None:
-    """Write at the end of a segment; after an error the segment is as it was."""
-    descriptor = os.open(segment.path, os.O_WRONLY)
-    try:
-        try:
-            done = 0
-            while done < len(data):
-                done += os.pwrite(descriptor, data[done:], segment.size + done)
-            if durable:
-                os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, segment.size)
-            raise
-    finally:
-        os.close(descriptor)
-    segment.size += len(data)
+def _unpacked(row: Row) -> tuple[LeaseTag | None, Record]:
+    value = json.loads(row.body)
+    return tag_from_json(value.get("lease")), record_from_json(value.get("record"))
 
 
 def _lock(path: Path, timeout_secs: float) -> int:
@@ -350,10 +238,14 @@ def _lock(path: Path, timeout_secs: float) -> int:
         return descriptor
 
 
-def _disk_error(what: str, error: OSError) -> SpoolError:
-    if error.errno in _FULL:
-        return SpoolFull(f"{what}: {error.strerror}; free some space on the disk and try again")
-    return SpoolError(f"{what}: {error.strerror or error}; check the folder and its disk")
+@contextmanager
+def _disk_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise SpoolFull(f"{what}: {error.strerror}; free some space on the disk and try again") from error
+        raise SpoolError(f"{what}: {error.strerror or error}; check the folder and its disk") from error
 
 
-__all__ = ["MARKER", "MAX_BYTES", "SEGMENT_BYTES", "Spool"]
+__all__ = ["FILE", "MAX_BYTES", "Spool"]

@@ -1,6 +1,6 @@
-"""Frames of the spool's segment files: make them, find them again, set damaged files aside.
+"""Frames, the format of earlier versions: find them in a file, and move the segments of an old spool over.
 
-Only `agents.spool.disk_spool` calls it. A frame is the marker, the length of its payload and a CRC-32 (4
+`fleet` reads its own old files with it. A frame is the marker, the length of its payload and a CRC-32 (4
 bytes each, little-endian), then the payload: JSON.
 """
 
@@ -13,6 +13,11 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from agents.codec import record_from_json
+from agents.files import free_name, fsync, make_folder
+from agents.files import fsync as fsync_folder
+from agents.row_file import RowFile
 
 #: Starts each frame. 0xF5 occurs in no UTF-8 text, so no payload can hold it and a search finds true frames.
 MARKER = b"\xf5REC"
@@ -75,11 +80,7 @@ def scan(data: bytes) -> Scan:
 
 def set_aside(path: Path, data: bytes, found: Scan) -> str:
     """Keep a damaged segment for people, and put its good frames in its place; return what to say."""
-    kept = path.with_name(path.name + ".corrupt")
-    number = 0
-    while kept.exists():
-        number += 1
-        kept = path.with_name(f"{path.name}.{number}.corrupt")
+    kept = free_name(path, ".corrupt")
     good = path.with_name(path.name + ".tmp")
     with good.open("wb") as stream:
         for offset, length in found.frames:
@@ -89,7 +90,7 @@ def set_aside(path: Path, data: bytes, found: Scan) -> str:
     # A second name first, then one step to the new content: a kill in between loses neither.
     kept.hardlink_to(path)
     good.replace(path)
-    fsync_folder(path.parent)
+    fsync(path.parent)
     offsets = ", ".join(map(str, found.holes))
     return (
         f"{path} is damaged at byte {offsets}: kept as {kept.name}, its {len(found.frames)} good frames go on"
@@ -106,22 +107,48 @@ def truncate(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def fsync_folder(folder: Path) -> None:
-    """Wait until new and renamed files of a folder, or what a file holds, are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def old_spool(folder: Path, rows: RowFile) -> list[str]:
+    """Move the records of a spool of segment files into rows; a damaged segment is set aside.
 
+    A frame of a segment holds either a `record`, perhaps with the `lease` that it was made under, or a list
+    of `acknowledged` ids. A kill in the middle costs nothing: the next call moves them again.
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, durably: else a power cut takes them with all they hold."""
-    made = [one for one in folder.parents if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    # Its own name always: a kill may have come between the two steps.
-    for one in (folder, *made):
-        fsync_folder(one.parent)
+    Returns:
+        Damage that was found, one line each.
+
+    Raises:
+        OSError: The disk is full or failed; the segments are as they were.
+    """
+    paths = sorted(folder.glob("*.seg"))
+    if not paths:
+        return []
+    pending: dict[str, bytes] = {}
+    damaged: dict[Path, str] = {}
+    for path in paths:
+        data = path.read_bytes()
+        found = scan(data)
+        # Only the last segment may end in the middle of a frame.
+        if found.end < len(data) and path != paths[-1]:
+            found.holes.append(found.end)
+        if found.holes:
+            damaged[path] = (
+                f"{path} is damaged at byte {', '.join(map(str, found.holes))}: kept as "
+                f"{free_name(path, '.corrupt').name}, its {len(found.frames)} good frames go on"
+            )
+        for offset, length in found.frames:
+            payload = data[offset : offset + length]
+            value = json.loads(payload)
+            for record_id in value.get("acknowledged", ()):
+                pending.pop(record_id, None)
+            if "record" in value:
+                record_id = record_from_json(value["record"]).record_id
+                pending.pop(record_id, None)
+                pending[record_id] = payload
+    rows.change(list(pending.items()), [one.number for one in rows.rows() if one.key in pending])
+    for path in paths:
+        path.replace(free_name(path, ".corrupt")) if path in damaged else path.unlink()
+    fsync(folder)
+    return list(damaged.values())
 
 
 __all__ = [
@@ -131,6 +158,7 @@ __all__ = [
     "frame",
     "fsync_folder",
     "make_folder",
+    "old_spool",
     "payload_at",
     "scan",
     "set_aside",

@@ -1,0 +1,77 @@
+"""Files that survive a kill and a power cut: written beside their place, made durable, and renamed into it.
+
+Standard library only. `agents.row_file` and all of `fleet` call it; it knows nothing of contents.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+#: Threads that wait for the disk.
+_SYNC_THREADS = 16
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, durably: else a power cut takes them with all they hold."""
+    made = [one for one in folder.parents if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # Its own name always: a kill may have come between the two steps.
+    for one in (folder, *made):
+        fsync(one.parent)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file in one step: after any crash it is the old one or the new one, whole."""
+    write_all_durably({path: data})
+
+
+def write_all_durably(files: Mapping[Path, bytes]) -> None:
+    """Replace several files, each in one step; it takes hardly longer than one.
+
+    Raises:
+        OSError: The disk is full or failed; files are old or new, each whole.
+    """
+    temporaries = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp") for path in files}
+    try:
+        for path, data in files.items():
+            with temporaries[path].open("xb") as stream:
+                stream.write(data)
+        # A file system makes many files durable at once, if it is asked for them at once.
+        if len(files) == 1:
+            fsync(*temporaries.values())
+        elif files:
+            with ThreadPoolExecutor(min(len(files), _SYNC_THREADS)) as threads:
+                list(threads.map(fsync, temporaries.values()))
+        for path, temporary in temporaries.items():
+            temporary.replace(path)
+    except OSError:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+        raise
+    for folder in {path.parent for path in files}:
+        fsync(folder)
+
+
+def free_name(path: Path, suffix: str) -> Path:
+    """A name beside a file that nothing has: `NAME.suffix`, else `NAME.1.suffix` and so on."""
+    found, number = path.with_name(path.name + suffix), 0
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}.{number}{suffix}")
+    return found
+
+
+__all__ = ["free_name", "fsync", "make_folder", "write_all_durably", "write_durably"]

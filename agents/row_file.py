@@ -1,0 +1,354 @@
+"""Rows that survive a kill and a power cut: one SQLite file with exactly one owning connection.
+
+`agents.spool.disk_spool` keeps finished records in it; `fleet` its journal, its candidate pools and results
+that were set aside. It knows nothing of what a row means. Standard library only.
+
+SQLite writes ahead (WAL) with `synchronous=FULL`, so a transaction waits for the disk once. The lock is
+exclusive: no second connection, no shared memory. SQLite has sums over the log but none over the pages of the
+file, hence each row has a sum of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.files import free_name, fsync, make_folder, write_durably
+
+#: Pages of the log after which SQLite moves them into the file.
+CHECKPOINT_PAGES = 1000
+#: An empty file that is longer gives its room back.
+_SHRINK_BYTES = 4 << 20
+#: Most ids that are tried one by one behind the last row that can be read.
+_RESCUE_IDS = 10_000
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS rows"
+    " (id INTEGER PRIMARY KEY, key TEXT NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL)"
+)
+_INSERT = "INSERT INTO rows (id, key, body, sum) VALUES (?, ?, ?, ?)"
+_SELECT = "SELECT id, key, body, sum FROM rows WHERE id >= ? ORDER BY id"
+#: Head of the log: the page size is the third number, two salts are the fifth and sixth. Head of a frame:
+#: page, pages of the file after a transaction that ends here (else 0), and the salts of its log.
+_LOG_HEAD, _FRAME_HEAD = struct.Struct(">8I"), struct.Struct(">6I")
+
+_ERRNOS = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_BUSY: errno.EAGAIN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row."""
+
+    #: Ascends in the order of adding.
+    number: int
+    key: str
+    body: bytes
+
+
+class RowFile:
+    """Rows in the order of adding.
+
+    Promises: when `change` returns, all of it survives a kill and a power cut; after a kill in the middle,
+    all of it or nothing is there. Damage that is found at the opening is told in `notes`: the damaged file is
+    copied aside, and the rows that can be read go on.
+
+    Args:
+        path: The file; made if missing, with its folder.
+        layout: Number of the layout of the rows, for a new file.
+
+    Raises:
+        BlockingIOError: Another connection has it.
+        OSError: The disk is full or failed.
+
+    Attributes:
+        layout: Number that the file was made with.
+        notes: Damage that was found, one line each; mostly empty.
+        first_damaged: Number of the first row that was lost to damage, if any was.
+    """
+
+    def __init__(self, path: Path, *, layout: int = 1) -> None:
+        self.path = path
+        self.notes: list[str] = []
+        self.first_damaged: int | None = None
+        make_folder(path.parent)
+        self._finish_rescue()
+        try:
+            self._open(layout)
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise _os_error(error, path) from error
+            self._rescue()
+            with _os_errors(path):
+                self._open(layout)
+
+    def _open(self, layout: int) -> None:
+        ends = _ends_in_log(self._log)
+        connection = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
+        try:
+            for pragma in (
+                *("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL", "secure_delete=OFF"),
+                *(f"wal_autocheckpoint={CHECKPOINT_PAGES}", f"journal_size_limit={_SHRINK_BYTES}"),
+            ):
+                connection.execute(f"PRAGMA {pragma}")
+            connection.execute("BEGIN IMMEDIATE")
+            if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                connection.execute(_TABLE)
+                connection.execute(f"PRAGMA user_version={layout}")
+            connection.execute("COMMIT")
+            # SQLite itself does not make the name of the file durable.
+            fsync(self.path.parent)
+            _, used, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
+            # Only the last transaction may be torn: those before it were waited for.
+            if any(ends[max(used, 0) : -1]):
+                self._copy_aside(" in its log", [self._log])
+            [self.layout] = connection.execute("PRAGMA user_version").fetchone()
+            bad = [number for number, *row in connection.execute(_SELECT, (0,)) if not _is_whole(*row)]
+            if bad:
+                raise _damage(f"rows {', '.join(map(str, bad))}")
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    @property
+    def _log(self) -> Path:
+        return self.path.with_name(self.path.name + "-wal")
+
+    @property
+    def _rebuilt(self) -> Path:
+        return self.path.with_name(self.path.name + ".rebuilt")
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file without its log; room that is free inside counts."""
+        with _os_errors(self.path):
+            [pages] = self._connection.execute("PRAGMA page_count").fetchone()
+            [page_bytes] = self._connection.execute("PRAGMA page_size").fetchone()
+        return int(pages) * int(page_bytes)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield all rows, oldest first; nothing may be changed meanwhile.
+
+        Raises:
+            OSError: The disk failed, or changed behind the owner's back.
+        """
+        with _os_errors(self.path):
+            for number, *row in self._connection.execute(_SELECT, (0,)):
+                yield self._checked(number, *row)
+
+    def get(self, numbers: Iterable[int]) -> Iterator[Row]:
+        """Yield some rows, in the order of the numbers.
+
+        Raises:
+            OSError: As `rows`; also if there is no such row.
+        """
+        select = "SELECT key, body, sum FROM rows WHERE id = ?"
+        with _os_errors(self.path):
+            for number in numbers:
+                found = self._connection.execute(select, (number,)).fetchone()
+                yield self._checked(number, *(found or ("", b"", -1)))
+
+    def _checked(self, number: int, key: str, body: bytes, total: int) -> Row:
+        if not _is_whole(key, body, total):
+            raise OSError(errno.EIO, f"row {number} is damaged", str(self.path))
+        return Row(number, key, body)
+
+    def change(self, added: Sequence[tuple[str, bytes]], removed: Iterable[int] = ()) -> list[int]:
+        """Add rows and remove others, all of it or nothing; it is on the disk when this returns.
+
+        Args:
+            added: Key and body of each.
+            removed: Numbers of rows; unknown ones are ignored.
+
+        Returns:
+            The numbers of the added rows.
+
+        Raises:
+            OSError: The disk is full or failed; nothing of it was kept.
+        """
+        connection = self._connection
+        with _os_errors(self.path):
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                # The numbers of removed rows must not come again: the order goes by them.
+                [last] = connection.execute("SELECT coalesce(max(id), 0) FROM rows").fetchone()
+                numbers = list(range(last + 1, last + 1 + len(added)))
+                connection.executemany(
+                    _INSERT,
+                    (
+                        (number, key, body, _sum(key, body))
+                        for number, (key, body) in zip(numbers, added, strict=True)
+                    ),
+                )
+                connection.executemany("DELETE FROM rows WHERE id = ?", ((number,) for number in removed))
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+        return numbers
+
+    def shrink(self) -> None:
+        """Give the room of an empty file back to the disk, if it is worth it; no error if that fails."""
+        with suppress(sqlite3.Error, OSError):
+            if self.size_bytes > _SHRINK_BYTES:
+                self._connection.execute("VACUUM")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with suppress(sqlite3.Error):
+            self._connection.close()
+
+    def _copy_aside(self, where: str, files: Sequence[Path]) -> None:
+        """Copy damaged files for people, and note it."""
+        aside = free_name(self.path, ".corrupt")
+        for path in filter(Path.exists, files):
+            copy = aside.with_name(aside.name + path.name.removeprefix(self.path.name))
+            shutil.copyfile(path, copy)
+            fsync(copy)
+        fsync(self.path.parent)
+        self.notes.append(f"{self.path} is damaged{where}: kept as {aside.name}, what can be read goes on")
+
+    def _rescue(self) -> None:
+        """Copy the file aside, and put one with its good rows in its place."""
+        self._copy_aside("", [self.path, self._log])
+        rows, layout, self.first_damaged = _readable(self.path)
+        rebuilt = self._rebuilt.with_name(self._rebuilt.name + ".tmp")
+        rebuilt.unlink(missing_ok=True)
+        with _os_errors(self.path):
+            fresh = sqlite3.connect(rebuilt, isolation_level=None)
+            try:
+                fresh.execute("PRAGMA journal_mode=OFF")
+                fresh.execute("BEGIN")
+                fresh.execute(_TABLE)
+                fresh.execute(f"PRAGMA user_version={layout}")
+                fresh.executemany(_INSERT, rows)
+                fresh.execute("COMMIT")
+            finally:
+                fresh.close()
+        fsync(rebuilt)
+        rebuilt.replace(self._rebuilt)
+        fsync(self.path.parent)
+        self._finish_rescue()
+
+    def _finish_rescue(self) -> None:
+        """Take a rebuilt file, if there is one; first the log of the old one goes: its pages are others."""
+        if self._rebuilt.exists():
+            self._log.unlink(missing_ok=True)
+            fsync(self.path.parent)
+            self._rebuilt.replace(self.path)
+            fsync(self.path.parent)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a file that another process may have open, from a copy; none if there is no file."""
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{path}{suffix}", Path(folder, f"copy{suffix}"))
+        return [Row(*row[:3]) for row in _readable(Path(folder, "copy"))[0]]
+
+
+def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int | None]:
+    """Rows of a file that can be read, its layout (1 if that cannot), and the first number without a row."""
+    found: list[tuple[int, str, bytes, int]] = []
+    layout, first_bad, number, last = 1, None, 0, None
+    connection = sqlite3.connect(path)
+    try:
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        with suppress(sqlite3.DatabaseError):
+            [layout] = connection.execute("PRAGMA user_version").fetchone()
+            [last] = connection.execute("SELECT max(id) FROM rows").fetchone()
+        while number <= (last if last is not None else _last(found) + _RESCUE_IDS):
+            try:
+                for row in connection.execute(_SELECT, (number,)):
+                    number = row[0] + 1
+                    if _is_whole(*row[1:]):
+                        found.append(row)
+                    elif first_bad is None:
+                        first_bad = row[0]
+                break
+            except sqlite3.DatabaseError:
+                first_bad = number if first_bad is None else first_bad
+                number += 1
+    finally:
+        connection.close()
+    return found, layout, first_bad
+
+
+def _last(rows: Sequence[tuple[int, str, bytes, int]]) -> int:
+    return rows[-1][0] if rows else 0
+
+
+def _ends_in_log(path: Path) -> list[bool]:
+    """Whether each frame of a log file ends a transaction; frames of older logs do not count.
+
+    The file format: https://www.sqlite.org/fileformat2.html#walformat
+    """
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    if len(data) < _LOG_HEAD.size:
+        return []
+    head = _LOG_HEAD.unpack_from(data)
+    frames = range(_LOG_HEAD.size, len(data) - _FRAME_HEAD.size + 1, _FRAME_HEAD.size + (head[2] or 1))
+    heads = [_FRAME_HEAD.unpack_from(data, offset) for offset in frames]
+    ours = [number for number, one in enumerate(heads) if one[2:4] == head[4:6]]
+    return [bool(one[1]) and one[2:4] == head[4:6] for one in heads[: ours[-1] + 1 if ours else 0]]
+
+
+def _sum(key: str, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(key.encode()))
+
+
+def _is_whole(key: object, body: object, total: object) -> bool:
+    return isinstance(key, str) and isinstance(body, bytes) and _sum(key, body) == total
+
+
+def _damage(what: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(what)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+@contextmanager
+def _os_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of SQLite into those of the system."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _os_error(error, path) from error
+
+
+def _os_error(error: sqlite3.Error, path: Path) -> OSError:
+    number = _ERRNOS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+    if number is None:
+        try:
+            # SQLite keeps the system's own word to itself: a quota that is used up reads as a broken disk.
+            write_durably(path.with_name(f".{path.name}.probe"), bytes(4096))
+            path.with_name(f".{path.name}.probe").unlink()
+        except OSError as found:
+            return found
+        return OSError(errno.EIO, str(error), str(path))
+    return OSError(number, os.strerror(number), str(path))
+
+
+__all__ = ["CHECKPOINT_PAGES", "Row", "RowFile", "read_rows"]

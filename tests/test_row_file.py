@@ -1,0 +1,206 @@
+"""Rows on the disk: all or nothing, damage named and kept, room; for all that is kept in such a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agents import row_file
+from agents.row_file import RowFile, read_rows
+
+BODY = b"x" * 1500
+
+
+def made(path: Path, count: int = 60) -> Path:
+    """A file with a row of a transaction each, closed in order."""
+    rows = RowFile(path)
+    for number in range(count):
+        rows.change([(f"k{number}", b"%d" % number + BODY)])
+    rows.close()
+    return path
+
+
+def killed(path: Path, count: int) -> Path:
+    """The same as a kill leaves it: all is in the log."""
+    rows = RowFile(path.parent / "living")
+    for number in range(count):
+        rows.change([(f"k{number}", b"%d" % number + BODY)])
+    for suffix in ("", "-wal"):
+        shutil.copyfile(f"{rows.path}{suffix}", f"{path}{suffix}")
+    rows.close()
+    return path
+
+
+def keys(path: Path) -> tuple[list[str], list[str]]:
+    """What an opening finds, and what it notes; a second one must find the same and note nothing."""
+    rows = RowFile(path)
+    found, notes = [row.key for row in rows.rows()], rows.notes
+    rows.close()
+    again = RowFile(path)
+    assert ([row.key for row in again.rows()], again.notes) == (found, [])
+    again.close()
+    return found, notes
+
+
+def flip(path: Path, offset: int) -> bytes:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x40
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def test_rows_come_back_in_the_order_of_adding(tmp_path: Path) -> None:
+    rows = RowFile(tmp_path / "folder" / "f", layout=7)
+    first = rows.change([("a", b"1"), ("b", b"2")])
+    with pytest.raises(BlockingIOError):
+        RowFile(tmp_path / "folder" / "f")
+    # The last one goes as a new one comes: its number must not.
+    [number] = rows.change([("c", b"3")], [first[1], 99])
+    assert number > first[1]
+    assert [row.body for row in rows.get([number, first[0]])] == [b"3", b"1"]
+    with pytest.raises(OSError, match="row 99 is damaged"):
+        list(rows.get([99]))
+    rows.close()
+    again = RowFile(tmp_path / "folder" / "f", layout=8)
+    assert ([row.key for row in again.rows()], again.layout) == (["a", "c"], 7)
+    again.close()
+
+
+@pytest.mark.parametrize("cut", [1, 100, 4096 + 24])
+def test_a_torn_transaction_is_dropped_and_no_damage(tmp_path: Path, cut: int) -> None:
+    log = Path(f"{killed(tmp_path / 'f', 20)}-wal")
+    os.truncate(log, log.stat().st_size - cut)
+    assert keys(tmp_path / "f") == ([f"k{number}" for number in range(19)], [])
+
+
+def test_zeros_left_by_a_power_cut_are_dropped(tmp_path: Path) -> None:
+    log = Path(f"{killed(tmp_path / 'f', 20)}-wal")
+    os.truncate(log, log.stat().st_size + 8192)
+    assert keys(tmp_path / "f") == ([f"k{number}" for number in range(20)], [])
+
+
+def test_damage_in_the_log_is_named_and_the_log_kept(tmp_path: Path) -> None:
+    log = Path(f"{killed(tmp_path / 'f', 20)}-wal")
+    data = flip(log, log.stat().st_size // 2)
+    found, [note] = keys(tmp_path / "f")
+    assert found == [f"k{number}" for number in range(len(found))]
+    assert 5 < len(found) < 15
+    assert "damaged in its log: kept as f.corrupt" in note
+    assert (tmp_path / "f.corrupt-wal").read_bytes() == data
+
+
+@pytest.mark.parametrize("is_page", [False, True], ids=["byte", "page"])
+@pytest.mark.parametrize("page", [2, 10, -1])
+def test_damage_costs_only_its_rows_and_the_file_is_kept(tmp_path: Path, page: int, is_page: bool) -> None:
+    path = made(tmp_path / "f")
+    at = page * 4096 + 2000 if page > 0 else path.stat().st_size - 2000
+    if is_page:
+        with path.open("r+b") as stream:
+            stream.seek(at // 4096 * 4096)
+            stream.write(bytes(4096))
+        data = path.read_bytes()
+    else:
+        data = flip(path, at)
+    found, [note] = keys(path)
+    assert 56 <= len(found) < 60
+    assert "f is damaged: kept as f.corrupt" in note
+    assert (tmp_path / "f.corrupt").read_bytes() == data
+    made(path, 1)
+    flip(path, 2 * 4096 + 2000)
+    keys(path)
+    assert (tmp_path / "f.1.corrupt").exists(), "the one before is never overwritten"
+
+
+@pytest.mark.parametrize("page", [0, 1])
+def test_a_file_of_which_nothing_can_be_read_is_kept_and_begun_anew(tmp_path: Path, page: int) -> None:
+    path = made(tmp_path / "f")
+    data = path.read_bytes()
+    path.write_bytes(data[: page * 4096] + bytes(4096) + data[(page + 1) * 4096 :])
+    found, [note] = keys(path)
+    assert (found, "kept as f.corrupt" in note) == ([], True)
+    assert made(path, 3).exists()
+    assert keys(path)[0] == ["k0", "k1", "k2"]
+
+
+def test_damage_behind_its_back_is_an_error(tmp_path: Path) -> None:
+    rows = RowFile(made(tmp_path / "f"))
+    flip(tmp_path / "f", 20 * 4096)
+    rows._connection.execute("PRAGMA cache_size=0")
+    with pytest.raises(OSError, match=r"damaged|malformed"):
+        list(rows.rows())
+    rows.close()
+
+
+@pytest.mark.parametrize("step", ["_copy_aside", "_finish_rescue", "unlink"])
+def test_a_kill_inside_a_rescue_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    path = made(tmp_path / "f")
+    flip(path, 20 * 4096 + 2000)
+    calls: list[object] = []
+    owner = Path if step == "unlink" else RowFile
+    real = getattr(owner, step)
+
+    def kill(*arguments: object, **options: object) -> object:
+        calls.append(arguments)
+        if len(calls) == (1 if step == "_copy_aside" else 2):
+            raise Killed
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, kill)
+        with pytest.raises(Killed):
+            RowFile(path)
+    assert len(keys(path)[0]) == 59
+    assert step == "_copy_aside" or (tmp_path / "f.corrupt").exists()
+
+
+def test_no_room_keeps_nothing_of_a_change_and_all_before(tmp_path: Path) -> None:
+    rows = RowFile(tmp_path / "f")
+    rows.change([("a", BODY)])
+    rows._connection.execute("PRAGMA max_page_count=4")
+    with pytest.raises(OSError, match="No space left") as caught:
+        rows.change([("b", BODY), ("c", 9 * BODY)])
+    assert caught.value.errno == errno.ENOSPC
+    assert [row.key for row in rows.rows()] == ["a"]
+    rows.change([("b", BODY)])
+    assert [row.key for row in rows.rows()] == ["a", "b"]
+    rows.close()
+
+
+def test_the_words_of_the_system_come_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").mkdir()
+    with pytest.raises(OSError, match="unable to open"):
+        RowFile(tmp_path / "f")
+
+    def over_quota(path: Path, _: bytes) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
+
+    monkeypatch.setattr(row_file, "write_durably", over_quota)
+    with pytest.raises(OSError, match="quota"):
+        RowFile(tmp_path / "f")
+
+
+def test_an_empty_file_gives_its_room_back(tmp_path: Path) -> None:
+    rows = RowFile(tmp_path / "f")
+    numbers = rows.change([(str(number), bytes(1 << 20)) for number in range(6)])
+    rows.change([], numbers)
+    rows.shrink()
+    assert rows.size_bytes < 1 << 16
+    rows.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_others_read_a_file_that_is_open(tmp_path: Path) -> None:
+    rows = RowFile(made(tmp_path / "f", 3))
+    rows.change([("late", b"")])
+    assert [row.key for row in read_rows(tmp_path / "f")] == ["k0", "k1", "k2", "late"]
+    assert read_rows(tmp_path / "none") == []
+    rows.close()
