@@ -98,8 +98,11 @@ class RowFile:
         ends = _ends_in_log(self._log)
         connection = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
         try:
+            connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+            if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
+                raise OSError(errno.EIO, "SQLite cannot write ahead here", str(self.path))
             for pragma in (
-                *("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL", "secure_delete=OFF"),
+                *("synchronous=FULL", "secure_delete=OFF"),
                 *(f"wal_autocheckpoint={CHECKPOINT_PAGES}", f"journal_size_limit={_SHRINK_BYTES}"),
             ):
                 connection.execute(f"PRAGMA {pragma}")
@@ -108,6 +111,9 @@ class RowFile:
                 connection.execute(_TABLE)
                 connection.execute(f"PRAGMA user_version={layout}")
             connection.execute("COMMIT")
+            # A rollback journal that could not be deleted as the file began to write ahead stays, without an
+            # error: the next start would roll back all that is written from here on.
+            self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
             # SQLite itself does not make the name of the file durable.
             fsync(self.path.parent)
             _, used, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()

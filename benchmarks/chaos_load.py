@@ -130,8 +130,11 @@ def journal_load(arguments: dict[str, Any]) -> None:
     batch = next(batches, None)
     is_first = True
     while batch is not None or is_first:
-        with contextlib.suppress(StoreError):  # after a full disk at opening, or an unknown end, once more
-            journal = Journal(load.disk / "journal", compact_bytes=_COMPACT_BYTES)
+        # After a full disk at opening, or an unknown end, once more.
+        with (
+            contextlib.suppress(StoreError),
+            contextlib.closing(Journal(load.disk / "journal", compact_bytes=_COMPACT_BYTES)) as journal,
+        ):
             known = [*journal.snapshot.get("known", ()), *(event["name"] for event in journal.events())]
             load.log.add(Event(kind="look", places={"journal": tuple(known)}))
             is_first = False

@@ -13,6 +13,7 @@ from typing import Any
 
 from agents.codec import record_from_json
 from agents.records import Record
+from agents.row_file import read_rows
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import Event, HistoryLog, read_history
 from benchmarks.chaos_models import look_at_models
@@ -108,6 +109,16 @@ def look_at_fleet(log: HistoryLog, history: Path, disk: Path) -> None:
     look(log, history, disk)
 
 
+def late_records(root: Path) -> set[str]:
+    """Ids of the results that a daemon has kept as late; another process may have the file open."""
+    return {
+        record_from_json(json.loads(line)["record"]).record_id
+        for row in read_rows(root / "dead_letters.sqlite")
+        if row.key.startswith("late/")
+        for line in row.body.splitlines()
+    }
+
+
 def _spooled(disk: Path) -> list[str]:
     """Records in the spools of all devices."""
     spooled: list[str] = []
@@ -119,12 +130,10 @@ def _spooled(disk: Path) -> list[str]:
 
 def look(log: HistoryLog, history: Path, disk: Path) -> None:
     """Write down all that is there, by the way that every start takes."""
-    late = {
-        record_from_json(json.loads(line)["record"]).record_id
-        for path in disk.glob("fleet/late/*/*.jsonl")
-        for line in path.read_text().splitlines()
-    }
-    state = EventLog(disk / "fleet" / "journal", Limits()).state
+    late = late_records(disk / "fleet")
+    event_log = EventLog(disk / "fleet" / "journal", Limits())
+    event_log.close()
+    state = event_log.state
     known = read_history(history)
     ending = {job for event in known if event.kind == "ending" for job in event.jobs}
     states: dict[str, str] = {}
@@ -151,4 +160,4 @@ def look(log: HistoryLog, history: Path, disk: Path) -> None:
     )
 
 
-__all__ = ["Watched", "look", "look_at_fleet"]
+__all__ = ["Watched", "late_records", "look", "look_at_fleet"]

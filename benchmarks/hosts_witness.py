@@ -6,15 +6,15 @@ ever after (`benchmarks.chaos_history.check`).
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from agents.codec import record_from_json
-from agents.spool.frames import scan
+from agents.row_file import read_rows
+from agents.spool.disk_spool import FILE
 from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.chaos_watch import late_records
 from fleet.errors import FleetError
 from fleet.store.store import Store
 
@@ -39,9 +39,8 @@ class Witness:
 
     def __init__(self, log: HistoryLog, disk: Path, spools: Mapping[str, Path]) -> None:
         self._log, self._store, self._spools = log, disk / "store", spools
-        self._late = disk / "fleet" / "late"
+        self._root = disk / "fleet"
         self._next = 0.0
-        self._frames: set[int] = set()
         self.stored: dict[str, set[str]] = {}
         self.spooled: dict[str, set[str]] = {name: set() for name in spools}
         self.twice: set[str] = set()
@@ -66,12 +65,7 @@ class Witness:
 
     def late(self) -> set[str]:
         """Results that came after their lease, which the coordinator keeps beside the store."""
-        return {
-            record_from_json(json.loads(line)["record"]).record_id
-            for path in self._late.glob("*/*.jsonl")
-            for line in path.read_text().splitlines()
-            if line.endswith("}")
-        }
+        return late_records(self._root)
 
     def _look_at_table(self) -> None:
         found: dict[str, Counter[str]] = {}
@@ -90,20 +84,8 @@ class Witness:
             self.twice.update(one for one, times in counts.items() if times > 1)
 
     def _look_at_spool(self, name: str, folder: Path) -> None:
-        """Note what an agent has promised to keep: whole frames of its segments."""
-        fresh = []
-        for path in sorted(folder.glob("*.seg")):
-            try:
-                data = path.read_bytes()
-            except FileNotFoundError:
-                continue  # all of it was acknowledged meanwhile
-            for offset, length in scan(data).frames:
-                payload = data[offset : offset + length]
-                if hash(payload) not in self._frames:
-                    self._frames.add(hash(payload))
-                    value = json.loads(payload)
-                    if "record" in value:
-                        fresh.append(record_from_json(value["record"]).record_id)
+        """Note what an agent has promised to keep: the rows of its spool."""
+        fresh = [row.key for row in read_rows(folder / FILE)]
         if names := tuple(one for one in fresh if one not in self.spooled[name]):
             self.spooled[name].update(names)
             self._log.add(Event(kind="measured", records=names))

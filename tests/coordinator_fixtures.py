@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 from agents.records import DeviceId, DeviceSpec
+from agents.row_file import read_rows
 from fleet.core.events import JobState
 from fleet.core.limits import Limits
 from fleet.engine.context import DeviceSource, EngineContext, Launch, no_driver
@@ -152,24 +154,23 @@ class Fleet:
                 mock.patch("agents.device.replay.time", replay_time),
             ):
                 stack.enter_context(patch)
-            yield (
-                Coordinator(
-                    EngineContext(
-                        root=self.folder / "root",
-                        store=store,
-                        transport=transport,
-                        specs=self.specs if source is None else source.files.specs,
-                        settings=told,
-                        notices=notices,
-                        ranker=self.ranker,
-                        trainer=self.trainer,
-                        clock=self.clock,
-                        source=source,
-                        launch=self.launch or no_driver,
-                    )
-                ),
-                transport,
+            coordinator = Coordinator(
+                EngineContext(
+                    root=self.folder / "root",
+                    store=store,
+                    transport=transport,
+                    specs=self.specs if source is None else source.files.specs,
+                    settings=told,
+                    notices=notices,
+                    ranker=self.ranker,
+                    trainer=self.trainer,
+                    clock=self.clock,
+                    source=source,
+                    launch=self.launch or no_driver,
+                )
             )
+            stack.callback(coordinator.release)
+            yield coordinator, transport
 
     @staticmethod
     def turn_until(coordinator: Coordinator, until: Callable[[Coordinator], bool], turns: int = 300) -> None:
@@ -204,8 +205,11 @@ class Fleet:
         reader = Store.read(self.folder / "store")
         return [one for _, batch in reader.columns(["record_id"]) for one in batch.column(0).to_pylist()]
 
-    def late_files(self) -> list[Path]:
-        return sorted((self.folder / "root" / "late").glob("*/*.jsonl"))
+    def set_aside(self, kind: str) -> list[dict[str, Any]]:
+        """Records that were set aside as `late` or `refused`, with what is said of them."""
+        rows = read_rows(self.folder / "root" / "dead_letters.sqlite")
+        lines = [line for row in rows if row.key.startswith(f"{kind}/") for line in row.body.splitlines()]
+        return [json.loads(line) for line in lines]
 
 
 def make_fleet(folder: Path, names: tuple[str, ...] = ("one", "two"), **changes: Any) -> Fleet:

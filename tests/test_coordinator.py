@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.records import Candidate, DeviceId, ModelRef, Workload
+from agents.row_file import read_rows
 from fleet.core.events import ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
@@ -66,7 +66,7 @@ def test_it_measures_everything_once_on_every_device(fleet: Fleet) -> None:
     assert view["jobs"]["done"] > 2
     origins = {record.origin for record in Store.read(fleet.folder / "store").records()}
     assert origins >= {"random", "paired"}
-    assert not list((fleet.folder / "root" / "pools").glob("*/*.json")), "nothing waits any more"
+    assert read_rows(fleet.folder / "root" / "pools" / "pools.sqlite") == [], "nothing waits any more"
     assert any("up on here" in line for line in fleet.lines)
 
 
@@ -134,7 +134,7 @@ def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) 
         view = fleet.run(is_done)
         check_books(fleet, view)
         assert view["store"]["records"] == 2 * ALL
-        assert not fleet.late_files()
+        assert not fleet.set_aside("late")
         counted = sum(sum(one["outcomes"].values()) for one in view["devices"].values())
         done = view["jobs"]["done"]
         # A job whose records were stored before its lease was granted again counts none of them.
@@ -221,11 +221,9 @@ def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fle
         coordinator.close()
     assert fencing_token >= 1
     check_books(fleet, view)
-    late = sum(len(path.read_text().splitlines()) for path in fleet.late_files())
-    assert late == view["devices"][one]["late"]
-    for path in fleet.late_files():
-        for line in path.read_text().splitlines():
-            assert json.loads(line)["record"]["device_id"] == one
+    late = fleet.set_aside("late")
+    assert len(late) == view["devices"][one]["late"]
+    assert {told["record"]["device_id"] for told in late} == {one}
 
 
 def test_a_full_disk_stops_the_grants_and_loses_nothing(fleet: Fleet) -> None:
@@ -260,7 +258,7 @@ def test_a_full_disk_stops_the_grants_and_loses_nothing(fleet: Fleet) -> None:
         coordinator.close()
     assert view["coordinator"]["state"] == "running"
     assert view["store"]["records"] == 2 * ALL
-    assert not fleet.late_files()
+    assert not fleet.set_aside("late")
     check_books(fleet, view)
     assert any("no lease is granted until there is room" in line for line in fleet.lines)
 
@@ -364,5 +362,6 @@ def test_a_device_that_leaves_is_retired_with_its_jobs(fleet: Fleet) -> None:
 def test_a_foreign_journal_is_refused_in_one_sentence(fleet: Fleet) -> None:
     journal = Journal(fleet.folder / "root" / "journal")
     journal.append([{"event": "SomethingElse", "at_secs": 1.0}])
+    journal.close()
     with pytest.raises(FleetError, match=r"cannot be replayed.*SomethingElse"), fleet.coordinator():
         pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -93,8 +92,7 @@ def test_a_record_that_the_store_refuses_is_set_aside_and_everything_goes_on(fle
     assert view["store"]["refused"] == 1
     assert view["jobs"]["leased"] == view["jobs"]["quarantined"] == 0
     assert any("the store refuses 1 of its records" in line for line in fleet.lines)
-    [path] = (fleet.folder / "root" / "refused").glob("one/*.jsonl")
-    told = json.loads(path.read_text())
+    [told] = fleet.set_aside("refused")
     assert told["record"]["candidate_id"] in bad
     assert "column run_secs holds nan" in told["reason"]
     # It was acknowledged: the agent does not bring it again.
@@ -171,7 +169,7 @@ def check_all(fleet: Fleet, view: dict[str, Any]) -> None:
     assert view["store"]["records"] == 2 * ALL
     ids = fleet.record_ids()
     assert len(ids) == len(set(ids)) == 2 * ALL
-    assert not fleet.late_files()
+    assert not fleet.set_aside("late")
     assert view["jobs"]["leased"] == view["jobs"]["quarantined"] == 0
 
 
@@ -307,10 +305,10 @@ def test_a_full_disk_at_the_daily_run_or_at_the_list_of_workloads_ends_nothing(f
 def test_pools_without_room_hold_everything_back(fleet: Fleet) -> None:
     keep, is_full = CandidatePools._write, [False]
 
-    def write(self: CandidatePools, held: Any) -> None:
+    def write(self: CandidatePools) -> None:
         if is_full[0]:
             raise StoreFull("no room while keeping candidates: No space left on device")
-        keep(self, held)
+        keep(self)
 
     with mock.patch.object(CandidatePools, "_write", write), fleet.coordinator() as (coordinator, transport):
         is_full[0] = True
@@ -496,7 +494,7 @@ def test_what_a_long_spool_brings_in_parts_is_not_late(fleet: Fleet, monkeypatch
                 parts += sum(isinstance(one, MorePending) for one in list(waiting)[:1])
         assert parts > 1
         assert coordinator._parts.state.describe(ONE)["late"] == 0
-        assert not fleet.late_files()
+        assert not fleet.set_aside("late")
     view = fleet.run(everything_measured(fleet))
     assert view["store"]["records"] == ALL
     assert view["devices"]["one"]["late"] == 0

@@ -269,13 +269,16 @@ def test_what_a_killed_command_left_is_cancelled_and_what_waits_for_a_daemon_sta
         for name, more in (("killed", {"embedded": True}), ("waits", {}))
     ]
     journal.append([event_to_json(RequestSubmitted(at_secs=1.0, request=one)) for one in requests])
+    journal.close()
 
     def look(session: EngineSession) -> str:
         session.ready([TWO])
         return "done"
 
     assert run(settings.with_devices(TWO), look) == "done"
-    text = json.dumps(Journal(Path(settings.daemon.root) / "journal").snapshot)
+    journal = Journal(Path(settings.daemon.root) / "journal")
+    text = json.dumps(journal.snapshot)
+    journal.close()
     assert "its command has ended" in text
 
 

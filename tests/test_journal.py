@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import errno
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from agents.row_file import RowFile
 from agents.spool.frames import frame
 from fleet.errors import FleetError, StoreError, StoreFull
 from fleet.journal.journal import Journal
@@ -24,174 +21,72 @@ def filled(folder: Path) -> Journal:
     return journal
 
 
-def numbers(journal: Journal) -> list[int]:
-    return [event["n"] for event in journal.events()]
+def look(folder: Path) -> tuple[dict[str, Any], list[int], list[str]]:
+    """Snapshot, numbers of events and notes that an opening finds."""
+    journal = Journal(folder)
+    found = journal.snapshot, [event["n"] for event in journal.events()], journal.notes
+    journal.close()
+    return found
 
 
 def test_events_come_back_in_order(tmp_path: Path) -> None:
-    filled(tmp_path / "j")
-    again = Journal(tmp_path / "j")
-    assert again.snapshot == {}
-    assert numbers(again) == [1, 2, 3, 4]
-    assert again.notes == []
-    again.append([{"n": 5}])
-    assert numbers(Journal(tmp_path / "j")) == [1, 2, 3, 4, 5]
-
-
-@given(cut=st.integers(0, 400))
-@settings(max_examples=60, deadline=None)
-def test_whatever_a_kill_cuts_off_whole_groups_are_left(cut: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        journal = filled(Path(folder))
-        data = journal.path.read_bytes()
-        head = len(frame({"schema": 1, "snapshot": {}}))
-        left = max(head, len(data) - cut)
-        journal.path.write_bytes(data[:left])
-        again = Journal(Path(folder))
-        whole = [group for number, group in enumerate(GROUPS) if left >= _end_of_group(head, number)]
-        assert list(again.events()) == [event for group in whole for event in group]
-        again.append([{"n": 9}])
-        assert numbers(Journal(Path(folder)))[-1] == 9
-
-
-def _end_of_group(head: int, number: int) -> int:
-    return head + sum(len(frame({"events": group})) for group in GROUPS[: number + 1])
-
-
-def test_what_comes_after_damage_does_not_count(tmp_path: Path) -> None:
-    journal = filled(tmp_path)
-    data = bytearray(journal.path.read_bytes())
-    data[data.index(b'"n":2')] ^= 0xFF
-    journal.path.write_bytes(data)
-    again = Journal(tmp_path)
-    assert numbers(again) == [1]
-    assert "damaged" in again.notes[0]
-    assert list(tmp_path.glob("*.corrupt"))
-    again.append([{"n": 7}])
-    assert numbers(Journal(tmp_path)) == [1, 7]
-
-
-def test_a_file_without_a_snapshot_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    filled(tmp_path)
-    (tmp_path / "0000000001.journal").write_bytes(b"\0" * 100)
-    again = Journal(tmp_path)
-    assert numbers(again) == [1, 2, 3, 4]
-    assert "does not count" in again.notes[-1]
+    filled(tmp_path / "j").close()
+    assert look(tmp_path / "j") == ({}, [1, 2, 3, 4], [])
+    journal = Journal(tmp_path / "j")
+    journal.append([{"n": 5}])
+    journal.close()
+    assert look(tmp_path / "j") == ({}, [1, 2, 3, 4, 5], [])
 
 
 def test_compaction_puts_a_snapshot_in_place_of_the_events(tmp_path: Path) -> None:
     journal = filled(tmp_path)
     journal.compact({"state": [1, 2]})
     journal.append([{"n": 5}])
-    again = Journal(tmp_path)
-    assert again.snapshot == {"state": [1, 2]}
-    assert numbers(again) == [5]
-    assert len(list(tmp_path.iterdir())) == 1
+    size = journal.size_bytes
+    journal.close()
+    assert look(tmp_path) == ({"state": [1, 2]}, [5], [])
+    assert Journal(tmp_path).size_bytes == size == len('{"state":[1,2]}' + '[{"n":5}]')
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace", "unlink"])
-def test_a_kill_inside_a_compaction_leaves_one_whole_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+@pytest.mark.parametrize("row", range(4))
+def test_what_comes_after_damage_does_not_count(tmp_path: Path, row: int) -> None:
+    filled(tmp_path).close()
+    rows = RowFile(tmp_path / "journal.sqlite")
+    rows._connection.execute("UPDATE rows SET sum = sum + 1 WHERE id = ?", (row + 1,))
+    rows.close()
+    expected = {0: [], 1: [], 2: [1], 3: [1, 2, 3]}[row]
+    snapshot, found, notes = look(tmp_path)
+    assert (snapshot, found) == ({}, expected)
+    assert "journal.sqlite is damaged: kept as journal.sqlite.corrupt" in notes[0]
+    assert len(notes) == (1 if row == 3 else 2)
+    journal = Journal(tmp_path)
+    journal.append([{"n": 7}])
+    journal.close()
+    assert look(tmp_path) == ({}, [*expected, 7], [])
+
+
+@pytest.mark.parametrize("call", ["append", "compact"])
+@pytest.mark.parametrize(
+    ("number", "error", "words"),
+    [(errno.ENOSPC, StoreFull, "no room while"), (errno.EIO, StoreError, "Input/output error")],
+)
+def test_a_disk_that_fails_keeps_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, error: type, words: str
 ) -> None:
     journal = filled(tmp_path)
+    size = journal.size_bytes
 
-    class Killed(BaseException):
-        pass
+    def fails(*_: object) -> None:
+        raise OSError(number, "Input/output error")
 
-    def killed(*_: Any, **__: Any) -> None:
-        raise Killed
-
-    if step == "fsync":
-        monkeypatch.setattr(os, "fsync", killed)
-    else:
-        monkeypatch.setattr(Path, step, killed)
-    with pytest.raises(Killed):
-        journal.compact({"all": 4})
-    monkeypatch.undo()
-    again = Journal(tmp_path)
-    expected = ({"all": 4}, []) if step == "unlink" else ({}, [1, 2, 3, 4])
-    assert (again.snapshot, numbers(again)) == expected
-    assert [path.suffix for path in tmp_path.iterdir()] == [".journal"]
-
-
-def test_no_room_keeps_nothing_of_the_group_and_may_be_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = filled(tmp_path)
-    before = journal.path.read_bytes()
-    write = os.pwrite
-
-    def full(descriptor: int, data: bytes, offset: int) -> int:
-        if len(data) > 10:
-            return write(descriptor, data[:10], offset)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StoreFull, match="no room while writing the journal"):
-        journal.append([{"n": 5}])
-    assert journal.path.read_bytes() == before
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(RowFile, "change", fails)
+        with pytest.raises(error, match=words):
+            journal.append([{"n": 5}]) if call == "append" else journal.compact({"all": 4})
+    assert journal.size_bytes == size
     journal.append([{"n": 5}])
-    assert numbers(Journal(tmp_path)) == [1, 2, 3, 4, 5]
-
-
-def test_after_a_failed_fsync_only_a_new_file_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = filled(tmp_path)
-
-    def broken(_: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(StoreError, match="Input/output error"):
-        journal.append([{"n": 5}])
-    monkeypatch.undo()
-    with pytest.raises(StoreError, match="start again"):
-        journal.append([{"n": 6}])
-    journal.compact({"upto": 5})
-    journal.append([{"n": 6}])
-    assert numbers(Journal(tmp_path)) == [6]
-
-
-def test_a_full_disk_that_shows_at_the_fsync_is_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = filled(tmp_path)
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    for _ in range(2):
-        with pytest.raises(StoreFull, match="no room while writing the journal"):
-            journal.append([{"n": 5}])
-    monkeypatch.undo()
-    journal.append([{"n": 5}])
-    assert numbers(Journal(tmp_path)) == [1, 2, 3, 4, 5]
-
-
-def test_a_new_file_whose_name_is_not_durable_counts_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = filled(tmp_path)
-    fsync = os.fsync
-    calls = []
-
-    def full_at_the_folder(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full_at_the_folder)
-    with pytest.raises(StoreFull):
-        journal.compact({"upto": 4})
-    # The next start takes the new file, so what comes now must go there.
-    journal.append([{"n": 5}])
-    again = Journal(tmp_path)
-    assert again.snapshot == {"upto": 4}
-    assert numbers(again) == [5]
+    journal.close()
+    assert look(tmp_path) == ({}, [1, 2, 3, 4, 5], [])
 
 
 def test_it_says_when_it_is_long(tmp_path: Path) -> None:
@@ -203,10 +98,40 @@ def test_it_says_when_it_is_long(tmp_path: Path) -> None:
     journal.compact({"state": "y" * 1000})
     journal.append([{"text": "x" * 400}])
     assert not journal.is_long, "less than the snapshot itself is not worth a new one"
+    journal.close()
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "0000000003.journal").write_bytes(frame({"schema": 2, "snapshot": {}}))
+    RowFile(tmp_path / "journal.sqlite", layout=2).close()
     with pytest.raises(FleetError, match="layout 2"):
         Journal(tmp_path)
-    assert (tmp_path / "0000000003.journal").exists()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "0000000003.journal").write_bytes(frame({"schema": 2, "snapshot": {}}))
+    with pytest.raises(FleetError, match="layout 2"):
+        Journal(tmp_path / "old")
+    assert (tmp_path / "old" / "0000000003.journal").exists()
+
+
+def old_file(folder: Path, number: int, *values: object) -> Path:
+    """A journal as an earlier version wrote it."""
+    path = folder / f"{number:010d}.journal"
+    path.write_bytes(b"".join(frame(value) for value in values))  # type: ignore[arg-type]
+    return path
+
+
+def test_a_journal_of_an_earlier_version_is_moved_over_up_to_its_damage(tmp_path: Path) -> None:
+    groups = [{"events": group} for group in GROUPS]
+    old_file(tmp_path, 0, {"schema": 1, "snapshot": {}}, {"events": [{"n": 9}]})
+    newest = old_file(tmp_path, 1, {"schema": 1, "snapshot": {"a": 1}}, *groups)
+    (tmp_path / "0000000002.journal").write_bytes(bytes(100))
+    data = bytearray(newest.read_bytes())
+    data[data.index(b'"n":2')] ^= 0xFF
+    newest.write_bytes(data)
+    snapshot, found, notes = look(tmp_path)
+    assert (snapshot, found) == ({"a": 1}, [1])
+    assert [note.partition(": kept as ")[2] for note in notes] == [
+        f"000000000{number}.journal.corrupt, what stands before goes on" for number in (2, 1)
+    ]
+    assert look(tmp_path) == ({"a": 1}, [1], [])
+    assert not list(tmp_path.glob("*.journal"))
+    assert (tmp_path / "0000000001.journal.corrupt").read_bytes() == data

@@ -43,7 +43,7 @@ def spooled(fleet: Fleet) -> dict[str, float]:
 
 def check(fleet: Fleet, view: dict[str, Any], waiting: dict[str, float]) -> None:
     assert waiting
-    assert not fleet.late_files()
+    assert not fleet.set_aside("late")
     assert view["devices"][TWO]["late"] == 0
     assert view["store"]["records"] == 2 * ALL
     ids = fleet.record_ids()

@@ -54,7 +54,7 @@ def write_store(path: Path, first: int, size: int, say: Callable[[str], None]) -
 
 def write_spool(path: Path, first: int, size: int, say: Callable[[str], None]) -> None:
     """Put batch after batch, and let go of some; say both."""
-    spool = Spool(path, segment_bytes=4000)
+    spool = Spool(path)
     say("ready")
     for batch in range(first, first + 100_000):
         records = make_batch(batch * size, size)
@@ -159,7 +159,7 @@ def test_spooled_records_survive_kills(folder: Path, seed: int) -> None:
         lines = run_and_kill(write_spool, folder / "s", max(put, default=-1) + 2, rng.uniform(0.0, 0.2))
         put |= {batch for batch in lines if batch >= 0}
         forgotten |= {-batch for batch in lines if batch < 0}
-        with Spool(folder / "s", segment_bytes=4000) as spool:
+        with Spool(folder / "s") as spool:
             pending = Counter(record.record_id for record in spool.pending())
         assert set(pending.values()) <= {1}
         for batch in put - forgotten:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -156,7 +156,7 @@ def engine(
         if launch is None:
             cores = partial(_quiet_cores, devices)
             launch = launcher(root / DRIVERS, lambda: settings, options.models, cores)
-        with Store.open(settings.store.path) as store:
+        with Store.open(settings.store.path) as store, ExitStack() as files:
             transport = _transport(settings, options, specs, clock, is_embedded=is_embedded)
             try:
                 trains = settings.daemon.refresh and not is_embedded
@@ -177,6 +177,7 @@ def engine(
                         launch=launch,
                     )
                     coordinator = Coordinator(context)
+                    files.callback(coordinator.release)
                     yield coordinator, devices, notices
                 finally:
                     if trainer is not None:

@@ -35,9 +35,8 @@ from fleet.planner.noise_runs import NoiseRuns
 from fleet.planner.workload_discovery import WorkloadDiscovery
 from fleet.planner.workload_modules import WorkloadModules
 from fleet.requests.desk import RequestDesk
-from fleet.results.kept_files import KeptFiles
+from fleet.results.dead_letters import DeadLetters
 from fleet.results.record_sink import RecordSink
-from fleet.results.refused_records import RefusedRecords
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.store.trace_lookup import ImportedAsked, StoreThread, find_candidates
@@ -220,7 +219,7 @@ def assemble(context: EngineContext) -> Composition:
         imports=ImportedCandidates(roster.live_names),
     )
     planner = JobPlanner(planning)
-    refused, late = RefusedRecords(root / "refused"), KeptFiles(root / "late")
+    letters = DeadLetters(root / "dead_letters.sqlite")
     return Composition(
         context=context,
         roster=roster,
@@ -239,9 +238,7 @@ def assemble(context: EngineContext) -> Composition:
             *(settings.choice, root / "workloads.json", store, planning, planner, context.transport),
             *({} if settings.limits.requests_only else roster.specs, summary),
         ),
-        record_sink=RecordSink(
-            *(intake, summary.counts, coverage, pools, tallies, roster.sharing, late, refused)
-        ),
+        record_sink=RecordSink(*(intake, summary.counts, coverage, pools, tallies, roster.sharing, letters)),
         noise=NoiseRuns(
             *(coverage, thread, pools, planner, intake, roster.protocols),
             count=settings.noise,

@@ -69,7 +69,11 @@ class Coordinator:
         self._view_at = 0.0
         self._is_stopping = False
         self._view: dict[str, Any] = {}
-        self._begin()
+        try:
+            self._begin()
+        except BaseException:
+            self.release()
+            raise
 
     def turn(self, timeout_secs: float) -> None:
         """Do one turn: hear, store, tell, journal, do.
@@ -166,6 +170,13 @@ class Coordinator:
             parts.event_log.compact(parts.planner.queues.jobs(), now=True)
         except StoreFull as error:
             parts.notices.say(f"the journal stays as long as it is: {error}")
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the files as a kill does, so that another coordinator may have them."""
+        self._parts.event_log.close()
+        self._parts.pools.close()
+        self._parts.record_sink.letters.close()
 
     @property
     def desk(self) -> RequestDesk:
@@ -245,7 +256,7 @@ class Coordinator:
             store=str(parts.store.path),
             table_version=parts.store.version,
             waiting=parts.intake.waiting,
-            refused=parts.record_sink.refused.count,
+            refused=parts.record_sink.letters.refused,
             imports_refused=parts.imports.refused.total(),
             alarms=tuple(parts.notices.alarms),
             trainer=parts.trainer.view if parts.trainer is not None else {},

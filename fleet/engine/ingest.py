@@ -164,7 +164,7 @@ class Ingest:
             elif said:
                 parts.notices.say(f"{device_id}: {said}")
         for refusal in taken.refusals:
-            count, where = len(refusal.records), parts.record_sink.refused.folder
+            count, where = len(refusal.records), parts.record_sink.letters.path
             text = f"the store refuses {count} of its records, which are set aside in {where}"
             parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}", "refused")
         for note in parts.record_sink.kept_notes():

@@ -47,7 +47,11 @@ class EventLog:
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.journal = Journal(folder)
         self.notes = tuple(self.journal.notes)
-        self.state, self.jobs = _replayed(self.journal, limits)
+        try:
+            self.state, self.jobs = _replayed(self.journal, limits)
+        except BaseException:
+            self.journal.close()
+            raise
         self._told: list[Event] = []
         #: Applied, but not durable yet.
         self._events: list[Event] = []
@@ -102,6 +106,10 @@ class EventLog:
         """
         if (now or self.journal.is_long) and not self.has_news:
             self.journal.compact({"state": self.state.to_json(), "jobs": [job.job_id for job in jobs]})
+
+    def close(self) -> None:
+        """Let another one open the journal."""
+        self.journal.close()
 
 
 def _replayed(journal: Journal, limits: Limits) -> tuple[FleetState, list[Job]]:

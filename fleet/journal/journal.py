@@ -3,38 +3,37 @@
 `fleet.engine.coordinator` writes it and replays it into `fleet.core.state`. It keeps JSON objects, whatever
 they mean.
 
-A journal is a folder with one file that counts, `NUMBER.journal`, of frames as in the agents' spools: first a
-snapshot, then groups of events in the order in which they were added. A new file begins with a newer snapshot
-and takes the place of the old one by its rename, so at any moment there is one whole journal.
+A journal is a folder with one file of rows (`agents.row_file`): first a snapshot, then groups of events in
+the order in which they were added. A newer snapshot takes the place of all rows in one transaction.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.spool.frames import Scan, frame, make_folder, scan, set_aside, truncate
-from fleet.durable import FULL_ERRNOS, disk_errors, fsync
-from fleet.errors import FleetError, StoreError
+from agents.files import free_name
+from agents.row_file import RowFile
+from agents.spool.frames import scan
+from fleet.durable import disk_errors
+from fleet.errors import FleetError
 from fleet.histogram import Histogram
 
-#: Layout of the frames. 1: first published layout.
+#: Layout of the rows. 1: first published layout.
 JOURNAL_SCHEMA = 1
-#: A file that has grown by this much since its snapshot is worth a new snapshot.
+#: A journal that has grown by this much since its snapshot is worth a new snapshot.
 COMPACT_BYTES = 16 << 20
 
-_SUFFIX = ".journal"
+_SNAPSHOT, _EVENTS = "snapshot", "events"
 
 
 class Journal:
     """Events that survive, in groups that survive whole or not at all.
 
-    Promises: when `append` returns, its events survive a kill and a power cut; what a kill has cut off at the
-    end was never promised, and is dropped with a word in `notes`. One process may have it open; the
-    coordinator's lock sees to that.
+    Promises: when `append` returns, its events survive a kill and a power cut. One process may have it open;
+    the coordinator's lock sees to that. What stands behind damage does not count: what it builds on is gone.
 
     Args:
         folder: Folder; made if missing.
@@ -46,49 +45,38 @@ class Journal:
         FleetError: A newer version wrote it.
 
     Attributes:
+        path: The file.
         snapshot: The state that the events come on top of; empty in a journal that began without one.
-        notes: What had to be mended, one line each; mostly empty.
+        size_bytes: Bytes of snapshot and events.
+        notes: Damage that was found, one line each; mostly empty.
         waits: How long the disk took to make events durable.
     """
 
     def __init__(self, folder: Path, *, compact_bytes: int = COMPACT_BYTES) -> None:
-        self._folder = folder
+        self.path = folder / "journal.sqlite"
         self._compact_bytes = compact_bytes
-        self._failed = False
-        self._is_named = False
-        #: Whether something may stand behind what was promised, because there was no room to make it durable.
-        self._has_tail = False
         self.snapshot: dict[str, Any] = {}
-        self.notes: list[str] = []
         self.waits = Histogram()
-        self._events: list[tuple[int, int]] = []
         with disk_errors("opening the journal", folder):
-            make_folder(folder)
-            for leftover in folder.glob("*.tmp"):
-                leftover.unlink()
-            self._open()
-
-    @property
-    def path(self) -> Path:
-        """The file that counts."""
-        return self._path
-
-    @property
-    def size_bytes(self) -> int:
-        """Length of that file."""
-        return self._size
+            self._rows = RowFile(self.path, layout=JOURNAL_SCHEMA)
+            self.notes = self._rows.notes
+            try:
+                self._open(folder)
+            except BaseException:
+                self._rows.close()
+                raise
 
     @property
     def is_long(self) -> bool:
         """Whether it is time for `compact`: reading the events back takes longer than reading a snapshot."""
-        return self._size - self._began > max(self._compact_bytes, self._began)
+        return self.size_bytes - self._began > max(self._compact_bytes, self._began)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events that were there when the journal was opened, oldest first."""
-        with disk_errors("reading the journal", self._folder), self._path.open("rb") as stream:
-            for offset, length in self._events:
-                stream.seek(offset)
-                yield from json.loads(stream.read(length))["events"]
+        """Yield the events that were added since the snapshot, oldest first."""
+        with disk_errors("reading the journal", self.path.parent):
+            for row in self._rows.rows():
+                if row.key == _EVENTS:
+                    yield from json.loads(row.body)
 
     def append(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Add events; they are on the disk when this returns, all of them or, after a kill, none.
@@ -99,120 +87,93 @@ class Journal:
         """
         if not events:
             return
-        if self._failed:
-            raise StoreError(f"{self._path}: the disk failed while this was written; start again to go on")
-        data = frame({"events": list(events)})
-        with disk_errors("writing the journal", self._folder):
-            self._settle()
-            self._write(data)
-        self._size += len(data)
+        body = _packed(list(events))
+        with disk_errors("writing the journal", self.path.parent), self.waits.timed():
+            [self._last] = self._rows.change([(_EVENTS, body)])
+        self.size_bytes += len(body)
 
     def compact(self, snapshot: Mapping[str, Any]) -> None:
-        """Begin a new file with the state after all events so far; the old file goes.
+        """Put the state after all events so far in their place.
 
         Raises:
-            StoreFull: No room; the old file goes on.
+            StoreFull: No room; the journal is as it was.
             StoreError: The disk failed.
         """
-        with disk_errors("compacting the journal", self._folder):
-            old = self._path
-            self._begin(int(old.stem) + 1, snapshot)
-            old.unlink(missing_ok=True)
+        with disk_errors("compacting the journal", self.path.parent):
+            self._begin(snapshot, [])
 
-    def _open(self) -> None:
-        """Take the newest whole file; older ones are what a kill left of a compaction."""
-        is_taken = False
-        for path in sorted(self._folder.glob(f"[0-9]*{_SUFFIX}"), reverse=True):
-            if is_taken:
-                path.unlink()
-            else:
-                is_taken = self._take(path)
-        if not is_taken:
-            self._begin(0, {})
+    def close(self) -> None:
+        """Let another one open it."""
+        self._rows.close()
 
-    def _take(self, path: Path) -> bool:
-        """Read the frames of a file up to its first damage; whether it begins with a snapshot."""
+    def _open(self, folder: Path) -> None:
+        if self._rows.layout != JOURNAL_SCHEMA:
+            raise _newer(self.path, self._rows.layout)
+        self._first = self._last = self._began = self.size_bytes = 0
+        behind = []
+        for row in self._rows.rows():
+            # Numbers have no gap but where rows were lost to damage.
+            if behind or not (row.number == self._last + 1 if self._began else row.key == _SNAPSHOT):
+                behind.append(row.number)
+                continue
+            if row.key == _SNAPSHOT:
+                self.snapshot, self._first, self._began = json.loads(row.body), row.number, len(row.body)
+            self._last = row.number
+            self.size_bytes += len(row.body)
+        if behind:
+            self._rows.change([], behind)
+            self.notes.append(f"{self.path}: {len(behind)} groups of events behind the damage do not count")
+        if not self._began:
+            self.snapshot, groups, damaged = _earlier(folder)
+            self._begin(self.snapshot, groups)
+            for path in damaged:
+                aside = free_name(path, ".corrupt")
+                path.replace(aside)
+                self.notes.append(f"{path} is damaged: kept as {aside.name}, what stands before goes on")
+        # Moved over, and on the disk.
+        for path in folder.glob("[0-9]*.journal"):
+            path.unlink()
+
+    def _begin(self, snapshot: Mapping[str, Any], groups: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        first, *others = map(_packed, (dict(snapshot), *groups))
+        added = [(_SNAPSHOT, first), *((_EVENTS, one) for one in others)]
+        numbers = self._rows.change(added, range(self._first, self._last + 1))
+        self._first, self._last, self._began = numbers[0], numbers[-1], len(first)
+        self.size_bytes = self._began + sum(map(len, others))
+
+
+def _packed(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _newer(path: Path, layout: object) -> FleetError:
+    return FleetError(
+        f"{path} has layout {layout}, this version knows {JOURNAL_SCHEMA}; upgrade tensor-fleet"
+    )
+
+
+def _earlier(folder: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]], list[Path]]:
+    """Snapshot and groups of events of an earlier version's journal, if there is one, and damaged files.
+
+    That was a file `NUMBER.journal` of frames, the newest one that began with a whole snapshot.
+    """
+    damaged: list[Path] = []
+    for path in sorted(folder.glob("[0-9]*.journal"), reverse=True):
         data = path.read_bytes()
         found = scan(data)
-        if found.holes:
-            # What comes after a gap cannot be applied: what it builds on is not there.
-            kept = [one for one in found.frames if one[0] < found.holes[0]]
-            self.notes.append(set_aside(path, data, Scan(frames=kept, end=0, holes=found.holes)))
-            data = path.read_bytes()
-            found = scan(data)
-        if found.end < len(data):
-            self.notes.append(f"{path}: dropped {len(data) - found.end} bytes that a kill had cut off")
-            truncate(path, found.end)
-        if not found.frames:
-            aside = path.with_suffix(".corrupt")
-            path.replace(aside)
-            self.notes.append(
-                f"{path} begins with no whole snapshot: kept as {aside.name}, it does not count"
-            )
-            return False
-        # What a killed append has left is acted upon from now on, so it must not go with the power.
-        fsync(path)
-        self._settle()
-        (offset, length), *events = found.frames
-        first = json.loads(data[offset : offset + length])
-        if first.get("schema") != JOURNAL_SCHEMA or "snapshot" not in first:
-            raise FleetError(
-                f"{path} has layout {first.get('schema')}, this version knows {JOURNAL_SCHEMA}; "
-                "upgrade tensor-fleet"
-            )
-        self.snapshot, self._events = first["snapshot"], events
-        self._path, self._size, self._began = path, found.end, offset + length
-        return True
-
-    def _begin(self, number: int, snapshot: Mapping[str, Any]) -> None:
-        path = self._folder / f"{number:010d}{_SUFFIX}"
-        temporary = path.with_suffix(".tmp")
-        data = frame({"schema": JOURNAL_SCHEMA, "snapshot": dict(snapshot)})
-        try:
-            with temporary.open("wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        # From here on it is the file that the next start takes, whatever becomes of the next step.
-        self._path, self._size, self._began = path, len(data), len(data)
-        self._failed = self._has_tail = self._is_named = False
-        self._settle()
-
-    def _settle(self) -> None:
-        """Wait until the name of the file is on the disk: else what it holds could go with it."""
-        if not self._is_named:
-            fsync(self._folder)
-            self._is_named = True
-
-    def _write(self, data: bytes) -> None:
-        if self._has_tail:
-            truncate(self._path, self._size)
-            self._has_tail = False
-        descriptor = os.open(self._path, os.O_WRONLY)
-        try:
-            try:
-                done = 0
-                while done < len(data):
-                    done += os.pwrite(descriptor, data[done:], self._size + done)
-            except OSError:
-                os.ftruncate(descriptor, self._size)
-                raise
-            try:
-                with self.waits.timed():
-                    os.fsync(descriptor)
-            except OSError as error:
-                # The system may have dropped the bytes, or written them: nobody knows.
-                if error.errno in FULL_ERRNOS:
-                    self._has_tail = True
-                else:
-                    self._failed = True
-                raise
-        finally:
-            os.close(descriptor)
+        # What comes after a gap cannot be applied: what it builds on is not there.
+        values = [
+            json.loads(data[offset : offset + length])
+            for offset, length in found.frames
+            if not found.holes or offset < found.holes[0]
+        ]
+        if found.holes or not values:
+            damaged.append(path)
+        if values:
+            if values[0].get("schema") != JOURNAL_SCHEMA or "snapshot" not in values[0]:
+                raise _newer(path, values[0].get("schema"))
+            return values[0]["snapshot"], [one["events"] for one in values[1:]], damaged
+    return {}, [], damaged
 
 
 __all__ = ["COMPACT_BYTES", "JOURNAL_SCHEMA", "Journal"]

@@ -1,31 +1,35 @@
 """Candidates with their traces: those that wait to be measured for the first time, and a cache of others.
 
 A job names candidates by id; here is what an agent needs to measure them. What nobody has measured yet is in
-one file a (family, workload), so that a restart finds it: `fleet.engine.coordinator` has all that is new
+a file of rows (`agents.row_file`), so that a restart finds it: `fleet.engine.coordinator` has all that is new
 written once a turn, before the journal gets a job that names it. What the store has is not written again:
 `fleet.store.trace_lookup` reads it back, and a few of these are kept in memory.
 
-The files may be deleted: jobs that wait for such candidates are cancelled with a word, others are proposed.
+The file may be deleted: jobs that wait for such candidates are cancelled with a word, others are proposed.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from agents.files import free_name
 from agents.records import Candidate, CandidateId, WorkloadId, canonical_json
-from agents.spool.frames import make_folder
+from agents.row_file import RowFile
 from fleet.core.events import Origin
-from fleet.durable import disk_errors, fsync, write_all_durably
+from fleet.durable import disk_errors
 from fleet.errors import FleetError
 
-#: Layout of the files. 1: first published layout.
+#: Layout of the rows, and of the earlier files. 1: first published layout.
 POOL_SCHEMA = 1
 #: Traces that are kept in memory: some 20 KB each for a live device, a hundred bytes for a recorded one.
 CACHE_BYTES = 96 << 20
+#: Rows of measured candidates that wait to be deleted with the next new ones, at most.
+_GONE_ROWS = 1000
 
 _Key = tuple[str, WorkloadId]
 _Cached = tuple[str, CandidateId]
@@ -35,31 +39,34 @@ class CandidatePools:
     """Candidates by family, workload and id.
 
     Args:
-        folder: Where the files are; made if missing.
+        folder: Where the file is; made if missing.
         cache_bytes: Most bytes of traces in memory.
 
     Attributes:
-        notes: Files that could not be read, one line each.
+        notes: Damage that was found, one line each.
         is_behind: Whether the last `flush` found no room: no job may be journalled until one does.
     """
 
     def __init__(self, folder: Path, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._folder = folder
         self._cache_bytes = cache_bytes
-        self._waiting: dict[_Key, dict[CandidateId, None]] = {}
+        #: With the number of the row, or None of one that is not on the disk yet.
+        self._waiting: dict[_Key, dict[CandidateId, int | None]] = {}
         self._cache: OrderedDict[_Cached, Candidate] = OrderedDict()
         self._bytes = 0
         #: Not on the disk yet.
         self._new: dict[_Key, dict[CandidateId, Candidate]] = {}
+        #: Rows of what was measured.
+        self._gone: list[int] = []
         self.is_behind = False
-        self.notes: list[str] = []
         with disk_errors("opening the pools", folder):
-            make_folder(folder)
-            # A kill may have come between a family's folder and the next line.
-            fsync(folder)
-            for path in sorted(folder.glob("*/*.json")):
-                key = path.parent.name, WorkloadId(path.stem)
-                self._waiting[key] = dict.fromkeys(self._read(path))
+            self._rows = RowFile(folder / "pools.sqlite", layout=POOL_SCHEMA)
+            self.notes = self._rows.notes
+            try:
+                self._open()
+            except BaseException:
+                self._rows.close()
+                raise
 
     def waiting(self) -> dict[_Key, list[CandidateId]]:
         """Candidates that nobody has measured, as far as it was told, by family and workload."""
@@ -68,7 +75,8 @@ class CandidatePools:
     def add(self, family: str, workload_id: WorkloadId, candidates: Iterable[Candidate]) -> None:
         """Keep new candidates of a workload; they are on the disk after the next `flush`."""
         key = family, workload_id
-        fresh = {one.candidate_id: one for one in candidates}
+        known = self._waiting.get(key, {})
+        fresh = {one.candidate_id: one for one in candidates if one.candidate_id not in known}
         if not fresh:
             return
         self._waiting.setdefault(key, {}).update(dict.fromkeys(fresh))
@@ -77,19 +85,23 @@ class CandidatePools:
             self._remember(family, one)
 
     def flush(self) -> None:
-        """Write every file that lacks a candidate, all with about one wait for the disk.
+        """Write every candidate that the disk lacks, all with one wait for it.
 
         Raises:
-            StoreFull: No room; files are old or new, each whole, and it may be tried again.
+            StoreFull: No room; nothing was written, and it may be tried again.
             StoreError: The disk failed.
         """
-        if not self._new:
-            return
-        held = {key: found for key in self._new if (found := self._held(key))}
-        self.is_behind = True
-        self._write(held)
-        self.is_behind = False
-        self._new.clear()
+        if self._new or len(self._gone) > _GONE_ROWS:
+            self.is_behind = True
+            self._write()
+            self.is_behind = False
+
+    def close(self) -> None:
+        """Let another one open the file; what is not on the disk is lost."""
+        if self._gone:
+            with suppress(OSError):
+                self._rows.change([], self._gone)
+        self._rows.close()
 
     def remember(self, family: str, candidates: Iterable[Candidate]) -> None:
         """Keep candidates that the store has in memory for a while; who measures them next is `paired`."""
@@ -110,37 +122,33 @@ class CandidatePools:
     def get(
         self, family: str, workload_id: WorkloadId, wanted: Collection[CandidateId]
     ) -> dict[CandidateId, Candidate]:
-        """Those of some candidates of a workload that are at hand, from memory or the workload's file."""
+        """Those of some candidates of a workload that are at hand, from memory or the file."""
         found = self.at_hand(family, wanted)
-        missing = [one for one in wanted if one not in found]
-        waiting = self._waiting.get((family, workload_id), {})
-        if any(one in waiting for one in missing):
-            held = self._held((family, workload_id))
-            found |= {one: held[one] for one in missing if one in held}
-            for one in missing:
-                if one in held:
-                    self._remember(family, held[one])
-        return found
+        key = family, workload_id
+        waiting, new = self._waiting.get(key, {}), self._new.get(key, {})
+        found |= {one: new[one] for one in wanted if one in new and one not in found}
+        numbers = [number for one in wanted if one not in found and (number := waiting.get(one))]
+        with disk_errors("reading candidates", self._folder):
+            read = [_unpacked(workload_id, row.body) for row in self._rows.get(numbers)]
+        for one in read:
+            self._remember(family, one)
+        return found | {one.candidate_id: one for one in read}
 
     def measured(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
-        """Let the file of a workload go without candidates that the store has now.
-
-        They leave the file when it is written next, which is at once only where none is left.
-        """
+        """Wait no more for candidates that the store has now; their rows go with the next new ones."""
         held = self._waiting.get((family, workload_id), {})
         gone = [one for one in candidate_ids if one in held]
         if not gone:
             return
         # Source devices measure them next: after a restart they are in the file only.
         self.remember(family, self.get(family, workload_id, gone).values())
-        waiting = self._waiting[family, workload_id]
         for one in gone:
-            waiting.pop(one, None)
+            if (number := held.pop(one)) is not None:
+                self._gone.append(number)
             self._new.get((family, workload_id), {}).pop(one, None)
-        if not waiting:
+        if not held:
             del self._waiting[family, workload_id]
-            with disk_errors("deleting a pool of candidates", self._folder):
-                self._path((family, workload_id)).unlink(missing_ok=True)
+            self._new.pop((family, workload_id), None)
 
     def _remember(self, family: str, candidate: Candidate) -> None:
         key = family, candidate.candidate_id
@@ -153,59 +161,69 @@ class CandidatePools:
             _, gone = self._cache.popitem(last=False)
             self._bytes -= len(gone.trace)
 
-    def _path(self, key: _Key) -> Path:
-        return self._folder / key[0] / f"{key[1]}.json"
-
-    def _held(self, key: _Key) -> dict[CandidateId, Candidate]:
-        """What of a workload nobody has measured."""
-        waiting = self._waiting.get(key)
-        if not waiting:
-            return {}
-        new = self._new.get(key, {})
-        held = {one: self._cache[key[0], one] for one in waiting if (key[0], one) in self._cache} | new
-        if len(held) < len(waiting):
-            path = self._path(key)
-            held = (self._read(path) if path.exists() else held) | new
-            # Somebody may have deleted the file meanwhile: what it held is gone.
-            self._waiting[key] = waiting = {one: None for one in waiting if one in held}
-        return {one: held[one] for one in waiting}
-
-    def _write(self, held: Mapping[_Key, Mapping[CandidateId, Candidate]]) -> None:
-        files: dict[Path, bytes] = {}
-        for key, candidates in held.items():
-            value = {
-                "schema": POOL_SCHEMA,
-                "workload_id": key[1],
-                "candidates": [[one.dialect, one.origin, one.trace] for one in candidates.values()],
-            }
-            files[self._path(key)] = canonical_json(value).encode()
+    def _write(self) -> None:
+        new = [(key, one) for key, candidates in self._new.items() for one in candidates.values()]
         with disk_errors("keeping candidates", self._folder):
-            for folder in {path.parent for path in files}:
-                if not folder.exists():
-                    make_folder(folder)
-            write_all_durably(files)
+            numbers = self._rows.change([(_name(key), _packed(one)) for key, one in new], self._gone)
+        for number, (key, one) in zip(numbers, new, strict=True):
+            self._waiting[key][one.candidate_id] = number
+        self._new.clear()
+        self._gone.clear()
 
-    def _read(self, path: Path) -> dict[CandidateId, Candidate]:
-        """The candidates of one file; a damaged one is set aside, for they can be proposed again."""
+    def _open(self) -> None:
+        if self._rows.layout != POOL_SCHEMA:
+            raise _newer(self._rows.path, self._rows.layout)
+        for row in self._rows.rows():
+            family, _, workload = row.key.partition("/")
+            key = family, WorkloadId(workload)
+            self._waiting.setdefault(key, {})[_unpacked(key[1], row.body).candidate_id] = row.number
+        earlier = sorted(self._folder.glob("*/*.json"))
+        for path in earlier:
+            key = path.parent.name, WorkloadId(path.stem)
+            known = self._waiting.get(key, {})
+            self.add(*key, [one for one in self._earlier(path) if one.candidate_id not in known])
+        if self._new:
+            self._write()
+        for path in earlier:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.parent.rmdir()
+
+    def _earlier(self, path: Path) -> list[Candidate]:
+        """Candidates of an earlier version's file of one workload; a damaged one is set aside."""
         try:
             value = json.loads(path.read_bytes())
             if value["schema"] != POOL_SCHEMA:
-                raise FleetError(
-                    f"{path} has layout {value['schema']}, this version knows {POOL_SCHEMA}; delete it or "
-                    "upgrade tensor-fleet"
-                )
-            found = [
-                Candidate(
-                    workload_id=WorkloadId(value["workload_id"]), dialect=dialect, origin=origin, trace=trace
-                )
-                for dialect, origin, trace in value["candidates"]
-            ]
-            return {one.candidate_id: one for one in found}
+                raise _newer(path, value["schema"])
+            workload_id = WorkloadId(value["workload_id"])
+            return [_candidate(workload_id, *one) for one in value["candidates"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            aside = path.with_suffix(".corrupt")
+            aside = free_name(path, ".corrupt")
             path.replace(aside)
             self.notes.append(f"{path} cannot be read ({error}): kept as {aside.name}, proposed again")
-            return {}
+            return []
+
+
+def _name(key: _Key) -> str:
+    return f"{key[0]}/{key[1]}"
+
+
+def _packed(one: Candidate) -> bytes:
+    return canonical_json([one.dialect, one.origin, one.trace]).encode()
+
+
+def _unpacked(workload_id: WorkloadId, body: bytes) -> Candidate:
+    return _candidate(workload_id, *json.loads(body))
+
+
+def _candidate(workload_id: WorkloadId, dialect: str, origin: str, trace: str) -> Candidate:
+    return Candidate(workload_id=workload_id, dialect=dialect, origin=origin, trace=trace)
+
+
+def _newer(path: Path, layout: object) -> FleetError:
+    return FleetError(
+        f"{path} has layout {layout}, this version knows {POOL_SCHEMA}; delete it or upgrade tensor-fleet"
+    )
 
 
 __all__ = ["CACHE_BYTES", "POOL_SCHEMA", "CandidatePools"]

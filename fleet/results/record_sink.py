@@ -17,9 +17,8 @@ from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import Counts
 from fleet.errors import StoreFull
 from fleet.planner.candidate_pools import CandidatePools
-from fleet.results.kept_files import KeptFiles
-from fleet.results.late_results import keep_late
-from fleet.results.refused_records import FAULTS, Refusal, RefusedRecords, check_flags, record_ids
+from fleet.results.dead_letters import DeadLetters
+from fleet.results.refused_records import FAULTS, Refusal, check_flags, record_ids, sift
 from fleet.store.intake import Intake
 
 
@@ -46,11 +45,11 @@ class RecordSink:
         pools: Told of candidates that the store has now.
         tallies: Counts by job.
         families: Family of every device.
-        late: Keeps late results for people.
-        refused: What the store would not have.
+        letters: Keeps for people what came too late, and what the store would not have.
 
     Attributes:
         counts: What the store has, by device.
+        letters: Not to be changed by others.
     """
 
     def __init__(
@@ -61,11 +60,9 @@ class RecordSink:
         pools: CandidatePools,
         tallies: Tallies,
         families: Mapping[DeviceId, str],
-        late: KeptFiles,
-        refused: RefusedRecords,
+        letters: DeadLetters,
     ) -> None:
-        self._intake, self._late = intake, late
-        self.refused = refused
+        self._intake, self.letters = intake, letters
         #: Late results that are kept, and not told yet.
         self._untold: list[Event] = []
         self._coverage, self._pools, self._tallies = coverage, pools, tallies
@@ -73,10 +70,9 @@ class RecordSink:
         self.counts = counts
 
     def kept_notes(self) -> list[str]:
-        """Which late and refused files were deleted since the last call, for being too many."""
-        notes = [*self._late.notes, *self.refused.files.notes]
-        self._late.notes.clear()
-        self.refused.files.notes.clear()
+        """Which late and refused results were deleted since the last call, for being too many."""
+        notes = list(self.letters.notes)
+        self.letters.notes.clear()
         return notes
 
     def take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
@@ -96,9 +92,11 @@ class RecordSink:
         except StoreFull:
             raise
         except FAULTS:
-            good, refusals = self.refused.sift(arrivals)
+            good, refusals = sift(arrivals)
             if not refusals:
                 raise
+        for refusal in refusals:
+            self.letters.keep_refused(refusal)
         # Whoever measured them is done with them: trying again would give the same.
         for refusal in refusals:
             self._leave(refusal, state)
@@ -197,7 +195,7 @@ class RecordSink:
         assert one.lease is not None
         known = self._intake.known([record.record_id for record in one.records])
         late = [record for record, is_known in zip(one.records, known, strict=True) if not is_known]
-        if not late or not keep_late(self._late, one.device_id, one.lease, late):
+        if not late or not self.letters.keep_late(one.device_id, one.lease, late):
             return
         self._untold.append(
             ResultArrivedLate(

@@ -1,9 +1,8 @@
-"""Records that the store refuses: set aside for people, so that none stops the coordinator or its job.
+"""Which records the store refuses, and why: so that none stops the coordinator or its job.
 
 What is wrong with such a record does not go away by trying again: a number that is none, a layout of a newer
-version, text where seconds belong. One JSON line a record with the reason, one file a delivery; nothing reads
-them but people, and the oldest files go (`fleet.results.kept_files`). `fleet.results.record_sink` writes here
-before it acknowledges, and goes on with the others.
+version, text where seconds belong. `fleet.results.record_sink` sets them aside
+(`fleet.results.dead_letters`), acknowledges them, and goes on with the others.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from agents.codec import record_to_json
 from agents.errors import AgentError
-from agents.records import Record, content_hash
+from agents.records import Record
 from fleet.core.arrivals import Arrival
 from fleet.errors import StoreError
-from fleet.results.kept_files import KeptFiles
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
 from fleet.store.delta.schema import records_to_table
@@ -37,68 +34,23 @@ class Refusal:
     reasons: tuple[str, ...]
 
 
-class RefusedRecords:
-    """The folder of refused records.
+def sift(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Refusal]]:
+    """Part arrivals from what of them the store would refuse.
 
-    Args:
-        folder: Made with the first of them.
-
-    Attributes:
-        files: The files.
+    Returns:
+        The arrivals with what can be stored, all of them and in their order, and the refusals.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.files = KeptFiles(folder)
-        self._lines = {path: path.read_bytes().count(b"\n") for path in self.files.sizes}
-
-    @property
-    def folder(self) -> Path:
-        """Where they are."""
-        return self.files.folder
-
-    @property
-    def count(self) -> int:
-        """How many there are, those of earlier starts included."""
-        return sum(self._lines.values())
-
-    def sift(self, arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Refusal]]:
-        """Part arrivals from what of them the store would refuse; the refused is on the disk on return.
-
-        Returns:
-            The arrivals with what can be stored, all of them and in their order, and the refusals.
-
-        Raises:
-            StoreFull: No room; it may be tried again, nothing is counted twice.
-            StoreError: The disk failed.
-        """
-        good: list[Arrival] = []
-        refusals: list[Refusal] = []
-        for one in arrivals:
-            faults = find_faults(one.records)
-            kept = tuple(record for place, record in enumerate(one.records) if place not in faults)
-            good.append(replace(one, records=kept) if faults else one)
-            if faults:
-                chosen = tuple(one.records[place] for place in sorted(faults))
-                reasons = tuple(faults[place] for place in sorted(faults))
-                refusals.append(Refusal(arrival=one, records=chosen, reasons=reasons))
-        for refusal in refusals:
-            self._keep(refusal)
-        return good, refusals
-
-    def _keep(self, refusal: Refusal) -> None:
-        lease = refusal.arrival.lease
-        about = {"job_id": lease.job_id, "epoch": lease.fencing_token} if lease is not None else {}
-        lines = [
-            json.dumps({**about, "reason": reason, "record": _shown(record)})
-            for record, reason in zip(refusal.records, refusal.reasons, strict=True)
-        ]
-        # The same delivery makes the same file again.
-        name = content_hash(*(f"{line}\n" for line in lines))[:16]
-        path = self.folder / refusal.arrival.device_id / f"{name}.jsonl"
-        if self.files.put("setting refused records aside", path, lines):
-            self._lines[path] = len(lines)
-            for gone in self._lines.keys() - self.files.sizes.keys():
-                del self._lines[gone]
+    good: list[Arrival] = []
+    refusals: list[Refusal] = []
+    for one in arrivals:
+        faults = find_faults(one.records)
+        kept = tuple(record for place, record in enumerate(one.records) if place not in faults)
+        good.append(replace(one, records=kept) if faults else one)
+        if faults:
+            chosen = tuple(one.records[place] for place in sorted(faults))
+            reasons = tuple(faults[place] for place in sorted(faults))
+            refusals.append(Refusal(arrival=one, records=chosen, reasons=reasons))
+    return good, refusals
 
 
 def find_faults(records: Sequence[Record]) -> dict[int, str]:
@@ -153,7 +105,7 @@ def record_ids(records: Sequence[Record]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _shown(record: Record) -> object:
+def shown(record: Record) -> object:
     """A record for people: as JSON where it is one, else as Python shows it."""
     try:
         value = record_to_json(record)
@@ -163,4 +115,4 @@ def _shown(record: Record) -> object:
     return value
 
 
-__all__ = ["FAULTS", "Refusal", "RefusedRecords", "check_flags", "find_faults", "record_ids"]
+__all__ = ["FAULTS", "Refusal", "check_flags", "find_faults", "record_ids", "shown", "sift"]

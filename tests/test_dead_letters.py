@@ -1,0 +1,193 @@
+"""Records that the store refuses are found among many; they and late ones are kept for people, bounded."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.lease import LeaseTag
+from agents.records import DeviceId, Record
+from agents.row_file import RowFile, read_rows
+from fleet.core.arrivals import Arrival
+from fleet.errors import StoreError, StoreFull
+from fleet.results.dead_letters import DeadLetters
+from fleet.results.refused_records import find_faults, record_ids, sift
+from fleet.store.store import Store
+from tests.coordinator_fixtures import make_fleet
+from tests.record_fixtures import make_batch, make_record
+
+NAN = math.nan
+#: What a record may say that no store can keep.
+POISON: dict[str, dict[str, Any]] = {
+    "a number that is none": {"run_secs": (NAN, 1e-3), "warmup_secs": ()},
+    "one behind a number": {"run_secs": (1e-3, NAN)},
+    "a time without end": {"timing_secs": math.inf},
+    "a time before its beginning": {"warmup_secs": (0.1, -0.1)},
+    "a layout of tomorrow": {"schema": 99},
+    "text for a number": {"number": "many"},
+    "nothing for text": {"origin": None},
+    "a device that is a path": {"device_id": DeviceId("../x")},
+    "half a character": {"trace": "\ud800"},
+    "words about quality that are none": {"quality": "suspect"},
+    "no outcome": {"outcome": "fine"},
+}
+
+
+def arrival(records: list[Record], fencing_token: int = 1) -> Arrival:
+    lease = LeaseTag(job_id="job", fencing_token=fencing_token)
+    return Arrival(device_id=DeviceId("dev-a"), incarnation=1, lease=lease, records=tuple(records))
+
+
+def poisoned(number: int, what: str) -> Record:
+    """A record that is ok but for one thing."""
+    good = next(one for one in make_batch(number, 8) if one.run_secs)
+    return replace(good, **POISON[what])
+
+
+@pytest.mark.parametrize("what", POISON)
+def test_each_poison_is_refused_by_the_store_or_would_stop_who_reads_it(tmp_path: Path, what: str) -> None:
+    bad = poisoned(0, what)
+    assert list(find_faults([bad])) == [0]
+    with Store.open(tmp_path) as store:
+        if what != "words about quality that are none":
+            from fleet.store.intake import Intake
+
+            with (
+                Intake(store) as intake,
+                pytest.raises((StoreError, TypeError, ValueError, AttributeError)),
+            ):
+                intake.append([bad])
+        else:
+            with pytest.raises(ValueError, match="Expecting value"):
+                _ = bad.is_suspect
+
+
+@settings(max_examples=30, deadline=None)
+@given(places=st.sets(st.integers(0, 40)), what=st.sampled_from(sorted(POISON)))
+def test_all_that_are_bad_are_found_and_no_other(places: set[int], what: str) -> None:
+    records = make_batch(0, 41)
+    bad = poisoned(50, what)
+    for place in places:
+        records[place] = bad
+    assert set(find_faults(records)) == places
+
+
+def refuse(letters: DeadLetters, *records: Record) -> None:
+    _, refusals = sift([arrival(list(records))])
+    for refusal in refusals:
+        letters.keep_refused(refusal)
+
+
+def keep_late(letters: DeadLetters, number: int, token: int) -> bool:
+    lease = LeaseTag(job_id="job", fencing_token=token)
+    return letters.keep_late(DeviceId("dev-a"), lease, [make_record(number)])
+
+
+def test_what_is_refused_is_kept_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
+    good, bad = make_batch(0, 3), poisoned(9, "a number that is none")
+    arrivals, refusals = sift([arrival([*good, bad]), arrival(good, fencing_token=2)])
+    assert [one.records for one in arrivals] == [tuple(good), tuple(good)]
+    [refusal] = refusals
+    assert refusal.records == (bad,)
+    assert "column run_secs holds nan" in refusal.reasons[0]
+    assert record_ids(refusal.records) == (bad.record_id,)
+    with closing(DeadLetters(tmp_path / "d")) as letters:
+        refuse(letters, *good, bad)
+        refuse(letters, bad)  # the same delivery again
+        assert letters.refused == 1
+    with closing(DeadLetters(tmp_path / "d")) as letters:
+        assert letters.refused == 1
+    [row] = read_rows(tmp_path / "d")
+    told = json.loads(row.body)
+    assert row.key.startswith("refused/dev-a/")
+    assert (told["job_id"], told["epoch"], told["reason"]) == ("job", 1, refusal.reasons[0])
+    assert told["record"]["candidate_id"] == bad.candidate_id
+
+
+def test_one_that_is_no_json_is_kept_as_it_is_shown(tmp_path: Path) -> None:
+    without = replace(make_record(0), environment_id=None)  # type: ignore[arg-type]
+    assert record_ids((without,)) == ()
+    with closing(DeadLetters(tmp_path / "d")) as letters:
+        refuse(letters, without)
+        refuse(letters, replace(make_record(0), outcome="fine"))  # type: ignore[arg-type]
+        first, second = (json.loads(row.body)["record"] for row in letters._rows.rows())
+    assert first["environment_id"] is None
+    assert "outcome='fine'" in second
+
+
+def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    bad = poisoned(0, "a layout of tomorrow")
+    with closing(DeadLetters(tmp_path / "d")) as letters:
+        with monkeypatch.context() as patch:
+            patch.setattr(RowFile, "change", full)
+            with pytest.raises(StoreFull, match="setting refused records aside"):
+                refuse(letters, bad)
+            with pytest.raises(StoreFull, match="keeping late results"):
+                keep_late(letters, 1, 1)
+        assert (letters.refused, read_rows(tmp_path / "d")) == (0, [])
+        refuse(letters, bad)
+        assert letters.refused == 1
+        assert keep_late(letters, 1, 1)
+        assert not keep_late(letters, 1, 1), "the same delivery is no news"
+
+
+def test_the_oldest_go_by_number_and_by_bytes_each_kind_by_itself(tmp_path: Path) -> None:
+    with closing(DeadLetters(tmp_path / "d", most_rows=10)) as letters:
+        refuse(letters, poisoned(0, "a layout of tomorrow"))
+        for number in range(10):
+            keep_late(letters, number, number)
+        assert letters.notes == []
+        keep_late(letters, 10, 10)
+        [note] = letters.notes
+        assert "the 2 oldest deliveries of late results" in note
+        assert "at most 10" in note
+        assert letters.refused == 1
+    # To nine tenths, so that not every delivery from now on is worth a line.
+    kept = [row.key.split("/")[2][:8] for row in read_rows(tmp_path / "d")][1:]
+    assert kept == [f"{number:08d}" for number in range(2, 11)]
+    with closing(DeadLetters(tmp_path / "d", most_bytes=4000)) as letters:
+        assert "oldest deliveries of late" in letters.notes[0]
+        assert len(read_rows(tmp_path / "d")) == 4
+        lease = LeaseTag(job_id="job", fencing_token=99)
+        letters.keep_late(DeviceId("dev-a"), lease, make_batch(0, 30))
+    [_, huge] = read_rows(tmp_path / "d")
+    assert len(huge.body) > 4000, "the newest stays, however long it is"
+
+
+def test_files_of_an_earlier_version_are_moved_over_oldest_first_and_bounded(tmp_path: Path) -> None:
+    (tmp_path / "late" / "one").mkdir(parents=True)
+    for number in range(10):
+        path = tmp_path / "late" / "one" / f"{(7 * number) % 10:08d}-0.jsonl"
+        path.write_text("{}\n")
+        os.utime(path, (1e9 + number, 1e9 + number))  # names say nothing of age: the disk does
+    with closing(DeadLetters(tmp_path / "d", most_rows=4)) as letters:
+        assert len(letters.notes) == 1
+    assert [row.key for row in read_rows(tmp_path / "d")] == [
+        f"late/one/{(7 * number) % 10:08d}-0" for number in range(7, 10)
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_the_daemon_says_what_it_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = make_fleet(tmp_path, ("one",))
+    folder = fleet.folder / "root" / "late" / "one"
+    folder.mkdir(parents=True)
+    for number in range(10):
+        (folder / f"{number:08d}-0.jsonl").write_text("{}\n")
+    monkeypatch.setattr(DeadLetters.__init__, "__kwdefaults__", {"most_rows": 4, "most_bytes": 9})
+    fleet.run(lambda one: one.view()["store"]["records"] > 0)
+    assert len(fleet.set_aside("late")) < 4
+    assert any("oldest deliveries of late" in line for line in fleet.lines)
