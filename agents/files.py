@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 #: Threads that wait for the disk.
@@ -33,13 +34,17 @@ def make_folder(folder: Path) -> None:
         fsync(one.parent)
 
 
-def write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Replace a file in one step: after any crash it is the old one or the new one, whole."""
-    write_all_durably({path: data})
+    write_all_durably({path: data}, mode=mode)
 
 
-def write_all_durably(files: Mapping[Path, bytes]) -> None:
+def write_all_durably(files: Mapping[Path, bytes], *, mode: int = 0o666) -> None:
     """Replace several files, each in one step; it takes hardly longer than one.
+
+    Args:
+        files: What each shall hold.
+        mode: Who may do what with them, less what the process takes away (`umask`).
 
     Raises:
         OSError: The disk is full or failed; files are old or new, each whole.
@@ -47,7 +52,7 @@ def write_all_durably(files: Mapping[Path, bytes]) -> None:
     temporaries = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp") for path in files}
     try:
         for path, data in files.items():
-            with temporaries[path].open("xb") as stream:
+            with open(temporaries[path], "xb", opener=partial(os.open, mode=mode)) as stream:
                 stream.write(data)
         # A file system makes many files durable at once, if it is asked for them at once.
         if len(files) == 1:

@@ -49,7 +49,7 @@ _ERRNOS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FileRow:
     """One row."""
 
     #: Ascends in the order of adding.
@@ -145,7 +145,7 @@ class RowFile:
             [page_bytes] = self._connection.execute("PRAGMA page_size").fetchone()
         return int(pages) * int(page_bytes)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[FileRow]:
         """Yield all rows, oldest first; nothing may be changed meanwhile.
 
         Raises:
@@ -155,7 +155,7 @@ class RowFile:
             for number, *row in self._connection.execute(_SELECT, (0,)):
                 yield self._checked(number, *row)
 
-    def get(self, numbers: Iterable[int]) -> Iterator[Row]:
+    def get(self, numbers: Iterable[int]) -> Iterator[FileRow]:
         """Yield some rows, in the order of the numbers.
 
         Raises:
@@ -167,10 +167,10 @@ class RowFile:
                 found = self._connection.execute(select, (number,)).fetchone()
                 yield self._checked(number, *(found or ("", b"", -1)))
 
-    def _checked(self, number: int, key: str, body: bytes, total: int) -> Row:
+    def _checked(self, number: int, key: str, body: bytes, total: int) -> FileRow:
         if not _is_whole(key, body, total):
             raise OSError(errno.EIO, f"row {number} is damaged", str(self.path))
-        return Row(number, key, body)
+        return FileRow(number, key, body)
 
     def change(self, added: Sequence[tuple[str, bytes]], removed: Iterable[int] = ()) -> list[int]:
         """Add rows and remove others, all of it or nothing; it is on the disk when this returns.
@@ -260,13 +260,13 @@ class RowFile:
             fsync(self.path.parent)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[FileRow]:
     """Read the rows of a file that another process may have open, from a copy; none if there is no file."""
     with tempfile.TemporaryDirectory() as folder:
         for suffix in ("", "-wal"):
             with suppress(FileNotFoundError):
                 shutil.copyfile(f"{path}{suffix}", Path(folder, f"copy{suffix}"))
-        return [Row(*row[:3]) for row in _readable(Path(folder, "copy"))[0]]
+        return [FileRow(*row[:3]) for row in _readable(Path(folder, "copy"))[0]]
 
 
 def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int | None]:
@@ -357,4 +357,4 @@ def _os_error(error: sqlite3.Error, path: Path) -> OSError:
     return OSError(number, os.strerror(number), str(path))
 
 
-__all__ = ["CHECKPOINT_PAGES", "Row", "RowFile", "read_rows"]
+__all__ = ["CHECKPOINT_PAGES", "FileRow", "RowFile", "read_rows"]

@@ -140,6 +140,9 @@ def journal_load(arguments: dict[str, Any]) -> None:
             is_first = False
             while batch is not None:
                 names = tuple(f"{batch}-{number}" for number in range(BATCH))
+                if names[0] in known:  # the end of its append was not known, and it was kept
+                    batch = next(batches, None)
+                    continue
                 load.log.add(Event(kind="measured", records=names))
                 with contextlib.suppress(StoreFull):
                     journal.append([{"name": name} for name in names])

@@ -12,6 +12,7 @@ import pwd
 import stat
 from pathlib import Path
 
+from agents.files import write_durably
 from fleet.errors import FleetError
 
 #: A token is far shorter.
@@ -70,14 +71,7 @@ def write_private(path: Path, text: str) -> None:
     Raises:
         OSError: There is no room, or no permission.
     """
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_durably(path, f"{text}\n".encode(), mode=0o600)
 
 
 def check_folder(path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from agents.errors import AgentError
+from agents.files import write_durably
 from agents.programs.canaries import Canary
 from agents.programs.quality import Drift, DriftMonitor
 from agents.records import (
@@ -208,11 +209,8 @@ class CanaryWatch:
         return DriftMonitor()
 
     def _save(self) -> None:
-        """Written beside and renamed, so a kill leaves the old or the new one; it can be learned again."""
         value = {"environment_id": self._environment_id, "monitor": self._monitor.to_json()}
-        beside = self._path.with_suffix(".tmp")
         try:
-            beside.write_text(json.dumps(value))
-            beside.replace(self._path)
+            write_durably(self._path, json.dumps(value).encode())
         except OSError as error:
             _LOG.warning("%s cannot be written: %s", self._path, error.strerror)

@@ -25,7 +25,7 @@ from agents.errors import AgentError, SpoolError, SpoolFull
 from agents.files import make_folder
 from agents.lease import LeaseTag, tag_from_json
 from agents.records import Record
-from agents.row_file import Row, RowFile
+from agents.row_file import FileRow, RowFile
 from agents.spool.frames import old_spool
 
 _LOG = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ def _packed(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _unpacked(row: Row) -> tuple[LeaseTag | None, Record]:
+def _unpacked(row: FileRow) -> tuple[LeaseTag | None, Record]:
     value = json.loads(row.body)
     return tag_from_json(value.get("lease")), record_from_json(value.get("record"))
 

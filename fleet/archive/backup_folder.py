@@ -19,8 +19,8 @@ from typing import Any
 
 import filelock
 
+from agents.files import make_folder
 from agents.records import canonical_json, content_hash
-from agents.spool.frames import make_folder
 from fleet.durable import write_durably
 from fleet.errors import StoreError
 from fleet.store.intake_log import INTAKE

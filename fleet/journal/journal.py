@@ -110,7 +110,7 @@ class Journal:
         if self._rows.layout != JOURNAL_SCHEMA:
             raise _newer(self.path, self._rows.layout)
         self._first = self._last = self._began = self.size_bytes = 0
-        behind = []
+        behind: list[int] = []
         for row in self._rows.rows():
             # Numbers have no gap but where rows were lost to damage.
             if behind or not (row.number == self._last + 1 if self._began else row.key == _SNAPSHOT):

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
+from agents.files import make_folder
 from agents.records import DeviceId
-from agents.spool.frames import make_folder
 from fleet.durable import fsync, write_durably
 from fleet.models.champion_changes import pinned, published, rolled_back, unpinned
 from fleet.models.champion_changes import retained as retained_by
