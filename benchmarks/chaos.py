@@ -83,7 +83,7 @@ class Bench(Campaigns):
             made[f"{load} torn"] = (1, self.sweep(load, "torn"))
             made[f"{load} power"] = (1, self.sweep(load, "kill", with_power=True))
             made[f"{load} moments"] = (1, self.moments(load))
-            made[f"{load} disk"] = (1, self.disk_faults(load, steps))
+            made[f"{load} disk"] = (1, self.disk_faults(load, 150 if load == "store" else 100))
         return made
 
     def run(self, kills: int) -> None:
