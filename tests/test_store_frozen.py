@@ -24,7 +24,7 @@ from tests.record_fixtures import make_batch
 FOLDER = Path(__file__).parent / "stores"
 
 
-@pytest.fixture(params=sorted(path.name for path in FOLDER.iterdir() if path.is_dir()))
+@pytest.fixture(params=sorted(path.name for path in FOLDER.glob("layout_*")))
 def frozen(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """A copy of a frozen store, and what it held when it was written."""
     folder = FOLDER / request.param

@@ -23,6 +23,7 @@ from agents.records import Record
 from agents.spool.disk_spool import Spool
 from fleet.errors import StoreLocked
 from fleet.store import store as store_module
+from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.timeout(600)
 #: Forked from one process that has imported what they need: starting each takes milliseconds, not seconds.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["pytest", "agents.spool.disk_spool", "fleet.store.store", "tests.record_fixtures"]
+    ["pytest", "agents.spool.disk_spool", "fleet.store.intake", "tests.record_fixtures"]
 )
 Body = Callable[[Path, int, int, Callable[[str], None]], None]
 
@@ -50,6 +51,21 @@ def write_store(path: Path, first: int, size: int, say: Callable[[str], None]) -
         say(str(batch))
         if batch % 7 == 6:
             store.upkeep(retention_hours=0)
+
+
+def write_intake(path: Path, first: int, size: int, say: Callable[[str], None]) -> None:
+    """As `write_store`, through an intake; the rows of five devices go on in three groups."""
+    store_module.MERGE_FILES, store_module.CHECKPOINT_EVERY = 4, 5
+    store = Store.open(path)
+    intake = Intake(store, IntakeSettings(devices_per_commit=2, commit_every_secs=0.02, wait_secs=0.01))
+    say("ready")
+    for batch in range(first, first + 10_000):
+        intake.append(of_five_devices(batch, size))
+        say(str(batch))
+
+
+def of_five_devices(batch: int, size: int) -> list[Record]:
+    return [one for name in "abcde" for one in make_batch(batch * size, size, device=name)]
 
 
 def write_spool(path: Path, first: int, size: int, say: Callable[[str], None]) -> None:
@@ -147,6 +163,23 @@ def test_acknowledged_records_survive_kills_exactly_once(folder: Path, seed: int
             assert (result.appended, result.duplicates) == (SIZE + 1 - unacknowledged, unacknowledged)
         acknowledged.append(first)
         first += 1
+    assert acknowledged
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_records_of_an_intake_survive_kills_exactly_once(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    acknowledged: set[int] = set()
+    for _ in range(4):
+        first = max(acknowledged, default=-1) + 1
+        acknowledged.update(run_and_kill(write_intake, folder / "s", first, rng.uniform(0.0, 0.4)))
+        with Store.open(folder / "s") as store:
+            assert store.repairs == ()
+            seen = Counter(store.records())
+        assert set(seen.values()) <= {1}
+        assert {one for batch in acknowledged for one in of_five_devices(batch, SIZE)} <= seen.keys()
+        # A batch that a kill cuts off is there as a whole or not at all; the next writer brings it again.
+        assert len(seen) - 5 * SIZE * len(acknowledged) in (0, 5 * SIZE)
     assert acknowledged
 
 

@@ -268,6 +268,7 @@ def test_records_on_their_way_into_the_table_are_counted_once(tmp_path: Path) ->
         coverage.add(intake.append(batch).fresh)
         counts[DEVICES[0]].add(7, 7, max(one.measured_at for one in batch))
         save(store, coverage, counts, *intake.waiting_rows())
+        intake.log.close()
     lost = tmp_path / "lost"
     shutil.copytree(tmp_path / "store", lost)
     # The next start takes them up.

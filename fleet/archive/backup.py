@@ -6,13 +6,14 @@ the copy. What an earlier backup in the folder has is not copied again.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
 from deltalake import DeltaTable
 
-from agents.spool.frames import scan
 from fleet.archive.backup_folder import (
     IMPORTS,
     OBJECTS,
@@ -31,7 +32,7 @@ from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
 from fleet.store.delta.log import checkpoints, commit_path, delta_errors, load_snapshot, version_of
 from fleet.store.delta.sums import known_sums
-from fleet.store.intake_log import INTAKE, unpack
+from fleet.store.intake_log import FILE, INTAKE, PAGES, IntakeLog, copy_log, old_segments, read_segment
 from fleet.store.lock import check_folder
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 
@@ -126,26 +127,26 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
 
 
 def _copy_intake(store: Path, folder: Path) -> tuple[dict[str, BackedUpFile], int, int]:
-    """Copy the whole frames of what is acknowledged and not in the table yet.
+    """Copy what is acknowledged and not in the table yet.
 
     Returns:
         The files, the bytes that were copied, and how many records there are.
     """
     files: dict[str, BackedUpFile] = {}
     copied = waiting = 0
-    for path in sorted((store / INTAKE).glob("*")):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            continue  # its rows are in the table now
-        if path.suffix == ".log":
-            found = scan(data)
-            waiting += sum(unpack(data[at : at + length]).num_rows for at, length in found.frames)
-            # A frame that is being written is not acknowledged.
-            data = data if found.holes else data[: found.end]
-        kept, new = keep_bytes(folder, data)
-        files[f"{INTAKE}/{path.name}"] = kept
-        copied += new
+    with tempfile.TemporaryDirectory() as made:
+        moment = Path(made)
+        copy_log(store / INTAKE, moment)
+        others = [path for path in (store / INTAKE).glob("*") if path.name not in (FILE, PAGES)]
+        for path in sorted([*moment.iterdir(), *others]):
+            with suppress(FileNotFoundError):  # its rows are in the table now
+                if path in old_segments(store / INTAKE):
+                    waiting += sum(rows.num_rows for rows in read_segment(path, []))
+                kept, new = keep_bytes(folder, path.read_bytes())
+                files[f"{INTAKE}/{path.name}"] = kept
+                copied += new
+        with closing(IntakeLog(moment)) as log:
+            waiting += sum(rows.num_rows for rows in log.replay([]))
     return files, copied, waiting
 
 

@@ -7,8 +7,10 @@ and the log of what was taken in as it stands at one moment. Memory: 8 to 16 byt
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from agents.spool.frames import scan
 from fleet.archive.record_checks import Seen, file_faults, first_halves, row_faults
 from fleet.coverage.table_summary import FILE as SUMMARY_FILE
 from fleet.coverage.table_summary import SUMMARY, mapped
@@ -37,7 +38,15 @@ from fleet.store.delta.log import (
 )
 from fleet.store.delta.schema import read_batches
 from fleet.store.delta.sums import known_sums
-from fleet.store.intake_log import INTAKE, by_device, is_begun, unpack
+from fleet.store.intake_log import (
+    FILE,
+    INTAKE,
+    IntakeLog,
+    by_device,
+    copy_log,
+    old_segments,
+    read_segment,
+)
 from fleet.store.lock import check_folder
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 
@@ -270,29 +279,31 @@ def _check_summary(folder: Path, found: Verified) -> None:
 
 
 def _check_intake(folder: Path, found: Verified, seen: Seen) -> None:
-    """Look at what is acknowledged and not in the table; segments may go meanwhile."""
-    segments = sorted(path for path in (folder / INTAKE).glob("*.log") if path.stem.isdigit())
-    for path in segments:
-        where = f"{INTAKE}/{path.name}"
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            continue  # its rows are in the table by now
-        frames = scan(data)
-        tail = data[frames.end :]
-        if frames.holes or (tail and not (path == segments[-1] and is_begun(tail))):
-            place = frames.holes[0] if frames.holes else frames.end
-            found.add(where, f"it is damaged at byte {place}", "open the store: what is whole goes on")
-        for offset, length in frames.frames:
+    """Look at what is acknowledged and not in the table, in a copy: the daemon goes on with the file."""
+    step = "open the store: what is whole goes on"
+    pieces: list[pa.Table] = []
+    for path in old_segments(folder / INTAKE):
+        faults: list[str] = []
+        with suppress(FileNotFoundError):  # its rows are in the table by now
+            pieces += read_segment(path, faults)
+        for what in faults:
+            found.add(f"{INTAKE}/{path.name}", what, step)
+    where = f"{INTAKE}/{FILE}"
+    with tempfile.TemporaryDirectory() as made:
+        if copy_log(folder / INTAKE, Path(made)):
+            notes: list[str] = []
             try:
-                rows = unpack(data[offset : offset + length])
+                with closing(IntakeLog(Path(made))) as log:
+                    pieces += log.replay(notes)
             except StoreError as error:
-                found.add(where, str(error))
-                continue
-            found.waiting += rows.num_rows
-            for device_id, part in by_device(rows).items():
-                for what in row_faults(device_id, part, seen):
-                    found.add(where, what)
+                notes.append(str(error))
+            if notes:
+                found.add(where, "it is damaged: its rows cannot all be read", step)
+    for rows in pieces:
+        found.waiting += rows.num_rows
+        for device_id, part in by_device(rows).items():
+            for what in row_faults(device_id, part, seen):
+                found.add(where, what)
 
 
 def _check_catalog(folder: Path, snapshot: TableSnapshot, found: Verified, seen: Seen) -> None:

@@ -177,6 +177,7 @@ class Coordinator:
         self._parts.event_log.close()
         self._parts.pools.close()
         self._parts.record_sink.letters.close()
+        self._parts.intake.log.close()
 
     @property
     def desk(self) -> RequestDesk:

@@ -68,8 +68,8 @@ class IntakeResult(AppendResult):
 class _Group:
     """Rows of some devices that are handed on together."""
 
-    #: Packed rows, and the segment of the log that has them.
-    packed: list[tuple[bytes, int]] = field(default_factory=list)
+    #: Packed rows by their number in the log.
+    packed: dict[int, bytes] = field(default_factory=dict)
     ids: list[str] = field(default_factory=list)
     candidates: set[str] = field(default_factory=set)
     #: Reading of the clock when the first of them came.
@@ -110,8 +110,6 @@ class Intake:
         self._groups: list[_Group] = []
         #: Ids of all rows that wait.
         self._ids: set[str] = set()
-        #: Packed pieces of each segment that are not in the table yet.
-        self._left: dict[int, int] = {}
         self._bytes = 0
         self._rows = 0
         self._committed_at, self._took_secs = clock(), 0.0
@@ -137,7 +135,7 @@ class Intake:
     def waiting_rows(self) -> Iterator[pa.Table]:
         """Yield the records that are durable but not in the table yet, as rows of `TABLE_SCHEMA`."""
         for group in self._groups:
-            for packed, _ in group.packed:
+            for packed in group.packed.values():
                 yield unpack(packed)
 
     def append(self, records: Sequence[Record]) -> IntakeResult:
@@ -250,8 +248,10 @@ class Intake:
             return
         try:
             self.flush()
+            self.log.clear()
         except StoreError as error:
             _LOG.warning("%d records wait in the log until the store is opened: %s", self._rows, error)
+            self.log.close()
         self._closed = True
 
     def __enter__(self) -> Intake:
@@ -302,42 +302,38 @@ class Intake:
 
     def _take(self, table: pa.Table, ids: Mapping[int, Collection[str]]) -> None:
         """Write rows to the log, those of one group behind each other, and note them."""
-        pieces: dict[int, bytes] = {}
-        candidates: dict[int, list[str]] = {}
+        pieces: list[bytes] = []
         start = 0
-        for number, chosen in ids.items():
-            rows = table.slice(start, len(chosen))
-            pieces[number], candidates[number] = pack(rows), rows.column("candidate_id").to_pylist()
+        for chosen in ids.values():
+            pieces.append(pack(table.slice(start, len(chosen))))
             start += len(chosen)
-        segment = self.log.append(list(pieces.values()))
+        numbers = self.log.append(pieces)
         now = self._clock()
-        for number, packed in pieces.items():
+        candidates = table.column("candidate_id").to_pylist()
+        start = 0
+        for (number, chosen), place, packed in zip(ids.items(), numbers, pieces, strict=True):
             group = self._groups[number]
             if not group.packed:
                 group.since = now
-            group.packed.append((packed, segment))
-            group.ids += ids[number]
-            group.candidates.update(candidates[number])
-            self._ids.update(ids[number])
+            group.packed[place] = packed
+            group.ids += chosen
+            group.candidates.update(candidates[start : start + len(chosen)])
+            self._ids.update(chosen)
             self._bytes += len(packed)
+            start += len(chosen)
         self._rows += start
-        self._left[segment] = self._left.get(segment, 0) + len(pieces)
 
     def _hand_on(self, group: _Group) -> None:
         """Put the rows of a group into the table, then forget them."""
-        rows = pa.concat_tables([unpack(packed) for packed, _ in group.packed])
+        rows = pa.concat_tables([unpack(packed) for packed in group.packed.values()])
         try:
-            self._store.append_tables(by_device(rows))
+            self._store.append_tables(by_device(rows), is_checked=True)
+            self.log.drop(group.packed)
         except StoreFull as error:
             self.no_room = error
             raise
         self.no_room = None
-        for packed, segment in group.packed:
-            self._bytes -= len(packed)
-            self._left[segment] -= 1
-            if not self._left[segment]:
-                del self._left[segment]
-                self.log.drop(segment)
+        self._bytes -= sum(map(len, group.packed.values()))
         self._rows -= rows.num_rows
         self._ids.difference_update(group.ids)
         group.packed.clear()

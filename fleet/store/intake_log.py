@@ -1,37 +1,35 @@
-"""Rows that are acknowledged but not in the table yet: a log on the disk beside the table.
+"""Rows that are acknowledged but not in the table yet: one file of rows beside the table.
 
-`fleet.store.intake` writes it, and `fleet.store.store` takes up what a killed writer has left there. It
+`fleet.store.intake` writes it, and `fleet.store.leftovers` takes up what a killed writer has left there. It
 knows columns, no `Record`; it decides nothing.
 
-A log is a folder of segment files. A segment is a row of frames as in `agents.spool.frames` (marker, length,
-CRC-32), each with some rows as an Arrow stream. Frames are only ever added at the end of the last segment;
-a segment is deleted once the table has all its rows.
+Each row of the file (`agents.row_file`) is a piece: some rows of the table as an Arrow stream. A piece is
+removed once the table has all of its rows.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import zlib
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.spool.frames import HEAD, MARKER, fsync_folder, scan, set_aside, truncate
+from agents.row_file import RowFile
+from agents.spool.frames import scan
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.histogram import Histogram
 from fleet.store.delta.schema import TABLE_SCHEMA
 
-_LOG = logging.getLogger(__name__)
+#: Folder of the log in a store; the file in it, and its own log of pages that are not in it yet.
+INTAKE, FILE, PAGES = "intake", "waiting.sqlite", "waiting.sqlite-wal"
 
-#: Folder of the log in a store.
-INTAKE = "intake"
-
-#: A new segment is begun when the last one is this long.
-SEGMENT_BYTES = 16 << 20
+#: Bytes at the beginning of the log of pages that differ whenever it begins anew.
+_HEAD_BYTES = 32
+_TRIES = 100
 
 #: LZ4 takes a tenth of the time of writing the columns uncompressed to most disks.
 _COMPRESSION = "lz4"
@@ -40,149 +38,141 @@ _COMPRESSION = "lz4"
 class IntakeLog:
     """Packed rows kept until they are dropped.
 
-    Promises: when `append` returns, the rows survive a kill and a power cut. Only the holder of the store's
-    lock may use one.
+    Promises: when `append` returns, the rows survive a kill and a power cut; they are there as a whole or not
+    at all. Only the holder of the store's lock may use one.
 
     Args:
-        folder: Folder of the segments; made with the first one.
-        segment_bytes: Length at which a new segment is begun.
+        folder: Folder of the file; both are made with the first rows.
 
     Attributes:
         waits: How long the disk took to make rows durable.
     """
 
-    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._folder = folder
-        self._segment_bytes = segment_bytes
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
         self.waits = Histogram()
-        self._next = max(self.segments(), default=-1) + 1
-        #: Whether the folder itself is known to be on the disk.
-        self._is_made = False
-        #: Bytes of each segment that this object has begun.
-        self._sizes: dict[int, int] = {}
-        self._writable: int | None = None
+        self._file: RowFile | None = None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the segments that were begun here and not dropped."""
-        return sum(self._sizes.values())
+        """Length of the file; it shrinks when it is cleared."""
+        return self._path.stat().st_size if self._path.exists() else 0
 
-    def append(self, packed: Sequence[bytes]) -> int:
-        """Keep packed rows; they are on the disk when this returns. It waits for the disk once.
+    def append(self, packed: Sequence[bytes]) -> list[int]:
+        """Keep packed rows in one transaction; they are on the disk when this returns.
 
         Args:
             packed: Rows from `pack`.
 
         Returns:
-            Number of the segment that has all of them.
+            The number of each piece.
 
         Raises:
             StoreFull: No room; nothing was kept.
-            StoreError: The disk failed. The rows may be found again by `replay` or not.
+            StoreError: The disk failed; nothing was kept.
         """
-        data = b"".join(HEAD.pack(MARKER, len(one), zlib.crc32(one, len(one))) + one for one in packed)
-        with disk_errors("taking in records", self._folder):
-            number = self._segment()
-            path = self._path(number)
-            before = self._sizes[number]
-            try:
-                _write_at(path, before, data, self.waits)
-            except BaseException:
-                # What is on the disk now nobody knows, so nothing more is written behind it.
-                self._writable = None
-                truncate(path, before)
-                if not before:
-                    # Nothing is in it: else each try on a full disk would leave a segment of its own.
-                    self.drop(number)
-                raise
-            self._sizes[number] = before + len(data)
-        return number
+        with disk_errors("taking in records", self._path.parent), self.waits.timed():
+            return self._opened().change([("", one) for one in packed])
 
-    def drop(self, number: int) -> None:
-        """Delete a segment whose rows the table has; one that is written to is ended first."""
-        if self._writable == number:
-            self._writable = None
-        self._sizes.pop(number, None)
-        with disk_errors("forgetting records that the table has", self._folder):
-            self._path(number).unlink(missing_ok=True)
-
-    def segments(self) -> list[int]:
-        """Numbers of all segments that are on the disk, oldest first."""
-        return sorted(int(path.stem) for path in self._folder.glob("*.log") if path.stem.isdigit())
-
-    def replay(self, number: int, notes: list[str]) -> Iterator[pa.Table]:
-        """Yield the tables of a segment that an earlier writer has left, in the order of writing.
-
-        The beginning of a frame at the end of the last segment is left out: it was never acknowledged. All
-        else that is no frame is damage: it is left out too, and the segment is kept for people as `.corrupt`.
-
-        Args:
-            number: The segment.
-            notes: Gets a line for a damaged segment.
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Forget pieces whose rows the table has.
 
         Raises:
-            StoreError: The segment cannot be read, or a newer version wrote it.
+            StoreError: The disk failed; the next start finds them, and the table knows their ids.
         """
-        path = self._path(number)
-        with disk_errors("reading what was taken in", path):
-            data = path.read_bytes()
-            found = scan(data)
-            tail = data[found.end :]
-            if tail and (number != self.segments()[-1] or not is_begun(tail)):
-                found.holes.append(found.end)
-            if found.holes:
-                notes.append(set_aside(path, data, found))
-            elif tail:
-                _LOG.info("%s: left out %d bytes of an unfinished write", path, len(tail))
-        for offset, length in found.frames:
-            yield unpack(data[offset : offset + length])
+        with disk_errors("forgetting records that the table has", self._path.parent):
+            self._opened().change([], numbers)
 
-    def _segment(self) -> int:
-        if self._writable is not None and self._sizes[self._writable] < self._segment_bytes:
-            return self._writable
-        if not self._is_made:
-            self._folder.mkdir(exist_ok=True)
-            fsync_folder(self._folder.parent)
-            self._is_made = True
-        number, self._next = self._next, self._next + 1
-        path = self._path(number)
-        path.touch(exist_ok=False)
-        try:
-            fsync_folder(self._folder)
-        except BaseException:
-            path.unlink()
-            raise
-        self._writable, self._sizes[number] = number, 0
-        return number
+    def replay(self, notes: list[str]) -> Iterator[pa.Table]:
+        """Yield the rows that an earlier writer has left, in the order of writing.
 
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{number:010d}.log"
+        Args:
+            notes: Gets a line for damage; the damaged file is kept for people as `.corrupt`.
+
+        Raises:
+            StoreError: The file cannot be read, or a newer version wrote it.
+        """
+        if self._path.exists():
+            with disk_errors("reading what was taken in", self._path):
+                file = self._opened()
+                notes += file.notes
+                yield from (unpack(row.body) for row in file.rows())
+
+    def close(self) -> None:
+        """Let go of the file; the next use opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def clear(self) -> None:
+        """Delete the file: the table has all of its rows."""
+        self.close()
+        with disk_errors("forgetting records that the table has", self._path.parent):
+            for name in (FILE, PAGES):
+                self._path.with_name(name).unlink(missing_ok=True)
+
+    def _opened(self) -> RowFile:
+        if self._file is None:
+            self._file = RowFile(self._path)
+        return self._file
 
 
-def is_begun(tail: bytes) -> bool:
-    """Whether bytes are the beginning of a frame and no more, as a kill amid a write leaves it.
+def copy_log(folder: Path, target: Path) -> bool:
+    """Copy the file of a log as it is at one moment, beside whoever writes it.
 
-    A power cut may leave other bytes of an unfinished write, such as zeros. They look like a damaged frame,
-    so they count as one.
+    Args:
+        folder: Folder of the log.
+        target: Folder of the copy.
+
+    Returns:
+        Whether there is one.
+
+    Raises:
+        StoreError: It changes faster than it can be copied.
+        OSError: It cannot be read.
     """
-    if len(tail) < HEAD.size:
-        return MARKER.startswith(tail[: len(MARKER)])
-    marker, length, crc = HEAD.unpack_from(tail)
-    rest = tail[HEAD.size :]
-    # Where the sum fits all that is there, the frame is whole and its length is what is damaged.
-    return bool(marker == MARKER and len(rest) < length and crc != zlib.crc32(rest, len(rest)))
+    for _ in range(_TRIES):
+        before = _head(folder / PAGES)
+        for name in (FILE, PAGES):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(folder / name, target / name)
+        # The same log of pages still: it has all that has come into the file meanwhile.
+        if _head(folder / PAGES) == before:
+            return (target / FILE).exists()
+        for name in (FILE, PAGES):
+            (target / name).unlink(missing_ok=True)
+    raise StoreError(f"{folder / FILE} changes faster than it can be copied; try again")
 
 
-def _write_at(path: Path, offset: int, data: bytes, waits: Histogram) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
+def _head(path: Path) -> bytes:
     try:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(descriptor, data[done:], offset + done)
-        with waits.timed():
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with path.open("rb") as stream:
+            return stream.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return b""
+
+
+def old_segments(folder: Path) -> list[Path]:
+    """Files of a log of earlier versions, oldest first: frames as in `agents.spool.frames`."""
+    return sorted(path for path in folder.glob("*.log") if path.stem.isdigit())
+
+
+def read_segment(path: Path, notes: list[str]) -> list[pa.Table]:
+    """The tables in the whole frames of a segment, in the order of writing.
+
+    Args:
+        path: The segment.
+        notes: Gets a line where there are other bytes: damage, or a write that a kill has cut off.
+
+    Raises:
+        StoreError: A newer version wrote it.
+        OSError: It cannot be read.
+    """
+    data = path.read_bytes()
+    found = scan(data)
+    if found.holes or found.end < len(data):
+        notes.append(f"{path} is damaged at byte {[*found.holes, found.end][0]}; its whole frames go on")
+    return [unpack(data[offset : offset + length]) for offset, length in found.frames]
 
 
 def pack(table: pa.Table) -> bytes:
@@ -227,4 +217,15 @@ def by_device(table: pa.Table) -> dict[str, pa.Table]:
     return found
 
 
-__all__ = ["INTAKE", "SEGMENT_BYTES", "IntakeLog", "by_device", "is_begun", "pack", "unpack"]
+__all__ = [
+    "FILE",
+    "INTAKE",
+    "PAGES",
+    "IntakeLog",
+    "by_device",
+    "copy_log",
+    "old_segments",
+    "pack",
+    "read_segment",
+    "unpack",
+]

@@ -6,19 +6,22 @@ Only `fleet.store.store` calls it, as it opens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 
+from agents.files import free_name
 from agents.records import content_hash
-from fleet.durable import fsync, write_durably
+from fleet.durable import disk_errors, fsync, write_durably
 from fleet.errors import StoreError, StoreFull
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
 from fleet.store.delta.files import lost_tables
 from fleet.store.delta.log import TORN, DataFile, commit_path
-from fleet.store.intake_log import INTAKE, IntakeLog, by_device, pack
+from fleet.store.intake_log import INTAKE, IntakeLog, by_device, old_segments, pack, read_segment
 from fleet.store.results import AppendResult
 
 _LOG = logging.getLogger(__name__)
@@ -39,43 +42,61 @@ def take_up_intake(root: Path, append: Append, notes: list[str]) -> None:
     Args:
         root: Folder of the store.
         append: Keeps rows.
-        notes: Gets a line for each damaged segment, and one for rows that cannot be stored.
+        notes: Gets a line for damage, and one for rows that cannot be stored.
 
     Raises:
         StoreFull: No room; the log is as before.
         StoreError: Rows of a newer version, or the disk failed.
     """
-    log = IntakeLog(root / INTAKE)
-    segments = log.segments()
+    log, segments = IntakeLog(root / INTAKE), old_segments(root / INTAKE)
+    damaged: set[Path] = set()
     waiting: list[pa.Table] = []
-    for number in segments:
-        waiting += log.replay(number, notes)
-        if waiting and (number == segments[-1] or sum(one.nbytes for one in waiting) >= _TAKEN_UP_BYTES):
-            result = _taken(root, pa.concat_tables(waiting), append, notes)
-            waiting.clear()
-            if result.appended:
-                _LOG.info("%s: took up %d records that waited in %s", root, result.appended, INTAKE)
+    with closing(log):
+        for table in chain(_old_rows(segments, damaged, notes), log.replay(notes)):
+            waiting.append(table)
+            if sum(one.nbytes for one in waiting) >= _TAKEN_UP_BYTES:
+                _taken(root, waiting, append, notes)
+        _taken(root, waiting, append, notes)
     # Only now: a kill before leaves all of it, and the ids tell what the table has.
-    for number in segments:
-        log.drop(number)
+    log.clear()
+    with disk_errors("forgetting records that the table has", root / INTAKE):
+        for path in segments:
+            path.rename(free_name(path, ".corrupt")) if path in damaged else path.unlink()
 
 
-def _taken(root: Path, rows: pa.Table, append: Append, notes: list[str]) -> AppendResult:
+def _old_rows(segments: Iterable[Path], damaged: set[Path], notes: list[str]) -> Iterator[pa.Table]:
+    for path in segments:
+        before = len(notes)
+        with disk_errors("reading what was taken in", path):
+            yield from read_segment(path, notes)
+        if len(notes) > before:
+            damaged.add(path)
+
+
+def _taken(root: Path, waiting: list[pa.Table], append: Append, notes: list[str]) -> None:
     """Append rows; those that no table can have are kept for people, for they would stop every start."""
+    if not waiting:
+        return
+    rows = pa.concat_tables(waiting)
+    waiting.clear()
     try:
-        return append(by_device(rows))
+        result = append(by_device(rows))
     except StoreFull:
         raise
     except StoreError:
         refused = _refused(rows)
         if not refused:
             raise
-    reasons = sorted(set(refused.values()))
-    kept = pack(rows.take(sorted(refused)))
-    path = root / INTAKE / f"refused-{content_hash(kept.hex())[:16]}.arrow"
-    write_durably(path, kept)
-    notes.append(f"{len(refused)} rows that were taken in cannot be stored ({reasons[0]}): kept as {path}")
-    return append(by_device(rows.take([one for one in range(rows.num_rows) if one not in refused])))
+        reasons = sorted(set(refused.values()))
+        kept = pack(rows.take(sorted(refused)))
+        path = root / INTAKE / f"refused-{content_hash(kept.hex())[:16]}.arrow"
+        write_durably(path, kept)
+        notes.append(
+            f"{len(refused)} rows that were taken in cannot be stored ({reasons[0]}): kept as {path}"
+        )
+        result = append(by_device(rows.take([one for one in range(rows.num_rows) if one not in refused])))
+    if result.appended:
+        _LOG.info("%s: took up %d records that waited in %s", root, result.appended, INTAKE)
 
 
 def _refused(rows: pa.Table) -> dict[int, str]:
