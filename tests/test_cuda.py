@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.host import cuda
-from agents.host.probe import differences, environment, probe
+from agents.host.differences import differences
+from agents.host.probe import environment, probe
 
 SMI = (
     "NVIDIA A100-SXM4-40GB, GPU-aaa, 40960, 8.0, 1410, 535.104.05, 00000000:07:00.0, Enabled\n"

@@ -15,7 +15,8 @@ from host_fixtures import (
     x86_host,
 )
 
-from agents.host.probe import differences, probe
+from agents.host.differences import differences
+from agents.host.probe import probe
 from agents.records import Family
 from fleet.config.device_folder import DeviceFolder
 from fleet.config.init import (

@@ -27,10 +27,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.host import procfs as host
+from agents.host.differences import differences
 from agents.host.probe import (
     LASTING_KEYS,
     core_groups,
-    differences,
     environment,
     environment_id,
     probe,

@@ -20,7 +20,8 @@ from agents.device.device_cores import quiet_cores, remote_environment, worker_s
 from agents.device.measurements import job_of, record_of
 from agents.device.messages import Activity, TaggedRecord
 from agents.errors import AgentError
-from agents.host.probe import core_groups, differences, environment, environment_id, probe, remote_descriptor
+from agents.host.differences import differences
+from agents.host.probe import core_groups, environment, environment_id, probe, remote_descriptor
 from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
 from agents.programs.canaries import Canary

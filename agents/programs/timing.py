@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.programs.link import is_remote
-from agents.programs.quality import surely_slower, wants_repeats
+from agents.programs.quality import interval_quality, surely_slower, wants_repeats
 from agents.records import Protocol
 
 #: A program's last warm-up run decides how many runs make a repeat; no clock is finer than this.
@@ -39,6 +39,20 @@ class Timing:
     number: int
     #: Given one repeat only, being surely several times slower than the best.
     stopped_early: bool
+
+    def facts(self, *, is_checked: bool) -> dict[str, Any]:
+        """What a record says of it, ready for JSON; `quality` as in `docs/measuring.md`."""
+        quality: dict[str, Any] = {**interval_quality(self.run_secs)}
+        if self.stopped_early:
+            quality["stopped_early"] = True
+        if is_checked:
+            quality["checked"] = True
+        return {
+            "run_secs": self.run_secs,
+            "warmup_secs": self.warmup_secs,
+            "number": self.number,
+            "quality": quality,
+        }
 
 
 def time_module(

@@ -33,7 +33,6 @@ from agents.sandbox.wire import Channel
 if TYPE_CHECKING:
     from agents.programs.build import Built
     from agents.programs.loaded_workloads import Programs
-    from agents.programs.timing import Timing
 
 
 #: An RPC server ends a session after this time, whatever it does: more than one candidate takes.
@@ -283,7 +282,7 @@ class ChildWorker:
             environment=self._seen(),
             is_kept=is_kept,
             is_retiming=bool(due),
-            **_facts(timing, job),
+            **timing.facts(is_checked=job.check),
         )
         return due
 
@@ -302,22 +301,6 @@ class ChildWorker:
             seen = {"versions": seen["versions"], "python": seen["python"]}
         seen["versions"] |= self._versions
         return {**seen, "threads": self._threads(), **self._settings.environment}
-
-
-def _facts(timing: Timing, job: _Job) -> dict[str, Any]:
-    from agents.programs.quality import interval_quality
-
-    quality: dict[str, Any] = {**interval_quality(timing.run_secs)}
-    if timing.stopped_early:
-        quality["stopped_early"] = True
-    if job.check:
-        quality["checked"] = True
-    return {
-        "run_secs": timing.run_secs,
-        "warmup_secs": timing.warmup_secs,
-        "number": timing.number,
-        "quality": quality,
-    }
 
 
 def _link(settings: ChildSettings) -> Link:

@@ -124,7 +124,8 @@ def retire(
 
 def _check(spec: DeviceSpec, settings: FleetConfig) -> None:
     """Refuse a device that `fleet up` could not measure here."""
-    from agents.host.probe import differences, probe
+    from agents.host.differences import differences
+    from agents.host.probe import probe
     from fleet.collection.replay_files import REPLAY, ready
 
     if found := differences(spec, probe()):

@@ -10,7 +10,8 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from agents.host.probe import differences, probe
+from agents.host.differences import differences
+from agents.host.probe import probe
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.collection import replay_files as replaying
 from fleet.config.device_changes import DeviceFiles

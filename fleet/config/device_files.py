@@ -1,7 +1,7 @@
 """Device YAML: one file a device becomes one frozen `DeviceSpec`, or every fault of every file is named.
 
 Called through `fleet.config.settings`. Checks what a file says against itself; whether the host keeps it is
-`agents.host.probe.differences`. The meaning of each key is in the header of the shipped files.
+`agents.host.differences`. The meaning of each key is in the header of the shipped files.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from agents.host import cpu_features as isa
-from agents.host.probe import differences, probe
+from agents.host.differences import differences
+from agents.host.probe import probe
 from agents.programs.networks import NETWORKS
 from agents.records import (
     DeviceId,
