@@ -161,3 +161,47 @@ def test_a_snapshot_keeps_all_of_it() -> None:
     assert leases(copy, OLD, 2) == leases(state, OLD, 2) == 0
     assert ended(copy) == ended(state)
     assert copy.to_json() == state.to_json()
+
+
+def test_devices_with_a_head_get_a_fingerprint_once_in_an_environment() -> None:
+    state = fleet(fingerprints=True)
+    [asked] = state.open_requests()
+    assert (asked.kind, asked.arguments) == ("collection", {"devices": ["old"], "fingerprint": True})
+    assert state.request(asked.request_id)["state"] == "running"
+    # It keeps the background off no device, and is no reason for another to wait.
+    made = comes(state, NEW)
+    assert StartDriver(request_id=ASKED) in made
+    ended(state, request_id=asked.request_id)
+    ended(state)
+    state.apply(ev.ModelPublished(at_secs=150.0, version="v000002", device_ids=(OLD, NEW)))
+    assert state.open_requests() == [], "the onboarding has measured that of the new one"
+    state = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    again(state, OLD, 2, "e1")
+    assert state.open_requests() == []
+    again(state, OLD, 3, "e2")
+    assert [one.kind for one in state.open_requests()] == ["onboarding"], "that measures it again"
+
+
+def test_a_fingerprint_waits_for_all_else() -> None:
+    state = fleet(fingerprints=True)
+    [asked] = state.open_requests()
+    assert state.to_json()["leasing"]["devices"][0]["fingerprinted_in"] == "e1"
+    assert (asked.priority, asked.is_background) == (0, True)
+    comes(state, NEW)  # on the same host: the neighbours wait
+    waits = Job(
+        job_id=JobId("f1"),
+        device_id=OLD,
+        workload_ids=(WorkloadId("w"),),
+        candidate_ids=(CandidateId("c"),),
+        origin="fingerprint",
+        request_id=asked.request_id,
+        priority=asked.priority,
+    )
+    made = state.apply(ev.JobSubmitted(at_secs=130.0, job=waits))
+    assert not any(isinstance(one, ev.GrantLease) for one in made)
+    made = ended(state)
+    assert [one.job_id for one in made if isinstance(one, ev.GrantLease)] == ["f1"]
+
+
+def test_without_the_limit_no_fingerprint_is_asked_for() -> None:
+    assert fleet().open_requests() == []

@@ -63,7 +63,9 @@ class Fleet:
                 "api_port": 0,
                 "training_records": 1_000_000,
                 "reason_records": 1_000_000,
-                "arrival_samples": 0,
+                # Has fingerprints measured; every device here gets its head by hand.
+                "arrival_samples": 8,
+                "return_samples": 0,
             },
         }
         self.settings = folder / "fleet.yaml"
@@ -92,6 +94,16 @@ class Fleet:
     def requests(self) -> list[tuple[str, str]]:
         """Kind and state of every request, the oldest first."""
         return [(one["kind"], one["state"]) for one in self.does("requests", "list", "--json")]
+
+    def ended(self, name: str) -> dict[str, Any]:
+        """The first request whose id begins so, once it has ended."""
+        deadline = time.monotonic() + 60
+        while True:
+            listed = self.does("requests", "list", "--json")
+            found: list[dict[str, Any]] = [one for one in listed if one["id"].startswith(name)]
+            if found and found[0]["ended_at"] is not None:
+                return found[0]
+            assert time.monotonic() < deadline, listed
 
     def view(self, device_id: str) -> dict[str, Any]:
         """How the API shows a device; empty without it."""
@@ -133,6 +145,11 @@ def test_train_publishes_and_eval_scores_what_is_served(fleet: Fleet) -> None:
     [trained] = fleet.does("train", "--json")
     assert trained["state"] == "succeeded"
     assert {"one", "two"} <= set(trained["result"]["serves"])
+    found = fleet.ended("fingerprints-")
+    assert found["state"] == "succeeded"
+    # What they answer from has no reference program.
+    assert dict.fromkeys(found["arguments"]["devices"], 0) == found["result"]["ran"]
+    assert {"one", "two"} <= found["result"]["ran"].keys()
     scored = fleet.does("eval", "--seeds", "1", "--epochs", "1", "--json")
     assert {"one", "two"} <= scored["devices"].keys()
 

@@ -9,7 +9,13 @@ from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
 from fleet.core.events import DeviceState, Instruction, JobState, ReasonKind
 from fleet.core.model_events import enter_environment, expect
-from fleet.core.requests import device_is_retired, drivers_begun, onboard_arrivals, requests_due
+from fleet.core.requests import (
+    device_is_retired,
+    drivers_begun,
+    fingerprint_devices,
+    onboard_arrivals,
+    requests_due,
+)
 from fleet.core.state_core import Core
 
 
@@ -189,7 +195,7 @@ def probe_passed(core: Core, event: ev.ProbePassed) -> list[Instruction]:
     if not device.champion:
         missing = core.leasing.limits.reason_records - device.records
         expect(core, device, ReasonKind.NEW_DEVICE, f"{device.device_id} has no head yet", missing)
-    return onboard_arrivals(core) + core.leasing.settle(device)
+    return onboard_arrivals(core) + fingerprint_devices(core) + core.leasing.settle(device)
 
 
 def probe_refused(core: Core, event: ev.ProbeRefused) -> list[Instruction]:

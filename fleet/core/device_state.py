@@ -94,6 +94,8 @@ class Device:
     host: str = ""
     #: Environment in which it was last given a head by itself, whatever came of it.
     onboarded_in: str = ""
+    #: Environment in which its fingerprint was asked for.
+    fingerprinted_in: str = ""
     drift: str = ""
 
     def lease(self, fencing_token: int) -> HeldLease | None:

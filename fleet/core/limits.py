@@ -35,6 +35,8 @@ class Limits:
     #: Candidates that a device measures for its first head, and again in another environment; 0: neither.
     arrival_samples: int = 0
     return_samples: int = 0
+    #: Devices with a head have their fingerprint measured, once in an environment.
+    fingerprints: bool = False
     #: Drivers of requests that run at the same time.
     drivers: int = 2
     #: Measure for requests only: no jobs of the background are asked for or granted.

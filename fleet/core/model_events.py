@@ -9,7 +9,13 @@ from fleet.core import events as ev
 from fleet.core.device_state import Device
 from fleet.core.events import Event, Instruction, ReasonKind
 from fleet.core.refresh_triggers import Phase
-from fleet.core.requests import onboard_arrivals, training_broke, training_is_judged, training_runs
+from fleet.core.requests import (
+    fingerprint_devices,
+    onboard_arrivals,
+    training_broke,
+    training_is_judged,
+    training_runs,
+)
 from fleet.core.state_core import Core
 
 
@@ -69,7 +75,7 @@ def model_published(core: Core, event: ev.ModelPublished) -> list[Instruction]:
             device.champion, device.drift = event.version, ""
             device.onboarded_in = device.onboarded_in or device.environment_id
             core.triggers.drop(device_id, frozenset({ReasonKind.NEW_DEVICE}))
-    return onboard_arrivals(core)
+    return onboard_arrivals(core) + fingerprint_devices(core)
 
 
 def model_rolled_back(core: Core, event: ev.ModelRolledBack) -> list[Instruction]:

@@ -77,6 +77,16 @@ class Request:
         return bool(self.arguments.get("embedded"))
 
     @property
+    def is_background(self) -> bool:
+        """Whether its jobs are of the background: it waits for every other request, and holds up none."""
+        return bool(self.arguments.get("fingerprint"))
+
+    @property
+    def priority(self) -> int:
+        """Of its jobs."""
+        return 0 if self.is_background else self.kind.priority
+
+    @property
     def device_ids(self) -> frozenset[DeviceId]:
         """The devices that its driver measures on."""
         if not self.kind.has_driver or self.kind in (RequestKind.IMPORT, RequestKind.EVALUATION):

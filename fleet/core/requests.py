@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 KEPT_REQUESTS, KEPT_SECS = 1_000, 30 * 86_400.0
 #: A driver ends by itself when its minutes are over, and tells what it has; after so long it is ended.
 _DRIVER_GRACE_SECS = 600.0
+#: Devices whose fingerprints one request measures at most.
+_FINGERPRINTS = 16
 #: Later requests that may be begun before a waiting one, and the priority that it has then.
 _MOST_OVERTAKEN, _HIGHEST = 4, RequestKind.ONBOARDING.priority
 _USABLE = frozenset({DeviceState.IDLE, DeviceState.LEASED})
@@ -213,7 +215,8 @@ def request_ended(core: Core, event: RequestEnded) -> list[Instruction]:
     core.requests.end(entry, state, core.leasing.now)
     _train_instead(core, entry.request)
     made = _without_jobs(core, event.request_id)
-    return [ShowRequest(request_id=event.request_id), *made, *_start_drivers(core), *reserve_devices(core)]
+    made += _start_drivers(core) + reserve_devices(core) + fingerprint_devices(core)
+    return [ShowRequest(request_id=event.request_id), *made]
 
 
 def _retire(core: Core, entry: RequestEntry) -> list[Instruction]:
@@ -266,6 +269,8 @@ def reserve_devices(core: Core) -> list[Instruction]:
     """
     leasing, before, found = core.leasing, core.leasing.reserved, set[DeviceId]()
     for entry in core.requests.open():
+        if entry.request.is_background:
+            continue
         is_arrival = entry.request.kind is RequestKind.ONBOARDING
         if is_arrival or (entry.is_measuring and entry.state is RequestState.RUNNING):
             found |= entry.request.device_ids
@@ -301,6 +306,8 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
         if not samples or not is_new or device.state not in _USABLE or device.family not in families:
             continue
         device.onboarded_in = device.environment_id
+        if not is_first:
+            device.fingerprinted_in = device.environment_id  # an onboarding measures it
         if is_first or _is_asked(core, device):
             continue  # its head is from before devices were given heads by themselves
         core.triggers.drop(device.device_id, _DEALT_WITH)
@@ -313,6 +320,34 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
             core.requests.submit(request, core.leasing.now)
             made.append(ShowRequest(request_id=request.request_id))
     return made + _start_drivers(core) + reserve_devices(core) if made else made
+
+
+def fingerprint_devices(core: Core) -> list[Instruction]:
+    """Have the fingerprints measured of devices with a head, which may be sources of others.
+
+    Once in an environment, by one request at a time, behind all else that the devices do.
+    """
+    if not core.leasing.limits.fingerprints:
+        return []
+    if any(one.request.is_background for one in core.requests.open()):
+        return []
+    due = [
+        device
+        for device in core.leasing.devices.values()
+        if device.champion
+        and device.state in _USABLE
+        and device.environment_id not in ("", device.fingerprinted_in)
+        and not _is_asked(core, device)
+    ][:_FINGERPRINTS]
+    request_id = RequestId(f"fingerprints-{core.leasing.now:.0f}")
+    if not due or core.requests.get(request_id) is not None:
+        return []
+    for device in due:
+        device.fingerprinted_in = device.environment_id
+    arguments = {"devices": sorted(one.device_id for one in due), "fingerprint": True}
+    request = Request(request_id=request_id, kind=RequestKind.COLLECTION, arguments=arguments)
+    core.requests.submit(request, core.leasing.now)
+    return [ShowRequest(request_id=request_id), *_start_drivers(core)]
 
 
 def _is_asked(core: Core, device: Device) -> bool:
@@ -340,10 +375,11 @@ def _start_drivers(core: Core) -> list[Instruction]:
     limits = core.leasing.limits
     found = [one for one in core.requests.open() if one.request.kind.has_driver]
     waiting = [one for one in found if one.state is RequestState.QUEUED]
-    begun = [one for one in waiting if one.request.is_embedded]
-    others = [one for one in waiting if not one.request.is_embedded]
+    begun = [one for one in waiting if one.request.is_embedded or one.request.is_background]
+    others = [one for one in waiting if one not in begun]
     others.sort(key=lambda one: -one.priority)
-    room = limits.drivers - sum(one.state is RequestState.RUNNING for one in found)
+    counted = [one for one in found if not one.request.is_background]
+    room = limits.drivers - sum(one.state is RequestState.RUNNING for one in counted)
     chosen = others[: max(0, room)]
     # An arrival waits for other arrivals only.
     at_work = [*chosen, *(one for one in found if one.state is RequestState.RUNNING)]
@@ -474,6 +510,7 @@ __all__ = [
     "device_is_retired",
     "drivers_begun",
     "family_of",
+    "fingerprint_devices",
     "onboard_arrivals",
     "request_cancelled",
     "request_ended",

@@ -258,6 +258,7 @@ def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> Co
             training_pause_secs=daemon.training_pause_secs,
             arrival_samples=0 if is_embedded or not daemon.refresh else daemon.arrival_samples,
             return_samples=0 if is_embedded or not daemon.refresh else daemon.return_samples,
+            fingerprints=not is_embedded and daemon.refresh and daemon.arrival_samples > 0,
             # A command does its own request at once; what others asked for waits for the next daemon.
             drivers=0 if is_embedded else Limits().drivers,
             requests_only=is_embedded,

@@ -68,6 +68,10 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
     known = session.store().devices()
     specs: dict[DeviceId, DeviceSpec] = {one: known[one].spec for one in names}
     match arguments:
+        case CollectionArguments(fingerprint=True):
+            from fleet.onboarding.fingerprint import fingerprint_devices
+
+            return fingerprint_devices(session, settings, specs, display)
         case CollectionArguments():
             from fleet.collection.jobs import collect_records
 

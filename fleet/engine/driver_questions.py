@@ -251,7 +251,7 @@ class DriverQuestions:
             by_workload.setdefault(one.workload_id, []).append(one)
         for workload_id, some in by_workload.items():
             parts.pools.add(family, workload_id, some)
-        kind = next(one.kind for one in parts.state.open_requests() if one.request_id == question.request_id)
+        asked = next(one for one in parts.state.open_requests() if one.request_id == question.request_id)
         for start in range(0, len(fresh), BATCH_SIZE):
             part = fresh[start : start + BATCH_SIZE]
             pairs = [(one.workload_id, one.candidate_id) for one in part]
@@ -260,7 +260,7 @@ class DriverQuestions:
                     device_id, pairs, part[0].origin, attempt, str(values["model_version"])
                 ),
                 request_id=question.request_id,
-                priority=kind.priority,
+                priority=asked.priority,
             )
             question.jobs.add(job.job_id)
             parts.planner.queues.opened(job)

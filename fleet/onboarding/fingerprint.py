@@ -8,17 +8,20 @@ device's present environment is not measured again.
 from __future__ import annotations
 
 from collections.abc import Collection as Programs
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
-from fleet.collection.collect import Collection
-from fleet.collection.settings import Engine
+from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.settings import Display, Engine
 from fleet.errors import FleetError
 from fleet.models.earlier_environment import Earlier
+from fleet.requests.session import DeviceUnusableError
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig
     from transfer.adapt.fingerprint import Fingerprint
 
 
@@ -50,6 +53,28 @@ def measure_fingerprint(engine: Engine, collection: Collection, spec: DeviceSpec
     records = engine.store().records(device_id=spec.device_id)
     mine = (one for one in records if one.environment_id == present)
     return from_records(spec.device_id, mine, programs)
+
+
+def fingerprint_devices(
+    engine: Engine, settings: FleetConfig, specs: Mapping[DeviceId, DeviceSpec], display: Display
+) -> dict[str, Any]:
+    """Measure the fingerprints of some devices, one after the other; the driver of a request.
+
+    Returns:
+        `ran`: reference programs that ran, by device; `fallen`: devices that fell out, and why.
+    """
+    how = CollectSettings(samples=1, protocol=settings.timing_protocol(), seed=settings.training.seed)
+    ran: dict[str, int] = {}
+    fallen: dict[str, str] = {}
+    with display.live():
+        for device_id, spec in specs.items():
+            try:
+                collection = Collection(engine, {device_id: spec}, how, display)
+                ran[device_id] = len(measure_fingerprint(engine, collection, spec).latency_secs)
+            except DeviceUnusableError as error:
+                fallen[device_id] = str(error)
+        display.finish()
+    return {"ran": ran, "fallen": fallen}
 
 
 def known_fingerprints(
@@ -92,4 +117,4 @@ def _reference_workloads(engine: Engine, device_id: DeviceId) -> list[Workload]:
     return choose_workloads(found)
 
 
-__all__ = ["known_fingerprints", "measure_fingerprint"]
+__all__ = ["fingerprint_devices", "known_fingerprints", "measure_fingerprint"]

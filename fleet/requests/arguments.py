@@ -41,6 +41,8 @@ class CollectionArguments(_Arguments):
     remeasure: _Number = 0
     #: Candidates of an A/A run, which is all that is done then.
     noise: _Count | None = None
+    #: Measure the fingerprints of the devices, and no more.
+    fingerprint: bool = False
 
 
 class OnboardingArguments(_Arguments):

@@ -126,7 +126,7 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
         raise RequestRefused(f"{kind}: no device {unknown[0]!r:.80} here; there are: {_listed(here)}")
     mine = set(named) or here
     for other in open_requests:
-        if other.kind is not kind:
+        if other.kind is not kind or other.is_background:
             continue
         theirs = set(devices_of(read_arguments(kind, other.arguments))) or here
         if shared := mine & theirs:
