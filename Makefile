@@ -47,17 +47,12 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --require-hashes -c $(LOCK) -r $(VENV)/dev.txt
 	touch $@
 
-docs: $(VENV)/installed-docs
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
-
-$(VENV)/installed-docs: $(VENV)/installed
-	$(BIN)/python .ci/requirements.py docs > $(VENV)/docs.txt
-	$(PIP) install --require-hashes -c $(LOCK) -r $(VENV)/docs.txt
-	touch $@
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Pins and sums of everything, kept where they still fit; `make lock UPGRADE=--upgrade` takes the newest. Needs uv.
 lock:
-	uv pip compile pyproject.toml --group setup --extra dev --extra baselines --extra cuda --extra workers --extra docs \
+	uv pip compile pyproject.toml --group setup --extra dev --extra baselines --extra cuda --extra workers \
 		--universal --python-version 3.11 --generate-hashes --no-annotate --quiet $(UPGRADE) \
 		--custom-compile-command 'make lock' --output-file $(LOCK) > /dev/null
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
+import typer
+
 from agents.host.probe import environment_id
 from agents.records import DeviceKind, DeviceSpec, Protocol
+from fleet.cli.app import app
 from fleet.config.settings import Strategy
 from tests.host_fixtures import local_spec
 
@@ -30,6 +37,62 @@ def test_every_fleet_on_a_cluster_names_its_devices() -> None:
     ]
     assert len(commands) >= 4
     assert [one for one in commands if "--device" not in one[1]] == []
+
+
+def fleet_commands() -> Iterator[tuple[str, list[str]]]:
+    """Every `fleet ...` line of a code block, and every span that is one, with its page."""
+    for page in CURRENT:
+        text = page.read_text()
+        blocks = re.findall(r"```(?:sh|bash)?\n(.*?)```", text, re.DOTALL)
+        lines = [line.strip() for block in blocks for line in block.splitlines()]
+        spans = re.findall(r"`(fleet [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        for line in [*lines, *spans]:
+            if line.startswith("fleet ") and not re.search(r"[\[|…]|\.\.\.|--debug", line):
+                command = re.split(r"\s#| > |; |\n", line)[0].rstrip(" \\")
+                yield page.name, shlex.split(command.replace("\n", " "))[1:]
+
+
+def test_every_command_is_one_that_the_program_takes() -> None:
+    """Verbs and options are read as the program reads them; nothing is run."""
+    root = typer.main.get_command(app)
+    tried, wrong = 0, []
+    for page, arguments in fleet_commands():
+        command, left = root, arguments
+        context = root.make_context("fleet", [], resilient_parsing=True)
+        try:
+            while hasattr(command, "resolve_command") and left and not left[0].startswith("-"):
+                name, command, left = command.resolve_command(context, left)
+                context = type(context)(command, info_name=name, parent=context)
+            if not hasattr(command, "resolve_command"):
+                command.make_parser(context).parse_args(list(left))
+        except Exception as error:
+            # Prose may name an option without its value.
+            if "requires an argument" not in str(error):
+                wrong.append((page, " ".join(arguments), str(error) or repr(error)))
+        tried += 1
+    assert tried > 100
+    assert wrong == []
+
+
+def test_every_decision_and_page_is_listed() -> None:
+    index = (ROOT / "docs/decisions/README.md").read_text()
+    pages = [path.name for path in (ROOT / "docs/decisions").glob("0*.md")]
+    assert [name for name in sorted(pages) if f"]({name})" not in index] == []
+    nav = (ROOT / "mkdocs.yml").read_text()
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert [
+        one for one in pages if not one.startswith("decisions/") and f"- {one}" not in nav and one not in nav
+    ] == []
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # It works offline.
+    index = (tmp_path / "index.html").read_text()
+    assert not re.findall(r"(?:src|href)=\"https?://(?:fonts|cdn|unpkg)", index)
 
 
 def test_promises_name_tests_that_are_there() -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleet.terminal_text import say
+
+if TYPE_CHECKING:
+    import psutil
 
 #: From this share of suspect records on, there is advice.
 _MANY_SUSPECT = 0.2
@@ -99,9 +102,18 @@ def busiest_programs(watch_secs: float = 0.5) -> list[str]:
         if process in before
     }
     top = sorted(used, key=lambda process: -used[process])[:3]
-    return [
-        f"{process.info['name']} ({used[process]:.0%} of a core)" for process in top if used[process] >= 0.1
-    ]
+    return [f"{_command(process)} ({used[process]:.0%} of a core)" for process in top if used[process] >= 0.1]
+
+
+def _command(process: psutil.Process) -> str:
+    """Its program, and what an interpreter runs: `python -m pytest`."""
+    import psutil
+
+    try:
+        program, *arguments = process.cmdline()
+    except (psutil.Error, ValueError):
+        return str(process.info["name"])
+    return " ".join([Path(program).name, *(one for one in arguments[:2] if len(one) < 40)])
 
 
 __all__ = ["busiest_programs", "collected", "print_collected"]

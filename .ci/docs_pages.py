@@ -1,0 +1,36 @@
+"""Hook of mkdocs: README, CONTRIBUTING, CHANGELOG and SECURITY become pages of the site.
+
+They lie in the repository's root, where people look for them, and link to `docs/...`. In the site their links
+lead to pages.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages of the root."""
+    from mkdocs.structure.files import File
+
+    for source, page in PAGES.items():
+        text = re.sub(r"(\]\(|src=\")docs/", r"\1", Path(source).read_text())
+        for other, of in PAGES.items():
+            text = text.replace(f"]({other}", f"]({of}")
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links to the root to its pages; a file that is no page is named without a link."""
+    up = "../" * page.file.src_uri.count("/")
+    for source, of in PAGES.items():
+        markdown = markdown.replace(f"]({up}../{source}", f"]({up}{of}")
+    return re.sub(r"\[([^\]]+)\]\([^)\s]*prometheus/alerts\.yaml\)", r"`\1`", markdown)
