@@ -47,7 +47,9 @@ def fleet_commands() -> Iterator[tuple[str, list[str]]]:
         lines = [line.strip() for block in blocks for line in block.splitlines()]
         spans = re.findall(r"`(fleet [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
         for line in [*lines, *spans]:
-            if line.startswith("fleet ") and not re.search(r"[\[|…]|\.\.\.|--debug", line):
+            # Sketches, messages, and options of the command itself are no commands of a verb.
+            is_other = re.search(r"[\[|…]|\.\.\.|--debug|^fleet is up", line)
+            if line.startswith("fleet ") and not is_other:
                 command = re.split(r"\s#| > |; |\n", line)[0].rstrip(" \\")
                 yield page.name, shlex.split(command.replace("\n", " "))[1:]
 
