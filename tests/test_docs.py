@@ -76,17 +76,6 @@ def test_every_command_is_one_that_the_program_takes() -> None:
     assert wrong == []
 
 
-def test_every_decision_and_page_is_listed() -> None:
-    index = (ROOT / "docs/decisions/README.md").read_text()
-    pages = [path.name for path in (ROOT / "docs/decisions").glob("0*.md")]
-    assert [name for name in sorted(pages) if f"]({name})" not in index] == []
-    nav = (ROOT / "mkdocs.yml").read_text()
-    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
-    assert [
-        one for one in pages if not one.startswith("decisions/") and f"- {one}" not in nav and one not in nav
-    ] == []
-
-
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
