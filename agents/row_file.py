@@ -122,7 +122,8 @@ class RowFile:
             if any(ends[max(used, 0) : -1]):
                 self._copy_aside(" in its log", [self._log])
             [self.layout] = connection.execute("PRAGMA user_version").fetchone()
-            bad = [number for number, *row in connection.execute(_SELECT, (0,)) if not _is_whole(*row)]
+            rows = connection.execute(_SELECT, (0,))
+            bad = [number for number, key, body, total in rows if not _is_whole(key, body, total)]
             if bad:
                 raise _damage(f"rows {', '.join(map(str, bad))}")
         except BaseException:
@@ -147,20 +148,29 @@ class RowFile:
         return int(pages) * int(page_bytes)
 
     def rows(self) -> Iterator[FileRow]:
-        """Yield all rows, oldest first; nothing may be changed meanwhile.
+        """Yield all rows, oldest first, as the opening found them whole; nothing may be changed meanwhile.
 
         Raises:
-            OSError: The disk failed, or changed behind the owner's back.
+            OSError: The disk failed.
         """
         with _os_errors(self.path):
-            for number, *row in self._connection.execute(_SELECT, (0,)):
-                yield self._checked(number, *row)
+            for row in self._connection.execute("SELECT id, key, body FROM rows ORDER BY id"):
+                yield FileRow(*row)
+
+    def sizes(self) -> Iterator[tuple[int, str, int]]:
+        """Yield number, key and bytes of all rows, oldest first, without reading them.
+
+        Raises:
+            OSError: The disk failed.
+        """
+        with _os_errors(self.path):
+            yield from self._connection.execute("SELECT id, key, length(body) FROM rows ORDER BY id")
 
     def get(self, numbers: Iterable[int]) -> Iterator[FileRow]:
         """Yield some rows, in the order of the numbers.
 
         Raises:
-            OSError: As `rows`; also if there is no such row.
+            OSError: The disk failed or changed behind the owner's back, or there is no such row.
         """
         select = "SELECT key, body, sum FROM rows WHERE id = ?"
         with _os_errors(self.path):

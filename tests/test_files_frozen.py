@@ -12,6 +12,7 @@ import pytest
 
 from agents.row_file import read_rows
 from agents.spool.disk_spool import Spool
+from fleet.core.events import JobState
 from fleet.core.limits import Limits
 from fleet.journal.event_log import EventLog
 from fleet.planner.candidate_pools import CandidatePools
@@ -47,7 +48,11 @@ def all_in(folder: Path) -> dict[str, Any]:
     ]
     return {
         "spool": [[tag and tag.as_json(), record.record_id] for tag, record in pending],
-        "state": event_log.state.to_json(),
+        "state": {
+            "devices": list(event_log.state.device_ids()),
+            "leased": event_log.state.job_counts()[JobState.LEASED],
+            "submitted": event_log.state.jobs_submitted,
+        },
         "jobs": [job.job_id for job in event_log.jobs],
         "events": len(events),
         "pools": candidates,

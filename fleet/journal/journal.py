@@ -111,15 +111,17 @@ class Journal:
             raise _newer(self.path, self._rows.layout)
         self._first = self._last = self._began = self.size_bytes = 0
         behind: list[int] = []
-        for row in self._rows.rows():
+        for number, key, size in self._rows.sizes():
             # Numbers have no gap but where rows were lost to damage.
-            if behind or not (row.number == self._last + 1 if self._began else row.key == _SNAPSHOT):
-                behind.append(row.number)
+            if behind or not (number == self._last + 1 if self._began else key == _SNAPSHOT):
+                behind.append(number)
                 continue
-            if row.key == _SNAPSHOT:
-                self.snapshot, self._first, self._began = json.loads(row.body), row.number, len(row.body)
-            self._last = row.number
-            self.size_bytes += len(row.body)
+            if key == _SNAPSHOT:
+                self._first, self._began = number, size
+            self._last = number
+            self.size_bytes += size
+        for row in self._rows.get([self._first] if self._began else []):
+            self.snapshot = json.loads(row.body)
         if behind:
             self._rows.change([], behind)
             self.notes.append(f"{self.path}: {len(behind)} groups of events behind the damage do not count")
