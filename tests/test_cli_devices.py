@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from host_fixtures import x86_host
 from typer.testing import CliRunner, Result
 
@@ -13,6 +14,7 @@ from fleet.cli.devices import register
 from fleet.config.settings import ConfigError
 from fleet.errors import FleetError
 
+ROOT = Path(__file__).parent.parent
 app = typer.Typer()
 register(app)
 
@@ -170,3 +172,13 @@ def test_each_help_has_an_example(verb: list[str]) -> None:
     assert result.exit_code == 0
     assert "Example: " in result.output
     assert "--json" in result.output
+
+
+@pytest.mark.parametrize("kind", ["fleet", "device"])
+def test_a_schema_knows_every_key_of_our_files(kind: str) -> None:
+    done = CliRunner().invoke(app, ["config", "schema", kind])
+    assert done.exit_code == 0, done.output
+    schema = json.loads(done.stdout)
+    files = [ROOT / "configs/fleet.yaml"] if kind == "fleet" else (ROOT / "configs/hardware").glob("*.yaml")
+    for file in files:
+        assert set(yaml.safe_load(file.read_text())) <= set(schema["properties"]), file

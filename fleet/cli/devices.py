@@ -7,6 +7,7 @@ runs.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
     config = typer.Typer(help="Look at the settings that hold.", no_args_is_help=True)
     config.command("show")(config_show)
+    config.command("schema")(config_schema)
     app.add_typer(config, name="config")
 
 
@@ -150,6 +152,29 @@ def config_show(
         return
     rows = [(each.key, _shown(each.value), each.origin) for each in settings]
     print_rows(("setting", "value", "origin"), rows)
+
+
+class SchemaOption(StrEnum):
+    """Kinds of YAML files that people write."""
+
+    FLEET = "fleet"
+    DEVICE = "device"
+
+
+def config_schema(
+    kind: Annotated[SchemaOption, typer.Argument(help="Which file: the settings, or one device.")],
+) -> None:
+    """Print the JSON Schema of a YAML file, with which an editor completes and checks it.
+
+    Example: fleet config schema device > configs/device.schema.json
+    """
+    from fleet.config.device_files import device_schema
+    from fleet.config.settings import FleetConfig
+
+    schema = device_schema() if kind is SchemaOption.DEVICE else FleetConfig.model_json_schema()
+    if kind is SchemaOption.FLEET:
+        schema["properties"]["schema"] = {"const": 1}
+    print_json(schema)
 
 
 def _folder(given: Path | None, config: Path | None) -> Path:

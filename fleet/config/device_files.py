@@ -147,6 +147,11 @@ def specs_of_this_host() -> dict[DeviceId, DeviceSpec]:
     return dict(sorted((profile.spec.device_id, profile.spec) for profile in host_profiles()))
 
 
+def device_schema() -> dict[str, Any]:
+    """JSON Schema of a device file, for editors."""
+    return _DeviceFile.model_json_schema()
+
+
 def device_paths(folder: Path) -> list[Path]:
     """The device files of a folder, sorted; hidden and other files are none.
 
