@@ -210,3 +210,28 @@ def test_a_failure_is_one_clear_line_and_exit_1(
 )
 def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:
     assert run(arguments) == 2
+
+
+@pytest.mark.parametrize("form", ["md", "html"])
+def test_a_card_says_what_a_version_is_and_escapes_names(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry = Registry(tmp_path / "models")
+    judged = {"top1": [0.8, 0.7, 0.9], "top5": [0.9, 0.85, 0.95], "tau": [0.5, 0.4, 0.6], "workloads": 7}
+    about = {
+        "records": {"box.a": 1234},
+        "table_version": 42,
+        "candidates": 100,
+        "workloads": 9,
+        "seed": 3,
+        "verdicts": {"box.a": {"judged": judged, "reason": "better <script>|"}},
+    }
+    registry.publish(registry.add(small_model("box.a", "box.b"), about), {"box.a": {}})
+    card = tmp_path / f"card.{form}"
+    assert run(["models", "show", "v000001", "--models", str(registry.folder), "--card", str(card)]) == 0
+    text = card.read_text()
+    for said in ("v000001", "1,234", "42", "0.800 (0.70 to 0.90)", "not judged", "Limits"):
+        assert said in text
+    assert "<script>" not in text
+    assert run(["models", "show", "v000001", "--models", str(registry.folder), "--card", "card.pdf"]) == 1
+    assert "ends in .md or .html" in capsys.readouterr().err

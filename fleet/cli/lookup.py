@@ -53,7 +53,7 @@ def show(
     from fleet.store.store import Store
 
     if (models / name).is_dir():
-        show_version(name, models, as_json)
+        show_version(name, models, as_json=as_json)
         return
     settings = load_settings(config, {"store.path": str(store) if store else None})
     if request := _request(Path(settings.daemon.root), name):

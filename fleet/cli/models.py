@@ -7,6 +7,7 @@ files only, so they work whether or not a coordinator runs; one that runs follow
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -77,15 +78,28 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
             say(each["damaged"])
 
 
-def show(version: _Version, models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = False) -> None:
+def show(
+    version: _Version,
+    models: ModelsOption = DEFAULT_MODELS,
+    card: Annotated[
+        Path | None, typer.Option("--card", help="Write its model card: a file that ends in .md or .html.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show what a version was made of, whom it serves and why.
 
-    Example: fleet models show v000003 --json
+    Example: fleet models show v000003 --card v000003.html
     """
     from fleet.models.registry import Registry
     from fleet.models.views import show_version
 
     found = show_version(Registry(models), version)
+    if card is not None:
+        from fleet.report.model_card import write_card
+
+        write_card(found, card)
+        say(f"card of {version}: {card}")
+        return
     if as_json:
         print_json(found)
         return

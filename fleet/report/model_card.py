@@ -1,0 +1,90 @@
+"""The card of a model version, in Markdown or HTML: what it is of, how good it is, where its limits are.
+
+`fleet models show VERSION --card FILE` calls `write_card` with what `fleet.models.views.show_version` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from fleet.durable import write_durably
+from fleet.errors import FleetError
+from fleet.report.words import score_text
+
+#: Endings of a card's file, and the template of each.
+TEMPLATES = {".md": "model_card.md", ".html": "model_card.html"}
+
+
+def write_card(shown: Mapping[str, Any], path: Path) -> None:
+    """Write the card of a version.
+
+    Args:
+        shown: What `show_version` gives.
+        path: File to write; its ending says which form it has.
+
+    Raises:
+        FleetError: The ending is none of `TEMPLATES`.
+    """
+    name = TEMPLATES.get(path.suffix)
+    if name is None:
+        raise FleetError(f"--card {path}: expected a name that ends in {' or '.join(TEMPLATES)}")
+    write_durably(path, render_card(shown, name).encode())
+
+
+def render_card(shown: Mapping[str, Any], template: str) -> str:
+    """Give the card as text; every name in it is escaped as its form needs."""
+    source = resources.files("fleet").joinpath("templates", template).read_text(encoding="utf-8")
+    is_html = template.endswith(".html")
+    environment = Environment(
+        autoescape=is_html, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=None
+    )
+    environment.filters |= {"day": _day, "cell": str if is_html else _cell}
+    return environment.from_string(source).render(
+        shown=shown,
+        manifest=shown["manifest"],
+        heads=[_head(shown, name) for name in shown["manifest"]["heads"]],
+    )
+
+
+def _head(shown: Mapping[str, Any], name: str) -> dict[str, str]:
+    """What the card says of one head."""
+    manifest = shown["manifest"]
+    judged = manifest.get("verdicts", {}).get(name, {}).get("judged") or {}
+    return {
+        "device": name,
+        "serves": "yes" if name in shown["serves"] else "no",
+        "records": f"{manifest.get('records', {}).get(name, 0):,}",
+        "until": _day(manifest.get("data_until", {}).get(name)),
+        "top1": _score(judged.get("top1")),
+        "top5": _score(judged.get("top5")),
+        "tau": _score(judged.get("tau")),
+        "workloads": str(judged.get("workloads", "not judged")),
+        "reason": str(manifest.get("verdicts", {}).get(name, {}).get("reason", "not judged")),
+    }
+
+
+def _score(found: list[float] | None) -> str:
+    """Value and its interval, or that there is none."""
+    if not found:
+        return "not judged"
+    value, low, high = found
+    return f"{score_text(value)} ({low:.2f} to {high:.2f})"
+
+
+def _day(at_secs: float | None) -> str:
+    return datetime.fromtimestamp(at_secs, UTC).strftime("%Y-%m-%d %H:%M UTC") if at_secs else "not known"
+
+
+def _cell(text: object) -> str:
+    """Text of a cell of Markdown: no line end, no bar, no markup of HTML."""
+    clean = "".join(one if one.isprintable() else " " for one in str(text))
+    return clean.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")
+
+
+__all__ = ["TEMPLATES", "render_card", "write_card"]
