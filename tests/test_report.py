@@ -184,6 +184,9 @@ def test_the_title_names_both_rivals() -> None:
         "The warm start is better than training from scratch "
         "and not clearly different from the nearest known head"
     )
+    assert verdict_title(onboarding(difference_interval=UNCLEAR[1])) == (
+        "The warm start is not clearly different from training from scratch and the nearest known head"
+    )
     assert verdict_title(compared(*WORSE)) == "The warm start is worse than training from scratch"
 
 

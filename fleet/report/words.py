@@ -113,6 +113,8 @@ def verdict_title(onboarding: Document) -> str:
     if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
         return "The warm start was not compared with training from scratch"
     said = [_against(rival) for rival in (scratch, *others)]
+    if others and others[0].verdict is scratch.verdict:
+        said[1] = others[0].name
     return f"The warm start is {' and '.join(said)}"
 
 
