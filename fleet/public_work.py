@@ -298,12 +298,11 @@ def do_request(
 def _embedded(
     settings: FleetConfig, kind: RequestKind, arguments: dict[str, Any], options: EngineOptions
 ) -> dict[str, Any]:
-    from rich.console import Console
-
     from fleet.collection.progress import TerminalDisplay
     from fleet.daemon.daemon import UpOptions
     from fleet.daemon.embedded import run_embedded
     from fleet.drivers.work import Work, perform
+    from fleet.terminal_console import TerminalConsole
 
     if "devices" not in arguments and "device" not in arguments:
         from fleet.collection.device_choice import DeviceChoice
@@ -311,7 +310,7 @@ def _embedded(
         choice = DeviceChoice(settings, is_cluster=options.address is not None)
         choice.warn()
         arguments = {**arguments, "devices": sorted(choice.files.specs)}
-    console = options.console or Console(quiet=True)
+    console = options.console or TerminalConsole(quiet=True)
     display = TerminalDisplay(console)
     work = Work(
         kind=kind,

@@ -16,8 +16,8 @@ class TerminalConsole(Console):
     Colours and cursor movements are rich's own: they are no text to it.
     """
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, highlight=False)
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as rich does, text made visible."""

@@ -50,9 +50,9 @@ def make_logs_visible() -> None:
         logging.lastResort.setFormatter(_VisibleFormatter())
 
 
-def say_traceback(text: str) -> None:
-    """Print a traceback on standard error."""
-    print(visible(text, kept="\n\t"), end="", file=sys.stderr)
+def say_text(text: str, *, error: bool = False) -> None:
+    """Print several lines, such as a script or a traceback, on standard output or on standard error."""
+    print(visible(text, kept="\n\t"), end="", file=sys.stderr if error else sys.stdout)
 
 
-__all__ = ["make_logs_visible", "say", "say_traceback", "visible"]
+__all__ = ["make_logs_visible", "say", "say_text", "visible"]

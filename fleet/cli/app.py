@@ -32,7 +32,7 @@ from fleet.cli import training as cli_learning
 from fleet.cli import tuning as cli_tuning
 from fleet.cli.output import Interrupted
 from fleet.errors import FleetError
-from fleet.terminal_text import make_logs_visible, say, say_traceback
+from fleet.terminal_text import make_logs_visible, say, say_text
 
 #: Extra of the distribution that brings a package, by the name that is imported.
 _EXTRAS = {
@@ -119,7 +119,7 @@ def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
             raise
     except (FleetError, AgentError, TransferError, OSError) as error:
         if os.environ.get("FLEET_DEBUG") == "1":
-            say_traceback(traceback.format_exc())
+            say_text(traceback.format_exc(), error=True)
         if signals is None or signals.number is None:
             _say(_line(error))
         code = 1

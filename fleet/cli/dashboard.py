@@ -10,6 +10,7 @@ import typer
 from fleet.cli.options import load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
+from fleet.terminal_text import say
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +39,7 @@ def dashboard(
     if as_json:
         print_json({"url": url})
     else:
-        typer.echo(url)
+        say(url)
     if should_open:
         import webbrowser
 

@@ -16,7 +16,7 @@ from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_se
 from fleet.cli.output import ConfigOption, JsonOption, print_json, short_moment
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import say, say_text
 
 if TYPE_CHECKING:
     from agents.records import Record
@@ -68,7 +68,7 @@ def show(
             f"record, candidate or workload in {path} (at least six characters of its id)"
         )
     if script:
-        typer.echo(_script(reader, found), nl=False)
+        say_text(_script(reader, found))
     elif as_json:
         print_json(_as_json(found))
     else:
