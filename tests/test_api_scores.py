@@ -159,7 +159,11 @@ print(json.dumps(score(Path(root), device, workload, [trace]).scores))
         ({"traces": "[]"}, 422, "traces: expected a list of texts, got str"),
         ({"traces": ["[]", 1]}, 422, "traces: expected a list of texts, got a list with others"),
         ({"device": ...}, 422, "device: expected a text, got nothing"),
-        ({"dialect": "latin"}, 422, "dialect: got 'latin', expected one of ansor, autotvm, knobs, meta_schedule"),
+        (
+            {"dialect": "latin"},
+            422,
+            "dialect: got 'latin', expected one of ansor, autotvm, knobs, meta_schedule",
+        ),
         ({"speed": 1}, 422, "'speed' is no field; known: device, dialect, traces, version, workload"),
     ],
 )
