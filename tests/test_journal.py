@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agents.row_file import RowFile
-from agents.spool.frames import frame
 from fleet.errors import FleetError, StoreError, StoreFull
 from fleet.journal.journal import Journal
+from tests.record_fixtures import frame
 
 GROUPS = [[{"n": 1}], [{"n": 2}, {"n": 3}], [{"n": 4, "text": "ü" * 50}]]
 

@@ -19,8 +19,7 @@ from agents.lease import LeaseTag, tag_from_json
 from agents.records import Record
 from agents.row_file import RowFile
 from agents.spool.disk_spool import FILE, Spool
-from agents.spool.frames import frame
-from tests.record_fixtures import LAYOUT_1, make_batch, make_batch_of_layout_1, make_record
+from tests.record_fixtures import LAYOUT_1, frame, make_batch, make_batch_of_layout_1, make_record
 
 
 def test_records_come_back_in_order_after_reopening(tmp_path: Path) -> None:

@@ -7,21 +7,18 @@ bytes each, little-endian), then the payload: JSON.
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agents.codec import record_from_json
-from agents.files import free_name, fsync, make_folder
-from agents.files import fsync as fsync_folder
+from agents.files import free_name, fsync
 from agents.row_file import RowFile
 
 #: Starts each frame. 0xF5 occurs in no UTF-8 text, so no payload can hold it and a search finds true frames.
-MARKER = b"\xf5REC"
-HEAD = struct.Struct("<4sII")
+_MARKER = b"\xf5REC"
+_HEAD = struct.Struct("<4sII")
 
 
 @dataclass(slots=True)
@@ -36,25 +33,18 @@ class Scan:
     holes: list[int]
 
 
-def frame(value: dict[str, Any]) -> bytes:
-    """Make the frame of a JSON object."""
-    # ASCII only, so the marker cannot occur inside.
-    payload = json.dumps(value, separators=(",", ":")).encode()
-    return HEAD.pack(MARKER, len(payload), _crc(payload)) + payload
-
-
 def _crc(payload: bytes) -> int:
     # The length is part of the sum: else a length of 0 over zeros would be a whole frame.
     return zlib.crc32(payload, len(payload))
 
 
-def payload_at(data: bytes, offset: int) -> int | None:
+def _payload_at(data: bytes, offset: int) -> int | None:
     """Length of the payload of the whole frame at this offset, or None."""
-    if offset + HEAD.size > len(data):
+    if offset + _HEAD.size > len(data):
         return None
-    marker, length, crc = HEAD.unpack_from(data, offset)
-    payload = data[offset + HEAD.size : offset + HEAD.size + length]
-    if marker != MARKER or len(payload) != length or crc != _crc(payload):
+    marker, length, crc = _HEAD.unpack_from(data, offset)
+    payload = data[offset + _HEAD.size : offset + _HEAD.size + length]
+    if marker != _MARKER or len(payload) != length or crc != _crc(payload):
         return None
     return int(length)
 
@@ -64,47 +54,18 @@ def scan(data: bytes) -> Scan:
     found = Scan(frames=[], end=0, holes=[])
     at = 0
     while at < len(data):
-        length = payload_at(data, at)
+        length = _payload_at(data, at)
         if length is not None:
             if at != found.end:
                 found.holes.append(found.end)
-            found.frames.append((at + HEAD.size, length))
-            at += HEAD.size + length
+            found.frames.append((at + _HEAD.size, length))
+            at += _HEAD.size + length
             found.end = at
         else:
-            at = data.find(MARKER, at + 1)
+            at = data.find(_MARKER, at + 1)
             if at < 0:
                 break
     return found
-
-
-def set_aside(path: Path, data: bytes, found: Scan) -> str:
-    """Keep a damaged segment for people, and put its good frames in its place; return what to say."""
-    kept = free_name(path, ".corrupt")
-    good = path.with_name(path.name + ".tmp")
-    with good.open("wb") as stream:
-        for offset, length in found.frames:
-            stream.write(data[offset - HEAD.size : offset + length])
-        stream.flush()
-        os.fsync(stream.fileno())
-    # A second name first, then one step to the new content: a kill in between loses neither.
-    kept.hardlink_to(path)
-    good.replace(path)
-    fsync(path.parent)
-    offsets = ", ".join(map(str, found.holes))
-    return (
-        f"{path} is damaged at byte {offsets}: kept as {kept.name}, its {len(found.frames)} good frames go on"
-    )
-
-
-def truncate(path: Path, size: int) -> None:
-    """Cut a file, durably."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.ftruncate(descriptor, size)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def old_spool(folder: Path, rows: RowFile) -> list[str]:
@@ -151,16 +112,4 @@ def old_spool(folder: Path, rows: RowFile) -> list[str]:
     return list(damaged.values())
 
 
-__all__ = [
-    "HEAD",
-    "MARKER",
-    "Scan",
-    "frame",
-    "fsync_folder",
-    "make_folder",
-    "old_spool",
-    "payload_at",
-    "scan",
-    "set_aside",
-    "truncate",
-]
+__all__ = ["Scan", "old_spool", "scan"]

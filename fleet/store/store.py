@@ -15,8 +15,8 @@ from pathlib import Path
 import filelock
 import pyarrow as pa
 
+from agents.files import make_folder
 from agents.records import Record
-from agents.spool.frames import make_folder
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.store.catalog import check_name
