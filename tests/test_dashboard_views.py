@@ -6,15 +6,20 @@ import json
 import math
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import CONFIRM, NOISE, DeviceId, Outcome, Protocol, canonical_json
+from fleet.cli.app import run
+from fleet.config.sections import DaemonSection
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list
 from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
@@ -26,6 +31,7 @@ from fleet.dashboard.prediction import MOST_SCORED, predicted, sample
 from fleet.dashboard.reproducer import reproducer
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
 from fleet.dashboard.significance import LEAST_NOISE, THRESHOLD, judge, of_series
+from fleet.dashboard.webhook import LOOK_SECS, MOST_AT_ONCE, MOST_PAUSE_SECS, MOST_WAITING, Webhook
 from fleet.dashboard.workload_view import MATRIX_COLUMNS, CandidateMatrix
 from fleet.models.registry import Registry
 from fleet.store.store import Store
@@ -446,3 +452,98 @@ def test_the_fault_of_a_device_is_told_apart_from_the_models() -> None:
     assert len({one["id"] for one in found}) == len(found)
     again = alert_list([alarm("drift", NOW)] * 2, [])
     assert len(again) == 1
+
+
+# ---- the webhook ----
+
+
+class Receiver:
+    """Takes messages, or fails as often as it is told to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures, self.messages = failures, list[dict[str, Any]]()
+
+    def __call__(self, message: dict[str, Any]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise httpx.ConnectError("https://chat.example/secret cannot be reached")
+        self.messages.append(message)
+
+
+def test_a_webhook_sends_each_new_alert_once_and_tries_again() -> None:
+    shown = alert_list([alarm("drift", NOW - 1), alarm("disk", NOW + 1)], [])
+    receiver = Receiver(failures=12)
+    hook = Webhook("https://chat.example/secret", lambda: shown, receiver, lambda: NOW)
+    pauses = [hook.look() for _ in range(12)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (2 * LOOK_SECS, MOST_PAUSE_SECS)
+    assert hook.view == {
+        "host": "chat.example",
+        "sent": 0,
+        "waiting": 1,
+        "dropped": 0,
+        "last_error": "it cannot be reached (ConnectError)",
+    }
+    assert hook.look() == LOOK_SECS
+    shown = alert_list([alarm("quarantine", NOW + 2), alarm("disk", NOW + 1)], [])
+    assert [hook.look(), hook.look()] == [LOOK_SECS] * 2
+    kinds = [[one["kind"] for one in message["alerts"]] for message in receiver.messages]
+    assert kinds == [["disk"], ["quarantine"]], "older than its start: not sent; known: not sent again"
+    assert json.loads(json.dumps(receiver.messages[0]))["version"] == 1
+    assert (hook.view["sent"], hook.view["last_error"]) == (2, "")
+
+
+def test_a_webhook_keeps_a_bounded_number_of_the_newest() -> None:
+    many = alert_list([alarm("drift", NOW + number, f"d{number}") for number in range(MOST_WAITING + 7)], [])
+    receiver = Receiver()
+    hook = Webhook("http://x", lambda: many, receiver, lambda: NOW)
+    hook.look()
+    sizes = [len(message["alerts"]) for message in receiver.messages]
+    assert (sum(sizes), max(sizes), hook.dropped) == (MOST_WAITING, MOST_AT_ONCE, 7)
+    assert receiver.messages[-1]["alerts"][-1]["device_id"] == f"d{MOST_WAITING + 6}"
+
+
+def test_a_webhook_over_http() -> None:
+    seen: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(500 if len(seen) == 1 else 204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shown = alert_list([alarm("drift", NOW)], [])
+        hook = Webhook(f"http://127.0.0.1:{server.server_port}/hook", lambda: shown, wall=lambda: NOW)
+        assert (hook.look(), hook.last_error) == (2 * LOOK_SECS, "it answers 500")
+        assert (hook.look(), hook.last_error) == (LOOK_SECS, "")
+        server.shutdown()
+    assert [one["alerts"] for one in seen] == [shown, shown]
+
+
+@pytest.mark.parametrize("url", ["chat.example", "file:///etc/passwd", "https://", "javascript:x"])
+def test_a_webhook_that_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="expected an address"):
+        DaemonSection(webhook_url=url)
+    assert DaemonSection(webhook_url="https://chat.example/x").webhook_url
+
+
+# ---- the command line ----
+
+
+def test_fleet_compare_says_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "store"
+    fill(path, {"one": 1.0, "two": 1.2, "three": 1.02})
+    where = ("--store", str(path), "--models", str(tmp_path / "models"))
+    assert run(["compare", "one", "two", *where, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == compared(path, "one", "two")["rows"]
+    assert run(["compare", "one", "three", *where]) == 0
+    out = capsys.readouterr().out
+    assert "0 significant changes (severity of 3 or more), 1 within the noise" in out
+    assert "1 changes within the noise are hidden; --all shows them" in out
+    assert run(["compare", "one", "v000001", *where]) == 1
+    assert "are unlike" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from fleet.api.metrics import CONTENT_TYPE, metrics_text
 from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
 from fleet.api.scores import MOST_TRACES
 from fleet.dashboard.dashboard import Dashboard
+from fleet.dashboard.webhook import Webhook
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
 from fleet.models.views import champion_notes
 from fleet.requests.desk import RequestDesk
@@ -78,6 +79,8 @@ class ApiSources:
     scoring: ScoreSettings | None = None
     #: What the dashboard reads beside the view; without it there are no paths for it.
     dashboard: Dashboard | None = None
+    #: Posts alerts; the server starts and ends it.
+    webhook: Webhook | None = None
 
 
 def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None = None) -> FastAPI:

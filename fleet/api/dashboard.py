@@ -16,6 +16,7 @@ from fleet.dashboard.compared import CompareError
 from fleet.dashboard.dashboard import Dashboard, DashboardMissing, DashboardWaits
 from fleet.dashboard.pages import PAGE_ROWS, PageError, PageQuery
 from fleet.dashboard.prediction import predicted, sample
+from fleet.dashboard.webhook import Webhook
 from fleet.errors import FleetError
 from fleet.store.trace_lookup import find_candidates
 
@@ -48,13 +49,19 @@ def page_query(
 PageOf = Annotated[PageQuery, Depends(page_query)]
 
 
-def add_dashboard(app: FastAPI, dashboard: Dashboard, scores: ScoreService | None = None) -> None:
+def add_dashboard(
+    app: FastAPI,
+    dashboard: Dashboard,
+    scores: ScoreService | None = None,
+    webhook: Webhook | None = None,
+) -> None:
     """Add the paths of this module to an application.
 
     Args:
         app: The application.
         dashboard: Makes the views.
         scores: Scores candidates for predictions; without it there are none.
+        webhook: Posts alerts; the list of these says how it does.
     """
     for error, status in _STATUSES.items():
 
@@ -101,7 +108,7 @@ def add_dashboard(app: FastAPI, dashboard: Dashboard, scores: ScoreService | Non
     @app.get(PREFIX + "/alerts")
     def alerts(query: PageOf) -> dict[str, Any]:
         """Alarms and changes of models, with whose fault each is."""
-        return dashboard.alerts(query)
+        return {**dashboard.alerts(query), "webhook": None if webhook is None else webhook.view}
 
     @app.get(PREFIX + "/requests")
     def requests(query: PageOf) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class ApiServer:
 
     def __init__(self, sources: ApiSources, root: Path, options: ApiOptions | None = None) -> None:
         options = options or ApiOptions()
-        self._root, self._dashboard = root, sources.dashboard
+        self._root, self._dashboard, self._webhook = root, sources.dashboard, sources.webhook
         self._scores = None if sources.scoring is None else ScoreService(sources.scoring, root)
         with disk_errors("writing the API's token", root):
             self._keyring = Keyring(read_or_make_token(root / TOKEN))
@@ -111,6 +111,8 @@ class ApiServer:
             # The start distinguishes this process from a later one with its number.
             address = {"url": self.url, **asdict(ProcessName.of(os.getpid()))}
             write_private(root / ADDRESS, json.dumps(address))
+        if self._webhook is not None:
+            self._webhook.start()
 
     @property
     def login_url(self) -> str:
@@ -135,7 +137,7 @@ class ApiServer:
             pages = Pages()
             add_sessions(app, self._keyring)
             add_pages(app, pages)
-            add_dashboard(app, sources.dashboard, self._scores)
+            add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
             add_live(app, sources.dashboard, Followers(most_secs), self._is_closing)
             open_paths.update(pages.files)
         return Gate(app, self._keyring, connections, bodies, open_paths), connections
@@ -148,6 +150,8 @@ class ApiServer:
         (self._root / ADDRESS).unlink(missing_ok=True)
         self._server.should_exit = True
         self._thread.join(_STOP_SECS)
+        if self._webhook is not None:
+            self._webhook.close()
         if self._dashboard is not None:
             self._dashboard.close()
         if self._scores is not None:

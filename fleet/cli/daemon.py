@@ -73,15 +73,18 @@ def up(
         from fleet.api.score_service import ScoreSettings
         from fleet.api.server import ApiOptions, ApiServer
         from fleet.dashboard.dashboard import Dashboard
+        from fleet.dashboard.webhook import Webhook
         from fleet.models.registry_reader import RegistryReader
 
         registry, store_path = RegistryReader(models), Path(settings.store.path)
+        shown = Dashboard(coordinator.view, registry, store_path, coordinator.desk.listed)
         sources = ApiSources(
             view=coordinator.view,
             registry=registry,
             desk=coordinator.desk,
             scoring=ScoreSettings(models=models, store=store_path, cores=quiet_cores),
-            dashboard=Dashboard(coordinator.view, registry, store_path, coordinator.desk.listed),
+            dashboard=shown,
+            webhook=Webhook(daemon.webhook_url, shown.all_alerts) if daemon.webhook_url else None,
         )
         return ApiServer(sources, folder, ApiOptions(host=daemon.api_host, port=daemon.api_port))
 

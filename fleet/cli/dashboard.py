@@ -1,21 +1,23 @@
-"""The verbs about what the dashboard shows: `fleet dashboard`. Loads nothing heavy before it runs."""
+"""The verbs `fleet dashboard` and `fleet compare`. Loads nothing heavy before one runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fleet.cli.options import load_settings
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
+from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module to a command-line app."""
     app.command("dashboard")(dashboard)
+    app.command("compare")(compare_sides)
 
 
 def dashboard(
@@ -44,3 +46,64 @@ def dashboard(
         import webbrowser
 
         webbrowser.open(url)
+
+
+def compare_sides(
+    before: Annotated[str, typer.Argument(help="DEVICE, DEVICE@YYYY-MM-DD or a model version.")],
+    after: Annotated[str, typer.Argument(help="The same of the other side.")],
+    shows_all: Annotated[bool, typer.Option("--all", help="Show changes within the noise too.")] = False,
+    store: StoreOption = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two devices, two days of a device, or two model versions.
+
+    A change is significant where it reaches three times the noise of its own series (docs/dashboard.md).
+
+    Example: fleet compare x86-64-v3@2026-11-23 x86-64-v3@2026-11-24
+    """
+    from fleet.dashboard.compared import compare, parse_side
+    from fleet.dashboard.pages import MOST_ROWS, PageQuery
+    from fleet.models.registry_reader import RegistryReader
+    from fleet.store.store import Store
+
+    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
+    is_versions = all(parse_side(one).version for one in (before, after))
+    reader = None if is_versions else Store.read(settings.store.path)
+    query = PageQuery(size=MOST_ROWS)
+    found = compare(reader, RegistryReader(models), (before, after), query, shows_all=shows_all)
+    if as_json:
+        print_json(found)
+    else:
+        _print_comparison(found)
+
+
+def _print_comparison(found: dict[str, Any]) -> None:
+    summary = found["summary"]
+    typer.echo(
+        f"{summary['significant']} significant changes (severity of {summary['threshold']:g} or more), "
+        f"{summary['insignificant']} within the noise, {summary['unknown']} of unknown noise"
+    )
+    for note in found["notes"]:
+        typer.echo(note)
+    if found["rows"]:
+        columns = ("series", *found["sides"], "change", "noise", "severity")
+        print_rows(columns, [_cells(row) for row in found["rows"]])
+    if found["hidden"]:
+        typer.echo(f"{found['hidden']} changes within the noise are hidden; --all shows them")
+    if not found["is_last"]:
+        typer.echo(f"cut off: {len(found['rows'])} of {found['matched']} rows are shown")
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    unknown = "not known"
+    return (
+        row["name"],
+        f"{row['before']:.4g} {row['unit']}".strip(),
+        f"{row['after']:.4g} {row['unit']}".strip(),
+        f"{row['change']:+.1%}",
+        unknown if row["noise"] is None else f"{row['noise']:.2%}",
+        unknown if row["severity"] is None else f"{row['severity']:.1f}",
+    )

@@ -10,6 +10,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
+from urllib.parse import urlsplit
 
 from pydantic import (
     AliasChoices,
@@ -145,6 +146,16 @@ class DaemonSection(Section):
     #: Where the API listens; port 0 takes any free one, and no host switches it off.
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8640, ge=0, le=65_535)
+    #: Address that alerts are posted to as JSON; empty posts none.
+    webhook_url: str = ""
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _reachable(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("expected an address such as https://chat.example/hooks/fleet, or none")
+        return url
 
 
 class DevicesSection(Section):

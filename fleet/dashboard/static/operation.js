@@ -126,6 +126,7 @@ export const alerts = {
   path: (query) => ["/v1/dashboard/alerts", query],
   draw: (data, context) => [
     h("h1", {}, "Alerts"),
+    webhook(data.webhook),
     h("p", { class: "note" }, "A model that gets worse on a device whose numbers have just changed is a fault of the device."),
     table({
       list: data,
@@ -145,3 +146,9 @@ export const alerts = {
     data.is_cut_off ? h("p", { class: "cut" }, `Cut off: only the newest ${count(data.total)} alerts are kept.`) : null,
   ],
 };
+
+function webhook(found) {
+  if (!found) return h("p", { class: "note" }, "No webhook is set: daemon.webhook_url posts alerts to a chat or a pager.");
+  const text = `Webhook at ${found.host}: ${count(found.sent)} sent, ${count(found.waiting)} wait${found.dropped ? `, ${count(found.dropped)} were dropped` : ""}`;
+  return h("p", { class: found.last_error ? "warning" : "note" }, `${text}${found.last_error ? `; ${found.last_error}` : ""}.`);
+}
