@@ -15,8 +15,8 @@ from fleet.dashboard.candidate_view import CandidateError
 from fleet.dashboard.compared import CompareError
 from fleet.dashboard.dashboard import Dashboard, DashboardMissing, DashboardWaits
 from fleet.dashboard.pages import PAGE_ROWS, PageError, PageQuery
-from fleet.dashboard.prediction import predicted, sample
 from fleet.dashboard.webhook import Webhook
+from fleet.dashboard.workload_view import predicted, sample
 from fleet.errors import FleetError
 from fleet.store.trace_lookup import find_candidates
 

@@ -146,7 +146,7 @@ def _script(
     workload = reader.own_workloads({wanted}).get(wanted)
     is_foreign = any(one["origin"] == IMPORTED for one in records) or is_imported(workload_id)
     if workload is None or is_foreign or reader.doubtful_workloads({wanted}):
-        return "", "it came with a log: a program of others is never executed as it came"
+        return "", "it may have come with a log, and programs of others are never executed as they came"
     first = records[0]
     entry = reader.devices().get(DeviceId(first["device_id"]))
     if entry is None:

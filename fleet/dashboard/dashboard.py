@@ -248,7 +248,9 @@ class Dashboard:
             DashboardWaits: The store is being read.
         """
         reader = self.reader()
-        devices = sorted(self._follower.cells().get(workload_id, {}))
+        known = self._follower.cells().get(workload_id, {})
+        # The device that somebody comes from is looked at first.
+        devices = sorted(known, key=lambda one: (one != best_on, one))
         facts = self._follower.state.workloads.get(workload_id, {"name": workload_id})
         found = self._reads.get(
             ("candidate", workload_id, candidate_id, best_on, reader.version),

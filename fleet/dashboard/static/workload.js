@@ -79,7 +79,10 @@ function drawWorkload(data, context) {
 function grid({ workload_id: workloadId, matrix }, { go }) {
   if (!matrix.total) return empty("No candidate was measured on these devices.");
   const cell = (value) => (typeof value === "number" ? latency(value) : value === null ? h("span", { class: "none", title: "not measured" }, "·") : h("span", { class: "soft" }, value.replaceAll("_", " ")));
-  const link = (row) => h("a", { href: `#/candidate/${encodeURIComponent(`${workloadId}/${row.candidate_id}`)}` }, row.candidate_id.slice(0, 10));
+  const link = (row) => {
+    const on = matrix.devices[row.cells.findIndex((value) => value !== null)];
+    return h("a", { href: `#/candidate/${encodeURIComponent(`${workloadId}/${row.candidate_id}`)}?best_on=${encodeURIComponent(on)}` }, row.candidate_id.slice(0, 10));
+  };
   const last = Math.min(matrix.offset + matrix.size, matrix.total);
   const button = (name, isOn, from) => h("button", { type: "button", disabled: !isOn, onclick: () => go({ candidates_from: from }) }, name);
   return [
@@ -138,13 +141,13 @@ function drawCandidate(data, context) {
     h("h1", {}, `Candidate ${data.candidate_id.slice(0, 12)}`),
     h("p", {}, "Of ", h("a", { href: `#/workload/${encodeURIComponent(data.workload_id)}` }, short(data.workload.name, 160)), `, dialect ${data.dialect || "not known"}. Id: `, h("code", {}, data.candidate_id)),
     h("h2", {}, "Measurements"),
-    plainTable("Measurements", ["Device", "Outcome", "Latency", "Repeats", "Warm-up", "Origin", "When"],
-      data.records.map((one) => [h("a", { href: `#/device/${encodeURIComponent(one.device_id)}` }, one.device_id), [one.outcome.replaceAll("_", " "), one.marks.length ? h("span", { class: "sub" }, one.marks.join(", ").replaceAll("_", " ")) : null, one.error ? h("span", { class: "sub why", title: one.error }, short(one.error.trim().split("\n").pop(), 100)) : null], latency(one.latency_secs), [one.run_secs.map(latency).join(", ") || "none", h("span", { class: "sub" }, `${count(one.number)} runs each${one.interval ? `, interval ${percent(one.interval)}` : ""}`)], one.warmup_secs.map(latency).join(", ") || "none", [one.origin, h("span", { class: "sub" }, `attempt ${one.attempt}`)], moment(one.measured_at)]), [2]),
+    plainTable("Measurements", ["Device", "Outcome", "Latency", "Repeats", "Origin", "When"],
+      data.records.map((one) => [h("a", { href: `#/device/${encodeURIComponent(one.device_id)}` }, one.device_id), [one.outcome.replaceAll("_", " "), one.marks.length ? h("span", { class: "sub" }, one.marks.join(", ").replaceAll("_", " ")) : null, one.error ? h("span", { class: "sub why", title: one.error }, short(one.error.trim().split("\n").pop(), 100)) : null], latency(one.latency_secs), [one.run_secs.map(latency).join(", ") || "none", h("span", { class: "sub" }, `${count(one.number)} runs a repeat${one.interval ? `, interval ${percent(one.interval)}` : ""}${one.warmup_secs.length ? `, warm-up ${one.warmup_secs.map(latency).join(", ")}` : ""}`)], [one.origin, h("span", { class: "sub" }, `attempt ${one.attempt}`)], moment(one.measured_at)]), [2]),
     cutOff(data.records.length, data.records_of, "measurements"),
     cutOff(data.devices_seen, data.devices_of, "devices that measured the workload"),
     h("h2", {}, "Schedule beside the best one"),
     best && best.candidate_id === data.candidate_id ? h("p", { class: "lede" }, `This is the best candidate of ${best.device_id}: ${latency(best.secs)}.`) : null,
-    best && best.candidate_id !== data.candidate_id ? h("p", { class: "lede" }, `The best on ${best.device_id} is `, h("a", { href: `#/candidate/${encodeURIComponent(`${data.workload_id}/${best.candidate_id}`)}` }, best.candidate_id.slice(0, 10)), ` with ${latency(best.secs)}${factor ? `; this one takes ${factor.toFixed(2)} times as long` : ""}.`) : null,
+    best && best.candidate_id !== data.candidate_id ? h("p", { class: "lede" }, `The best on ${best.device_id} is `, h("a", { href: `#/candidate/${encodeURIComponent(`${data.workload_id}/${best.candidate_id}`)}?best_on=${encodeURIComponent(best.device_id)}` }, best.candidate_id.slice(0, 10)), ` with ${latency(best.secs)}${factor ? `; this one takes ${factor.toFixed(2)} times as long` : ""}.`) : null,
     schedules(data),
     h("h2", {}, "Reproduce it"),
     data.script ? [h("p", { class: "note" }, "Needs apache-tvm only."), h("p", {}, h("button", { type: "button", onclick: (event) => copy(event.currentTarget, data.script) }, "Copy the script")), h("pre", { tabindex: "0" }, data.script)] : empty(`There is no script: ${data.why_no_script}.`),

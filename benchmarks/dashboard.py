@@ -1,0 +1,363 @@
+"""The dashboard over a large fleet: `python -m benchmarks.dashboard --json`.
+
+A real coordinator with 1,000 replay devices works on a store of 1 million records, and a real browser looks
+at it. `--quick` does the same with 50 devices and 20,000 records. The rows of the store are made up
+(`benchmarks.scale_parts`), because only their number and size matter.
+
+- `first_paint_secs`: from the start of the navigation until the rows of the fleet are there, median of
+several new
+  browsers; `first_contentful_paint_secs` is the browser's own figure of the frame around them.
+- `api_p95_ms`: of requests to all views, for devices and workloads that were not asked before, while the
+fleet works
+  and the page is open.
+- `page_bytes`: what a first visit loads, data included. - `live_lag_secs`: how old the number of records on
+the page is at most before the next one appears, 95th percentile.
+
+There is no other side to compare with: the bounds are those of the project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
+from benchmarks.scale import fill
+from benchmarks.scale_fleet import RECORDED_WORKLOADS, recorded_file
+from benchmarks.scale_transport import ProcessTransport
+from fleet.api.app import ApiSources
+from fleet.api.client import TOKEN
+from fleet.api.server import ApiServer
+from fleet.daemon.garbage_collection import seldom_collected
+from fleet.dashboard.dashboard import Dashboard
+from fleet.engine.context import EngineContext
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.notices import Notices
+from fleet.engine.settings import CoordinatorSettings
+from fleet.errors import FleetError
+from fleet.models.registry_reader import RegistryReader
+from fleet.planner.workload_choice import WorkloadChoice
+from fleet.store.store import Store
+
+CHROMIUM = Path("/usr/bin/chromium")
+#: What must be reached.
+BOUNDS = {"first_paint_secs": 1.0, "api_p95_ms": 200.0, "page_bytes": 500_000, "live_lag_secs": 2.0}
+_TARGET = '{"kind":"llvm","num-cores":1}'
+_PROCESSES = 2
+#: Requests to each view, new browsers, and seconds in which the page is watched.
+_REQUESTS, _VISITS, _WATCH_SECS = 30, 7, 30.0
+#: Longest wait for what must come once.
+_MOST_SECS = 240.0
+_VIEWPORT = {"width": 1280, "height": 900}
+
+#: Notes in the page when the number of records on it changes.
+_WATCH = """
+() => {
+  window.seen = []; const find = () => [...document.querySelectorAll(".tiles div")].find((one) =>
+  one.querySelector("dt").textContent === "records"); const note = () => {
+    const value = Number(find().querySelector("dd").textContent.replaceAll(",", "")); if (!window.seen.length
+    || window.seen[window.seen.length - 1][1] !== value) window.seen.push([Date.now() / 1000, value]);
+  }; new MutationObserver(note).observe(document.getElementById("main"), { subtree: true, childList: true,
+  characterData: true }); note();
+}
+"""
+#: Notes when the first row is there.
+_ROWS = """
+new MutationObserver((_, me) => {
+  if (!document.querySelector("tbody tr")) return;
+  window.rows = performance.now() / 1000;
+  me.disconnect();
+}).observe(document, { subtree: true, childList: true });
+"""
+_LOADED = """
+() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
+  .map((one) => one.decodedBodySize).reduce((sum, one) => sum + one, 0)
+"""
+_PAINTED = """
+() => performance.getEntriesByName("first-contentful-paint")[0].startTime / 1000
+"""
+
+
+@dataclass
+class _Fleet:
+    """What works while it is measured."""
+
+    url: str
+    token: str
+    view: Callable[[], Any]
+    devices: list[str]
+    #: Moments (Unix seconds) and how many records the coordinator had then.
+    totals: list[tuple[float, int]] = field(default_factory=list)
+    turns: list[float] = field(default_factory=list)
+
+    def client(self) -> httpx.Client:
+        """A client with the token."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=60)
+
+
+def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
+    """Measure all of it in a folder.
+
+    Raises:
+        FleetError: There is no browser.
+    """
+    check_browser()
+    fill_secs = fill(folder / "store", records=records, devices=devices)
+    with seldom_collected(), _working(folder, devices) as fleet:
+        with fleet.client() as client:
+            began = time.perf_counter()
+            _until(lambda: client.get("/v1/dashboard/fleet").json()["digest"]["state"] == "ready")
+            read_secs = time.perf_counter() - began
+        browser = _look(fleet)
+        view = fleet.view()
+    turns = sorted(fleet.turns)
+    found: dict[str, Any] = {
+        "benchmark": "dashboard",
+        "devices": devices,
+        "records_before": records,
+        "records_after": view["store"]["records"],
+        **browser,
+        "fill_secs": round(fill_secs, 1),
+        # Once after a start, in the background.
+        "read_store_secs": round(read_secs, 1),
+        "turn_p95_ms": round(1e3 * turns[int(0.95 * len(turns))], 1),
+    }
+    found["reached"] = {name: found[name] <= bound for name, bound in BOUNDS.items()}
+    return found
+
+
+def check_browser() -> None:
+    """Refuse to begin without a browser.
+
+    Raises:
+        FleetError: Chromium or Playwright is missing.
+    """
+    try:
+        import playwright  # noqa: F401
+    except ImportError as error:
+        raise FleetError("this benchmark needs Playwright: pip install playwright") from error
+    if not CHROMIUM.exists():
+        raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
+
+
+@contextmanager
+def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
+    """A coordinator at work in a thread, with its API, until the block ends."""
+    path = recorded_file(folder)
+    names = [f"dev-{number:05d}" for number in range(devices)]
+    specs = {
+        DeviceId(name): DeviceSpec(
+            device_id=DeviceId(name),
+            kind=DeviceKind.REPLAY,
+            family=Family.CPU,
+            target_json=_TARGET,
+            replay=Replay(records=str(path), device=DeviceId("recorded"), seed=number),
+        )
+        for number, name in enumerate(names)
+    }
+    choice = WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
+    settings = CoordinatorSettings(protocol=Protocol(), choice=choice)
+    transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
+    over, registry = threading.Event(), RegistryReader(folder / "models")
+    with Store.open(folder / "store") as store:
+        coordinator = Coordinator(
+            EngineContext(
+                root=folder / "root",
+                store=store,
+                transport=transport,
+                specs=specs,
+                settings=settings,
+                notices=Notices(None),
+            )
+        )
+        dashboard = Dashboard(coordinator.view, registry, folder / "store", coordinator.desk.listed)
+        sources = ApiSources(view=coordinator.view, registry=registry, dashboard=dashboard)
+        server = ApiServer(sources, folder / "root")
+        token = (folder / "root" / TOKEN).read_text().strip()
+        fleet = _Fleet(server.url, token, coordinator.view, names)
+        thread = threading.Thread(target=_turn, args=(coordinator, transport, over, fleet))
+        thread.start()
+        try:
+            _until(lambda: _up(coordinator.view()) >= devices)
+            yield fleet
+        finally:
+            server.close()
+            over.set()
+            thread.join()
+            coordinator.close()
+            transport.close()
+
+
+def _turn(
+    coordinator: Coordinator, transport: ProcessTransport, over: threading.Event, fleet: _Fleet
+) -> None:
+    counts = coordinator._parts.record_sink.counts
+    while not over.is_set():
+        began, waited = time.perf_counter(), transport.waited_secs
+        coordinator.turn(0.25)
+        fleet.turns.append(time.perf_counter() - began - (transport.waited_secs - waited))
+        fleet.totals.append((time.time(), sum(one.records for one in counts.values())))
+
+
+def _up(view: dict[str, Any]) -> int:
+    return sum(one["state"] in ("idle", "leased") for one in view["devices"].values())
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + _MOST_SECS
+    while not is_so():
+        if time.monotonic() > ends_at:
+            raise FleetError(f"the fleet is not ready after {_MOST_SECS:.0f} s; try a smaller one")
+        time.sleep(0.2)
+
+
+def _look(fleet: _Fleet) -> dict[str, Any]:
+    """What a browser sees, and what the API takes meanwhile."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        try:
+            visits = [_visit(browser, fleet) for _ in range(_VISITS)]
+            context, page = _opened(browser, fleet)
+            page.evaluate(_WATCH)
+            began = time.time()
+            times = _ask(fleet)
+            page.wait_for_timeout(max(0.0, 1e3 * (_WATCH_SECS - (time.time() - began))))
+            lags = _lags(page.evaluate("() => window.seen"), fleet.totals)
+            context.close()
+        finally:
+            browser.close()
+    every = sorted(itertools.chain.from_iterable(times.values()))
+    return {
+        "first_paint_secs": round(statistics.median(one["rows_secs"] for one in visits), 3),
+        "first_paint_secs_all": [round(one["rows_secs"], 3) for one in visits],
+        "first_contentful_paint_secs": round(statistics.median(one["paint_secs"] for one in visits), 3),
+        "page_bytes": max(one["bytes"] for one in visits),
+        "api_p95_ms": round(1e3 * _p95(every), 1),
+        "api_median_ms": round(1e3 * statistics.median(every), 1),
+        "api_ms_by_view": {
+            name: {"median": round(1e3 * statistics.median(some), 1), "p95": round(1e3 * _p95(some), 1)}
+            for name, some in times.items()
+        },
+        "api_requests": len(every),
+        "live_lag_secs": round(_p95(sorted(lags)), 2),
+        "live_lag_median_secs": round(statistics.median(lags), 2),
+        "live_updates": len(lags),
+    }
+
+
+def _p95(ordered: list[float]) -> float:
+    return sorted(ordered)[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+
+
+def _opened(browser: Any, fleet: _Fleet) -> tuple[Any, Any]:
+    """A new browser that is logged in, and its page with the fleet on it."""
+    with fleet.client() as client:
+        code = client.post("/v1/session/code").json()["code"]
+    context = browser.new_context(viewport=_VIEWPORT)
+    page = context.new_page()
+    page.goto(f"{fleet.url}/#login={code}")
+    page.wait_for_selector("tbody tr", timeout=60_000)
+    return context, page
+
+
+def _visit(browser: Any, fleet: _Fleet) -> dict[str, float]:
+    """A first visit: with a session, and nothing in the browser's cache."""
+    context, page = _opened(browser, fleet)
+    cookies = context.cookies()
+    context.close()
+    context = browser.new_context(viewport=_VIEWPORT)
+    context.add_cookies(cookies)
+    page = context.new_page()
+    page.add_init_script(_ROWS)
+    page.goto(fleet.url + "/")
+    page.wait_for_function("() => window.rows !== undefined", timeout=60_000)
+    found = {
+        "rows_secs": float(page.evaluate("() => window.rows")),
+        "paint_secs": float(page.evaluate(_PAINTED)),
+        "bytes": int(page.evaluate(_LOADED)),
+    }
+    context.close()
+    return found
+
+
+def _ask(fleet: _Fleet) -> dict[str, list[float]]:
+    """Seconds of requests to each view."""
+    draws = random.Random(1)
+    times: dict[str, list[float]] = {}
+    with fleet.client() as client:
+        workloads = [one["workload_id"] for one in client.get("/v1/dashboard/workloads").json()["rows"]]
+
+        def asked(name: str, path: str, **query: Any) -> Any:
+            began = time.perf_counter()
+            answer = client.get(f"/v1/dashboard/{path}", params=query)
+            times.setdefault(name, []).append(time.perf_counter() - began)
+            answer.raise_for_status()
+            return answer.json()
+
+        for number in range(_REQUESTS):
+            some = draws.sample(fleet.devices, 2)
+            workload_id = draws.choice(workloads)
+            asked("fleet", "fleet", sort=draws.choice(["attention", "rate", "noise"]), text=f"{number:02}")
+            asked("device", f"devices/{some[0]}")
+            asked("compare", "compare", before=some[0], after=some[1], all=True)
+            asked("workloads", "workloads", sort="best")
+            found = asked("workload", f"workloads/{workload_id}", offset=8 * draws.randrange(5))
+            row = draws.choice(found["matrix"]["rows"])
+            candidate_id = row["candidate_id"]
+            device = next(
+                one
+                for one, cell in zip(found["matrix"]["devices"], row["cells"], strict=True)
+                if cell is not None
+            )
+            asked("candidate", f"workloads/{workload_id}/candidates/{candidate_id}", best_on=device)
+            for name in ("alerts", "storage", "requests"):
+                asked(name, name)
+    return times
+
+
+def _lags(seen: list[tuple[float, int]], totals: list[tuple[float, int]]) -> list[float]:
+    """How old each number on the page was when the next one took its place.
+
+    Args:
+        seen: Moments at which a number came, and the number.
+        totals: Moments, and how many records there were.
+    """
+    lags = []
+    for (_, value), (until, _) in itertools.pairwise(seen):
+        outdated = next((at for at, total in totals if total > value), until)
+        lags.append(max(0.0, until - outdated))
+    if not lags:
+        raise FleetError("the number of records on the page did not change")
+    return lags
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="50 devices and 20,000 records")
+    arguments = parser.parse_args()
+    size = {"devices": 50, "records": 20_000} if arguments.quick else {"devices": 1000, "records": 1_000_000}
+    with tempfile.TemporaryDirectory(prefix="fleet-dashboard-") as folder:
+        found = run(Path(folder), **size)
+    print(json.dumps(found, indent=None if arguments.json else 1))
+
+
+if __name__ == "__main__":
+    main()
