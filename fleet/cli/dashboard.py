@@ -82,19 +82,19 @@ def compare_sides(
 
 def _print_comparison(found: dict[str, Any]) -> None:
     summary = found["summary"]
-    typer.echo(
+    say(
         f"{summary['significant']} significant changes (severity of {summary['threshold']:g} or more), "
         f"{summary['insignificant']} within the noise, {summary['unknown']} of unknown noise"
     )
     for note in found["notes"]:
-        typer.echo(note)
+        say(note)
     if found["rows"]:
         columns = ("series", *found["sides"], "change", "noise", "severity")
         print_rows(columns, [_cells(row) for row in found["rows"]])
     if found["hidden"]:
-        typer.echo(f"{found['hidden']} changes within the noise are hidden; --all shows them")
+        say(f"{found['hidden']} changes within the noise are hidden; --all shows them")
     if not found["is_last"]:
-        typer.echo(f"cut off: {len(found['rows'])} of {found['matched']} rows are shown")
+        say(f"cut off: {len(found['rows'])} of {found['matched']} rows are shown")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
