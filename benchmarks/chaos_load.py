@@ -100,10 +100,16 @@ def store_load(arguments: dict[str, Any], settings: IntakeSettings | None = None
     is_first = True
     while batch is not None or is_first:
         # A full disk may keep the store from opening, and a commit may end in an unknown state: once more.
-        with contextlib.suppress(StoreError), Store.open(load.disk / "store") as store:
+        with (
+            contextlib.suppress(StoreError),
+            Store.open(load.disk / "store") as store,
+            contextlib.ExitStack() as stack,
+        ):
             load.log.add(Event(kind="look", places={"store": stored_in(store)}))
             is_first = False
             keeper = store if settings is None else Intake(store, settings)
+            if isinstance(keeper, Intake):  # also after a failure, so that the next opening may have the file
+                stack.callback(keeper.log.close)
             while batch is not None:
                 records = load.measured(batch)
                 with contextlib.suppress(StoreFull):
@@ -113,7 +119,7 @@ def store_load(arguments: dict[str, Any], settings: IntakeSettings | None = None
                     with contextlib.suppress(StoreFull):
                         store.upkeep(retention_hours=0)
                 batch = next(batches, None)
-            if settings is not None:
+            if isinstance(keeper, Intake):
                 keeper.close()
     load.finish()
 
