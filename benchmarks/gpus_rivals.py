@@ -20,11 +20,11 @@ Rows = NDArray[np.int64]
 Chooser = Generator[int, float, None]
 
 #: After so many measurements a model learns anew.
-_ROUNDS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+_ROUNDS = (8, 16, 32, 64, 128)
 #: Rows of each source that a model learns from, at most.
-_SOURCE_ROWS = 4000
+_SOURCE_ROWS = 2000
 _TREES = {"max_depth": 6, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.8, "nthread": 1}
-_TREE_ROUNDS = 150
+_TREE_ROUNDS = 100
 #: Weight of a row of the new device over one of a source, at most.
 _MOST_WEIGHT = 8.0
 #: A failure counts as this much slower than the slowest.

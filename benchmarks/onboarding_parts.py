@@ -26,7 +26,7 @@ from transfer.evaluate.onboarding_cases import Regime
 from transfer.evaluate.onboarding_table import MEASURES, RANDOM, CurveTable
 
 #: Folders of the AutoTVM logs whose devices are told apart (`x86_hokusai` is the i7-3770 again).
-LOGGED = ("arm_cortex-a72", "x86-amd3700x", "x86_inteli7-3770")
+LOGGED = ("arm_cortex-a72", "x86_AMD3700X", "x86_inteli7-3770")
 #: Where `make run` keeps its store.
 DEMO_STORE = Path("runs/demo/store")
 

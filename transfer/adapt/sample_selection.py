@@ -177,7 +177,7 @@ class DiverseFast:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchSpace:
+class Fastest:
     """What may be the fastest, by the sources that what was measured speaks for (`SpaceSearch`).
 
     The one way that looks at the target's measurements: ask it again after every few.
@@ -219,11 +219,11 @@ SELECTORS: dict[str, Selector] = {
         Uncertain(),
         Clustered(),
         DiverseFast(),
-        SearchSpace(),
+        Fastest(),
     )
 }
 #: Ways that look at what was measured, so that they choose a few at a time.
-IN_ROUNDS = frozenset({SearchSpace().name})
+IN_ROUNDS = frozenset({Fastest().name})
 
 
 def selector_named(name: str) -> Selector:
@@ -340,9 +340,9 @@ __all__ = [
     "Choice",
     "Clustered",
     "DiverseFast",
+    "Fastest",
     "FewOfEach",
     "Paired",
-    "SearchSpace",
     "Selector",
     "Stratified",
     "Uncertain",
