@@ -55,6 +55,14 @@ def test_goes_on_with_what_is_left(name: str, source: FleetTLP) -> None:
     assert not set(first.tolist()) & set(more.tolist())
 
 
+def test_search_gives_every_workload_its_turn(source: FleetTLP) -> None:
+    taken = np.zeros(0, dtype=np.int64)
+    for _ in range(4):
+        choice = replace(choice_of(source, taken=taken), taken_secs=np.full(len(taken), 1e-3))
+        taken = np.concatenate([taken, selector_named("search").choose(choice, 8)])
+    assert np.unique(DATASET.group[taken], return_counts=True)[1].tolist() == [8] * 4
+
+
 @pytest.mark.parametrize("name", ["few-of-each", "random", "stratified", "paired", "uncertainty"])
 def test_more_samples_begin_with_the_fewer(name: str, source: FleetTLP) -> None:
     selector = selector_named(name)

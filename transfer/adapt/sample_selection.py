@@ -189,23 +189,34 @@ class Fastest:
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
         _enough(choice, count)
+        group = choice.dataset.group[choice.pool]
+        groups = np.random.default_rng(choice.seed).permutation(np.unique(group))
+        # (turns that its workload had before, the workload's place, place within it, row); where some
+        # workloads have few left, the others give more.
+        found: list[tuple[int, int, int, int]] = []
+        for each in (self.per_workload + 2 * count // max(1, len(groups)), count):
+            found = []
+            for turn, one in enumerate(groups.tolist()):
+                rows = choice.pool[group == one]
+                before = int(np.isin(rows, choice.taken).sum())
+                order = enumerate(self._order(choice, rows, min(count, each)).tolist())
+                found += [((before + place) // self.per_workload, turn, place, row) for place, row in order]
+            if len(found) >= count:
+                break
+        return np.array([row for *_, row in sorted(found)[:count]], dtype=np.int64)
+
+    def _order(self, choice: Choice, rows: Rows, count: int) -> Rows:
+        """Rows of one workload that were not measured yet, best first."""
         dataset, known = choice.dataset, dict(zip(choice.taken.tolist(), choice.taken_secs, strict=False))
-        columns = np.array(choice.sources, dtype=np.int64)
-        key = np.full(len(choice.pool), np.inf)
-        for group in np.unique(dataset.group[choice.pool]):
-            places = np.flatnonzero(dataset.group[choice.pool] == group)
-            rows = choice.pool[places]
-            secs = dataset.latency_secs[np.ix_(rows, columns)]
-            failed = dataset.failed[np.ix_(rows, columns)] & ~np.isfinite(secs)
-            numbers = flat_inputs(dataset.features, dataset.spec.category_sizes, rows).astype(np.float64)
-            search = SpaceSearch(np.where(failed, np.inf, secs), numbers, seed=choice.seed)
-            for place, row in enumerate(rows.tolist()):
-                if row in known:
-                    search.observe(place, float(known[row]))
-            left = ~np.isin(rows, choice.taken)
-            wanted = search.choose(count, left)
-            key[places[wanted]] = np.arange(len(wanted))
-        return _first(choice, _in_turns(choice, key, self.per_workload), count)
+        cells = np.ix_(rows, np.array(choice.sources, dtype=np.int64))
+        secs = dataset.latency_secs[cells]
+        failed = dataset.failed[cells] & ~np.isfinite(secs)
+        numbers = flat_inputs(dataset.features, dataset.spec.category_sizes, rows).astype(np.float64)
+        search = SpaceSearch(np.where(failed, np.inf, secs), numbers, seed=choice.seed)
+        for place, row in enumerate(rows.tolist()):
+            if row in known:
+                search.observe(place, float(known[row]))
+        return rows[search.choose(count, ~np.isin(rows, choice.taken))]
 
 
 #: Every way, by name; the first is the default.
