@@ -140,7 +140,13 @@ def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:
         ),
     }
     if rivals:
+        # The least over the single strategies; and against the best one of each case, which nobody knows.
         figures["evals_to_95_ratio"] = _with_interval(
+            lambda seeds: min(_ratio([one[:, seeds]], needed[:, seeds]) for one in rivals),
+            ours.shape[1],
+            draws,
+        )
+        figures["evals_to_95_ratio_best_of_each_case"] = _with_interval(
             lambda seeds: _ratio([one[:, seeds] for one in rivals], needed[:, seeds]), ours.shape[1], draws
         )
     intervals = {name: found[1:] for name, found in figures.items()}
@@ -148,7 +154,7 @@ def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:
 
 
 def _ratio(rivals: list[NDArray[np.float64]], ours: NDArray[np.float64]) -> float:
-    """Evaluations that Kernel Tuner's best strategy of each case needs over ours, median of the cases."""
+    """Evaluations that the best of some strategies needs in each case over ours, median of the cases."""
     best = np.min([np.median(one, axis=1) for one in rivals], axis=0)
     return float(np.median(best / np.median(ours, axis=1)))
 

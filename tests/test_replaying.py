@@ -17,7 +17,9 @@ from fleet.collection.replay_files import ready
 from fleet.config.settings import ConfigError, load_fleet, parse_device
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
+from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store.store import Store
+from tests.knob_fixtures import cache_text, cached
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
 
 YAML: dict[str, Any] = {
@@ -201,3 +203,31 @@ def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Pa
     again = ReplayWorker(third, tmp_path / "spool").measure(batch)
     assert [(one.outcome, one.run_secs) for one in again] == [(one.outcome, one.run_secs) for one in records]
     assert {one.outcome for one in again} == {Outcome.OK, Outcome.RUN_TIMEOUT}
+
+
+def test_gpu_that_only_another_tuner_has_measured_answers(tmp_path: Path) -> None:
+    """A cache of Kernel Tuner, imported: a device without a GPU, its failures included."""
+    failed = cached(3, time="RuntimeFailedConfig")
+    del failed["times"]
+    (tmp_path / "A100.json").write_text(cache_text([cached(0), cached(1), cached(2), failed]))
+    with Store.open(tmp_path / "store") as store:
+        import_logs(store, ImportRequest(paths=(tmp_path / "A100.json",), device_id="dev-a"))
+    specs = replaying(tmp_path / "store", family="gpu", failures=True)
+    [spec] = ready(specs, tmp_path / "replay").values()
+    worker = ReplayWorker(spec, tmp_path / "spool")
+    (workload,) = worker.network_workloads(["bert-tiny"])
+    batch = Batch(
+        candidates=tuple(worker.propose(workload, 12, seed=0)),
+        workloads={workload.workload_id: workload},
+        protocol=Protocol(),
+    )
+    answered = {json.loads(one.trace)["block_size_x"]: one for one in worker.measure(batch)}
+    assert {size: one.outcome for size, one in answered.items()} == {
+        16: Outcome.OK,
+        32: Outcome.OK,
+        64: Outcome.OK,
+        128: Outcome.RUN_FAILED,
+    }
+    assert answered[16].run_secs == tuple(one / 1e3 for one in cached(0)["times"])
+    assert dict(worker.descriptor.cuda_devices[0])["compute_units"] == "108"
+    assert json.loads(answered[128].environment)["device_name"] == "NVIDIA A100-PCIE-40GB"

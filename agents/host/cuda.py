@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from agents.host.gpu_sheets import gpu_sheet
+
 # Limits that the CUDA C++ Programming Guide (table "Technical Specifications per Compute Capability") gives
 # alike for every compute capability from 5.0 on; the management library does not report them. Shared memory
 # is what a kernel gets without asking for more, and what TVM's own target tags name.
@@ -26,6 +28,11 @@ _COMMON_LIMITS = {
     "max_shared_memory_per_block": "49152",
     "thread_warp_size": "32",
 }
+# Cores of one multiprocessor by compute capability (CUDA C++ Programming Guide, "Compute Capabilities"); from
+# 8.6 on 128.
+_CORES_PER_UNIT = {"sm_60": 64, "sm_61": 128, "sm_70": 64, "sm_72": 64, "sm_75": 64, "sm_80": 64}
+# What a driver tells of its own card, or leaves out: a sheet does not speak for it.
+_FROM_DRIVER = frozenset(("arch", "clock_max_mhz", "memory_bytes", "thread_warp_size"))
 _SMI_FIELDS = (
     "name",
     "uuid",
@@ -72,15 +79,28 @@ def cuda_devices(environ: Mapping[str, str] | None = None) -> tuple[dict[str, st
     Returns:
         One mapping a device: `index` (ordinal among the visible ones in PCI bus order, which is CUDA's own
         order in processes that were given `worker_environment`), `name`, `uuid`, `arch` (`sm_90`),
-        `memory_bytes`, `clock_max_mhz`, `driver`, `pci_bus_id`, `persistence_mode` (`on`, `off`), and the
-        three limits that a TVM target needs. Unknown values are left out. Empty without a driver.
+        `memory_bytes`, `clock_max_mhz`, `driver`, `pci_bus_id`, `persistence_mode` (`on`, `off`), the three
+        limits that a TVM target needs, and what `gpu_sheet` has, from the driver where it tells. Unknown
+        values are left out. Empty without a driver.
     """
     environ = os.environ if environ is None else environ
     found = _from_nvml()
     if found is None:
         found = _from_smi(_run_smi())
     chosen = visible(_by_bus(found), environ.get("CUDA_VISIBLE_DEVICES"))
-    return tuple({"index": str(index), **device} for index, device in enumerate(chosen))
+    return tuple({"index": str(index), **_with_sheet(device)} for index, device in enumerate(chosen))
+
+
+def _with_sheet(device: Mapping[str, str]) -> dict[str, str]:
+    """A device with the numbers of its data sheet where the driver does not tell."""
+    sheet = gpu_sheet(device.get("name", ""))
+    found = {name: value for name, value in sheet.items() if name not in _FROM_DRIVER} | device
+    cores, clock, arch = device.get("cuda_cores", ""), device.get("clock_max_mhz", ""), device.get("arch", "")
+    if cores.isdecimal() and clock.isdecimal() and arch:
+        found["compute_units"] = str(int(cores) // _CORES_PER_UNIT.get(arch, 128))
+        # A fused multiply-add a core and cycle.
+        found["peak_flops"] = str(2 * int(cores) * int(clock) * 10**6)
+    return found
 
 
 def make_device_files(uvm: Path = Path("/dev/nvidia-uvm")) -> None:
@@ -233,12 +253,13 @@ def _nvml_device(nvml: Any, index: int, driver: str) -> dict[str, str]:
     optional: dict[str, Callable[[], str]] = {
         "clock_max_mhz": lambda: str(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
         "persistence_mode": lambda: "on" if nvml.nvmlDeviceGetPersistenceMode(handle) else "off",
+        "cuda_cores": lambda: str(nvml.nvmlDeviceGetNumGpuCores(handle)),
     }
     for key, read in optional.items():
         try:
             known[key] = read()
-        except nvml.NVMLError:
-            # Boards of the Jetson line do not offer these.
+        except (nvml.NVMLError, AttributeError):
+            # Boards of the Jetson line do not offer these, older libraries have no cores.
             continue
     name = _text(nvml.nvmlDeviceGetName(handle))
     return _describe(name, _text(nvml.nvmlDeviceGetUUID(handle)), f"{major}.{minor}", known)

@@ -1,0 +1,81 @@
+"""What a GPU is, as numbers: from the driver, a log or a data sheet into the hardware vector."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents.host import cuda
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from fleet.interchange.logs.targets import Machine, device_from_log, gpu_target
+from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
+
+A100 = {"name": "NVIDIA A100-PCIE-40GB", "uuid": "GPU-1", "arch": "sm_80", "clock_max_mhz": "1410"}
+T4 = {"name": "Tesla T4", "uuid": "GPU-2", "arch": "sm_75", "clock_max_mhz": "1590", "pci_bus_id": "1"}
+
+
+def vector(name: str, device: str = "board") -> np.ndarray:
+    machine = Machine(gpu_target(name), device_name=name)
+    return hardware_vector(*device_from_log(DeviceId(device), machine))
+
+
+def slot(values: np.ndarray, name: str) -> float:
+    return float(values[HARDWARE_NAMES.index(name)])
+
+
+def test_logged_gpus_are_told_apart() -> None:
+    names = ("NVIDIA A100-PCIE-40GB", "NVIDIA RTX A4000", "AMD Radeon PRO W6600")
+    found = [vector(name) for name in names] + [vector("", "mi250x")]
+    assert len({one.tobytes() for one in found}) == 4
+    assert slot(found[0], "physical_cores") == pytest.approx(np.log2(109))
+    assert [slot(one, "is_gpu") for one in found] == [1.0] * 4
+    assert [slot(one, "arch_x86") for one in found] == [1.0, 1.0, 0.0, 0.0]
+    assert slot(found[0], "cache_line_bytes") > slot(found[1], "cache_line_bytes")
+
+
+def test_gpu_without_a_sheet_keeps_the_vector_that_it_had() -> None:
+    """Records of before know the architecture at most."""
+    machine = Machine(gpu_target("NVIDIA of tomorrow"))
+    spec, descriptor = device_from_log(DeviceId("board"), machine)
+    before = hardware_vector(spec, replace(descriptor, cuda_devices=()))
+    assert np.array_equal(hardware_vector(spec, descriptor), before)
+    old = replace(descriptor, cuda_devices=((("arch", "sm_75"),),))
+    assert np.array_equal(hardware_vector(spec, old), before)
+
+
+def test_two_cards_of_one_host_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_from_nvml", lambda: [A100, T4])
+    cards = tuple(tuple(sorted(card.items())) for card in cuda.cuda_devices({}))
+    _, descriptor = device_from_log(DeviceId("x"), Machine(gpu_target("")))
+    descriptor = replace(descriptor, cuda_devices=cards, physical_cores=64, arch="x86_64")
+    specs = [
+        DeviceSpec(
+            device_id=DeviceId(f"card-{index}"),
+            kind=DeviceKind.CUDA,
+            family=Family.GPU,
+            target_json='{"kind": "cuda"}',
+            threads=1,
+            cores=(0,),
+            index=index,
+        )
+        for index in (0, 1)
+    ]
+    first, second = (hardware_vector(spec, descriptor) for spec in specs)
+    assert not np.array_equal(first, second)
+    assert slot(first, "physical_cores") == pytest.approx(np.log2(109))
+    assert slot(second, "physical_cores") == pytest.approx(np.log2(41))
+
+
+def test_driver_is_believed_before_the_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = {**A100, "cuda_cores": "6784", "clock_max_mhz": "1000"}
+    monkeypatch.setattr(cuda, "_from_nvml", lambda: [cores])
+    (card,) = cuda.cuda_devices({})
+    assert (card["compute_units"], card["peak_flops"]) == ("106", str(2 * 6784 * 10**9))
+    assert card["memory_bytes_per_sec"] == "1555000000000"
+
+
+def test_numbers_of_a_stranger_are_bounded() -> None:
+    machine = Machine(gpu_target(""), device_facts=(("compute_units", "nan"), ("peak_flops", "1e999")))
+    assert np.isfinite(hardware_vector(*device_from_log(DeviceId("x"), machine))).all()
