@@ -94,7 +94,7 @@ def cuda_devices(environ: Mapping[str, str] | None = None) -> tuple[dict[str, st
 def _with_sheet(device: Mapping[str, str]) -> dict[str, str]:
     """A device with the numbers of its data sheet where the driver does not tell."""
     sheet = gpu_sheet(device.get("name", ""))
-    found = {name: value for name, value in sheet.items() if name not in _FROM_DRIVER} | device
+    found = {**{name: one for name, one in sheet.items() if name not in _FROM_DRIVER}, **device}
     cores, clock, arch = device.get("cuda_cores", ""), device.get("clock_max_mhz", ""), device.get("arch", "")
     if cores.isdecimal() and clock.isdecimal() and arch:
         found["compute_units"] = str(int(cores) // _CORES_PER_UNIT.get(arch, 128))
