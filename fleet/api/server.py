@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -44,6 +45,8 @@ from fleet.private_files import read_private, write_private
 from fleet.requests.checks import MOST_BYTES
 
 _START_SECS, _STOP_SECS = 10.0, 5.0
+#: How long one thread of the daemon runs before another one that waits gets its turn.
+_SWITCH_SECS = 0.0005
 #: Part of the time that an answer may take after which whoever follows a request is sent away in order.
 _FOLLOWED_SHARE = 0.5
 #: Longest head of a request.
@@ -90,6 +93,8 @@ class ApiServer:
         self._scores = None if sources.scoring is None else ScoreService(sources.scoring, root)
         with disk_errors("writing the API's token", root):
             self._keyring = Keyring(read_or_make_token(root / TOKEN))
+        # Threads that answer must not wait 5 ms for the coordinator's each time that they touch Python.
+        sys.setswitchinterval(_SWITCH_SECS)
         gate, connections = self._gate(sources, options)
         listening = _listen(options.host, options.port)
         shown, bound = listening.getsockname()[:2]

@@ -19,12 +19,13 @@ from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, 
 from agents.trust import IMPORTED, is_imported
 from fleet.dashboard.reproducer import reproducer
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
+from fleet.dashboard.store_reads import device_rows
 from fleet.errors import FleetError
 from fleet.store.reader import StoreReader
 from fleet.store.trace_lookup import find_candidates
 
 #: Devices whose rows are looked at, and records that are shown; the page says where there are more.
-MOST_DEVICES, MOST_RECORDS = 16, 200
+MOST_DEVICES, MOST_RECORDS = 4, 200
 _COLUMNS = (
     *(
         "workload_id",
@@ -72,11 +73,10 @@ def candidate_view(
     looked = list(devices[:MOST_DEVICES])
     records: list[dict[str, Any]] = []
     best: dict[str, tuple[float, str]] = {}
-    for name, batch in reader.columns(_COLUMNS, device_ids=looked):
-        rows = batch.filter(pc.equal(batch.column("workload_id"), workload_id))
-        found = rows.filter(pc.equal(rows.column("candidate_id"), candidate_id))
+    for name, batch in device_rows(reader, _COLUMNS, looked, workload_id=workload_id):
+        found = batch.filter(pc.equal(batch.column("candidate_id"), candidate_id))
         records += [{"device_id": str(name), **row} for row in found.to_pylist()]
-        _keep_best(best, str(name), rows)
+        _keep_best(best, str(name), batch)
     if not records:
         raise CandidateError(
             f"no record of candidate {candidate_id!r:.80} of workload {workload_id!r:.80} on "

@@ -23,6 +23,7 @@ from fleet.dashboard.comparison import (
     summary,
 )
 from fleet.dashboard.pages import PageQuery, cut
+from fleet.dashboard.store_reads import device_rows
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.store.reader import StoreReader
@@ -154,7 +155,7 @@ def _measurements(reader: StoreReader, before: Side, after: Side) -> tuple[list[
 
 def _side(reader: StoreReader, side: Side, environment_id: str = "") -> ComparedSide:
     made = ComparedSide(DeviceId(side.device_id), environment_id, side.first_at, side.last_at)
-    for _, batch in reader.columns(COMPARED_COLUMNS, device_ids=[side.device_id]):
+    for _, batch in device_rows(reader, COMPARED_COLUMNS, [side.device_id]):
         made.add(batch)
     return made
 

@@ -22,7 +22,7 @@ from fleet.dashboard.fleet_rows import KEYS, TEXTS, champion_rows, fleet_counts,
 from fleet.dashboard.onboarding_curve import onboarding_curve
 from fleet.dashboard.operation_view import REQUEST_KEYS, REQUEST_TEXTS, request_rows, storage_view
 from fleet.dashboard.pages import PageQuery, cut
-from fleet.dashboard.read_cache import ReadCache
+from fleet.dashboard.store_reads import ReadCache, device_rows
 from fleet.dashboard.table_follower import TableFollower, TableState
 from fleet.dashboard.workload_view import CandidateMatrix
 from fleet.errors import FleetError
@@ -150,7 +150,7 @@ class Dashboard:
 
         def read() -> list[dict[str, Any]]:
             made = DeviceTimeline(DeviceId(device_id))
-            for _, batch in reader.columns(TIMELINE_COLUMNS, device_ids=[device_id]):
+            for _, batch in device_rows(reader, TIMELINE_COLUMNS, [device_id]):
                 made.add(batch)
             return made.told()
 
@@ -233,7 +233,8 @@ class Dashboard:
 
         def read() -> CandidateMatrix:
             made = CandidateMatrix(workload_id, device_ids)
-            for device_id, batch in reader.columns(workload_view.MATRIX_COLUMNS, device_ids=device_ids):
+            columns = workload_view.MATRIX_COLUMNS
+            for device_id, batch in device_rows(reader, columns, device_ids, workload_id=workload_id):
                 made.add(str(device_id), batch)
             return made
 

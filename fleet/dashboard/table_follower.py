@@ -31,6 +31,8 @@ _LOG = logging.getLogger(__name__)
 FOLLOW_SECS, IDLE_SECS = 2.0, 120.0
 #: Least pause after a batch of rows, over the time that it took.
 _PAUSE_SHARE = 1.0
+#: Least pause between two looks, over the time that the last one took: a busy fleet comes first.
+_LEAST_WAIT = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +170,7 @@ class TableFollower:
 
     def _run(self) -> None:
         while self._clock() - self._looked_at < IDLE_SECS:
+            began = self._clock()
             try:
                 self.follow()
             except FleetError as error:
@@ -175,7 +178,7 @@ class TableFollower:
             except Exception as error:  # the page must not end the daemon
                 _LOG.exception("the dashboard cannot read the store")
                 self._failed(repr(error))
-            if self._pause(FOLLOW_SECS):
+            if self._pause(max(FOLLOW_SECS, _LEAST_WAIT * (self._clock() - began))):
                 return
 
     def _failed(self, reason: str) -> None:

@@ -1,0 +1,90 @@
+"""Reads of the rows of a few devices, all files at once, and a cache of what was made of them.
+
+`StoreReader.columns` reads file by file, which suits a scan of everything. A view wants some hundred small
+files in a moment: one call of Arrow reads them without asking for Python's lock in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs
+
+from agents.records import DeviceId
+from fleet.durable import disk_errors
+from fleet.store.delta.log import delta_errors
+from fleet.store.delta.schema import TABLE_SCHEMA
+from fleet.store.reader import RECORDS, StoreReader
+
+#: Results that are kept.
+MOST_READS = 64
+_Read = TypeVar("_Read")
+
+
+def device_rows(
+    reader: StoreReader, names: Sequence[str], device_ids: Collection[str], *, workload_id: str = ""
+) -> Iterator[tuple[DeviceId, pa.RecordBatch]]:
+    """Rows of some devices with some columns, as `StoreReader.columns` gives them.
+
+    Args:
+        reader: The store.
+        names: Columns.
+        device_ids: The devices; a few, for all of it is in memory at once.
+        workload_id: Only of this workload; of all if empty.
+
+    Raises:
+        StoreError: A file is damaged or gone.
+    """
+    wanted, table = set(device_ids), reader.path / RECORDS
+    files = [file for file in reader.snapshot.files if file.device_id in wanted]
+    if not files:
+        return
+    dataset = ds.FileSystemDataset.from_paths(
+        [str(table / file.path) for file in files],
+        schema=TABLE_SCHEMA,
+        format=ds.ParquetFileFormat(),
+        filesystem=pyarrow.fs.LocalFileSystem(),
+        partitions=[ds.field("device_id") == file.device_id for file in files],
+    )
+    where = ds.field("workload_id") == workload_id if workload_id else None
+    doing = f"reading version {reader.version}"
+    with delta_errors(doing, table), disk_errors(doing, table):
+        rows = dataset.to_table(columns=["device_id", *names], filter=where)
+    for device_id in sorted(wanted):
+        mine = rows.filter(pc.equal(rows.column("device_id"), device_id)).select(list(names))
+        for batch in mine.combine_chunks().to_batches():
+            if "quality" in names:
+                place = batch.schema.get_field_index("quality")
+                batch = batch.set_column(place, "quality", pc.fill_null(batch.column(place), "{}"))
+            yield DeviceId(device_id), batch
+
+
+class ReadCache:
+    """Results of reads, for threads to share; a key names the version that was read, so none is ever old."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reads: dict[tuple[object, ...], object] = {}
+
+    def get(self, key: tuple[object, ...], make: Callable[[], _Read]) -> _Read:
+        """What was made for a key before; made now where nothing was, or too many others came since.
+
+        Nobody may change it.
+        """
+        with self._lock:
+            if key in self._reads:
+                return self._reads[key]  # type: ignore[return-value]
+        made = make()
+        with self._lock:
+            self._reads[key] = made
+            while len(self._reads) > MOST_READS:
+                del self._reads[next(iter(self._reads))]
+        return made
+
+
+__all__ = ["ReadCache", "device_rows"]
