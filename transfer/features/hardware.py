@@ -51,7 +51,6 @@ GPU_SLOTS: dict[str, str] = {
     "cache_line_bytes": "memory_bytes_per_sec",
     "memory_bytes": "memory_bytes",
     "host_vector_bytes": "thread_warp_size",
-    "target_vector_bytes": "measured_flops",
 }
 #: Which maker's architecture, in the slots of the host's.
 _GPU_MAKERS = (("arch_x86", "sm_"), ("arch_arm", "gfx"))
