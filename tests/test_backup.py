@@ -28,7 +28,7 @@ from tests.coordinator_fixtures import everything_measured, make_fleet
 from tests.test_verify import batch, data_file, fill, flip
 
 #: Kills of a running backup; each at another moment.
-KILLS = 12
+KILLS = 6
 
 
 @pytest.fixture

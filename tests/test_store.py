@@ -56,7 +56,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     assert list(Store.read(tmp_path / "s").records()) == records
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(records=st.lists(any_records(), max_size=5, unique_by=lambda record: record.record_id))
 def test_any_record_survives_the_table(
     tmp_path_factory: pytest.TempPathFactory, records: list[Record]

@@ -53,7 +53,7 @@ store.close()
 def writing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     folder = tmp_path_factory.mktemp("s")
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), "5"],
+        [sys.executable, "-c", WRITER, str(folder), "2"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -117,7 +117,7 @@ def test_a_reader_keeps_its_version_through_upkeep(tmp_path: Path) -> None:
         assert records >= 40
         reader = Store.read(tmp_path)
         first = Counter(record.record_id for record in reader.records())
-        until = time.monotonic() + 2
+        until = time.monotonic() + 1
         while time.monotonic() < until:
             assert Counter(record.record_id for record in reader.records()) == first
         child.kill()
