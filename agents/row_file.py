@@ -38,8 +38,10 @@ _TABLE = (
 )
 _INSERT = "INSERT INTO rows (id, key, body, sum) VALUES (?, ?, ?, ?)"
 _SELECT = "SELECT id, key, body, sum FROM rows WHERE id >= ? ORDER BY id"
-#: Head of the log: the page size is the third number, two salts are the fifth and sixth. Head of a frame:
-#: page, pages of the file after a transaction that ends here (else 0), and the salts of its log.
+#: Where the file says how long its pages are; SQLite has none that are shorter than this.
+_PAGE_SIZE, _LEAST_PAGE_BYTES = slice(16, 18), 512
+#: Head of the log: two salts are the fifth and sixth number. Head of a frame: page, pages of the file after a
+#: transaction that ends here (else 0), and the salts of its log.
 _LOG_HEAD, _FRAME_HEAD = struct.Struct(">8I"), struct.Struct(">6I")
 
 _ERRNOS = {
@@ -96,7 +98,7 @@ class RowFile:
                 self._open(layout)
 
     def _open(self, layout: int) -> None:
-        ends = _ends_in_log(self._log)
+        ends = _ends_in_log(self.path, self._log)
         connection = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -311,21 +313,25 @@ def _last(rows: Sequence[tuple[int, str, bytes, int]]) -> int:
     return rows[-1][0] if rows else 0
 
 
-def _ends_in_log(path: Path) -> list[bool]:
+def _ends_in_log(file: Path, log: Path) -> list[bool]:
     """Whether each frame of a log file ends a transaction; frames of older logs do not count.
 
-    The file format: https://www.sqlite.org/fileformat2.html#walformat
+    The page size is that of the file, and one salt of two is enough: a flipped bit in a head must not hide
+    what the log has. The file format: https://www.sqlite.org/fileformat2.html#walformat
     """
-    if not path.exists():
+    if not log.exists() or not file.exists():
         return []
-    data = path.read_bytes()
-    if len(data) < _LOG_HEAD.size:
+    with file.open("rb") as stream:
+        page_bytes = int.from_bytes(stream.read(_PAGE_SIZE.stop)[_PAGE_SIZE], "big")
+    data = log.read_bytes()
+    if len(data) < _LOG_HEAD.size or page_bytes < _LEAST_PAGE_BYTES:
         return []
-    head = _LOG_HEAD.unpack_from(data)
-    frames = range(_LOG_HEAD.size, len(data) - _FRAME_HEAD.size + 1, _FRAME_HEAD.size + (head[2] or 1))
+    salts = _LOG_HEAD.unpack_from(data)[4:6]
+    frames = range(_LOG_HEAD.size, len(data) - _FRAME_HEAD.size + 1, _FRAME_HEAD.size + page_bytes)
     heads = [_FRAME_HEAD.unpack_from(data, offset) for offset in frames]
-    ours = [number for number, one in enumerate(heads) if one[2:4] == head[4:6]]
-    return [bool(one[1]) and one[2:4] == head[4:6] for one in heads[: ours[-1] + 1 if ours else 0]]
+    is_ours = [one[2] == salts[0] or one[3] == salts[1] for one in heads]
+    count = max((number for number, mine in enumerate(is_ours, 1) if mine), default=0)
+    return [bool(one[1]) and mine for one, mine in zip(heads[:count], is_ours, strict=False)]
 
 
 def _sum(key: str, body: bytes) -> int:
