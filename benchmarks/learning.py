@@ -38,7 +38,7 @@ from fleet.models.versions import load_snapshot, train_config
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
-from transfer.evaluate.compare import Finished, compare
+from transfer.evaluate.compare import Finished, Fitting, compare
 from transfer.evaluate.comparison import Comparison
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
@@ -90,9 +90,11 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         dataset,
         splits_of,
         range(options.seed, options.seed + options.seeds),
-        workers=options.workers,
-        keep=options.keep,
-        seeds_of=dict.fromkeys((*_SLOW, *thinned), options.slow_seeds),
+        fitting=Fitting(
+            workers=options.workers,
+            keep=options.keep,
+            seeds_of=dict.fromkeys((*_SLOW, *thinned), options.slow_seeds),
+        ),
         on_progress=_tell,
     )
     result = {

@@ -9,7 +9,8 @@ import pytest
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
-from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, retention_reason
+from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reason
+from fleet.onboarding.head_version import adapt_version, onboarding_of
 from fleet.onboarding.onboarding import _serving
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
@@ -40,7 +41,8 @@ def source(snapshot: DatasetSnapshot) -> FleetTLP:
 
 def onboard(snapshot: DatasetSnapshot, models: Path, source: FleetTLP, samples: int) -> str:
     few_shot = set(snapshot.dataset.candidate_ids[:samples])
-    return adapt_version(snapshot, models, source, TARGET, few_shot, Nearest(), CONFIG, 0)[1]
+    one = onboarding_of(snapshot, TARGET, few_shot, source, CONFIG, 0)
+    return adapt_version(one, snapshot, models, Nearest())[1]
 
 
 @pytest.mark.parametrize("samples", [16, 64])

@@ -15,7 +15,7 @@ from transfer.data.intervals import paired_bootstrap
 from transfer.data.metrics import MEASURES, evaluate_ranking
 from transfer.data.splits import Split, leave_device_out
 from transfer.errors import DatasetError, TransferError
-from transfer.evaluate.compare import Finished, compare
+from transfer.evaluate.compare import Finished, Fitting, compare
 from transfer.evaluate.kept_scores import KeptScores
 from transfer.evaluate.rankers import KeptRanker, ModelRanker
 
@@ -234,7 +234,9 @@ def test_our_model_learns_to_rank_and_a_kept_one_stays_as_it_is() -> None:
 @pytest.mark.slow  # starts two processes that import torch
 def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
     ranker = ModelRanker(config=replace(CONFIG, epochs=2))
-    one, two = (compare([ranker], DATASET, folds(), [0], workers=workers) for workers in (1, 2))
+    one, two = (
+        compare([ranker], DATASET, folds(), [0], fitting=Fitting(workers=workers)) for workers in (1, 2)
+    )
     for device_id in DATASET.device_ids:
         assert np.array_equal(
             one.metrics["model", device_id][0].tau_by_workload,
@@ -244,15 +246,17 @@ def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
 
 def test_finished_fits_are_kept_and_not_made_again(tmp_path) -> None:
     whole = compare([Noisy(0.3)], DATASET, folds(), [0, 1])
-    first = compare([Noisy(0.3)], DATASET, folds(), [0], keep=tmp_path)
+    first = compare([Noisy(0.3)], DATASET, folds(), [0], fitting=Fitting(keep=tmp_path))
     kept = sorted(tmp_path.glob("noisy-*.npz"))
     assert len(kept) == len(list(tmp_path.iterdir())) == 3
     told: list[Finished] = []
     untouched = Peeker(name="noisy")
-    again = compare([untouched], DATASET, folds(), [0], keep=tmp_path, on_progress=told.append)
+    again = compare(
+        [untouched], DATASET, folds(), [0], fitting=Fitting(keep=tmp_path), on_progress=told.append
+    )
     assert not untouched.shown
     assert [one.done for one in told] == [1, 2, 3]
-    longer = compare([Noisy(0.3)], DATASET, folds(), [0, 1], keep=tmp_path)
+    longer = compare([Noisy(0.3)], DATASET, folds(), [0, 1], fitting=Fitting(keep=tmp_path))
     assert len(list(tmp_path.iterdir())) == 6
     for found, expected, seeds in ((first, whole, 1), (again, whole, 1), (longer, whole, 2)):
         for key, runs in found.metrics.items():
@@ -263,7 +267,7 @@ def test_finished_fits_are_kept_and_not_made_again(tmp_path) -> None:
 
 def test_other_data_rows_or_settings_are_fitted_afresh(tmp_path) -> None:
     ranker = ModelRanker(config=replace(CONFIG, epochs=1))
-    compare([ranker], DATASET, folds()[:1], [0], keep=tmp_path)
+    compare([ranker], DATASET, folds()[:1], [0], fitting=Fitting(keep=tmp_path))
     before = set(tmp_path.iterdir())
     slower = DATASET.latency_secs * np.where(GROUP == 8, 2.0, 1.0)[:, None]
     fewer = [replace(folds()[0], train=folds()[0].train[:-1])]
@@ -276,17 +280,17 @@ def test_other_data_rows_or_settings_are_fitted_afresh(tmp_path) -> None:
         ),
         start=1,
     ):
-        compare([other], dataset, splits, [0], keep=tmp_path)
+        compare([other], dataset, splits, [0], fitting=Fitting(keep=tmp_path))
         assert len(set(tmp_path.iterdir()) - before) == number
 
 
 @pytest.mark.parametrize("left", [b"", b"PK\x03\x04", b"no scores", None])
 def test_damaged_kept_scores_are_made_again(tmp_path, left: bytes | None) -> None:
-    whole = compare([Noisy(0.3)], DATASET, folds()[:1], [0], keep=tmp_path)
+    whole = compare([Noisy(0.3)], DATASET, folds()[:1], [0], fitting=Fitting(keep=tmp_path))
     [path] = tmp_path.iterdir()
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2] if left is None else left)
-    again = compare([Noisy(0.3)], DATASET, folds()[:1], [0], keep=tmp_path)
+    again = compare([Noisy(0.3)], DATASET, folds()[:1], [0], fitting=Fitting(keep=tmp_path))
     np.testing.assert_array_equal(
         again.metrics["noisy", "cpu.a"][0].tau_by_workload, whole.metrics["noisy", "cpu.a"][0].tau_by_workload
     )
@@ -296,7 +300,7 @@ def test_damaged_kept_scores_are_made_again(tmp_path, left: bytes | None) -> Non
 
 def test_a_slow_ranker_may_run_with_fewer_seeds() -> None:
     rankers = [Noisy(0.1, "good"), Noisy(0.5, "slow")]
-    found = compare(rankers, DATASET, folds(), [4, 5, 6], seeds_of={"slow": 1})
+    found = compare(rankers, DATASET, folds(), [4, 5, 6], fitting=Fitting(seeds_of={"slow": 1}))
     alone = compare(rankers, DATASET, folds(), [4])
     assert [len(found.metrics[name, "cpu.a"]) for name in found.rankers] == [3, 1]
     for measure in ("tau", "weighted_top1"):

@@ -16,7 +16,8 @@ from fleet.config.settings import FleetConfig
 from fleet.models import evaluation
 from fleet.models import judge as judging
 from fleet.models.registry import Registry
-from fleet.models.versions import adapt_version, load_snapshot, train_config
+from fleet.models.versions import load_snapshot, train_config
+from fleet.onboarding.head_version import adapt_version, onboarding_of
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.refresh import freshness_look as watch_run
 from fleet.store.store import Store
@@ -153,21 +154,11 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Ad
     with Store.open(fill(folder / "store", *SOURCES[:2], NEW)) as store:
         snapshot = load_snapshot(store)
     rows = np.arange(len(snapshot.dataset))
-    made: list[Adapted] = []
-
-    class Kept:
-        name, least_samples = "siblings", 0
-
-        def adapt(self, *arguments: Any, **named: Any) -> Adapted:
-            made.append(SourceDevices(nets=1).adapt(*arguments, **named))
-            return made[0]
-
     model = train(snapshot.dataset, rows, config=train_config(1), seed=0, devices=SOURCES[:2]).model
     few_shot = frozenset(snapshot.dataset.candidate_ids[::5])
-    _, name = adapt_version(
-        snapshot, folder / "models", model, DeviceId(NEW), few_shot, Kept(), train_config(1), 0
-    )
-    return Registry(folder / "models"), name, made[0]
+    one = onboarding_of(snapshot, DeviceId(NEW), few_shot, model, train_config(1), 0)
+    judged, name = adapt_version(one, snapshot, folder / "models", SourceDevices(nets=1))
+    return Registry(folder / "models"), name, judged
 
 
 def test_an_onboarded_device_is_served_by_what_was_judged(version: tuple[Registry, str, Adapted]) -> None:

@@ -24,7 +24,8 @@ from fleet.models.holdout import held_out, is_held_out
 from fleet.models.versions import load_snapshot
 from fleet.onboarding.adaptation import history, more_samples, remember, strategy_for
 from fleet.onboarding.choice import pools_of, source_devices_of
-from fleet.onboarding.onboarding import CURVES, _onboarding, _without_head
+from fleet.onboarding.head_version import onboarding_of
+from fleet.onboarding.onboarding import CURVES, _without_head
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
@@ -220,7 +221,7 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
         snapshot = load_snapshot(store)
     samples = frozenset(one.candidate_id for pool in pools.values() for one in pool)
     nothing: Any = None
-    one = _onboarding(snapshot, DeviceId(NEW), samples, nothing, nothing, 0, holds_out=holds_out)
+    one = onboarding_of(snapshot, DeviceId(NEW), samples, nothing, nothing, 0, holds_out=holds_out)
     assert len(samples) == len(one.few_shot) == 32
 
 

@@ -271,13 +271,16 @@ def test_an_empty_family_and_a_foreign_request_are_refused(request_: RefreshRequ
 #: A refresh that says when it has kept its first epoch, and waits then for somebody to end it.
 VICTIM = """
 import sys, time
+from dataclasses import replace
 from fleet.refresh import process
 import transfer.train.training
 train = transfer.train.training.train
 def wait(report):
     print("kept", report.epoch, flush=True)
     time.sleep(600)
-transfer.train.training.train = lambda *args, **options: train(*args, **options, on_epoch=wait)
+def waiting(*args, run, **options):
+    return train(*args, **options, run=replace(run, on_epoch=wait))
+transfer.train.training.train = waiting
 sys.exit(process.main(sys.argv[1:]))
 """
 

@@ -10,7 +10,7 @@ from tests.model_fixtures import CONFIG, DEVICES, make_dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.losses import LossWeights
-from transfer.train.training import TrainConfig, train, trainable_devices
+from transfer.train.training import TrainConfig, TrainRun, train, trainable_devices
 
 QUICK = replace(CONFIG, epochs=2)
 
@@ -77,7 +77,7 @@ def test_a_head_without_labels_gets_exactly_zero_gradient():
     latency = dataset.latency_secs.copy()
     latency[:, dataset.column("cpu-new")] = np.nan
     blind = replace(dataset, latency_secs=latency)
-    after = train(blind, rows, config=QUICK, seed=1, init=start).model
+    after = train(blind, rows, config=QUICK, seed=1, run=TrainRun(init=start)).model
     for a, b in zip(start.head("cpu-new").parameters(), after.head("cpu-new").parameters(), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(start.join.weight, after.join.weight)
@@ -99,7 +99,9 @@ def test_init_is_not_changed_and_keeps_its_scaler():
     dataset = make_dataset()
     start = train(dataset, np.arange(40), config=QUICK, seed=0, devices=DEVICES[:2]).model
     before = start.copy()
-    after = train(dataset, np.arange(40, 80), config=QUICK, seed=0, devices=DEVICES, init=start).model
+    after = train(
+        dataset, np.arange(40, 80), config=QUICK, seed=0, devices=DEVICES, run=TrainRun(init=start)
+    ).model
     assert same_weights(start, before)
     assert torch.equal(after.encoder.numbers.mean, start.encoder.numbers.mean)
     assert after.device_ids == DEVICES
@@ -117,7 +119,9 @@ def test_early_stopping_returns_the_best_epoch():
     rows, held = np.flatnonzero(dataset.group < 5), np.flatnonzero(dataset.group >= 5)
     config = replace(CONFIG, epochs=60, patience=3, learning_rate=2e-2)
     seen = []
-    result = train(dataset, rows, config=config, seed=0, validation_rows=held, on_epoch=seen.append)
+    result = train(
+        dataset, rows, config=config, seed=0, validation_rows=held, run=TrainRun(on_epoch=seen.append)
+    )
     losses = [report.validation_loss for report in result.history]
     best = int(np.argmin(losses))
     assert len(losses) < 60
@@ -162,7 +166,7 @@ def test_a_model_that_is_not_finite_is_an_error():
     with torch.no_grad():
         start.join.weight[0, 0] = torch.nan
     with pytest.raises(TransferError, match="training diverged: loss nan"):
-        train(dataset, np.arange(40), config=QUICK, seed=0, init=start)
+        train(dataset, np.arange(40), config=QUICK, seed=0, run=TrainRun(init=start))
 
 
 def test_a_start_from_other_features_is_refused():
@@ -170,7 +174,7 @@ def test_a_start_from_other_features_is_refused():
     start = train(dataset, np.arange(40), config=QUICK, seed=0).model
     other = replace(dataset, spec=replace(dataset.spec, version=dataset.spec.version + 1))
     with pytest.raises(TransferError, match="the model to start from reads features"):
-        train(other, np.arange(40), config=QUICK, seed=0, init=start)
+        train(other, np.arange(40), config=QUICK, seed=0, run=TrainRun(init=start))
 
 
 def test_useless_requests_are_refused():

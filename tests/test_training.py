@@ -25,7 +25,7 @@ from transfer.train.config import torch_device
 from transfer.train.losses import head_loss
 from transfer.train.rows import gather_rows
 from transfer.train.step import Stepper
-from transfer.train.training import Peers, TrainConfig, result_from_json, result_to_json, train
+from transfer.train.training import Peers, TrainConfig, TrainRun, result_from_json, result_to_json, train
 
 ROOT = Path(__file__).parent.parent
 DATASET = make_dataset()
@@ -61,11 +61,10 @@ def test_a_run_that_goes_on_ends_with_the_same_weights_and_losses(tmp_path, with
                 config=RUN,
                 seed=3,
                 validation_rows=held,
-                run_folder=tmp_path,
-                on_epoch=stop_after(epoch),
+                run=TrainRun(folder=tmp_path, on_epoch=stop_after(epoch)),
             )
         assert states(tmp_path) == [f"epoch-00000{epoch}"]
-    result = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=held, run_folder=tmp_path)
+    result = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=held, run=TrainRun(folder=tmp_path))
     assert same_weights(result.model, straight.model)
     assert result.history == straight.history
     assert (result.resumed_epochs, straight.resumed_epochs) == (5, 0)
@@ -82,7 +81,8 @@ def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
         "def wait(_):\n"
         "    if sys.argv[2] == 'never':\n"
         "        time.sleep(600)\n"
-        "result = train(DATASET, ROWS, config=config, seed=1, run_folder=folder / 'run', on_epoch=wait)\n"
+        "run = TrainRun(folder=folder / 'run', on_epoch=wait)\n"
+        "result = train(DATASET, ROWS, config=config, seed=1, run=run)\n"
         "save_file(result.model.state_dict(), str(folder / sys.argv[2]))\n"
         "print(result.resumed_epochs)\n"
     )
@@ -109,7 +109,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
 
 def test_what_is_kept_of_another_run_is_refused(tmp_path):
     with pytest.raises(StoppedError):
-        train(DATASET, ROWS, config=RUN, seed=3, run_folder=tmp_path, on_epoch=stop_after(1))
+        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path, on_epoch=stop_after(1)))
     for changes, named in (
         ({"seed": 4}, "seed"),
         ({"rows": ROWS[:-1]}, "data"),
@@ -117,23 +117,23 @@ def test_what_is_kept_of_another_run_is_refused(tmp_path):
     ):
         arguments = {"rows": ROWS, "config": RUN, "seed": 3} | changes
         with pytest.raises(CheckpointError, match=rf"another training run \(.*{named}.* differ\); delete"):
-            train(DATASET, run_folder=tmp_path, **arguments)
+            train(DATASET, **arguments, run=TrainRun(folder=tmp_path))
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
 def test_damaged_state_is_refused(tmp_path, name):
     with pytest.raises(StoppedError):
-        train(DATASET, ROWS, config=RUN, seed=3, run_folder=tmp_path, on_epoch=stop_after(1))
+        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path, on_epoch=stop_after(1)))
     path = tmp_path / "epoch-000001" / name
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match=r"(torn|damaged).*delete .* to start over"):
-        train(DATASET, ROWS, config=RUN, seed=3, run_folder=tmp_path)
+        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path))
 
 
 def test_curves_hold_every_epoch_once(tmp_path):
     with pytest.raises(StoppedError):
-        train(DATASET, ROWS, config=RUN, seed=3, run_folder=tmp_path, on_epoch=stop_after(3))
-    result = train(DATASET, ROWS, config=RUN, seed=3, run_folder=tmp_path, validation_rows=None)
+        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path, on_epoch=stop_after(3)))
+    result = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=None, run=TrainRun(folder=tmp_path))
     points = [json.loads(line) for line in (tmp_path / CURVES_NAME).read_text().splitlines()]
     assert [point["epoch"] for point in points] == [1, 2, 3, 4, 5, 6]
     assert [point["train_loss"] for point in points] == [report.train_loss for report in result.history]
@@ -143,7 +143,7 @@ def test_curves_hold_every_epoch_once(tmp_path):
 def test_tensorboard_reads_the_curves(tmp_path):
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    train(DATASET, ROWS, config=RUN, seed=3, run_folder=tmp_path, validation_rows=HELD)
+    train(DATASET, ROWS, config=RUN, seed=3, validation_rows=HELD, run=TrainRun(folder=tmp_path))
     (path,) = tmp_path.glob("*tfevents*")
     tags = {value.tag for event in loader.EventFileLoader(str(path)).Load() for value in event.summary.value}
     assert tags == {"loss/train", "loss/validation", "learning_rate", "samples_per_s"}
@@ -227,9 +227,8 @@ dist.init_process_group(
     "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=40)
 )
 peers = Peers(rank, 2)
-result = train(
-    DATASET, ROWS, config=NO_DROPOUT, seed=5, validation_rows=HELD, run_folder=folder / "run", peers=peers
-)
+run = TrainRun(folder=folder / "run", peers=peers)
+result = train(DATASET, ROWS, config=NO_DROPOUT, seed=5, validation_rows=HELD, run=run)
 print(json.dumps(result_to_json(result)))
 print(json.dumps([float(p.double().sum()) for p in result.model.parameters()]), flush=True)
 # Gloo aborts a process now and then whose peer takes its connections down while it is still at work.
@@ -294,7 +293,7 @@ def test_a_gpu_learns_what_a_cpu_learns(tmp_path, mixed):
             config=replace(config, device=device),
             seed=0,
             validation_rows=HELD,
-            run_folder=tmp_path / device,
+            run=TrainRun(folder=tmp_path / device),
         )
         found[device] = result.history[-1]
         assert next(result.model.parameters()).device.type == "cpu"

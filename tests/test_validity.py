@@ -14,7 +14,7 @@ from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import train
+from transfer.train.training import TrainRun, train
 from transfer.train.validity import LEAST_OF_EACH
 
 RUN = replace(CONFIG, epochs=4)
@@ -100,8 +100,8 @@ def test_a_new_head_starts_with_what_its_like_tells(model: FleetTLP) -> None:
 
 def test_training_on_makes_it_anew(model: FleetTLP) -> None:
     calm = replace(DATASET, failed=np.zeros_like(DATASET.failed))
-    assert not train(calm, ROWS, config=RUN, seed=1, init=model).model.tells_validity("cpu.a")
-    again = train(DATASET, ROWS, config=RUN, seed=1, init=model).model
+    assert not train(calm, ROWS, config=RUN, seed=1, run=TrainRun(init=model)).model.tells_validity("cpu.a")
+    again = train(DATASET, ROWS, config=RUN, seed=1, run=TrainRun(init=model)).model
     assert again.tells_validity("cpu.a")
     assert model.tells_validity("cpu.a")
-    assert same_weights(again, train(DATASET, ROWS, config=RUN, seed=1, init=model).model)
+    assert same_weights(again, train(DATASET, ROWS, config=RUN, seed=1, run=TrainRun(init=model)).model)

@@ -158,10 +158,8 @@ def evaluate_model(
         FleetError: There is no such model, it has no such head, it was not trained from this store, or every
             candidate was there when it was trained.
     """
-    import numpy as np
-
     from transfer.adapt.kept import head_of
-    from transfer.data.splits import Split, SplitKind
+    from transfer.data.splits import SplitKind
     from transfer.evaluate.rankers import KeptRanker
     from transfer.features.extractor import DEFAULT_SPEC
     from transfer.model import checkpoint
@@ -174,7 +172,7 @@ def evaluate_model(
             f"{folder.name} has no head for {', '.join(headless)}; it has: {', '.join(model.device_ids)}"
         )
     reader = Store.read(Path(settings.store.path))
-    known = [head for head in model.device_ids if head in reader.devices()]
+    known = [DeviceId(head) for head in model.device_ids if head in reader.devices()]
     chosen = list(device_ids) or known
     if not chosen:
         raise FleetError(
@@ -187,37 +185,42 @@ def evaluate_model(
             "is --store the right one?"
         )
     snapshot = read_snapshot(reader.path, chosen, published=model.layout is not None)
+    held = _measured_after(reader, snapshot, known, trained_at, folder.name)
+    heads = {one: head_of(model, folder, manifest, one) for one in chosen}
+    ranker = KeptRanker(name=folder.name, model=model, heads=heads)
+    kind, seeds = SplitKind.WITHIN_WORKLOAD, [settings.training.seed]
+    return _judge(reader, snapshot, [ranker], kind, lambda _: [held], seeds, folder.name, on_progress)
+
+
+def _measured_after(
+    reader: StoreReader, snapshot: DatasetSnapshot, heads: Sequence[DeviceId], trained_at: int, version: str
+) -> Split:
+    """Candidates measured after a version was trained, as the held-out side of a split.
+
+    Raises:
+        FleetError: There are none.
+    """
+    import numpy as np
+
+    from transfer.data.splits import Split
+
     dataset = snapshot.dataset
-    trained_on = [DeviceId(head) for head in model.device_ids if head in reader.devices()]
     seen = {
         candidate_id
-        for _, batch in reader.columns(("candidate_id",), device_ids=trained_on, version=trained_at)
+        for _, batch in reader.columns(("candidate_id",), device_ids=heads, version=trained_at)
         for candidate_id in batch.column("candidate_id").to_pylist()
     }
     is_new = np.array([candidate_id not in seen for candidate_id in dataset.candidate_ids])
     if not is_new.any():
         raise FleetError(
-            f"{folder.name} was trained when the table was at version {trained_at} and has seen all "
+            f"{version} was trained when the table was at version {trained_at} and has seen all "
             f"{len(dataset)} candidates: measure new ones with `fleet collect`, or leave out --model to "
             "judge by workloads held out"
         )
-    held = Split(
+    return Split(
         name=f"measured after version {trained_at}",
         train=np.flatnonzero(~is_new),
         test=np.flatnonzero(is_new),
-    )
-    heads = {one: head_of(model, folder, manifest, one) for one in chosen}
-    ranker = KeptRanker(name=folder.name, model=model, heads=heads)
-    seed = settings.training.seed
-    return _judge(
-        reader,
-        snapshot,
-        [ranker],
-        SplitKind.WITHIN_WORKLOAD,
-        lambda _: [held],
-        [seed],
-        folder.name,
-        on_progress,
     )
 
 
@@ -232,17 +235,18 @@ def _judge(
     on_progress: Callable[[Finished], None] | None,
 ) -> Evaluation:
     from transfer.data.splits import SplitKind, near_copies
-    from transfer.evaluate.compare import compare
+    from transfer.evaluate.compare import Fitting, compare
 
     dataset = snapshot.dataset
     noise, ceilings = _measured_twice(reader, snapshot)
+    workers = len(os.sched_getaffinity(0)) if len(dataset) <= _MOST_COPIED and model is None else 1
     comparison = compare(
         rankers,
         dataset,
         splits_of,
         list(seeds),
         noise_floors={device_id: floor.median_change for device_id, floor in noise.items()},
-        workers=len(os.sched_getaffinity(0)) if len(dataset) <= _MOST_COPIED and model is None else 1,
+        fitting=Fitting(workers=workers),
         on_progress=on_progress,
     )
     copies = 0

@@ -119,7 +119,7 @@ def _work(settings: dict[str, Any]) -> None:
 
     from transfer.data.dataset import Dataset
     from transfer.model import checkpoint
-    from transfer.train.training import Peers, result_to_json, train
+    from transfer.train.training import Peers, TrainRun, result_to_json, train
 
     context = ray.train.get_context()
     peers = Peers(rank=context.get_world_rank(), world_size=context.get_world_size())
@@ -130,8 +130,7 @@ def _work(settings: dict[str, Any]) -> None:
         seed=settings["seed"],
         devices=settings["devices"],
         validation_rows=settings["validation_rows"],
-        run_folder=settings["run_folder"],
-        peers=peers,
+        run=TrainRun(folder=settings["run_folder"], peers=peers),
     )
     if peers.is_first:
         folder = settings["run_folder"] / _RESULT

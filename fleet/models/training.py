@@ -7,7 +7,7 @@ Reads the store, chooses what to learn from and what to judge on, and leaves the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out
 from fleet.models.judge import Judge, publish_if_better, training_provenance, verdicts_as_json
+from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
 from fleet.models.versions import (
     DatasetSnapshot,
@@ -77,12 +78,7 @@ def train_version(
             for is for a FleetTLP only.
         TransferError: Training failed.
     """
-    kinds = KINDS[settings.training.model]
-    if kinds != (FLEET_TLP,) and (workers > 1 or check):
-        raise FleetError(
-            f"training.model is {settings.training.model}, but several workers and the transfer check are "
-            "for fleet_tlp only; give --model fleet_tlp, or leave them out"
-        )
+    kinds = _kinds(settings, is_plain=workers == 1 and not check)
     reader, registry = Store.read(Path(settings.store.path)), Registry(models)
     asked = device_ids or registry.champions()
     snapshot = read_snapshot(
@@ -109,7 +105,7 @@ def train_version(
     verdicts = Judge(registry, reader, dataset, snapshot.workloads).verdicts(
         [one.model for one in made], heads, told["trained_workloads"]
     )
-    each: list[dict[str, Any]] = []
+    each = []
     for one, decided in zip(made, verdicts, strict=True):
         manifest = {
             **manifest_of(
@@ -126,33 +122,62 @@ def train_version(
         each.append(
             {
                 "version": version,
-                "model_kind": one.model.kind,
                 "path": str(models / version),
-                "heads": list(one.model.device_ids),
                 "published": publish,
-                "serves": {of.device_id: of.reason for of in decided if of.device_id in serves},
-                "kept_champions": {
-                    of.device_id: of.reason if publish else f"not published; {of.reason}"
-                    for of in decided
-                    if of.device_id not in serves
-                },
                 "devices_left_out": sorted(set(map(str, dataset.device_ids)) - set(heads)),
-                "parameters": sum(parameter.numel() for parameter in one.model.parameters()),
-                "candidates": len(dataset.candidate_ids),
-                "workloads": len(dataset.workload_ids),
-                "table_version": snapshot.table_version,
-                "seconds": one.seconds,
-                **one.about,
-                **one.curve,
+                **_listed(one, snapshot, decided, serves, publish=publish),
             }
         )
     # The one that serves more devices; the other stands beside it.
-    found = max(each, key=lambda one: len(one["serves"]))
+    found: dict[str, Any] = max(each, key=lambda one: len(one["serves"]))
     if len(each) > 1:
         found["others"] = [one for one in each if one is not found]
     if check:
         found["transfer"] = check_heads(snapshot, settings, config, heads, on_check)
     return found
+
+
+def _kinds(settings: FleetConfig, *, is_plain: bool) -> tuple[str, ...]:
+    """Kinds of models to train; several workers and the transfer check are no plain training.
+
+    Raises:
+        FleetError: They are asked for with an MTL-TLP.
+    """
+    kinds = KINDS[settings.training.model]
+    if kinds != (FLEET_TLP,) and not is_plain:
+        raise FleetError(
+            f"training.model is {settings.training.model}, but several workers and the transfer check are "
+            "for fleet_tlp only; give --model fleet_tlp, or leave them out"
+        )
+    return kinds
+
+
+def _listed(
+    one: _Trained,
+    snapshot: DatasetSnapshot,
+    decided: Sequence[DeviceDecision],
+    serves: Collection[str],
+    *,
+    publish: bool,
+) -> dict[str, Any]:
+    """What a command prints of a trained model, and of what was decided of it device by device."""
+    return {
+        "model_kind": one.model.kind,
+        "heads": list(one.model.device_ids),
+        "serves": {of.device_id: of.reason for of in decided if of.device_id in serves},
+        "kept_champions": {
+            of.device_id: of.reason if publish else f"not published; {of.reason}"
+            for of in decided
+            if of.device_id not in serves
+        },
+        "parameters": sum(parameter.numel() for parameter in one.model.parameters()),
+        "candidates": len(snapshot.dataset.candidate_ids),
+        "workloads": len(snapshot.dataset.workload_ids),
+        "table_version": snapshot.table_version,
+        "seconds": one.seconds,
+        **one.about,
+        **one.curve,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -301,7 +326,7 @@ def _train(
             devices=heads,
             validation_rows=held,
         )
-    from transfer.train.training import train
+    from transfer.train.training import TrainRun, train
 
     return train(
         snapshot.dataset,
@@ -310,5 +335,5 @@ def _train(
         seed=seed,
         devices=heads,
         validation_rows=held,
-        run_folder=run_folder,
+        run=TrainRun(folder=run_folder),
     )

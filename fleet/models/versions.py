@@ -7,14 +7,12 @@ The bridge between `fleet.store.store` and `transfer`; used by the demo and the 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.records import (
-    CandidateId,
     Descriptor,
     DeviceId,
     DeviceSpec,
@@ -23,17 +21,14 @@ from agents.records import (
     WorkloadId,
 )
 from fleet.errors import FleetError
-from fleet.models.earlier_environment import Earlier
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
 from fleet.store.store import Store, StoreReader
 
 if TYPE_CHECKING:
-    from transfer.adapt.base import Strategy
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.evaluation import CrossValidation, FoldProgress
+    from transfer.evaluate.evaluation import CrossValidation, CrossValidationPlan, FoldProgress
     from transfer.features.published_features import PublishedLayout
-    from transfer.model.fleet_tlp import FleetTLP
     from transfer.model.mtl_tlp import TlpModel
     from transfer.train.published_procedure import TlpConfig
     from transfer.train.training import TrainConfig
@@ -152,106 +147,30 @@ def train_config(epochs: int) -> TrainConfig:
 
 def hold_out_target(
     snapshot: DatasetSnapshot,
-    target: DeviceId,
+    plan: CrossValidationPlan,
     *,
-    samples: int,
     folds: int,
-    epochs: int,
     seed: int,
     workers: int,
-    strategy: Strategy,
-    with_full: bool = True,
     repeats: int = 1,
     on_progress: Callable[[FoldProgress], None] | None = None,
 ) -> CrossValidation:
-    """Onboard `target` once a fold, each time judged on workloads that neither it nor its sources saw.
+    """Onboard a device once a fold, each time judged on workloads that neither it nor its sources saw.
 
     With `repeats` above 1 all of it is done again with other samples and initial weights, and averaged.
     """
     from transfer.data.splits import workload_folds
-    from transfer.evaluate.evaluation import CrossValidationPlan, average_repeats, cross_validate
+    from transfer.evaluate.evaluation import average_repeats, cross_validate
 
-    config = train_config(epochs)
-    plan = CrossValidationPlan(
-        target_device=target,
-        samples=samples,
-        source=config,
-        adapt=config,
-        scratch=config,
-        strategy=strategy,
-        with_full=with_full,
-    )
-    splits = workload_folds(snapshot.dataset, snapshot.workloads, folds, seed)
+    dataset = snapshot.dataset
+    splits = workload_folds(dataset, snapshot.workloads, folds, seed)
+    # Fold i of a repeat uses its seed + i.
+    seeds = [seed + repeat * folds for repeat in range(repeats)]
     results = [
-        # Fold i of a repeat uses its seed + i.
-        cross_validate(
-            snapshot.dataset,
-            splits,
-            plan,
-            seed=seed + repeat * folds,
-            workers=workers,
-            on_progress=on_progress,
-        )
-        for repeat in range(repeats)
+        cross_validate(dataset, splits, plan, seed=one, workers=workers, on_progress=on_progress)
+        for one in seeds
     ]
     return average_repeats(results, seed)
-
-
-def adapt_version(
-    snapshot: DatasetSnapshot,
-    models: Path,
-    source: FleetTLP,
-    target: DeviceId,
-    few_shot: Collection[CandidateId],
-    strategy: Strategy,
-    config: TrainConfig,
-    seed: int,
-    *,
-    hold_out: bool = False,
-    earlier: Earlier | None = None,
-    since: float = 0.0,
-) -> tuple[TlpModel, str]:
-    """Give a new device its head from its measured candidates `few_shot`, and keep the model as a version.
-
-    Of the target only the few-shot set is seen, whatever else the snapshot holds of it. With `hold_out`
-    nothing is learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be
-    compared with it. What the strategy needs beside the head to score as it was judged is kept with it
-    (`transfer.adapt.kept`). Where the target is served already, `retention_reason` says why it still is by
-    that. The head of its `earlier` environment is only a source, and is not kept; the present one began at
-    `since`, in Unix seconds.
-    """
-    import numpy as np
-
-    from fleet.models.holdout import held_out
-    from fleet.models.judge import training_provenance
-    from transfer.adapt.kept import files_of
-    from transfer.model.fleet_tlp import FleetTLP
-
-    started = time.perf_counter()
-    dataset = snapshot.dataset
-    everywhere = [snapshot.workloads[one] for one in dataset.workload_ids]
-    kept_out = held_out(everywhere) if hold_out else frozenset()
-    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
-    rows = np.flatnonzero(is_open)
-    few_shot_rows = np.flatnonzero(
-        is_open & np.array([candidate_id in few_shot for candidate_id in dataset.candidate_ids])
-    )
-    adapted = strategy.adapt(
-        source, dataset, target, few_shot_rows, source_rows=rows, config=config, seed=seed
-    )
-    model = adapted.model
-    if earlier is not None and isinstance(model, FleetTLP) and earlier.device_id in model.device_ids:
-        model.drop_head(earlier.device_id)
-    manifest = manifest_of(
-        snapshot, seed=seed, config=config, seconds=time.perf_counter() - started, sources=source.device_ids
-    )
-    onboarded = {"onboarded": target, "samples": len(few_shot_rows), "strategy": strategy.name}
-    onboarded |= {"environment_since": since} if earlier is not None else {}
-    # A model may have heads of devices that this store never saw.
-    heads = [one for one in model.device_ids if one in dataset.device_ids]
-    told = training_provenance(dataset, rows, heads, {}, holds_out=bool(kept_out))
-    version = save_version(models, model, {**manifest, **onboarded, **told}, files_of(adapted))
-    return model, version
 
 
 def save_version(

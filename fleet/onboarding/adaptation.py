@@ -49,6 +49,7 @@ class Onboarding:
         regime: What the head will be asked.
         config: How the source model was trained.
         seed: Of everything random.
+        holds_out: Whether workloads are held out of all rows.
     """
 
     dataset: Dataset
@@ -59,6 +60,7 @@ class Onboarding:
     regime: Regime
     config: TrainConfig
     seed: int
+    holds_out: bool = False
 
     @property
     def latency(self) -> NDArray[np.float64]:
@@ -77,6 +79,15 @@ class Onboarding:
             config=self.config,
             seed=self.seed,
         )
+
+
+def prepared(strategy: Strategy, one: Onboarding) -> LeaveOneOutScores | None:
+    """Leave-one-device-out scores that `auto` makes, or looks up, ahead of adapting; None for the others."""
+    from transfer.auto.strategy import Auto
+
+    if not isinstance(strategy, Auto):
+        return None
+    return strategy.prepare(one.dataset, one.target, source_rows=one.source_rows, config=one.config)
 
 
 def strategy_for(
@@ -271,6 +282,7 @@ __all__ = [
     "expectation",
     "history",
     "more_samples",
+    "prepared",
     "remember",
     "strategy_for",
     "told",

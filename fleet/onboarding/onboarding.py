@@ -11,13 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Collection as CollectionOf
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.records import (
+    Candidate,
     CandidateId,
-    Descriptor,
     DeviceId,
     DeviceSpec,
     Outcome,
@@ -30,11 +30,10 @@ from fleet.collection.collect import Collection, CollectSettings
 from fleet.collection.settings import Display, Engine
 from fleet.errors import FleetError
 from fleet.models.earlier_environment import Earlier, earlier_environment, environment_since
-from fleet.models.holdout import held_out
 from fleet.models.names import DEVICE_SCORES
 from fleet.models.registry import Registry
-from fleet.models.versions import DatasetSnapshot, adapt_version, load_snapshot, train_config
-from fleet.onboarding.adaptation import Onboarding, history, remember, strategy_for, told
+from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
+from fleet.onboarding.adaptation import history, prepared, remember, strategy_for, told
 from fleet.onboarding.choice import (
     choose,
     looks_at_results,
@@ -45,17 +44,13 @@ from fleet.onboarding.choice import (
     unmeasured,
 )
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
+from fleet.onboarding.head_version import adapt_version, onboarding_of
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fleet.config.settings import FleetConfig
-    from transfer.adapt.base import Adapted, Strategy
     from transfer.adapt.fingerprint import Fingerprint
-    from transfer.data.dataset import Dataset
     from transfer.model.fleet_tlp import FleetTLP
-    from transfer.train.training import TrainConfig
 
 #: Where the curve so far of each device is kept, beside the models.
 CURVES = "onboarding"
@@ -99,89 +94,153 @@ def onboard_device(
         TransferError: No head can be made.
     """
     from transfer.evaluate.onboarding_cases import Regime
-    from transfer.features.extractor import DEFAULT_SPEC
-    from transfer.model import checkpoint
 
-    target, live = spec.device_id, is_live(spec)
-    seed, samples = settings.training.seed, settings.onboarding.samples
-    store = engine.store()
-    environment_id = engine.environment_id(target)
-    earlier = earlier_environment(store, target, environment_id)
-    served_from = source_version(Registry(models), store, spec, with_own=earlier is not None)
-    source, manifest = checkpoint.load_fleet_tlp(served_from, DEFAULT_SPEC)
-    source = _without_head(source, target, earlier)
+    target = spec.device_id
     clock, config = Clock(), train_config(settings.training.epochs)
-    how = CollectSettings(samples=max(1, samples), protocol=settings.timing_protocol(), seed=seed)
-    with display.live():
-        sources = source_devices_of(store, target, spec.family, source.device_ids, str(manifest["version"]))
-        collection = Collection(engine, {target: spec}, how, display)
-        with clock.part("choose"):
-            # What the device itself measured in another environment is as good a sample.
-            known = [*sources, target] if earlier is not None else sources
-            selector = settings.onboarding.selector
-            how_wide = {"live": live, "fewer": fewer, "whole": looks_at_results(selector)}
-            pools, holds_out, samples = pools_of(store, known, samples, **how_wide)
-        with clock.part("fingerprint"):
-            mine = measure_fingerprint(engine, collection, spec)
-            near = _likeness(mine, known_fingerprints(store, sources, mine.latency_secs, earlier, target))
-        with clock.part("choose"):
-            before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
-        for count in rounds(selector, samples):
-            with clock.part("choose"):
-                measured = _measured(engine.store(), target, environment_id)
-                few = choose(before, target, pools, measured, settings, source, count)
-            with clock.part("measure"):
-                collection.measure({spec.family: few}, _given(collection, few))
-        few_shot = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
-        store = engine.store()
-        descriptor = store.devices()[target].descriptor
-        assert descriptor is not None  # it is ready
-        outcomes = _outcomes(store, target, environment_id, few_shot)
-        snapshot = _with_target(store, sources, spec, descriptor, _parts(target, environment_id, earlier))
-        display.finish()
-    display.computes(f"{target}: {sum(outcomes.values())} samples are measured; its head is made")
-    strategy = _Kept(
-        strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, models.parent / DEVICE_SCORES, near)
+    arrival = _arrive(engine, settings, spec, models)
+    samples = _measure(arrival, clock, display, fewer=fewer)
+    snapshot, earlier = samples.snapshot, arrival.earlier
+    display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
+    cache = models.parent / DEVICE_SCORES
+    strategy = strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, cache, samples.distance)
+    one = onboarding_of(
+        *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
+        holds_out=samples.holds_out,
     )
-    one = _onboarding(snapshot, target, few_shot, source, config, seed, holds_out=holds_out)
     with clock.part("standings"):
-        device_scores = strategy.prepare(one)
+        device_scores = prepared(strategy, one)
     with clock.part("adapt"):
-        _, version = adapt_version(
-            *(snapshot, models, source, target, few_shot, strategy, config, seed),
-            hold_out=holds_out,
-            earlier=earlier,
-            since=environment_since(store, target, environment_id),
-        )
+        since = environment_since(engine.store(), target, arrival.environment_id)
+        adapted, version = adapt_version(one, snapshot, models, strategy, earlier=earlier, since=since)
     serving = _serving(Registry(models), target, version)
     if serving["served_by"] == version:
         engine.published(version, [target])
-    adapted = strategy.adapted
     taken = str(adapted.notes.get("strategy", strategy.name))
     result: dict[str, Any] = {
         "device": target,
-        "samples": len(few_shot),
-        "outcomes": outcomes,
+        "samples": len(samples.few_shot),
+        "outcomes": samples.outcomes,
         "strategy": strategy.name,
         "taken": taken,
         "notes": dict(adapted.notes),
         "version": version,
         "path": str(models / version),
         **serving,
-        "siblings": list(sources),
+        "siblings": list(arrival.sources),
         "earlier_environment": earlier.environment_id if earlier is not None else None,
-        "fingerprint": {"programs": mine.tried, "ran": len(mine.latency_secs), "distance": near},
+        "fingerprint": {
+            "programs": samples.fingerprint.tried,
+            "ran": len(samples.fingerprint.latency_secs),
+            "distance": samples.distance,
+        },
     }
     with clock.part("report"):
-        result |= told(
-            one, adapted, taken, unmeasured(one, pools), device_scores, sum(map(len, pools.values()))
-        )
+        limit = sum(map(len, samples.pools.values()))
+        result |= told(one, adapted, taken, unmeasured(one, samples.pools), device_scores, limit)
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
-            point = {"samples": len(few_shot), "taken": taken, **result["expected"]}
+            point = {"samples": len(samples.few_shot), "taken": taken, **result["expected"]}
             remember(models.parent / CURVES, target, point)
     result["seconds"] = clock.parts
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Arrival:
+    """What is known before the device measures anything."""
+
+    engine: PublishingEngine
+    settings: FleetConfig
+    spec: DeviceSpec
+    environment_id: str
+    #: What it measured before its environment changed.
+    earlier: Earlier | None
+    source: FleetTLP
+    sources: list[DeviceId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Samples:
+    """What the device measured, and what it was chosen from."""
+
+    pools: Mapping[WorkloadId, list[Candidate]]
+    holds_out: bool
+    few_shot: frozenset[CandidateId]
+    outcomes: dict[str, int]
+    fingerprint: Fingerprint
+    #: To source devices by fingerprint.
+    distance: dict[str, float]
+    snapshot: DatasetSnapshot
+
+
+def _arrive(engine: PublishingEngine, settings: FleetConfig, spec: DeviceSpec, models: Path) -> _Arrival:
+    """Load the model to start from, and find the source devices.
+
+    Raises:
+        FleetError: There is no model, or no source device.
+    """
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
+
+    target, store = spec.device_id, engine.store()
+    environment_id = engine.environment_id(target)
+    earlier = earlier_environment(store, target, environment_id)
+    folder = source_version(Registry(models), store, spec, with_own=earlier is not None)
+    source, manifest = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
+    source = _without_head(source, target, earlier)
+    return _Arrival(
+        engine=engine,
+        settings=settings,
+        spec=spec,
+        environment_id=environment_id,
+        earlier=earlier,
+        source=source,
+        sources=source_devices_of(store, target, spec.family, source.device_ids, str(manifest["version"])),
+    )
+
+
+def _measure(arrival: _Arrival, clock: Clock, display: Display, *, fewer: bool) -> _Samples:
+    """Take the fingerprint, choose the few-shot set, and measure it."""
+    engine, settings, spec, earlier = arrival.engine, arrival.settings, arrival.spec, arrival.earlier
+    target, environment_id, store = spec.device_id, arrival.environment_id, engine.store()
+    asked, selector = settings.onboarding.samples, settings.onboarding.selector
+    how = CollectSettings(
+        samples=max(1, asked), protocol=settings.timing_protocol(), seed=settings.training.seed
+    )
+    # What the device itself measured in another environment is as good a sample.
+    known = [*arrival.sources, target] if earlier is not None else arrival.sources
+    with display.live():
+        collection = Collection(engine, {target: spec}, how, display)
+        with clock.part("choose"):
+            how_wide = {"live": is_live(spec), "fewer": fewer, "whole": looks_at_results(selector)}
+            pools, holds_out, count = pools_of(store, known, asked, **how_wide)
+        with clock.part("fingerprint"):
+            mine = measure_fingerprint(engine, collection, spec)
+            others = known_fingerprints(store, arrival.sources, mine.latency_secs, earlier, target)
+            near = _likeness(mine, others)
+        with clock.part("choose"):
+            before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
+        for so_far in rounds(selector, count):
+            with clock.part("choose"):
+                measured = _measured(engine.store(), target, environment_id)
+                few = choose(before, target, pools, measured, settings, arrival.source, so_far)
+            with clock.part("measure"):
+                collection.measure({spec.family: few}, _given(collection, few))
+        few_shot = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
+        store = engine.store()
+        outcomes = _outcomes(store, target, environment_id, few_shot)
+        parts = _parts(target, environment_id, earlier)
+        snapshot = _with_target(store, arrival.sources, spec, parts)
+        display.finish()
+    return _Samples(
+        pools=pools,
+        holds_out=holds_out,
+        few_shot=few_shot,
+        outcomes=outcomes,
+        fingerprint=mine,
+        distance=near,
+        snapshot=snapshot,
+    )
 
 
 def _given(collection: Collection, few: CollectionOf[WorkloadId]) -> list[Workload]:
@@ -197,84 +256,6 @@ def _given(collection: Collection, few: CollectionOf[WorkloadId]) -> list[Worklo
             "others, and no known network has them: collect on a live source device once more, then onboard"
         )
     return [found[one] for one in few]
-
-
-class _Kept:
-    """A strategy that keeps what it gave: versions hold a model, the report asks for more."""
-
-    def __init__(self, inner: Strategy) -> None:
-        self.inner = inner
-        self.name = inner.name
-        self.least_samples = inner.least_samples
-        self._adapted: Adapted | None = None
-
-    def prepare(self, one: Onboarding) -> Any:
-        """What the inner one does ahead, if anything."""
-        from transfer.evaluate.onboarding_contenders import Prepared
-
-        if not isinstance(self.inner, Prepared):
-            return None
-        return self.inner.prepare(one.dataset, one.target, source_rows=one.source_rows, config=one.config)
-
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: np.ndarray,
-        *,
-        source_rows: np.ndarray,
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
-        """See `Strategy.adapt`."""
-        self._adapted = self.inner.adapt(
-            source,
-            dataset,
-            target_device,
-            few_shot_rows,
-            source_rows=source_rows,
-            config=config,
-            seed=seed,
-        )
-        return self._adapted
-
-    @property
-    def adapted(self) -> Adapted:
-        """What `adapt` gave last."""
-        assert self._adapted is not None
-        return self._adapted
-
-
-def _onboarding(
-    snapshot: DatasetSnapshot,
-    target: DeviceId,
-    few_shot: CollectionOf[CandidateId],
-    source: FleetTLP,
-    config: TrainConfig,
-    seed: int,
-    *,
-    holds_out: bool,
-) -> Onboarding:
-    """What the head is made from; rows as `adapt_version` chooses them."""
-    import numpy as np
-
-    from transfer.evaluate.onboarding_cases import Regime
-
-    dataset = snapshot.dataset
-    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids) if holds_out else frozenset()
-    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
-    chosen = np.array([one in few_shot for one in dataset.candidate_ids], dtype=np.bool_)
-    return Onboarding(
-        dataset=dataset,
-        target=target,
-        few_shot=np.flatnonzero(is_open & chosen),
-        source=source,
-        source_rows=np.flatnonzero(is_open),
-        regime=Regime.DEVICE_NEW,
-        config=config,
-        seed=seed,
-    )
 
 
 def _likeness(mine: Fingerprint, others: list[Fingerprint]) -> dict[str, float]:
@@ -343,7 +324,6 @@ def _with_target(
     store: StoreReader,
     sources: list[DeviceId],
     spec: DeviceSpec,
-    descriptor: Descriptor,
     parts: Mapping[DeviceId, Mapping[str, DeviceId]],
 ) -> DatasetSnapshot:
     """The records of the source devices and the target; an empty column where it has none (k = 0)."""
@@ -355,6 +335,8 @@ def _with_target(
     dataset = snapshot.dataset
     if spec.device_id in dataset.device_ids:
         return snapshot
+    descriptor = store.devices()[spec.device_id].descriptor
+    assert descriptor is not None  # it is ready
     count = len(dataset)
     grown = replace(
         dataset,

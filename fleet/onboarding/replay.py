@@ -7,6 +7,7 @@ The model of the source devices is trained here, on their records alone. Imports
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,13 @@ from fleet.collection.clock import Clock
 from fleet.errors import FleetError
 from fleet.models.names import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import Onboarding, strategy_for, told
+from fleet.onboarding.adaptation import Onboarding, prepared, strategy_for, told
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.data.dataset import Dataset
+    from transfer.evaluate.onboarding_cases import Case
 
 #: Most candidates of a workload that are looked at: imported logs have thousands.
 _MOST = 128
@@ -40,41 +42,84 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         FleetError: The device has no records, no source devices, or fewer candidates than samples asked for.
         TransferError: There is nothing to learn from.
     """
+    clock = Clock()
+    recorded = _look_up(settings, device, clock)
+    one = recorded.onboarding
+    cache = models.parent / DEVICE_SCORES
+    strategy = strategy_for(settings.onboarding.strategy, one.regime, cache, recorded.likeness)
+    with clock.part("standings"):
+        device_scores = prepared(strategy, one)
+    with clock.part("adapt"):
+        adapted = one.adapt(strategy, one.few_shot)
+    taken = str(adapted.notes.get("strategy", strategy.name))
+    case = recorded.case
+    result: dict[str, Any] = {
+        "device": device,
+        "replay": True,
+        "samples": len(one.few_shot),
+        "failed_samples": recorded.failed,
+        "strategy": strategy.name,
+        "taken": taken,
+        "selector": settings.onboarding.selector,
+        "siblings": list(recorded.sources),
+        "likeness": recorded.likeness,
+        "notes": dict(adapted.notes),
+    }
+    with clock.part("report"):
+        result |= told(one, adapted, taken, case.test, device_scores, len(case.pool))
+    scores = adapted.score(recorded.shown, case.test)
+    result["truth"] = _truth(recorded.dataset, device, scores, case.test)
+    result["seconds"] = clock.parts
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Recorded:
+    """A recorded device as if it were new."""
+
+    #: With all measurements of the device.
+    dataset: Dataset
+    #: Without any of them.
+    shown: Dataset
+    case: Case
+    sources: tuple[str, ...]
+    onboarding: Onboarding
+    #: Samples that failed.
+    failed: int
+    #: Distance to the source devices by anchors.
+    likeness: dict[str, float]
+
+
+def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
+    """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
     from transfer.adapt.fingerprint import distances, from_anchors
     from transfer.adapt.sample_selection import selector_named
-    from transfer.auto.strategy import Auto
     from transfer.baselines.situation import FewShotSet, with_few_shot
     from transfer.data.splits import few_of_each
     from transfer.evaluate.onboarding_cases import CasePlan, Regime, make_cases, shown
     from transfer.evaluate.onboarding_contenders import choose_few_shot, situation_of
     from transfer.train.training import train
 
-    clock = Clock()
     seed, samples = settings.training.seed, settings.onboarding.samples
-    selector = settings.onboarding.selector
     with clock.part("read"):
         dataset = _family(settings, device)
-        rows = np.arange(len(dataset))
-        dataset = dataset.take(few_of_each(dataset, rows, _MOST, seed))
-    [case] = make_cases(
-        dataset, None, CasePlan(regimes=(Regime.DEVICE_NEW,), targets=(device,), seeds=(seed,))
-    )
+        dataset = dataset.take(few_of_each(dataset, np.arange(len(dataset)), _MOST, seed))
+    plan = CasePlan(regimes=(Regime.DEVICE_NEW,), targets=(device,), seeds=(seed,))
+    [case] = make_cases(dataset, None, plan)
     if samples > len(case.pool):
         raise FleetError(
             f"{samples} samples are asked for, but {device} and its source devices have {len(case.pool)} "
             "recorded candidates to choose from (the others judge the head); ask for at most that many"
         )
-    view = shown(dataset, case)
-    config = train_config(settings.training.epochs)
+    view, config = shown(dataset, case), train_config(settings.training.epochs)
     situation = situation_of(view, case)
     sources = situation.sources
     with clock.part("train"):
         source = train(view, case.source_rows, config=config, seed=seed, devices=sources).model
     truth = dataset.latency_secs[:, dataset.column(device)]
     with clock.part("choose"):
-        few_shot = choose_few_shot(
-            selector_named(selector), situation, case.pool, samples, truth, lambda: source
-        )
+        selector = selector_named(settings.onboarding.selector)
+        few_shot = choose_few_shot(selector, situation, case.pool, samples, truth, lambda: source)
     seen = with_few_shot(view, device, FewShotSet(few_shot, truth[few_shot]))
     failed = int((~np.isfinite(truth[few_shot])).sum())
     if samples and failed == len(few_shot):
@@ -93,32 +138,15 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         seed=seed,
     )
     anchors = from_anchors(seen.take(few_shot), (device, *sources)) if len(few_shot) else {}
-    near = distances(anchors[device], anchors.values()) if anchors else {}
-    strategy = strategy_for(settings.onboarding.strategy, case.regime, models.parent / DEVICE_SCORES, near)
-    device_scores = None
-    with clock.part("standings"):
-        if isinstance(strategy, Auto):
-            device_scores = strategy.prepare(seen, device, source_rows=case.source_rows, config=config)
-    with clock.part("adapt"):
-        adapted = one.adapt(strategy, few_shot)
-    taken = str(adapted.notes.get("strategy", strategy.name))
-    result: dict[str, Any] = {
-        "device": device,
-        "replay": True,
-        "samples": len(few_shot),
-        "failed_samples": failed,
-        "strategy": strategy.name,
-        "taken": taken,
-        "selector": selector,
-        "siblings": list(sources),
-        "likeness": near,
-        "notes": dict(adapted.notes),
-    }
-    with clock.part("report"):
-        result |= told(one, adapted, taken, case.test, device_scores, len(case.pool))
-    result["truth"] = _truth(dataset, device, adapted.score(view, case.test), case.test)
-    result["seconds"] = clock.parts
-    return result
+    return _Recorded(
+        dataset=dataset,
+        shown=view,
+        case=case,
+        sources=sources,
+        onboarding=one,
+        failed=failed,
+        likeness=distances(anchors[device], anchors.values()) if anchors else {},
+    )
 
 
 def _family(settings: FleetConfig, device: str) -> Dataset:

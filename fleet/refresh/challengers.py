@@ -100,7 +100,7 @@ def _fleet_tlp(
     heads: Sequence[str],
     data: RefreshData,
 ) -> tuple[TlpModel, dict[str, Any]]:
-    from transfer.train.training import TrainConfig, train
+    from transfer.train.training import TrainConfig, TrainRun, train
 
     dataset = data.snapshot.dataset
     config = TrainConfig(epochs=request.epochs, device=request.compute)
@@ -115,9 +115,8 @@ def _fleet_tlp(
         config=config,
         seed=request.seed,
         devices=heads,
-        init=init,
         validation_rows=stop,
-        run_folder=Path(request.folder) / EPOCHS / run[:12],
+        run=TrainRun(init=init, folder=Path(request.folder) / EPOCHS / run[:12]),
     )
     return result.model, {
         "train": asdict(config),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from fleet.models.judge import (
 )
 from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
-from fleet.refresh.challengers import CHALLENGER, challenger
+from fleet.refresh.challengers import CHALLENGER, Challenger, challenger
 from fleet.refresh.data import RefreshData, family_devices, held_workloads, read_refresh_data
 from fleet.refresh.request import PLAN, RefreshRequest
 from fleet.store.store import Store, StoreReader
@@ -68,7 +68,6 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     started = time.monotonic()
     registry = Registry(Path(request.models))
     reader = Store.read(Path(request.store))
-    folder = Path(request.folder)
     devices = _devices(reader, request)
     plan, base = _planned(request, registry, reader, devices)
     manifest_of_base = registry.manifest(plan.base) if plan.base else {}
@@ -89,16 +88,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     if not heads:
         raise FleetError("no device has enough to learn from: " + "; ".join(one.reason for one in refused))
     made = {kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds}
-    trained = [WorkloadId(dataset.workload_ids[one]) for one in np.unique(dataset.group[rows]).tolist()]
-    judge = Judge(
-        registry,
-        reader,
-        dataset,
-        data.snapshot.workloads,
-        not_ranked=data.not_ranked,
-        floors=data.floors,
-    )
-    verdicts = judge.verdicts([one.model for one in made.values()], heads, trained)
+    verdicts = _verdicts(registry, reader, data, list(made.values()), heads, rows)
     counting = counting_verdicts(verdicts)
     told = {
         **training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held)),
@@ -106,31 +96,13 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "family": request.family,
         "reasons": list(request.reasons),
     }
-    challengers: dict[str, dict[str, Any]] = {}
-    for (kind, one), decided in zip(made.items(), verdicts, strict=True):
-        warm = plan.base if kind == FLEET_TLP else ""
-        manifest = {
-            **one.about,
-            **told,
-            "run": one.run,
-            "warm_start": warm or None,
-            "warm_starts": int(manifest_of_base.get("warm_starts", 0)) + 1 if warm else 0,
-            "verdicts": verdicts_as_json([*decided, *refused]),
-        }
-        version, published = "", list[str]()
-        if any(each.moves_on for each in (counting if kind == FLEET_TLP else decided)):
-            version, published = publish_if_better(registry, one.model, manifest, decided)
-        challengers[kind] = {
-            "version": version,
-            "published": published,
-            "train_secs": one.about["train_secs"],
-            "verdicts": verdicts_as_json(decided),
-        }
+    found = _Judged(plan=plan, made=made, verdicts=verdicts, counting=counting, refused=refused)
+    challengers = _published(registry, found, manifest_of_base, told)
     if any(one.moves_on for one in counting):
         registry.prune(request.keep)
     elif registry.champions():
         registry.retain(_retention(verdicts, plan.base))
-    shutil.rmtree(folder / CHALLENGER, ignore_errors=True)
+    shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
     return {
         "kind": "refresh",
         "family": request.family,
@@ -151,6 +123,70 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "resumed_epochs": sum(one.about["resumed_epochs"] for one in made.values()),
         "secs": time.monotonic() - started,
     }
+
+
+def _verdicts(
+    registry: Registry,
+    reader: StoreReader,
+    data: RefreshData,
+    made: Sequence[Challenger],
+    heads: Sequence[str],
+    rows: np.ndarray,
+) -> list[list[DeviceDecision]]:
+    """Judge challengers, trained on some rows, on the held-out workloads; of each what was decided."""
+    dataset = data.snapshot.dataset
+    trained = [WorkloadId(dataset.workload_ids[one]) for one in np.unique(dataset.group[rows]).tolist()]
+    judge = Judge(
+        registry,
+        reader,
+        dataset,
+        data.snapshot.workloads,
+        not_ranked=data.not_ranked,
+        floors=data.floors,
+    )
+    return judge.verdicts([one.model for one in made], heads, trained)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Judged:
+    """The challengers of one refresh, and what was decided of them."""
+
+    plan: _Plan
+    #: By kind of model.
+    made: Mapping[str, Challenger]
+    #: Of each challenger, in the order of `made`.
+    verdicts: Sequence[Sequence[DeviceDecision]]
+    #: Those that count, one a device.
+    counting: Sequence[DeviceDecision]
+    #: Of devices with too little to learn from.
+    refused: Sequence[DeviceDecision]
+
+
+def _published(
+    registry: Registry, found: _Judged, manifest_of_base: Mapping[str, Any], told: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Keep and publish the challengers that won somewhere; what came of each, by kind."""
+    challengers: dict[str, dict[str, Any]] = {}
+    for (kind, one), decided in zip(found.made.items(), found.verdicts, strict=True):
+        warm = found.plan.base if kind == FLEET_TLP else ""
+        manifest = {
+            **one.about,
+            **told,
+            "run": one.run,
+            "warm_start": warm or None,
+            "warm_starts": int(manifest_of_base.get("warm_starts", 0)) + 1 if warm else 0,
+            "verdicts": verdicts_as_json([*decided, *found.refused]),
+        }
+        version, published = "", list[str]()
+        if any(each.moves_on for each in (found.counting if kind == FLEET_TLP else decided)):
+            version, published = publish_if_better(registry, one.model, manifest, decided)
+        challengers[kind] = {
+            "version": version,
+            "published": published,
+            "train_secs": one.about["train_secs"],
+            "verdicts": verdicts_as_json(decided),
+        }
+    return challengers
 
 
 def _retention(verdicts: Sequence[Sequence[DeviceDecision]], base: str) -> dict[str, str]:

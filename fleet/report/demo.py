@@ -39,7 +39,7 @@ from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.errors import FleetError
 from fleet.models.training import train_version
-from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapshot
+from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.onboarding import onboard_device
@@ -306,6 +306,7 @@ def _judge(
 ) -> CrossValidation:
     """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
     from transfer.adapt.registry import strategies
+    from transfer.evaluate.evaluation import CrossValidationPlan
 
     parts = 4 * settings.folds * settings.repeats
     display.phase("learn", parts)
@@ -313,15 +314,21 @@ def _judge(
     def tell(progress: FoldProgress) -> None:
         display.step(1, f"{progress.fold}: {progress.part}")
 
+    config = train_config(settings.epochs)
+    plan = CrossValidationPlan(
+        target_device=target,
+        samples=settings.support,
+        source=config,
+        adapt=config,
+        scratch=config,
+        strategy=strategies()[strategy],
+    )
     return hold_out_target(
         snapshot,
-        target,
-        samples=settings.support,
+        plan,
         folds=settings.folds,
-        epochs=settings.epochs,
         seed=settings.seed,
         workers=len(os.sched_getaffinity(0)),
-        strategy=strategies()[strategy],
         repeats=settings.repeats,
         on_progress=tell,
     )

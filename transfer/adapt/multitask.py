@@ -16,7 +16,7 @@ from transfer.adapt.base import Adapted, visible_part
 from transfer.adapt.heads import with_target_head
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig, train, trainable_devices
+from transfer.train.training import TrainConfig, TrainRun, train, trainable_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +60,5 @@ class MultiTask:
                 epochs=max(1, round(config.epochs * self.epoch_share)),
                 learning_rate=config.learning_rate * self.learning_rate_share,
             )
-        model = train(part, rows, config=config, seed=seed, devices=devices, init=init).model
+        model = train(part, rows, config=config, seed=seed, devices=devices, run=TrainRun(init=init)).model
         return Adapted(device_id=target_device, model=model, notes={"sources": list(devices)})

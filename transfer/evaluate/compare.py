@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,25 @@ class Finished:
     total: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """How the fits of a comparison are done.
+
+    Attributes:
+        workers: Processes that fit. The result does not depend on it: each fit runs on one thread.
+        keep: Folder for the scores of each fit (`transfer.evaluate.kept_scores`); those found there are not
+            made again.
+        seeds_of: For rankers that are slow to fit, how many of the seeds they get: the first ones.
+    """
+
+    workers: int = 1
+    keep: Path | None = None
+    seeds_of: Mapping[str, int] = field(default_factory=dict)
+
+
+_HERE = Fitting()
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     ranker: Ranker
@@ -80,9 +99,7 @@ def compare(
     seeds: Sequence[int],
     *,
     noise_floors: Mapping[str, float] | None = None,
-    workers: int = 1,
-    keep: Path | None = None,
-    seeds_of: Mapping[str, int] | None = None,
+    fitting: Fitting = _HERE,
     on_progress: Callable[[Finished], None] | None = None,
 ) -> Comparison:
     """Fit every ranker on every split with every seed, and judge it on the rows held out.
@@ -96,10 +113,7 @@ def compare(
         splits: What to hold out, for all seeds or made by seed.
         seeds: One run each; intervals need several to say something of initial weights.
         noise_floors: Relative difference of two measurements of one program, by device.
-        workers: Processes that fit. The result does not depend on it: each fit runs on one thread.
-        keep: Folder for the scores of each fit (`transfer.evaluate.kept_scores`); what is there is not fitted
-            again.
-        seeds_of: For rankers that are slow to fit, how many of the seeds they get: the first ones.
+        fitting: How fits are done.
         on_progress: Told of each fit that ended.
 
     Raises:
@@ -115,7 +129,7 @@ def compare(
         for seed, several in splits_of.items()
         for place, split in enumerate(several)
         for ranker in rankers
-        if seed in seeds[: (seeds_of or {}).get(ranker.name, len(seeds))]
+        if seed in seeds[: fitting.seeds_of.get(ranker.name, len(seeds))]
     ]
     if not jobs:
         raise DatasetError("there is no split to judge anything by")
@@ -123,7 +137,7 @@ def compare(
     runs: dict[tuple[str, str], dict[int, list[Metrics]]] = defaultdict(lambda: defaultdict(list))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     judged_in: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for done, (job, scores) in enumerate(_each(jobs, dataset, workers, keep), start=1):
+    for done, (job, scores) in enumerate(_each(jobs, dataset, fitting), start=1):
         seconds[job.ranker.name].append(scores.seconds)
         for device_id, values in scores.by_device.items():
             metrics = _judge(dataset, device_id, job.split.test, values, floors.get(device_id, 0.0))
@@ -216,17 +230,15 @@ def _judge(
     return evaluate_ranking(scores, latency, group, dataset.weight, noise_floor=floor, least=LEAST_CANDIDATES)
 
 
-def _each(
-    jobs: Sequence[_Job], dataset: Dataset, workers: int, keep: Path | None
-) -> Iterator[tuple[_Job, _Scores]]:
+def _each(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[tuple[_Job, _Scores]]:
     """Every job with its result: what is kept is read, the rest is done and kept."""
-    if keep is None:
-        yield from _run(jobs, dataset, workers)
+    if fitting.keep is None:
+        yield from _run(jobs, dataset, fitting.workers)
         return
-    kept = KeptScores(keep, dataset)
+    kept = KeptScores(fitting.keep, dataset)
     paths = [kept.path(job.ranker, job.split, job.fit_seed) for job in jobs]
     found = [kept.load(path) for path in paths]
-    made = _run([job for job, one in zip(jobs, found, strict=True) if one is None], dataset, workers)
+    made = _run([job for job, one in zip(jobs, found, strict=True) if one is None], dataset, fitting.workers)
     for job, path, one in zip(jobs, paths, found, strict=True):
         if one is not None:
             yield job, _Scores(*one)
@@ -286,4 +298,4 @@ def _places(scores: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[np
     return places
 
 
-__all__ = ["LEAST_CANDIDATES", "Finished", "Splits", "compare"]
+__all__ = ["LEAST_CANDIDATES", "Finished", "Fitting", "Splits", "compare"]

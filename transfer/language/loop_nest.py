@@ -310,7 +310,7 @@ class LoopNest:
             self._forget(stage)
             self._forget(made)
             return False
-        place, spatial = step.loops[0], self._spatial(step, stage)
+        place, spatial = step.loops[0], _spatial(step, stage, is_fresh=self._fresh_loops)
         loops = stage.loops
         made.at, made.complete = stage.at, stage.complete
         factored = loops[place]
@@ -326,14 +326,21 @@ class LoopNest:
         stage.axes, stage.complete = len(stage.loops), made.complete
         return all(loop.extent and not loop.inferred for loop in made.loops)
 
-    def _spatial(self, step: Primitive, stage: Stage) -> Collection[int] | None:
-        """Places of the loops that are no reduction; None where that is not known."""
-        if all(loop.reduction is not None for loop in stage.loops):
-            return {place for place, loop in enumerate(stage.loops) if not loop.reduction}
-        if self._fresh_loops or len(step.numbers) < 2 or not 0 <= step.numbers[1] <= step.loops[0]:
-            return None
-        # Ansor puts the factored axis behind the spatial ones, which come first in the nest.
-        return range(step.numbers[1])
+
+def _spatial(step: Primitive, stage: Stage, *, is_fresh: bool) -> Collection[int] | None:
+    """Places of the loops that are no reduction; None where that is not known.
+
+    Args:
+        step: An rfactor.
+        stage: Its stage.
+        is_fresh: The factored stage gets fresh loops.
+    """
+    if all(loop.reduction is not None for loop in stage.loops):
+        return {place for place, loop in enumerate(stage.loops) if not loop.reduction}
+    if is_fresh or len(step.numbers) < 2 or not 0 <= step.numbers[1] <= step.loops[0]:
+        return None
+    # Ansor puts the factored axis behind the spatial ones, which come first in the nest.
+    return range(step.numbers[1])
 
 
 _CHANGES: dict[Kind, Callable[[LoopNest, Primitive, Stage], bool]] = {

@@ -52,6 +52,31 @@ class TrainResult:
     resumed_epochs: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRun:
+    """Where a training starts from, what it keeps on the way, and who trains beside it.
+
+    Attributes:
+        init: Model to start from (not changed); its input scaling and its other heads are kept. Heads that
+            it lacks are added fresh. Default: a new model, with scaling from the training rows.
+        on_epoch: Called after each epoch, by the first worker.
+        folder: Folder for the curves and the state after each epoch. An interrupted run that it holds, with
+            the same data, settings and seed, goes on; on a CPU it ends with the weights it would have had.
+            The state is removed when the run is over.
+        peers: This worker among several that call `train` with equal arguments. Each batch is dealt to them
+            by workload, and all return the same model. The first one writes the folder, which all must see.
+            Losses are those of one worker but for rounding and dropout.
+    """
+
+    init: FleetTLP | None = None
+    on_epoch: Callable[[EpochReport], None] | None = None
+    folder: Path | None = None
+    peers: Peers = ALONE
+
+
+_FRESH = TrainRun()
+
+
 def train(
     dataset: Dataset,
     rows: np.ndarray,
@@ -59,12 +84,9 @@ def train(
     config: TrainConfig,
     seed: int,
     devices: Sequence[str] | None = None,
-    init: FleetTLP | None = None,
     validation_rows: np.ndarray | None = None,
     row_weights: np.ndarray | None = None,
-    on_epoch: Callable[[EpochReport], None] | None = None,
-    run_folder: Path | None = None,
-    peers: Peers = ALONE,
+    run: TrainRun = _FRESH,
 ) -> TrainResult:
     """Train one model with a head for each device.
 
@@ -76,18 +98,10 @@ def train(
             left as it was.
         devices: Devices to train heads for. Default: all of the dataset that have two different
             candidates of one workload in `rows`.
-        init: Model to start from (not changed); its input scaling and its other heads are kept.
-            Heads that it lacks are added fresh. Default: a new model, with scaling from `rows`.
         validation_rows: Rows for early stopping; the weights of the best epoch are returned. Choose
             other workloads than those of `rows`.
         row_weights: (len(rows),) weight of each row in the loss, default 1.
-        on_epoch: Called after each epoch, by the first worker.
-        run_folder: Folder for the curves and for what is kept after each epoch. Where it holds an
-            interrupted run with the same data, settings and seed, that one goes on, and on a CPU ends
-            with the weights it would have had. What was kept is removed when the run is over.
-        peers: This worker among several that call `train` with equal arguments; each batch is dealt to
-            them by workload, and all return the same model. The first one writes the run folder, which
-            all must see. Losses are those of one worker but for rounding and dropout.
+        run: Where it starts from, what it keeps, and who trains beside it.
 
     Returns:
         The model, on the CPU and in evaluation mode.
@@ -96,7 +110,7 @@ def train(
         TransferError: Nothing to learn from; the inputs or the loss are not finite; the run folder
             holds another run; or the workers do not agree.
     """
-    started = time.perf_counter()
+    started, peers = time.perf_counter(), run.peers
     rows = np.asarray(rows, dtype=np.int64)
     device_ids = tuple(devices) if devices is not None else trainable_devices(dataset, rows)
     training = gather_rows(dataset, rows, device_ids, row_weights)
@@ -110,31 +124,31 @@ def train(
             scope.enter_context(torch.random.fork_rng(devices=[target]))
         scope.enter_context(scoped_seed(seed))
         scope.enter_context(torch_threads(config.threads))
-        model = _start(dataset, rows, device_ids, config, init).to(target)
+        model = _start(dataset, rows, device_ids, config, run.init).to(target)
         stepper = Stepper(model, config, target, peers)
         progress = TrainingProgress()
         keep: Callable[[EpochReport], None] | None = None
-        if run_folder is not None:
-            run = _identity(training, validation, config, seed, init)
-            progress = load_state(run_folder, run, stepper)
+        if run.folder is not None:
+            identity = _identity(training, validation, config, seed, run.init)
+            progress = load_state(run.folder, identity, stepper)
             peers.check_equal(len(progress.history), "epochs that an interrupted run had done")
             if peers.is_first:
-                keep = scope.enter_context(_kept(run_folder, run, stepper, progress))
+                keep = scope.enter_context(_kept(run.folder, identity, stepper, progress))
         resumed = len(progress.history)
 
         def after_epoch(report: EpochReport) -> None:
             if keep is not None:
                 keep(report)
-            if on_epoch is not None and peers.is_first:
-                on_epoch(report)
+            if run.on_epoch is not None and peers.is_first:
+                run.on_epoch(report)
 
         run_epochs(stepper, training, validation, config, seed, peers, progress, after_epoch)
         fit_validity(model.to("cpu"), dataset, rows, device_ids)
         fit_trees(model, dataset, rows, device_ids, row_weights, config=config, seed=seed)
         # Nobody may remove what another worker has yet to read.
         peers.check_equal(len(progress.history), "epochs done")
-    if run_folder is not None and peers.is_first:
-        remove_states(run_folder)
+    if run.folder is not None and peers.is_first:
+        remove_states(run.folder)
     return TrainResult(
         model=model.to("cpu").eval(),
         history=tuple(progress.history),
@@ -239,6 +253,7 @@ __all__ = [
     "Peers",
     "TrainConfig",
     "TrainResult",
+    "TrainRun",
     "result_from_json",
     "result_to_json",
     "torch_threads",

@@ -1,0 +1,119 @@
+"""A new device's head as a version of the model: the rows that it may learn from, and how it is kept.
+
+Called by `fleet.onboarding.onboarding`; measures nothing. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agents.records import CandidateId, DeviceId
+from fleet.models.earlier_environment import Earlier
+from fleet.models.holdout import held_out
+from fleet.models.judge import training_provenance
+from fleet.models.versions import DatasetSnapshot, manifest_of, save_version
+from fleet.onboarding.adaptation import Onboarding
+
+if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted, Strategy
+    from transfer.model.fleet_tlp import FleetTLP
+    from transfer.train.training import TrainConfig
+
+
+def onboarding_of(
+    snapshot: DatasetSnapshot,
+    target: DeviceId,
+    few_shot: Collection[CandidateId],
+    source: FleetTLP,
+    config: TrainConfig,
+    seed: int,
+    *,
+    holds_out: bool = False,
+) -> Onboarding:
+    """Say which rows of a snapshot a new device's head is made from.
+
+    Args:
+        snapshot: Records of the source devices and the target; of the target only `few_shot` is looked at.
+        target: The new device.
+        few_shot: Candidates that it measured.
+        source: Model of the source devices, without a head for the target.
+        config: How the source model was trained.
+        seed: Of everything random.
+        holds_out: Learn nothing from the held-out workloads (`fleet.models.holdout`), so that later versions
+            can be compared with this one.
+    """
+    from transfer.evaluate.onboarding_cases import Regime
+
+    dataset = snapshot.dataset
+    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids) if holds_out else frozenset()
+    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
+    chosen = np.array([one in few_shot for one in dataset.candidate_ids], dtype=np.bool_)
+    return Onboarding(
+        dataset=dataset,
+        target=target,
+        few_shot=np.flatnonzero(is_open & chosen),
+        source=source,
+        source_rows=np.flatnonzero(is_open),
+        regime=Regime.DEVICE_NEW,
+        config=config,
+        seed=seed,
+        holds_out=bool(kept_out),
+    )
+
+
+def adapt_version(
+    one: Onboarding,
+    snapshot: DatasetSnapshot,
+    models: Path,
+    strategy: Strategy,
+    *,
+    earlier: Earlier | None = None,
+    since: float = 0.0,
+) -> tuple[Adapted, str]:
+    """Give a new device its head, and keep the model as a version.
+
+    What the strategy needs beside the head to score as it was judged is kept with it
+    (`transfer.adapt.kept`). Where the target is served already, `retention_reason` says why it still is by
+    that.
+
+    Args:
+        one: What the head is made from.
+        snapshot: Where its rows are from.
+        models: Folder of the model versions.
+        strategy: Makes the head.
+        earlier: Environment of the target before the present one; its head is only a source, and is not kept.
+        since: Unix seconds at which the present environment began.
+
+    Returns:
+        The head, and the name of the version.
+    """
+    from transfer.adapt.kept import files_of
+    from transfer.model.fleet_tlp import FleetTLP
+
+    started = time.perf_counter()
+    adapted = one.adapt(strategy, one.few_shot)
+    model = adapted.model
+    if earlier is not None and isinstance(model, FleetTLP) and earlier.device_id in model.device_ids:
+        model.drop_head(earlier.device_id)
+    manifest = manifest_of(
+        snapshot,
+        seed=one.seed,
+        config=one.config,
+        seconds=time.perf_counter() - started,
+        sources=one.source.device_ids,
+    )
+    onboarded = {"onboarded": one.target, "samples": len(one.few_shot), "strategy": strategy.name}
+    onboarded |= {"environment_since": since} if earlier is not None else {}
+    # A model may have heads of devices that this store never saw.
+    heads = [head for head in model.device_ids if head in one.dataset.device_ids]
+    provenance = training_provenance(one.dataset, one.source_rows, heads, {}, holds_out=one.holds_out)
+    version = save_version(models, model, {**manifest, **onboarded, **provenance}, files_of(adapted))
+    return adapted, version
+
+
+__all__ = ["adapt_version", "onboarding_of"]
