@@ -28,8 +28,6 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "kernel_tuner_h
 
 OURS = "search (ours)"
 COUNTS = (0, 8, 32, 64, 256)
-#: Measurements at most; a way that has not found 95 % of the optimum by then counts as this many.
-_MOST = 257
 _GOOD = 0.95
 _RESAMPLES = 2000
 
@@ -43,12 +41,12 @@ class Outcomes:
     #: Evaluations until 95 % of the optimum, by case and seed.
     needed: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
-    def add(self, case: tuple[str, str], speeds: Sequence[float]) -> None:
-        """Take up the speeds of one run in the order of their evaluation."""
+    def add(self, case: tuple[str, str], speeds: Sequence[float], most: int) -> None:
+        """Take up the speeds of one run in the order of their evaluation; `most` stands for "never"."""
         best = np.maximum.accumulate(np.array(speeds))
         self.best.setdefault(case, []).append([float(best[min(k, len(best) - 1)]) for k in COUNTS])
         good = np.flatnonzero(best >= _GOOD)
-        self.needed.setdefault(case, []).append(int(good[0]) + 1 if len(good) else _MOST)
+        self.needed.setdefault(case, []).append(int(good[0]) + 1 if len(good) else most)
 
     def array(self) -> NDArray[np.float64]:
         """(cases, seeds, counts)."""
@@ -67,7 +65,7 @@ def run_chooser(space: Space, target: int, name: str, seed: int, *, count: int) 
         target: Place of the new GPU.
         name: One of `CHOOSERS`.
         seed: Of every draw.
-        count: Measurements at least; more, up to `_MOST`, until 95 % of the optimum.
+        count: Measurements.
     """
     random = np.random.default_rng([seed, target])
     speed = space.speed(target)
@@ -76,7 +74,7 @@ def run_chooser(space: Space, target: int, name: str, seed: int, *, count: int) 
     row = next(chooser)
     while True:
         speeds.append(float(speed[row]))
-        if len(speeds) >= min(_MOST, len(speed)) or (len(speeds) >= count and max(speeds) >= _GOOD):
+        if len(speeds) >= min(count, len(speed)):
             return speeds
         row = chooser.send(space.measure(target, row, random))
 
@@ -86,6 +84,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     spaces = find_spaces(options.data)
     seeds = list(range(options.seeds))
+    # The choice after the last measurement counts too.
+    most = 1 + options.most
     names = [OURS, *(name for name in CHOOSERS if name != OURS)]
     outcomes = {name: Outcomes() for name in names}
     told: dict[str, Any] = {}
@@ -99,15 +99,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             print(f"{space.kernel} {device} left out, {time.monotonic() - began:.0f} s", file=sys.stderr)
             for name in names:
                 for seed in seeds:
-                    speeds = run_chooser(space, target, name, seed, count=1 + options.most)
-                    outcomes[name].add(case, speeds)
+                    speeds = run_chooser(space, target, name, seed, count=most)
+                    outcomes[name].add(case, speeds, most)
             if not absent:
-                found, why = orders(options.kernel_tuner, space, target, seeds, _MOST)
+                found, why = orders(options.kernel_tuner, space, target, seeds, most)
                 failed |= why
                 for strategy, several in found.items():
                     for rows in several:
                         name = f"Kernel Tuner {strategy}"
-                        outcomes.setdefault(name, Outcomes()).add(case, space.speed(target)[rows].tolist())
+                        outcomes.setdefault(name, Outcomes()).add(
+                            case, space.speed(target)[rows].tolist(), most
+                        )
     if failed:
         told["kernel_tuner_failed"] = failed
     return {

@@ -13,8 +13,9 @@ from functools import cache
 # A row a GPU, the first that fits counts: pattern of its names; architecture, streaming multiprocessors or
 # compute units, boost clock (MHz), memory bandwidth (GB/s), memory (GiB), L2 (MiB), shared memory of a unit
 # (KiB), vector registers of a unit (KiB), threads of a warp or wavefront, peak of 32-bit floats without
-# matrix units (TFLOP/s); title of the document. An Instinct MI250X is two devices to a program: its row
-# describes one of them, half of the sheet's numbers.
+# matrix units (TFLOP/s); title of the document that publishes the numbers. Rows of A100 (40 GB), A4000, A10,
+# A40, T4 and MI250X were compared with independent lists of specifications, the others not yet. An Instinct
+# MI250X is two devices to a program: its row describes one of them, half of the sheet's numbers.
 _TABLE = r"""
 p100 ; sm_60 56 1303 732 16 4 64 256 32 9.3 ; NVIDIA Tesla P100 GPU Accelerator data sheet
 v100.*pcie ; sm_70 80 1380 900 16 6 96 256 32 14 ; NVIDIA V100 Tensor Core GPU data sheet
