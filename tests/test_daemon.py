@@ -28,7 +28,6 @@ from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
-from fleet.refresh.refresher import Refresher
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
@@ -98,8 +97,9 @@ def test_killed_and_started_again_it_goes_on_and_ends_in_order(settings: Path, s
         check=False,
     )
     assert second.returncode == 1
-    assert second.stderr.count("\n") == 1
-    assert f"runs on {settings.parent}/runs/fleet already: process {first.process.pid}" in second.stderr
+    named, refused = second.stderr.splitlines()
+    assert named.startswith(f"settings: {settings}; store: {settings.parent}")
+    assert f"runs on {settings.parent}/runs/fleet already: process {first.process.pid}" in refused
     first.wait_for_line("up on")
     below = children_of(first.process.pid)
     assert below
@@ -238,8 +238,8 @@ def test_all_that_waits_has_the_one_clock(
 ) -> None:
     clocks: list[Any] = []
 
-    def made(*parts: Any, clock: Any, trainer: Refresher, **_: Any) -> Any:
-        clocks.extend([clock, trainer._clock, parts[-1]._clock])
+    def made(context: Any) -> Any:
+        clocks.extend([context.clock, context.trainer._clock, context.notices._clock])
         raise FleetError("far enough")
 
     monkeypatch.setattr("fleet.daemon.daemon.Coordinator", made)
