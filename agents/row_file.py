@@ -71,6 +71,7 @@ class RowFile:
     Args:
         path: The file; made if missing, with its folder.
         layout: Number of the layout of the rows, for a new file.
+        checkpoint_pages: As `CHECKPOINT_PAGES`, where that is too few for the rows of one transaction.
 
     Raises:
         BlockingIOError: Another connection has it.
@@ -82,8 +83,9 @@ class RowFile:
         first_damaged: Number of the first row that was lost to damage, if any was.
     """
 
-    def __init__(self, path: Path, *, layout: int = 1) -> None:
+    def __init__(self, path: Path, *, layout: int = 1, checkpoint_pages: int | None = None) -> None:
         self.path = path
+        self._checkpoint_pages = CHECKPOINT_PAGES if checkpoint_pages is None else checkpoint_pages
         self.notes: list[str] = []
         self.first_damaged: int | None = None
         make_folder(path.parent)
@@ -106,7 +108,7 @@ class RowFile:
                 raise OSError(errno.EIO, "SQLite cannot write ahead here", str(self.path))
             for pragma in (
                 *("synchronous=FULL", "secure_delete=OFF"),
-                *(f"wal_autocheckpoint={CHECKPOINT_PAGES}", f"journal_size_limit={_SHRINK_BYTES}"),
+                *(f"wal_autocheckpoint={self._checkpoint_pages}", f"journal_size_limit={_SHRINK_BYTES}"),
             ):
                 connection.execute(f"PRAGMA {pragma}")
             connection.execute("BEGIN IMMEDIATE")

@@ -12,6 +12,7 @@ from typing import Any
 
 import agents.row_file
 import fleet.store.delta.index
+import fleet.store.intake_log
 import fleet.store.store
 from agents.records import DeviceId, Record
 from benchmarks.chaos_faults import FaultPoints, Plan
@@ -44,7 +45,7 @@ class Load:
         fleet.store.store.MERGE_FILES, fleet.store.store.CHECKPOINT_EVERY = _MERGE_FILES, _CHECKPOINT_EVERY
         fleet.store.delta.index.LEAST_IDS, fleet.store.delta.index.SAVE_IDS = _INDEX_IDS, 2 * _INDEX_IDS
         fleet.store.delta.index.SAVE_COMMITS = _CHECKPOINT_EVERY
-        agents.row_file.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
+        agents.row_file.CHECKPOINT_PAGES = fleet.store.intake_log.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
         self.points.install()
         if arguments["sabotage"] == "fsync":
             setattr(os, "fsync", lambda _: None)  # noqa: B010  # for the type checker it is a function

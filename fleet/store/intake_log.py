@@ -31,6 +31,9 @@ INTAKE, FILE, PAGES = "intake", "waiting.sqlite", "waiting.sqlite-wal"
 _HEAD_BYTES = 32
 _TRIES = 100
 
+#: Pages of 4 KB after which SQLite moves them into the file. A turn of a thousand devices has some hundred.
+CHECKPOINT_PAGES = 4096
+
 #: LZ4 takes a tenth of the time of writing the columns uncompressed to most disks.
 _COMPRESSION = "lz4"
 
@@ -113,7 +116,7 @@ class IntakeLog:
 
     def _opened(self) -> RowFile:
         if self._file is None:
-            self._file = RowFile(self._path)
+            self._file = RowFile(self._path, checkpoint_pages=CHECKPOINT_PAGES)
         return self._file
 
 
