@@ -122,7 +122,7 @@ def test_adding_is_refused_for_an_id_that_is_there_and_leaves_nothing_half_done(
         add_file(folder, spec, source)
     assert (folder / "a.yaml").read_text() == before
     with (
-        mock.patch("fleet.durable.fsync", side_effect=OSError(28, "No space left on device")),
+        mock.patch("agents.files.fsync", side_effect=OSError(28, "No space left on device")),
         pytest.raises(Exception, match="No space left"),
     ):
         add_file(folder, spec, source, is_replaced=True)
