@@ -186,6 +186,11 @@ def test_a_protocol_that_breaks_its_own_rules_is_refused(name: str, wrong: Any, 
         record_from_json(value)
 
 
+def test_a_protocol_has_no_number_that_is_none() -> None:
+    with pytest.raises(ValueError, match="min_repeat_ms must be at least 0, got nan"):
+        Protocol(min_repeat_ms=float("nan"))
+
+
 def test_unknown_keys_are_refused() -> None:
     with pytest.raises(AgentError, match="unknown colour"):
         record_from_json(record_to_json(make_record(1)) | {"colour": "red"})

@@ -188,7 +188,7 @@ def test_a_field_of_the_wrong_type_refuses_the_batch(tmp_path: Path) -> None:
         ({"schema": 3}, r"record layout 3, this version knows 1 to 2; upgrade tensor-fleet"),
         ({"schema": 0}, r"record layout 0"),
         ({"schema": 1}, r"layout 1 means extra_repeats 0, got 5; give the record layout 2"),
-        ({"protocol": Protocol(min_repeat_ms=float("nan"))}, r"cannot be stored: .*JSON"),
+        ({"protocol": Protocol(min_repeat_ms=float("inf"))}, r"cannot be stored: .*JSON"),
     ],
 )
 def test_a_record_that_its_layout_cannot_hold_refuses_the_batch(
