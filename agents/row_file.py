@@ -31,6 +31,8 @@ CHECKPOINT_PAGES = 250
 _SHRINK_BYTES = 4 << 20
 #: Most ids that are tried one by one behind the last row that can be read.
 _RESCUE_IDS = 10_000
+#: Head of a log of pages: it changes when the log starts over. And how often a copy is tried.
+_HEAD_BYTES, _COPY_TRIES = 32, 100
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS rows"
@@ -278,10 +280,45 @@ class RowFile:
 def read_rows(path: Path) -> list[FileRow]:
     """Read the rows of a file that another process may have open, from a copy; none if there is no file."""
     with tempfile.TemporaryDirectory() as folder:
-        for suffix in ("", "-wal"):
-            with suppress(FileNotFoundError):
-                shutil.copyfile(f"{path}{suffix}", Path(folder, f"copy{suffix}"))
+        copy_rows(path, Path(folder, "copy"))
         return [FileRow(*row[:3]) for row in _readable(Path(folder, "copy"))[0]]
+
+
+def copy_rows(path: Path, target: Path) -> bool:
+    """Copy a file and its log of pages as they are at one moment, beside whoever writes them.
+
+    Args:
+        path: The file.
+        target: Name of the copy; its log stands beside it.
+
+    Returns:
+        Whether there is a file.
+
+    Raises:
+        BlockingIOError: It changes faster than it can be copied.
+        OSError: It cannot be read.
+    """
+    pages = Path(f"{path}-wal")
+    copies = {path: target, pages: Path(f"{target}-wal")}
+    for _ in range(_COPY_TRIES):
+        before = _head(pages)
+        for one, copy in copies.items():
+            with suppress(FileNotFoundError):
+                shutil.copyfile(one, copy)
+        # The same log of pages still: it has all that has come into the file meanwhile.
+        if _head(pages) == before:
+            return target.exists()
+        for copy in copies.values():
+            copy.unlink(missing_ok=True)
+    raise BlockingIOError(errno.EAGAIN, "changes faster than it can be copied; try again", str(path))
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return b""
 
 
 def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int | None]:
@@ -376,4 +413,4 @@ def _os_error(error: sqlite3.Error, path: Path) -> OSError:
     return OSError(number, os.strerror(number), str(path))
 
 
-__all__ = ["CHECKPOINT_PAGES", "FileRow", "RowFile", "read_rows"]
+__all__ = ["CHECKPOINT_PAGES", "FileRow", "RowFile", "copy_rows", "read_rows"]

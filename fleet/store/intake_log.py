@@ -9,15 +9,13 @@ removed once the table has all of its rows.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.row_file import RowFile
+from agents.row_file import RowFile, copy_rows
 from agents.spool.frames import scan
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
@@ -26,10 +24,6 @@ from fleet.store.delta.schema import TABLE_SCHEMA
 
 #: Folder of the log in a store; the file in it, and its own log of pages that are not in it yet.
 INTAKE, FILE, PAGES = "intake", "waiting.sqlite", "waiting.sqlite-wal"
-
-#: Bytes at the beginning of the log of pages that differ whenever it begins anew.
-_HEAD_BYTES = 32
-_TRIES = 100
 
 #: Pages of 4 KB after which SQLite moves them into the file. A turn of a thousand devices has some hundred.
 CHECKPOINT_PAGES = 4096
@@ -134,25 +128,10 @@ def copy_log(folder: Path, target: Path) -> bool:
         StoreError: It changes faster than it can be copied.
         OSError: It cannot be read.
     """
-    for _ in range(_TRIES):
-        before = _head(folder / PAGES)
-        for name in (FILE, PAGES):
-            with suppress(FileNotFoundError):
-                shutil.copyfile(folder / name, target / name)
-        # The same log of pages still: it has all that has come into the file meanwhile.
-        if _head(folder / PAGES) == before:
-            return (target / FILE).exists()
-        for name in (FILE, PAGES):
-            (target / name).unlink(missing_ok=True)
-    raise StoreError(f"{folder / FILE} changes faster than it can be copied; try again")
-
-
-def _head(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
-            return stream.read(_HEAD_BYTES)
-    except FileNotFoundError:
-        return b""
+        return copy_rows(folder / FILE, target / FILE)
+    except BlockingIOError as error:
+        raise StoreError(f"{folder / FILE} changes faster than it can be copied; try again") from error
 
 
 def old_segments(folder: Path) -> list[Path]:
