@@ -308,15 +308,3 @@ def _check_names(where: str, value: Mapping[str, Any], names: Set[str]) -> None:
         missing = ", ".join(sorted(names - value.keys())) or "none"
         unknown = ", ".join(sorted(str(name) for name in value.keys() - names)) or "none"
         raise AgentError(f"{where}: keys do not fit: missing {missing}; unknown {unknown}")
-
-
-__all__ = [
-    "NO_MEMORY_LIMIT_GIB",
-    "device_from_json",
-    "protocol_by_key",
-    "protocol_from_json",
-    "protocol_to_json",
-    "record_from_json",
-    "record_to_json",
-    "workload_from_json",
-]

@@ -133,14 +133,3 @@ class Descriptor:
     ansor_params: tuple[int, ...]
     #: One mapping a CUDA device, as sorted (name, value) pairs; empty where there is none.
     cuda_devices: tuple[tuple[tuple[str, str], ...], ...] = ()
-
-
-__all__ = [
-    "ANSOR_HARDWARE_PARAMS",
-    "Descriptor",
-    "DeviceId",
-    "DeviceKind",
-    "DeviceSpec",
-    "Family",
-    "Replay",
-]

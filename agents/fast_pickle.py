@@ -46,6 +46,3 @@ def _rebuilt(kind: Any, values: Sequence[Any]) -> Any:
     for set_field, value in zip(_setters(kind), values, strict=True):
         set_field(made, value)
     return made
-
-
-__all__ = ["FastPickle"]

@@ -77,6 +77,3 @@ def free_name(path: Path, suffix: str) -> Path:
         number += 1
         found = path.with_name(f"{path.name}.{number}{suffix}")
     return found
-
-
-__all__ = ["free_name", "fsync", "make_folder", "write_all_durably", "write_durably"]

@@ -54,6 +54,3 @@ def tag_from_json(value: Any) -> LeaseTag | None:
         case [str(job_id), int(fencing_token)] if not isinstance(fencing_token, bool):
             return LeaseTag(job_id=job_id, fencing_token=fencing_token)
     raise ValueError(f"a lease tag must be [job_id, fencing_token], got {value!r:.80}")
-
-
-__all__ = ["Lease", "LeaseTag", "tag_from_json"]

@@ -80,6 +80,3 @@ class Protocol:
 def _lower_bounds() -> tuple[tuple[str, float, bool], ...]:
     bounds = [(one.name, one.metadata) for one in fields(Protocol) if one.metadata]
     return tuple((name, known.get("ge", known.get("gt")), "gt" in known) for name, known in bounds)
-
-
-__all__ = ["STORED_PROTOCOL_KEYS", "Protocol"]

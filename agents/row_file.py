@@ -411,6 +411,3 @@ def _os_error(error: sqlite3.Error, path: Path) -> OSError:
             return found
         return OSError(errno.EIO, str(error), str(path))
     return OSError(number, os.strerror(number), str(path))
-
-
-__all__ = ["CHECKPOINT_PAGES", "FileRow", "RowFile", "copy_rows", "read_rows"]

@@ -46,6 +46,3 @@ def is_imported(workload_id: str) -> bool:
 def is_live(spec: DeviceSpec) -> bool:
     """Whether programs run on a device; a replay device answers from records, which anybody may bring."""
     return spec.kind is not DeviceKind.REPLAY
-
-
-__all__ = ["DERIVED", "IMPORTED", "claimed_id", "imported_id", "is_imported", "is_live"]

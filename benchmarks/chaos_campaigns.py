@@ -290,6 +290,3 @@ def _may_mount(base: Path) -> bool:
     folder.mkdir()
     command = ["unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", str(folder)]
     return shutil.which("unshare") is not None and not subprocess.run(command, capture_output=True).returncode
-
-
-__all__ = ["KILLS_IN_A_ROW", "Campaign", "Campaigns"]

@@ -275,6 +275,3 @@ def _be_child(load: Callable[[dict[str, Any]], None], arguments: dict[str, Any])
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-__all__ = ["DISK_FAILED", "REFUSED", "ChildError", "Children", "Spawner", "serve"]

@@ -269,6 +269,3 @@ class FaultPoints:
                     self._counted.close()
 
         pq.ParquetWriter = Writer
-
-
-__all__ = ["DISK_FAULTS", "FAULTS", "FaultPoints", "Plan"]

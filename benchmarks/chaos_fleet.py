@@ -208,6 +208,3 @@ def _spec(name: str, recorded: Path, seed: int) -> DeviceSpec:
         target_json=TARGET,
         replay=Replay(records=str(recorded), device=RECORDED, seed=seed),
     )
-
-
-__all__ = ["DEVICES", "StartRefused", "run_fleet"]

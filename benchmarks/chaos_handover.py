@@ -114,6 +114,3 @@ def _lines(connection: socket.socket) -> Iterator[Any]:
 
 def _send(connection: socket.socket, value: dict[str, Any]) -> None:
     connection.sendall(json.dumps(value).encode() + b"\n")
-
-
-__all__ = ["agent_load", "coordinator_load"]

@@ -237,6 +237,3 @@ class _Checker:
                 self._ended[job] = state
             if state == "quarantined" and not self._is_guilty:
                 self.wrong[f"job {job} was quarantined, and no agent had died of it"] = None
-
-
-__all__ = ["Event", "HistoryLog", "Verdict", "check", "event_from_json", "read_history"]

@@ -71,6 +71,3 @@ def ids_of(records: Iterable[Record]) -> tuple[str, ...]:
 def stored_in(store: StoreReader) -> tuple[str, ...]:
     """Names of all records of a store, with repetitions."""
     return tuple(one for _, batch in store.columns(["record_id"]) for one in batch.column(0).to_pylist())
-
-
-__all__ = ["BATCH", "Load", "ids_of", "stored_in"]

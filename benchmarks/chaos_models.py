@@ -23,7 +23,8 @@ from fleet.models.registry_reader import RegistryReader
 from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC
 from transfer.model import checkpoint
-from transfer.model.fleet_tlp import FleetTLP, ModelSizes, model_config, scoped_seed
+from transfer.model.encoder import ModelSizes
+from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 
 #: So small that it is written in a few milliseconds.
 SIZES = ModelSizes(
@@ -121,6 +122,3 @@ def _look(load: Load, models: Path) -> None:
 def _model(seed: int) -> FleetTLP:
     with scoped_seed(seed):
         return FleetTLP(model_config(DEFAULT_SPEC, SIZES), _HEADS).eval()
-
-
-__all__ = ["KEEP", "SIZES", "look_at_models", "models_load", "name_of", "watch_registry"]

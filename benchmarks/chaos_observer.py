@@ -107,6 +107,3 @@ def observer_load(arguments: dict[str, Any]) -> None:
             observer.look_at_table()
             observer.look_at_api()
         time.sleep(_LOOK_SECS)
-
-
-__all__ = ["Observer", "observer_load"]

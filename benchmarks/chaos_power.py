@@ -118,6 +118,3 @@ def mark_durable(folder: Path, trace: Path) -> None:
 def names_in(folder: str) -> dict[str, int]:
     """Each name in a folder and the number of what it names."""
     return {entry.name: entry.inode() for entry in os.scandir(folder)}
-
-
-__all__ = ["mark_durable", "names_in", "power_cut"]

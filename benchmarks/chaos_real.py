@@ -321,7 +321,5 @@ def main() -> None:
     fleet_main()
 
 
-__all__ = ["LEASE_SECS", "ROOT", "WAIT_SECS", "RealFleet"]
-
 if __name__ == "__main__":
     main()

@@ -102,6 +102,3 @@ def _records(workload: Workload) -> list[Record]:
         )
         for one, secs in candidates(workload)
     ]
-
-
-__all__ = ["RECORDED", "TARGET", "WORKLOADS", "candidates", "make_recorded", "workloads"]

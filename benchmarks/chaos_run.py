@@ -217,6 +217,3 @@ class Run:
     def steps(self) -> int:
         """Steps of the last life that came to its end."""
         return int((self.root / "steps").read_text())
-
-
-__all__ = ["BATCHES", "DEAD", "Run", "Tally"]

@@ -154,6 +154,3 @@ class SqliteFaults:
             was = ctypes.create_string_buffer(count)
             if real.read(file, ctypes.addressof(was), count, offset) == 0:
                 self._points.note(path, inode=found.st_ino, offset=offset, was=was.raw.hex())
-
-
-__all__ = ["SqliteFaults"]

@@ -26,7 +26,7 @@ from benchmarks.chaos_models import SIZES, watch_registry
 from benchmarks.chaos_trouble import ALIVE
 from fleet.refresh import trainer_process as child
 from fleet.refresh.process import PARENT, main
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
 
 _TREES = 8
 #: Steps on the disk of a short training, of which one is chosen.
@@ -125,6 +125,3 @@ def trainer_load(arguments: dict[str, Any]) -> None:
     FaultPoints(Plan(**arguments["plan"]), told).install()
     code = main([arguments["request"]])
     os._exit(code)
-
-
-__all__ = ["ForkedProcess", "fork_trainings", "trainer_load"]

@@ -199,6 +199,3 @@ class Trouble:
     def _training_pid(self) -> int | None:
         child = self._refresher._child
         return None if child is None or child.poll() is not None else child.pid
-
-
-__all__ = ["ALIVE", "STILL", "Host", "Trouble", "wake_training"]

@@ -158,6 +158,3 @@ def look(log: HistoryLog, history: Path, disk: Path) -> None:
             halves=halves,
         )
     )
-
-
-__all__ = ["Watched", "late_records", "look", "look_at_fleet"]

@@ -154,6 +154,3 @@ def local_profiles() -> dict[str, Path]:
     here = probe()
     level = runnable_levels(here.arch, here.isa_flags)[0]
     return {level.name: ROOT / "configs" / "hardware" / f"{level.name}.yaml"}
-
-
-__all__ = ["Wreck", "local_profiles"]

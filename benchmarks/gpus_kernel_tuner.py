@@ -103,6 +103,3 @@ def orders(
 def default_python() -> str:
     """The Python that runs the benchmark."""
     return sys.executable
-
-
-__all__ = ["STRATEGIES", "default_python", "orders", "why_absent"]

@@ -186,6 +186,3 @@ def _fit(x: Floats, y: Floats, weight: Floats, seed: int) -> Callable[[Floats], 
     data = xgboost.DMatrix(x, y, weight=weight)
     model = xgboost.train({**_TREES, "seed": seed, "tree_method": "hist"}, data, _TREE_ROUNDS)
     return lambda rows: np.asarray(model.predict(xgboost.DMatrix(rows)), dtype=np.float64)
-
-
-__all__ = ["CHOOSERS", "Chooser"]

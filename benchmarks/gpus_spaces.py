@@ -128,6 +128,3 @@ def _numbers(rows: list[list[Any]]) -> Floats:
         places = {one: float(place) for place, one in enumerate(distinct)}
         columns.append([np.log2(1 + one) if plain else places[one] for one in values])
     return np.array(columns, dtype=np.float64).T
-
-
-__all__ = ["Space", "find_spaces"]

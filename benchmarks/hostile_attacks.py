@@ -154,6 +154,3 @@ def index_map(rng: Random, marker: str) -> str:
         after[-1] = len(made.nodes) + rng.choice((0, 1, 50))
     saved = made.saved(made.map(before, after, rng.choice((0, 0, before[0]))))
     return rng.choice((saved, saved, saved, saved[:-5], text(rng)))
-
-
-__all__ = ["EXIT_CODE", "annotation", "calling_map", "foreign_ir", "index_map"]

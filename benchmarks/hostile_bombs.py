@@ -172,5 +172,3 @@ BOMBS: tuple[Callable[[Random], Made], ...] = (
     one_byte_lines,
     zeros,
 )
-
-__all__ = ["BOMBS"]

@@ -36,6 +36,3 @@ def corpus_case(name: str, marker_folder: str) -> Case:
 
 def _marked(path: Path, name: str, marker_folder: str) -> bytes:
     return path.read_bytes().replace(MARKER, f"{marker_folder}/corpus-{name}".encode())
-
-
-__all__ = ["CORPUS", "corpus_case", "corpus_names"]

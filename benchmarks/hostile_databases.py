@@ -61,6 +61,3 @@ def workload_lines(rng: Random, count: int) -> list[Any]:
             line[0] = rng.choice((text(rng)[:200], str(2**64), "-1", "0" * 50, "\u00b2"))
         lines.append(line)
     return lines
-
-
-__all__ = ["arguments", "record_line", "run_secs", "workload_lines"]

@@ -166,6 +166,3 @@ def _database(rng: Random, number: int, prefix: str) -> Case:
         lines=made.lines,
         markers=made.markers,
     )
-
-
-__all__ = ["DIALECTS", "Case", "make_case"]

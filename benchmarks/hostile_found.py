@@ -126,6 +126,3 @@ class Found:
             else:
                 self.finds[key] = find
         self.done += part.done
-
-
-__all__ = ["LIMIT_SECS", "MOST_MB", "PATIENCE_SECS", "SLOW_STAGES", "TARGET_MB", "Found", "Tally"]

@@ -179,7 +179,8 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
 
     from agents.device.worker import DeviceWorker
     from agents.programs.workloads import workload_from_module
-    from fleet.collection.collect import Collection, CollectSettings
+    from fleet.collection.collect import Collection
+    from fleet.collection.settings import CollectSettings
     from fleet.interchange.import_logs import ImportRequest, import_logs
     from fleet.store.store import Store
 

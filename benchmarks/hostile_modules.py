@@ -232,6 +232,3 @@ def _text(whole: Any) -> bytes:
         return json.dumps(whole).encode()
     except RecursionError:
         return deep_text(whole)
-
-
-__all__ = ["MODULES", "Graph", "module", "packed", "plain", "workload_line"]

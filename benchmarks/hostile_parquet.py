@@ -74,6 +74,3 @@ def faulty_footer(source: Path, target: Path, rng: Random) -> None:
         packed = zlib.compress(deep_text(workloads))
         entries[WORKLOADS_KEY] = base64.b64encode(packed[: rng.choice((len(packed), len(packed) // 2))])
     pq.write_table(table.replace_schema_metadata(entries), target)
-
-
-__all__ = ["faulty_footer", "faulty_values"]

@@ -238,13 +238,3 @@ def split_by_training(questions: Sequence[Question]) -> tuple[list[Question], li
         [one for one in questions if "training" not in one.stages],
         [one for one in questions if "training" in one.stages],
     )
-
-
-__all__ = [
-    "Child",
-    "Question",
-    "own_secs",
-    "run",
-    "split_by_training",
-    "stages_of",
-]

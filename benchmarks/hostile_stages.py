@@ -248,6 +248,3 @@ def counts_of(work: Work) -> dict[str, Any]:
         "rejected": work.rejected,
         "unaccounted": work.unaccounted,
     }
-
-
-__all__ = ["DEVICE", "STAGES", "TYPED", "Unaccounted", "Work", "counts_of", "expected_lines", "import_case"]

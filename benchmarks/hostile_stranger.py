@@ -103,6 +103,3 @@ def write_database(folder: Path, workload_id: str, modules: Sequence[bytes], tra
     log = folder / "database_tuning_record.json"
     log.write_text("\n".join(records) + "\n")
     return log
-
-
-__all__ = ["EXTENT", "TARGET", "attack", "attacked", "programs", "write_database"]

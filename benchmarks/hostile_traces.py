@@ -237,6 +237,3 @@ TRACES: tuple[Callable[[Random, str], list[Any]], ...] = (*[mixed] * 12, repeate
 def trace(rng: Random, marker: str = "") -> list[Any]:
     """A trace of any kind."""
     return rng.choice(TRACES)(rng, marker)
-
-
-__all__ = ["KINDS", "TRACES", "Trace", "trace"]

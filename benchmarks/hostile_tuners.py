@@ -188,6 +188,3 @@ def autotvm_line(rng: Random, family: str, line: int, marker: str = "") -> dict[
         "version": 0.2,
         "tvm_version": rng.choice(("0.6.0", "0.10.0", text(rng)[:60])),
     }
-
-
-__all__ = ["STEPS", "ansor_line", "ansor_step", "ansor_steps", "autotvm_line", "entity", "result", "size"]

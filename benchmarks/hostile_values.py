@@ -266,20 +266,3 @@ def target_object(rng: Random, family: str) -> dict[str, Any]:
 
 def _option(rng: Random) -> Any:
     return rng.choice(("core-avx2", "skylake-avx512", "sm_80", "cpu", 8, 1024, "--5", "-1", "+neon,+dotprod"))
-
-
-__all__ = [
-    "NUMBERS",
-    "TEXTS",
-    "damaged",
-    "deep_text",
-    "line_of",
-    "nested",
-    "number",
-    "target_object",
-    "target_text",
-    "text",
-    "value",
-    "whole",
-    "with_fault",
-]

@@ -194,6 +194,3 @@ def _write_device(folder: Path, name: str, core: int) -> None:
     [profile] = local_profiles().values()
     values = yaml.safe_load(profile.read_text()) | {"device_id": name, "cores": [core], "note": ""}
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-
-
-__all__ = ["FAR_DEVICE", "NEAR_DEVICE", "TwoHostFleet"]

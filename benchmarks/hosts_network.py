@@ -184,6 +184,3 @@ def _ip(*arguments: str) -> str:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise NetworkError(f"`ip {' '.join(arguments)}` failed: {said}")
     return done.stdout
-
-
-__all__ = ["ADDRESSES", "FAR", "NEAR", "NetworkError", "TwoHosts", "namespaces", "remove_stale", "why_not"]

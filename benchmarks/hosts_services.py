@@ -123,6 +123,3 @@ def wait_until(
         if time.monotonic() > began + timeout_secs:
             raise TimeoutError(f"waited {timeout_secs:.0f} s in vain for {what}")
         time.sleep(0.1)
-
-
-__all__ = ["ROOT", "Service", "wait_until"]

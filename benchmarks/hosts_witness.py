@@ -90,6 +90,3 @@ class Witness:
             self.spooled[name].update(names)
             self._log.add(Event(kind="measured", records=names))
             self._log.add(Event(kind="acknowledged", by="spool", records=names))
-
-
-__all__ = ["Witness"]

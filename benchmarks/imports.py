@@ -68,7 +68,7 @@ def plan(data: Path) -> dict[str, dict[str, list[Path]]]:
 
 def _family(path: Path) -> str:
     from fleet.interchange.import_files import workload_file
-    from fleet.interchange.import_logs import LineReader
+    from fleet.interchange.line_reader import LineReader
     from fleet.interchange.logs.json_values import Rejected
     from fleet.interchange.logs.lines import LogLines
     from fleet.interchange.logs.meta_schedule import Database

@@ -16,7 +16,8 @@ from scipy.stats import rankdata
 
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each
-from transfer.train.training import TrainConfig, train
+from transfer.train.config import TrainConfig
+from transfer.train.training import train
 
 _COLUMNS = (
     "candidates",
@@ -127,6 +128,3 @@ def failures_table(found: Sequence[FailuresTold]) -> list[str]:
         cells += [f"{one.error:.4f}", f"{one.guess_error:.4f}"]
         lines.append(f"| {one.device_id} | {' | '.join(cells)} |")
     return lines
-
-
-__all__ = ["FailuresTold", "failures_table", "judge_failures", "roc_area"]

@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from fleet.models.evaluation import make_baseline, published
 from fleet.models.versions import DatasetSnapshot
-from fleet.store.store import StoreReader
+from fleet.store.reader import StoreReader
 from transfer.baselines.base import Ranker
-from transfer.baselines.tlp import PublishedTlp, TlpConfig
+from transfer.baselines.tlp import PublishedTlp
 from transfer.baselines.tvm_models import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
 from transfer.data.dataset import Dataset
 from transfer.data.prune import Pruning, prune, random_share
 from transfer.data.splits import few_of_each
 from transfer.evaluate.rankers import ModelRanker, SingleRanker
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
+from transfer.train.published_procedure import TlpConfig
 
 #: The model of this project: all devices in one, and each device by itself.
 OURS = ("model", "model-single")
@@ -144,17 +145,3 @@ def sampled(snapshot: DatasetSnapshot, most: int, seed: int) -> DatasetSnapshot:
     return replace(
         snapshot, dataset=snapshot.dataset.take(few_of_each(snapshot.dataset, measured, most, seed))
     )
-
-
-__all__ = [
-    "NETWORK",
-    "OURS",
-    "SMALL_BATCHES",
-    "THINNED",
-    "TVM_RANKERS",
-    "ThinnedRanker",
-    "make_rankers",
-    "sampled",
-    "thinned_name",
-    "tvm_features",
-]

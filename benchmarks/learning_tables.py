@@ -156,16 +156,3 @@ def judged(comparison: Comparison) -> str:
         first = comparison.metrics[comparison.rankers[0], device_id][0]
         found.append(f"{device_id} {len(first.groups)} ({int(np.sum(first.counts))})")
     return ", ".join(found)
-
-
-__all__ = [
-    "TOLD",
-    "best_baseline",
-    "document",
-    "judged",
-    "more_table",
-    "pruning_table",
-    "ranker_table",
-    "spanned",
-    "transfer_table",
-]

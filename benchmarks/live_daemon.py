@@ -73,6 +73,3 @@ def fleet(folder: Path, *arguments: str) -> None:
 def command(*arguments: str) -> list[str]:
     """A command line of the project."""
     return [sys.executable, "-m", "fleet.cli", *arguments]
-
-
-__all__ = ["START_SECS", "command", "fleet", "onboarded", "running", "until"]

@@ -34,7 +34,7 @@ from transfer.evaluate.onboarding_cases import CasePlan, Regime, networks_to_hol
 from transfer.evaluate.onboarding_contenders import Adapting
 from transfer.evaluate.onboarding_curve import SAMPLES, CurvePlan, run_curve
 from transfer.evaluate.onboarding_table import CurveTable
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

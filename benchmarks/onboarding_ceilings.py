@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from agents.records import CONFIRM, DeviceId, Outcome
-from fleet.store.store import StoreReader
+from fleet.store.reader import StoreReader
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import kendall_tau, top_k
 
@@ -80,6 +80,3 @@ def _judged_again(dataset: Dataset, column: int, changes: np.ndarray) -> dict[st
                 top1.append(top_k(-before, some, 1))
                 tau.append(kendall_tau(-before, some))
     return {"judged_top1": float(np.mean(top1)), "judged_tau": float(np.mean(tau))} if top1 else {}
-
-
-__all__ = ["ceilings"]

@@ -33,7 +33,8 @@ from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.evaluate.onboarding_table import CurveTable
 from transfer.features.hardware import HARDWARE_NAMES
 from transfer.processes import run_each
-from transfer.train.training import TrainConfig, torch_threads, train
+from transfer.train.config import TrainConfig
+from transfer.train.training import torch_threads, train
 
 #: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
 SELECTED = (16, 32, 64, 128, 256)
@@ -295,6 +296,3 @@ def tell(done: int, total: int, case: Case, seconds: float | None = None) -> Non
         file=sys.stderr,
         flush=True,
     )
-
-
-__all__ = ["How", "across", "breadth", "coverage", "selectors", "tell"]

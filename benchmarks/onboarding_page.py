@@ -272,6 +272,3 @@ def text_of(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(text_of(one) for one in value)
     return str(value)
-
-
-__all__ = ["page", "spanned"]

@@ -18,7 +18,8 @@ from benchmarks.onboarding_ceilings import ceilings
 from benchmarks.training import LOGS
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
-from fleet.store.store import Store, StoreReader
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import Estimate
 from transfer.data.splits import few_of_each
@@ -205,15 +206,3 @@ def narrowed(one: DeviceSet, device_ids: Sequence[str]) -> DeviceSet:
             hardware=dataset.hardware[columns],
         ),
     )
-
-
-__all__ = [
-    "DEMO_STORE",
-    "LOGGED",
-    "DeviceSet",
-    "as_json",
-    "device_sets",
-    "listed",
-    "measured_mean",
-    "narrowed",
-]

@@ -16,6 +16,3 @@ def patience(secs: float) -> float:
     """Seconds to wait for what takes some on an idle host, by how many programs each core has to run now."""
     crowd = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return secs * min(_MOST, max(1.0, crowd))
-
-
-__all__ = ["patience"]

@@ -69,6 +69,3 @@ def compared(passes: Sequence[Sequence[Record]]) -> dict[str, Any]:
         "winner_flip_regret_mean": round(statistics.fmean(regrets), 6),
         "winner_flip_regret_max": round(max(regrets), 5),
     }
-
-
-__all__ = ["compared", "latencies"]

@@ -240,6 +240,3 @@ def _metrics(root: Path) -> dict[str, Any]:
         "open": int(values["fleet_api_connections"]),
         "closed": {name.partition('"')[2].partition('"')[0]: int(count) for name, count in closed.items()},
     }
-
-
-__all__ = ["measure_connections"]

@@ -215,6 +215,3 @@ def _states(view: dict[str, Any]) -> dict[str, int]:
 
 def _all_up(coordinator: Coordinator, devices: int) -> bool:
     return sum(_states(coordinator.view()).get(state, 0) for state in ("idle", "leased")) >= devices
-
-
-__all__ = ["measure_fleet"]

@@ -192,6 +192,3 @@ def in_child(work: str, *arguments: str) -> dict[str, Any]:
     )
     value: Mapping[str, Any] = json.loads(done.stdout)
     return dict(value)
-
-
-__all__ = ["RecordMaker", "in_child", "made_up_rows", "memory_mb"]

@@ -138,6 +138,3 @@ def measure_scheduling(*, devices: int, decisions: int, workload_count: int = WO
         "cpu_ms_mean": round(1e3 * cpu / len(took), 3),
         "tick_ms_median": round(1e3 * statistics.median(ticks), 3) if ticks else None,
     }
-
-
-__all__ = ["measure_scheduling"]

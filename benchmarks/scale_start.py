@@ -156,6 +156,3 @@ def _prepare(folder: Path, root: Path, devices: int) -> None:
         for spec in specs:
             store.put_device(spec)
     KeptChoices(root / "workloads.json").put(group_of(specs[0]), _CHOICE.key(specs), workloads)
-
-
-__all__ = ["begin", "measure_start"]

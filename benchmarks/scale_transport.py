@@ -154,6 +154,3 @@ class ProcessTransport(AgentClient):
 
     def _ask(self, request: AgentRequest) -> None:
         self._requests[self._places[request.device_id]].append(request)
-
-
-__all__ = ["ProcessTransport"]

@@ -24,7 +24,8 @@ from typing import Any
 
 from rich.console import Console
 
-from agents.device.worker import Batch, DeviceWorker
+from agents.device.batch import Batch
+from agents.device.worker import DeviceWorker
 from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, load_fleet, select_devices

@@ -32,11 +32,14 @@ from fleet.models.evaluation import published
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from transfer.baselines.published_rows import published_rows
-from transfer.baselines.tlp import PublishedTlp, TlpConfig
+from transfer.baselines.tlp import PublishedTlp
 from transfer.data.dataset import Dataset
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.published_features import CPU_LAYOUT
-from transfer.train.training import TrainConfig, train, trainable_devices
+from transfer.train.config import TrainConfig
+from transfer.train.published_procedure import TlpConfig
+from transfer.train.rows import trainable_devices
+from transfer.train.training import train
 
 LOGS = DATA / "autotvm_dropletsearch"
 #: Candidates of a workload: what one epoch of our training sees of it, so that both sides see every row once.

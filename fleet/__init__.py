@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fleet.api.client import DaemonClient
     from fleet.errors import FleetError, StoreError
     from fleet.public import StoreView, open_store
     from fleet.public_model import DeviceModel, load_model
-    from fleet.public_work import DaemonClient, EngineOptions, collect, connect, onboard, tune
+    from fleet.public_work import EngineOptions, collect, connect, onboard, tune
 
 _PLACES = {
-    "DaemonClient": "fleet.public_work",
+    "DaemonClient": "fleet.api.client",
     "DeviceModel": "fleet.public_model",
     "EngineOptions": "fleet.public_work",
     "FleetError": "fleet.errors",

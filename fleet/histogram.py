@@ -37,6 +37,3 @@ class Histogram:
     def view(self) -> dict[str, Any]:
         """JSON-ready: `counts`, one a class and one for what is above all bounds, and `sum_secs`."""
         return {"counts": list(self._counts), "sum_secs": self._sum_secs}
-
-
-__all__ = ["BOUNDS_SECS", "Histogram"]

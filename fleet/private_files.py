@@ -111,6 +111,3 @@ def _is_own_group(gid: int) -> bool:
     except KeyError:
         return False
     return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
-
-
-__all__ = ["NotPrivateError", "check_folder", "read_private", "write_private"]

@@ -17,7 +17,8 @@ from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Workload, 
 from fleet.errors import FleetError, StoreError
 from fleet.interchange.export_parquet import SCHEMA, flat_batches
 from fleet.interchange.export_source import Source
-from fleet.store.store import Store, StoreReader
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 
 #: Kinds of tables that `StoreView.records` gives.
 FORMS = ("arrow", "pandas", "polars")
@@ -145,6 +146,3 @@ def open_store(path: str | Path) -> StoreView:
         StoreError: There is no store, or a newer version wrote it.
     """
     return StoreView(Store.read(Path(path)))
-
-
-__all__ = ["StoreView", "open_store"]

@@ -110,6 +110,3 @@ def load_model(ref: str, folder: str | Path = "runs/models") -> DeviceModel:
         served = ", ".join(registry.champions()) or "none"
         raise FleetError(f"no model in {folder} serves device {ref!r}; served are: {served}")
     return DeviceModel(registry, found.version, ref)
-
-
-__all__ = ["DeviceModel", "load_model"]

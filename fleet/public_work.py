@@ -337,17 +337,3 @@ def _writer(store: Path) -> int | None:
         return int((store / HOLDER).read_text())
     except (OSError, ValueError):
         return None
-
-
-__all__ = [
-    "NOBODY_TO_DETACH_TO",
-    "DaemonClient",
-    "EngineOptions",
-    "collect",
-    "connect",
-    "daemon_of",
-    "do_request",
-    "follow_quietly",
-    "onboard",
-    "tune",
-]

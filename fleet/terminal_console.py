@@ -26,6 +26,3 @@ class TerminalConsole(Console):
                 yield segment
             else:
                 yield Segment(visible(segment.text, kept="\n\t"), segment.style)
-
-
-__all__ = ["TerminalConsole"]

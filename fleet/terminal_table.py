@@ -36,6 +36,3 @@ def print_rows(
     for row in rows:
         table.add_row(*row)
     console.print(table)
-
-
-__all__ = ["print_rows"]

@@ -53,6 +53,3 @@ def make_logs_visible() -> None:
 def say_text(text: str, *, error: bool = False) -> None:
     """Print several lines, such as a script or a traceback, on standard output or on standard error."""
     print(visible(text, kept="\n\t"), end="", file=sys.stderr if error else sys.stdout)
-
-
-__all__ = ["make_logs_visible", "say", "say_text", "visible"]

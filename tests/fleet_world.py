@@ -12,7 +12,8 @@ from fleet.core.events import DeviceState, Event, Instruction, Job, JobId, JobSt
 from fleet.core.job_state import PATIENCE
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
-from fleet.core.state import FleetState, StateError
+from fleet.core.state import FleetState
+from fleet.core.state_core import StateError
 
 #: Small enough that a few steps reach every rule.
 LIMITS = Limits(

@@ -8,10 +8,11 @@ import numpy as np
 
 from agents.records import CandidateId, DeviceId, WorkloadId
 from transfer.data.dataset import Dataset
-from transfer.features.extractor import FeatureBlock, FeatureSpec
-from transfer.model.fleet_tlp import ModelSizes
+from transfer.features.blocks import FeatureBlock
+from transfer.features.extractor import FeatureSpec
+from transfer.model.encoder import ModelSizes
+from transfer.train.config import TrainConfig
 from transfer.train.losses import LossWeights
-from transfer.train.training import TrainConfig
 
 SPEC = FeatureSpec(
     categories=(("kind", 6), ("role", 4)),

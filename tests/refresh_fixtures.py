@@ -14,7 +14,8 @@ from fleet.models.holdout import is_held_out
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_trace, gmm_workload, record_of
 from transfer.features.extractor import DEFAULT_SPEC
-from transfer.model.fleet_tlp import FleetTLP, ModelSizes, model_config, scoped_seed
+from transfer.model.encoder import ModelSizes
+from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 
 DEVICES = ("box.a", "box.b")
 SIZES = ModelSizes(

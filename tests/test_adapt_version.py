@@ -17,7 +17,8 @@ from fleet.store.store import Store
 from tests.onboarding_fixtures import NEW, SOURCES, fill
 from transfer.adapt.nearest import Nearest
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig, train
+from transfer.train.config import TrainConfig
+from transfer.train.training import train
 
 CONFIG = TrainConfig(epochs=1, trees=5)
 TARGET = DeviceId(NEW)

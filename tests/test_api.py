@@ -23,13 +23,13 @@ from fleet.api.server import ApiOptions, ApiServer, read_or_make_token
 from fleet.cli.app import run
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
+from fleet.coverage.table_summary import Counts
 from fleet.engine.fleet_view import Around, make_view
 from fleet.errors import FleetError
 from fleet.histogram import Histogram
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import write_private
-from fleet.results.record_sink import Counts
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
 from transfer.model import checkpoint

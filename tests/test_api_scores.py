@@ -34,7 +34,8 @@ from tests.test_api import sources_of
 from transfer.adapt.kept import head_of
 from transfer.evaluate.rankers import KeptRanker
 from transfer.features.extractor import Extractor
-from transfer.train.training import TrainConfig, train
+from transfer.train.config import TrainConfig
+from transfer.train.training import train
 
 WORKLOADS = some_workloads(3, 0)
 ONE = WORKLOADS[0]

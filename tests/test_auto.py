@@ -22,7 +22,8 @@ from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Regime
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig, train
+from transfer.train.config import TrainConfig
+from transfer.train.training import train
 
 TARGET = "cpu-new"
 DATASET = make_dataset(workloads=9, candidates=12)

@@ -15,11 +15,12 @@ from transfer.baselines.base import (
 )
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
 from transfer.baselines.nearest import NearestDevice
-from transfer.baselines.tlp import PublishedTlp, TlpConfig
+from transfer.baselines.tlp import PublishedTlp
 from transfer.baselines.trees import BoostedTrees
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
+from transfer.train.published_procedure import TlpConfig
 from transfer.train.rows import training_labels
 
 QUICK_TLP = TlpConfig(epochs=1, batch=64)

@@ -9,8 +9,9 @@ import torch
 
 from tests.model_fixtures import DEVICES, make_dataset
 from tests.test_baselines import published_of
-from transfer.baselines.tlp import PublishedTlp, TlpConfig
+from transfer.baselines.tlp import PublishedTlp
 from transfer.model.tlp_network import TlpNetwork, mixed_lambda_rank
+from transfer.train.published_procedure import TlpConfig
 
 
 def parameters(network: torch.nn.Module) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from log_fixtures import DATA
 
-from benchmarks.onboarding_parts import LOGGED, LOGS
+from benchmarks.onboarding_parts import LOGGED
+from benchmarks.training import LOGS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 COMMANDS = sorted(

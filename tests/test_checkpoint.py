@@ -10,8 +10,9 @@ import torch
 
 from tests.model_fixtures import SIZES, SPEC, make_block
 from transfer import checked_folder
+from transfer.checked_folder import CheckpointError
 from transfer.model import checkpoint
-from transfer.model.checkpoint import CheckpointError, load, save
+from transfer.model.checkpoint import load, save
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 
 

@@ -121,9 +121,9 @@ def test_doctor_judges_this_host() -> None:
 
 
 def test_doctor_fails_when_something_stops_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleet.doctor.doctor import HostState
+    from fleet.doctor.words import HostState
 
-    monkeypatch.setattr("fleet.doctor.doctor.look", lambda store, **_: HostState(missing_modules=("tvm",)))
+    monkeypatch.setattr("fleet.doctor.look.look", lambda store, **_: HostState(missing_modules=("tvm",)))
     result = run("doctor")
     assert isinstance(result.exception, FleetError)
     assert "pip install apache-tvm==" in str(result.exception)

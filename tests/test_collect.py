@@ -20,7 +20,8 @@ from rich.console import Console
 
 from agents.records import DeviceId, DeviceSpec, Family, Outcome, Protocol, Record, Workload
 from agents.spool.disk_spool import Spool
-from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.collect import Collection
+from fleet.collection.settings import CollectSettings
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import DeviceId, DeviceKind, Family, Protocol
-from fleet.config.device_files import TARGET_OPTIONS
 from fleet.config.device_folder import DeviceFolder
+from fleet.config.device_targets import TARGET_OPTIONS
 from fleet.config.settings import (
     ConfigError,
     FleetConfig,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
 from fleet.coverage.candidate_index import MERGE_AT, CandidateIndex, as_raw
-from fleet.coverage.coverage import MAX_LOSSES, Coverage
+from fleet.coverage.coverage import Coverage
+from fleet.coverage.matrix import MAX_LOSSES
 from fleet.coverage.place_bits import CHUNK_BYTES, PlaceBits
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec

@@ -17,7 +17,8 @@ import pytest
 
 from fleet.api.client import ADDRESS, ask
 from fleet.daemon.open_files import MOST_OPEN_FILES, raise_open_files
-from tests.test_daemon import ALL, ROOT, records, settings
+from tests.daemon_fixtures import ROOT
+from tests.test_daemon import ALL, records, settings
 
 __all__ = ["settings"]
 

@@ -29,18 +29,9 @@ from agents.host.probe import probe
 from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec
 from agents.sandbox.confinement_trial import Trial
 from fleet.cli.app import run
-from fleet.doctor.doctor import (
-    WANTED_MODULES,
-    Finding,
-    HostState,
-    InterruptRate,
-    Level,
-    LockState,
-    confinement_line,
-    diagnose,
-    look,
-)
-from fleet.doctor.look import parse_interrupts
+from fleet.doctor.doctor import confinement_line, diagnose
+from fleet.doctor.look import look, parse_interrupts
+from fleet.doctor.words import WANTED_MODULES, Finding, HostState, InterruptRate, Level, LockState
 from fleet.private_files import write_private
 
 QUIET = HostState(memory_available_bytes=8 << 30, disk_free_bytes=100 << 30)
@@ -395,7 +386,7 @@ def test_looking_loads_no_tvm() -> None:
     import subprocess
 
     code = (
-        "import sys; from pathlib import Path; from fleet.doctor.doctor import look; look(Path('.')); "
+        "import sys; from pathlib import Path; from fleet.doctor.look import look; look(Path('.')); "
         "print([name for name in ('tvm', 'torch', 'ray') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

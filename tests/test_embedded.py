@@ -19,8 +19,8 @@ from agents.device.batch import Batch
 from agents.lease import Lease
 from agents.records import Candidate, DeviceId, Protocol, Record
 from agents.spool.disk_spool import Spool
-from fleet.collection.collect import Collection, CollectSettings
-from fleet.collection.settings import Pools
+from fleet.collection.collect import Collection
+from fleet.collection.settings import CollectSettings, Pools
 from fleet.config.settings import FleetConfig
 from fleet.core.event_json import event_to_json
 from fleet.core.events import RequestSubmitted

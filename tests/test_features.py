@@ -10,9 +10,10 @@ from agents.records import Candidate, Workload, WorkloadId
 from tests.dataset_fixtures import NRM_TRACE, cpu_device, gmm_candidates, gmm_trace, gmm_workload
 from transfer.errors import TraceError, TransferError
 from transfer.features.access import block_accesses
+from transfer.features.blocks import FeatureBlock
 from transfer.features.box_access import BlockAccess, BufferAccess
-from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureBlock, FeatureSpec, hardware_vector
-from transfer.features.hardware import HARDWARE_NAMES
+from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
+from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
 from transfer.features.slots import NUMBER_NAMES, StepTable, encode
 from transfer.features.tiles import Tiles, describe_memory
 from transfer.language.primitives import Kind, Primitive

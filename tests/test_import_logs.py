@@ -20,8 +20,9 @@ from agents.records import Candidate, Family, Outcome, Record, WorkloadId, canon
 from agents.trust import claimed_id
 from fleet.errors import FleetError
 from fleet.interchange import import_logs as module
-from fleet.interchange.import_logs import ImportRequest, LineReader, import_logs
+from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.import_report import ImportReport
+from fleet.interchange.line_reader import LineReader
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.meta_schedule import Database
 from fleet.models.versions import load_snapshot

@@ -28,11 +28,11 @@ from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.kept import MOST_BYTES, file_of, files_of, load_adapted
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
+from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.evaluate.rankers import KeptRanker
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.model import checkpoint
-from transfer.model.checkpoint import CheckpointError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
 from transfer.tvm_cost_model import load_scorer

@@ -8,16 +8,10 @@ import torch
 
 from tests.model_fixtures import SIZES, SPEC, make_block
 from transfer.errors import TransferError
-from transfer.features.extractor import FeatureBlock
-from transfer.model.encoder import PiecewiseLinear
-from transfer.model.fleet_tlp import (
-    FleetTLP,
-    ModelConfig,
-    ModelSizes,
-    block_tensors,
-    model_config,
-    scoped_seed,
-)
+from transfer.features.blocks import FeatureBlock
+from transfer.model.encoder import ModelConfig, ModelSizes, PiecewiseLinear
+from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
+from transfer.model.inputs import block_tensors
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.evaluate.onboarding_points import Point
 from transfer.evaluate.onboarding_table import RANDOM, CurveTable
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))

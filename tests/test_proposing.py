@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Family, Outcome, Protocol, Record, Workload
 from fleet.collection.batch_plan import NOISE_EVERY_SECS
-from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.collect import Collection
 from fleet.collection.device_history import known_candidates
+from fleet.collection.settings import CollectSettings
 from fleet.requests.session import DeviceUnusableError
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet, Killed, latency_secs

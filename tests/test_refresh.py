@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from agents.records import Workload, WorkloadId
 from fleet.models import holdout
 from fleet.models import promotion as refresh
+from fleet.models.pairs import decided_pairs, pair_width
 from fleet.models.promotion import (
     DecisionKind,
     Standing,
-    decided_pairs,
     held_back,
     judge,
-    pair_width,
     refusal,
     standing,
     start_from,

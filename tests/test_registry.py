@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agents.records import DeviceId
 from fleet.models import registry_reader
-from fleet.models.registry import PinnedError, Registry, RegistryError
+from fleet.models.registry import PinnedError, Registry
 from fleet.models.registry_file import Change, appended_history, read_history
+from fleet.models.registry_reader import RegistryError
 from tests.refresh_fixtures import small_model
 from transfer.errors import TransferError
 from transfer.model import checkpoint

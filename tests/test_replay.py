@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from agents.codec import device_from_json, workload_from_json
 from agents.device import replay_file
+from agents.device.batch import Batch
 from agents.device.replay import ReplayWorker
-from agents.device.worker import Batch, DeviceRefusedError
+from agents.device.worker import DeviceRefusedError
 from agents.errors import AgentError
 from agents.records import (
     NOISE,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from agents.device.batch import Batch
 from agents.device.replay import ReplayWorker
-from agents.device.worker import Batch
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Protocol, Replay
 from fleet.collection.device_choice import DeviceChoice
 from fleet.collection.replay_files import ready

@@ -18,7 +18,8 @@ from fleet.core.events import ReasonKind, ShowRequest, StartTraining, StopTraini
 from fleet.core.job_state import PATIENCE
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
-from fleet.core.state import FleetState, StateError
+from fleet.core.state import FleetState
+from fleet.core.state_core import StateError
 
 R1, R2 = RequestId("r1"), RequestId("r2")
 

@@ -23,7 +23,8 @@ from fleet.core.events import (
     Verdict,
 )
 from fleet.core.limits import Limits
-from fleet.core.state import FleetState, StateError
+from fleet.core.state import FleetState
+from fleet.core.state_core import StateError
 
 A = DeviceId("a")
 #: Midnight UTC.

@@ -9,8 +9,10 @@ import torch
 from tests.model_fixtures import CONFIG, DEVICES, make_dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.config import TrainConfig
 from transfer.train.losses import LossWeights
-from transfer.train.training import TrainConfig, TrainRun, train, trainable_devices
+from transfer.train.rows import trainable_devices
+from transfer.train.training import TrainRun, train
 
 QUICK = replace(CONFIG, epochs=2)
 

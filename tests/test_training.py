@@ -17,15 +17,17 @@ import torch
 
 from tests.model_fixtures import CONFIG, DEVICES, make_dataset
 from tests.test_train import same_weights
+from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
-from transfer.model.checkpoint import CheckpointError
-from transfer.model.fleet_tlp import FleetTLP, block_tensors, model_config, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
+from transfer.model.inputs import block_tensors
 from transfer.train import CURVES_NAME
-from transfer.train.config import torch_device
+from transfer.train.config import TrainConfig, torch_device
 from transfer.train.losses import head_loss
+from transfer.train.peers import Peers
 from transfer.train.rows import gather_rows
 from transfer.train.step import Stepper
-from transfer.train.training import Peers, TrainConfig, TrainRun, result_from_json, result_to_json, train
+from transfer.train.training import TrainRun, result_from_json, result_to_json, train
 
 ROOT = Path(__file__).parent.parent
 DATASET = make_dataset()

@@ -23,8 +23,9 @@ from agents.records import (
     WorkloadId,
 )
 from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
-from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.collect import Collection
 from fleet.collection.device_history import known_candidates
+from fleet.collection.settings import CollectSettings
 from fleet.collection.trust import claims, imported_candidates, imported_traces
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import TableSummary

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from agents.records import Candidate, Family, Workload
+from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.published_features import CPU_LAYOUT
-from transfer.model.checkpoint import CheckpointError
-from transfer.model.fleet_tlp import FleetTLP, ModelSizes, model_config, scoped_seed
+from transfer.model.encoder import ModelSizes
+from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 from transfer.model.mtl_tlp import MtlTLP
 from transfer.train.training import torch_threads
 from transfer.tvm_cost_model import (

@@ -50,8 +50,8 @@ from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT, publish
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.mtl_tlp import MtlTLP
+from transfer.train.config import TrainConfig
 from transfer.train.published_procedure import TlpConfig, published_config, train_mtl_tlp
-from transfer.train.training import TrainConfig
 
 LEARNT, HELD = (lambda made: (made[:6], made[6:]))(some_workloads(6, 4))
 A, B = DEVICES

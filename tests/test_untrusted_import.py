@@ -25,7 +25,8 @@ from agents.records import (
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.trust import claimed_id, is_imported
-from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.collect import Collection
+from fleet.collection.settings import CollectSettings
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions

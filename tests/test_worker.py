@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 import agents.device.worker
-from agents.device.worker import Batch, DeviceRefusedError, DeviceWorker
+from agents.device.batch import Batch
+from agents.device.worker import DeviceRefusedError, DeviceWorker
 from agents.errors import SpoolError
 from agents.programs.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload

@@ -47,6 +47,3 @@ def run_each(
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-__all__ = ["run_each"]

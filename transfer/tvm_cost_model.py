@@ -259,6 +259,3 @@ def stored_trace(schedule: Any) -> str:
         return value.value if hasattr(value, "value") else list(value)
 
     return canonical_json(json.loads(json.dumps(schedule.trace.as_json(), default=plain)))
-
-
-__all__ = ["LEAST_SCORE", "Scorer", "SearchMeasurement", "cost_model", "load_scorer", "stored_trace"]

@@ -302,6 +302,3 @@ def _one_line(error: Exception) -> str:
         traceback.print_exception(error)
     text = " ".join(str(error).split()) or "no message"
     return text if isinstance(error, AgentError) else f"{type(error).__name__}: {text}"
-
-
-__all__ = ["Agent", "Worker"]

@@ -191,6 +191,3 @@ class AgentHost:
             message = AgentGone(device_id=name[0], incarnation=name[1], reason=reason, was_asked=True)
         self._messages.append(message)
         self._changed.notify_all()
-
-
-__all__ = ["MOST_WAITING", "AgentHost"]

@@ -36,6 +36,3 @@ class Part:
     device_secs: float
     #: The batch is done.
     is_last: bool
-
-
-__all__ = ["PART_SECS", "Batch", "Part"]

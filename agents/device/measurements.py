@@ -71,6 +71,3 @@ def record_of(
         model_version=batch.model_version,
         quality=canonical_json(quality),
     )
-
-
-__all__ = ["job_of", "record_of"]

@@ -181,22 +181,3 @@ class Failed(Message):
     #: Whether it failed for want of a working host, whatever was asked: worker processes do not start, the
     #: spool has no room.
     is_blameless: bool = False
-
-
-__all__ = [
-    "Activity",
-    "AgentGone",
-    "AgentRefused",
-    "AgentUp",
-    "Asked",
-    "Concluded",
-    "Failed",
-    "Heartbeat",
-    "Message",
-    "MorePending",
-    "ProposeRequest",
-    "Proposed",
-    "Results",
-    "TaggedRecord",
-    "WorkloadsListed",
-]

@@ -251,6 +251,3 @@ def _difference(words: Sequence[str], others: Sequence[str]) -> int:
     """In how many places two traces differ."""
     same = sum(map(str.__eq__, words, others))
     return max(len(words), len(others)) - same
-
-
-__all__ = ["ReplayWorker"]

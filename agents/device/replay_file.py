@@ -149,6 +149,3 @@ def _json(path: Path, text: bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise AgentError(f"{path}: its footer is damaged: {error}") from error
-
-
-__all__ = ["VERSION", "Head", "Recorded", "footer", "open_file", "read_head", "read_workloads"]

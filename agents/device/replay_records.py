@@ -256,6 +256,3 @@ def _unknown_descriptor(device_id: DeviceId) -> Descriptor:
         ansor_params=(0,) * 8,
         **unknown,
     )
-
-
-__all__ = ["ReplayRecords"]

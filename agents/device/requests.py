@@ -75,15 +75,3 @@ class Acknowledge(AgentRequest):
     """Forget records that the store holds for good."""
 
     record_ids: tuple[str, ...]
-
-
-__all__ = [
-    "Acknowledge",
-    "AgentRequest",
-    "BeginAgent",
-    "Conclude",
-    "ListWorkloads",
-    "Measure",
-    "Propose",
-    "Stop",
-]

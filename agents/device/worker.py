@@ -301,6 +301,3 @@ def _canary(value: Mapping[str, Any]) -> Canary:
     workload = workload_from_json(value["workload"])
     candidate = Candidate(workload_id=workload.workload_id, trace=value["trace"], origin="canary")
     return Canary(name=value["name"], workload=workload, candidate=candidate)
-
-
-__all__ = ["Batch", "DeviceRefusedError", "DeviceWorker"]

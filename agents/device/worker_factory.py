@@ -76,6 +76,3 @@ class ReplayWorkerFactory:
         for records in self._records.values():
             records.close()
         self._records.clear()
-
-
-__all__ = ["ReplayWorkerFactory", "open_device"]

@@ -113,6 +113,3 @@ def _cuda_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
             name = device.get("name", "the card")
             found.append(f"target.{key} is {asked}, but {name} has {offered}: write {offered}")
     return found
-
-
-__all__ = ["differences"]

@@ -91,6 +91,3 @@ def gpu_sheet(name: str) -> dict[str, str]:
     """
     words = re.sub(r"[_\-]+", " ", name[:_LONGEST_NAME].lower())
     return dict(next((facts for pattern, facts in _rows() if pattern.search(words)), {}))
-
-
-__all__ = ["gpu_sheet"]

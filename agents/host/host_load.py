@@ -70,6 +70,3 @@ def cpu_secs(roots: Sequence[int]) -> tuple[float, float]:
             used = process.cpu_times()
             own += used.user + used.system + used.children_user + used.children_system
     return busy, own
-
-
-__all__ = ["HostLoad", "cpu_secs"]

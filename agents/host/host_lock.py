@@ -202,15 +202,3 @@ def _is_named(handle: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(handle), path.stat(follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-__all__ = [
-    "HostLockError",
-    "holder_of",
-    "holder_words",
-    "make_lock",
-    "open_lock",
-    "shared_folder",
-    "take_lock",
-    "user_name",
-]

@@ -38,6 +38,3 @@ def leave_out_torch() -> None:
     TVM imports torch wherever it is installed: 3.1 s of the 4.7 s that TVM's start took on two cores.
     """
     sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own sign of a module that is not there
-
-
-__all__ = ["command", "environment", "leave_out_torch"]

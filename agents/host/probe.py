@@ -236,14 +236,3 @@ def environment_id(snapshot: Mapping[str, Any], spec: DeviceSpec, protocol: Prot
     return content_hash(
         canonical_json(lasting), canonical_json(spec.target), canonical_json(place), canonical_json(timing)
     )
-
-
-__all__ = [
-    "LASTING_KEYS",
-    "core_groups",
-    "environment",
-    "environment_id",
-    "installed_version",
-    "probe",
-    "remote_descriptor",
-]

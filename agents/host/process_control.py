@@ -125,15 +125,3 @@ def pin_process(cores: Sequence[int]) -> None:
     for thread in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):  # it ended meanwhile
             os.sched_setaffinity(int(thread.name), cores)
-
-
-__all__ = [
-    "ProcessName",
-    "end_process",
-    "is_alive",
-    "keep_stderr",
-    "oom_kills",
-    "pin_process",
-    "shows_fault",
-    "stderr_tail",
-]

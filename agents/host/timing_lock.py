@@ -53,6 +53,3 @@ def not_timing(path: Path) -> Iterator[bool]:
         yield True
     finally:
         os.close(handle)
-
-
-__all__ = ["LOCK_WAIT_SECS", "host_lock_path", "not_timing", "timing_lock"]

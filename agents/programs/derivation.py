@@ -91,6 +91,3 @@ def _comparable(step: Any) -> Step:
     elif kind == "SampleCategorical":
         attrs = attrs[:1]  # how likely each is says nothing about which was drawn
     return canonical_json([kind, inputs, attrs, outputs])
-
-
-__all__ = ["Derivation", "Match", "Step", "comparable", "match"]

@@ -165,6 +165,3 @@ class _Graph:
             raise IndexMapRefusedError(f"it is deeper than {_MOST_DEPTH} levels")
         self._depths[index, as_divisor] = depth
         return depth
-
-
-__all__ = ["IndexMapRefusedError", "free_names"]

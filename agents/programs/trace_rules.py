@@ -296,6 +296,3 @@ def _check_decision(one: Any, steps: list[Any]) -> None:
 def _shown(step: Any) -> str:
     kind = step[0] if type(step) is list and step else step
     return repr(str(kind)[:60])
-
-
-__all__ = ["MOST_TEXT", "TraceRefusedError", "check_trace", "read_trace"]

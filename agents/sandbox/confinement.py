@@ -218,6 +218,3 @@ def _prctl(option: int, argument: int) -> bool:
 def _say(what: str, error: OSError) -> None:
     """Leave a word on stderr: the process goes on without this means, and `fleet doctor` says so as well."""
     print(f"this worker process runs without {what}: {error}", file=sys.stderr)
-
-
-__all__ = ["Confinement", "confine", "has_privileges", "landlock_version", "needs_of", "system_call"]

@@ -149,6 +149,3 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-
-
-__all__ = ["Trial", "tries", "try_confinement"]

@@ -239,6 +239,3 @@ def _move(pid: int, cores: tuple[int, ...]) -> None:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), cores)
-
-
-__all__ = ["WORKER_NAME", "CoreMover", "CoreSlot", "CoresHeldError", "MoverClient", "ProcessCores"]

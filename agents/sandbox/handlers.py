@@ -67,6 +67,3 @@ def canaries(family: Family) -> dict[str, Any]:
         for canary in make_canaries(family)
     ]
     return {"event": "canaries", "canaries": found}
-
-
-__all__ = ["canaries", "list_workloads", "propose"]

@@ -271,6 +271,3 @@ class WorkerPool:
             if process.memory_bytes() > batch.jobs[at.job].protocol.memory_limit_gib * 2**30:
                 self._processes.discard(process)
                 yield batch.over_memory(at, is_alone=not process.jobs_done)
-
-
-__all__ = ["WorkerPool"]

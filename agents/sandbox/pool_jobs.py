@@ -212,6 +212,3 @@ class PoolRun:
 
 def _failure_in(stage: WorkerStage) -> Outcome:
     return Outcome.BUILD_FAILED if stage is WorkerStage.BUILDING else Outcome.RUN_FAILED
-
-
-__all__ = ["MAX_EXCUSES", "MAX_STRIKES", "PoolRun", "Progress"]

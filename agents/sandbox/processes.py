@@ -246,6 +246,3 @@ def _output_of(process: WorkerProcess) -> ProcessOutput:
     except MessageError as error:
         return ProcessOutput(process, [], is_end=True, damage=str(error))
     return ProcessOutput(process, messages, is_end=not is_alive)
-
-
-__all__ = ["ProcessOutput", "WorkerProcesses", "receive"]

@@ -126,13 +126,3 @@ class SpacedRetiming:
     def _is_front_runner(self, one: RetimedProgram) -> bool:
         """Whether a program is near the fastest of its workload, and has timings left for that."""
         return one.extra > 0 and one.best_secs <= FRONT_RUNNER_RATIO * self._best_secs[one.workload_id]
-
-
-__all__ = [
-    "FRONT_RUNNER_FACTOR",
-    "FRONT_RUNNER_GAP_SECS",
-    "GAP_SECS",
-    "LAST_FRONT_RUNNER_TIMINGS",
-    "RetimedProgram",
-    "SpacedRetiming",
-]

@@ -69,6 +69,3 @@ def _remove(folder: Path) -> None:
     # A program may have nested folders deeper than Python counts.
     with suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-__all__ = ["ScratchFolders"]

@@ -83,12 +83,3 @@ class ChildSettings:
     def gpu_index(self) -> int | None:
         """Ordinal of the CUDA device of this host, if it is one."""
         return self.index if self.device == "cuda" and not self.tracker else None
-
-
-__all__ = [
-    "AT_WORK",
-    "LOCK_TIMEOUT_SECS",
-    "ChildSettings",
-    "WorkerStage",
-    "limit_of",
-]

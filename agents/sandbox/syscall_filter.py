@@ -306,6 +306,3 @@ def _sockets(needs: Needs) -> list[_Instruction]:
     last = len(families) - 1
     tests = [(_EQUAL, last - place + 1, 0, int(family)) for place, family in enumerate(families)]
     return [_argument(0), *tests, _DENY, *kind]
-
-
-__all__ = ["Needs", "filter_program", "is_known"]

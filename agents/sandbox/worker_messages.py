@@ -236,16 +236,3 @@ def _fields(event: str, message: dict[str, Any], readers: dict[str, _Reader]) ->
                 f"a worker process sent {event!r} with {name!r} = {str(message[name])[:60]}"
             ) from None
     return found
-
-
-__all__ = [
-    "JobDone",
-    "Ready",
-    "Rested",
-    "Retimed",
-    "RetimingBegan",
-    "StageBegan",
-    "WorkerEvent",
-    "parse_answer",
-    "parse_event",
-]

@@ -246,6 +246,3 @@ def _disk_errors(what: str) -> Iterator[None]:
         if error.errno in _FULL:
             raise SpoolFull(f"{what}: {error.strerror}; free some space on the disk and try again") from error
         raise SpoolError(f"{what}: {error.strerror or error}; check the folder and its disk") from error
-
-
-__all__ = ["FILE", "MAX_BYTES", "Spool"]

@@ -110,6 +110,3 @@ def old_spool(folder: Path, rows: RowFile) -> list[str]:
         path.replace(free_name(path, ".corrupt")) if path in damaged else path.unlink()
     fsync(folder)
     return list(damaged.values())
-
-
-__all__ = ["Scan", "old_spool", "scan"]

@@ -35,6 +35,3 @@ class MemorySpool:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-__all__ = ["MemorySpool"]

@@ -37,6 +37,3 @@ async def read_body(request: Request, most: int, secs: float) -> bytes:
         told = f"the body was not there after {secs:.0f} s: got {size} bytes; send it at once"
         raise HTTPException(408, told, headers=CLOSE) from None
     return b"".join(parts)
-
-
-__all__ = ["CLOSE", "read_body", "too_large"]

@@ -257,14 +257,3 @@ def _closing(send: Send) -> Send:
         await send(message)
 
     return send_last
-
-
-__all__ = [
-    "OPEN_PATH",
-    "App",
-    "ConnectionLimits",
-    "Connections",
-    "Gate",
-    "GuardedConnection",
-    "fitting_limits",
-]

@@ -160,6 +160,3 @@ def _asked(dashboard: Dashboard, workload_id: str, device: str) -> tuple[dict[st
         "dialect": found[0].dialect if found else "meta_schedule",
     }
     return latencies, chosen, json.dumps(asked).encode()
-
-
-__all__ = ["PREFIX", "add_dashboard", "page_query"]

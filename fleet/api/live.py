@@ -64,6 +64,3 @@ async def _stream(
             await asyncio.sleep(_LOOK_SECS)
     finally:
         followers.count -= 1
-
-
-__all__ = ["LIVE_PATH", "add_live"]

@@ -87,6 +87,3 @@ def _answer(pages: Pages, path: str, known: str) -> Response:
     if tag in (one.strip() for one in known.split(",")):
         return Response(status_code=304, headers=headers)
     return Response(content, media_type=kind, headers=headers)
-
-
-__all__ = ["SAFE_HEADERS", "STATIC_PATH", "Pages", "add_pages"]

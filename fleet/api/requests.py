@@ -155,6 +155,3 @@ async def _stream(
 def _event(shown: Shown) -> str:
     data: dict[str, Any] = dict(shown)
     return f"id: {shown['changes']}\nevent: {shown['state']}\ndata: {json.dumps(data)}\n\n"
-
-
-__all__ = ["ANSWER_SECS", "MOST_FOLLOWERS", "PATH", "Followers", "add_requests"]

@@ -254,6 +254,3 @@ def read_exactly(source: IO[bytes], size: int) -> bytes:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-
-
-__all__ = ["ANSWER_HEAD", "REQUEST_HEAD", "ScoreRefusalError", "answered", "main", "read_exactly"]

@@ -168,6 +168,3 @@ class ScoreService:
             # What it did not read is lost with it.
             with suppress(OSError):
                 pipe.close()
-
-
-__all__ = ["LOG", "ScoreBusyError", "ScoreService", "ScoreSettings"]

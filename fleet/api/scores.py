@@ -80,6 +80,3 @@ def score(
         scores=tuple(found["scores"]),
         refused={int(place): why for place, why in found["refused"].items()},
     )
-
-
-__all__ = ["MOST_TRACES", "ScoreAnswer", "score"]

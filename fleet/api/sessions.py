@@ -145,6 +145,3 @@ def _port_of(scope: Mapping[str, object]) -> int:
 
 def _digest(code: str) -> str:
     return hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()
-
-
-__all__ = ["CODE_PATH", "LOGIN_SECS", "SESSION_PATH", "SESSION_SECS", "Keyring", "add_sessions"]

@@ -168,6 +168,3 @@ def _log_of(table: Path, version: int) -> list[Path]:
 def _table_id(table: Path, version: int) -> str:
     with delta_errors("reading the table", table):
         return str(DeltaTable(table, version=version).metadata().id)
-
-
-__all__ = ["back_up"]

@@ -233,20 +233,3 @@ def sweep(folder: Path, manifest: Manifest) -> None:
             path.unlink(missing_ok=True)
     for path in (folder / OBJECTS).glob(".*.tmp"):
         path.unlink(missing_ok=True)
-
-
-__all__ = [
-    "IMPORTS",
-    "OBJECTS",
-    "BackedUp",
-    "BackedUpFile",
-    "Manifest",
-    "held",
-    "is_backup",
-    "keep_bytes",
-    "keep_file",
-    "object_path",
-    "read_manifest",
-    "sweep",
-    "write_manifest",
-]

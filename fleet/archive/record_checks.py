@@ -106,6 +106,3 @@ def _is_named_rightly(device_id: str, rows: pa.Table) -> Iterable[bool]:
         yield candidate_id == content_hash(workload_id, dialect, trace) and record_id == content_hash(
             candidate_id, device_id, environment_id, str(attempt)
         )
-
-
-__all__ = ["Seen", "file_faults", "first_halves", "row_faults"]

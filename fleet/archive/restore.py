@@ -110,6 +110,3 @@ def _restore_files(backup: Path, manifest: Manifest, folder: Path) -> None:
     for one in sorted(path for path in folder.rglob("*") if path.is_dir()):
         fsync(one)
     fsync(folder)
-
-
-__all__ = ["restore", "verify_backup"]

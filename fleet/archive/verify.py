@@ -350,6 +350,3 @@ def _begins_whole(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-__all__ = ["Damage", "Verified", "catalog_faults", "verify"]

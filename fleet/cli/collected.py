@@ -114,6 +114,3 @@ def _command(process: psutil.Process) -> str:
     except (psutil.Error, ValueError):
         return str(process.info["name"])
     return " ".join([Path(program).name, *(one for one in arguments[:2] if len(one) < 40)])
-
-
-__all__ = ["busiest_programs", "collected", "print_collected"]

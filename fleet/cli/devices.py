@@ -110,7 +110,9 @@ def doctor(folder: _Folder = None, config: ConfigOption = None, as_json: JsonOpt
     from agents.host.probe import probe as look_at_host
     from fleet.api.client import TOKEN
     from fleet.config.settings import load_fleet, select_devices
-    from fleet.doctor.doctor import Level, confinement_line, diagnose, look
+    from fleet.doctor.doctor import confinement_line, diagnose
+    from fleet.doctor.look import look
+    from fleet.doctor.words import Level
     from fleet.transport.ray_folder import ray_default_folder
     from fleet.transport.ray_token import token_path
 

@@ -62,7 +62,8 @@ def import_(
     Example: fleet import logs/board-7 --device board-7
     """
     from fleet.core.request_words import RequestKind
-    from fleet.interchange.import_logs import DIALECTS, ImportRequest, check_request
+    from fleet.interchange.import_logs import ImportRequest, check_request
+    from fleet.interchange.line_reader import DIALECTS
     from fleet.public_work import NOBODY_TO_DETACH_TO, daemon_of
 
     if dialect not in DIALECTS:

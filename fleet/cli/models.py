@@ -211,7 +211,7 @@ def rollback(
     Example: fleet models rollback x86-64-v4 --reason "slower since the new driver"
     """
     from fleet.models.registry import Registry
-    from fleet.models.registry import as_json as champion_json
+    from fleet.models.registry_reader import as_json as champion_json
 
     champion = Registry(models).rollback(device, to, reason=reason, by_hand=True)
     if as_json:
@@ -234,7 +234,7 @@ def pin(
     Example: fleet models pin x86-64-v4 v000003
     """
     from fleet.models.registry import Registry
-    from fleet.models.registry import as_json as champion_json
+    from fleet.models.registry_reader import as_json as champion_json
 
     champion = Registry(models).pin(device, version, reason=reason)
     if as_json:
@@ -254,7 +254,7 @@ def unpin(
     Example: fleet models unpin x86-64-v4
     """
     from fleet.models.registry import Registry
-    from fleet.models.registry import as_json as champion_json
+    from fleet.models.registry_reader import as_json as champion_json
 
     champion = Registry(models).unpin(device, reason=reason)
     if as_json:

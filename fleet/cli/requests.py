@@ -224,6 +224,3 @@ def _so_far(shown: Mapping[str, Any]) -> str:
 
 def _tell(text: str) -> None:
     say(text, error=True)
-
-
-__all__ = ["finish", "follow_aloud", "follow_request", "register", "run_request"]

@@ -84,6 +84,3 @@ def each_family(settings: FleetConfig, devices: Collection[str], family: str | N
             "measure more with `fleet collect`, or import a log"
         )
     return [names for names in chosen if names]
-
-
-__all__ = ["each_family", "request_trainings"]

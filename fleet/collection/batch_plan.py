@@ -12,7 +12,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.device.worker import Batch
+from agents.device.batch import Batch
 from agents.records import (
     CONFIRM,
     NOISE,

@@ -329,6 +329,3 @@ class Collection:
             for one in untold - {record.candidate_id for record in stored}:
                 self._losses[device_id, one] = MAX_LOSSES
         self._watcher.stored(device_id, records)
-
-
-__all__ = ["CollectSettings", "Collection", "Pools", "Watcher"]

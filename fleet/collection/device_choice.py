@@ -120,6 +120,3 @@ class DeviceChoice:
         refused += [files.faults[one] for one in self._asked if one in files.faults]
         if refused:
             raise FleetError("\n".join(refused))
-
-
-__all__ = ["DeviceChoice"]

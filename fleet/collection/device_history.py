@@ -79,6 +79,3 @@ def known_candidates(
         records = ours(records, set().union(*imported_candidates(store).values()))
     found = survey(records, dict.fromkeys(store.workloads(), limit))
     return {one: list(known.candidates.values()) for one, known in found.items() if known.candidates}
-
-
-__all__ = ["DeviceHistory", "known_candidates"]

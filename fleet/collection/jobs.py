@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agents.records import DeviceId, DeviceSpec
-from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.collect import Collection
 from fleet.collection.selection import choose_workloads, none_fits
-from fleet.collection.settings import Display, Engine
+from fleet.collection.settings import CollectSettings, Display, Engine
 from fleet.errors import FleetError
 
 if TYPE_CHECKING:
@@ -100,6 +100,3 @@ def _measure_noise_now(collection: Collection, specs: Mapping[DeviceId, DeviceSp
             f"no A/A run on {names}: the store has no ok candidate of it, as it is now, to measure twice; "
             f"run `fleet collect` first{done}"
         )
-
-
-__all__ = ["collect_records"]

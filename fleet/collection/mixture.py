@@ -31,6 +31,3 @@ def mixed(
         mix.sort(key=lambda _: draws.random())  # a shuffle takes five times as long
         parts += [mix[first : first + BATCH_SIZE] for first in range(0, len(mix), BATCH_SIZE)]
     return parts
-
-
-__all__ = ["mixed"]

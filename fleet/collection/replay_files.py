@@ -111,6 +111,3 @@ def _recorded(spec: DeviceSpec, device_id: DeviceId, path: Path) -> Recorded:
             f"device {device_id!r} is; it knows {', '.join(sorted(devices)) or 'none'}"
         )
     return devices[device_id]
-
-
-__all__ = ["REPLAY", "ready"]

@@ -197,6 +197,3 @@ def print_spending(spent: Sequence[Spent]) -> None:
         "ms: work of all processes, side by side. rest: canaries, hand-over, idle.",
     ):
         console.print(line, style="dim")
-
-
-__all__ = ["PARTS", "Interval", "Ledger", "Spent", "attribute", "print_spending", "spent_from"]

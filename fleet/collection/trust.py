@@ -145,6 +145,3 @@ def _is_imported(batch: pa.RecordBatch) -> pa.Array:
 
 def _texts(batch: pa.RecordBatch, *names: str) -> list[list[Any]]:
     return [batch.column(name).to_pylist() for name in names]
-
-
-__all__ = ["LIVE_DIALECT", "claims", "devices_of_family", "imported_candidates", "imported_traces", "ours"]

@@ -110,6 +110,3 @@ def _disturbing(
 
 def _timing_cores(spec: DeviceSpec) -> tuple[int, ...]:
     return spec.cores if spec.kind is DeviceKind.LOCAL else ()
-
-
-__all__ = ["DeviceChanges", "DeviceFiles", "compare"]

@@ -22,7 +22,7 @@ from agents.records import (
     Replay,
     canonical_json,
 )
-from fleet.config.device_targets import TARGET_OPTIONS, is_encodable, target_faults
+from fleet.config.device_targets import is_encodable, target_faults
 from fleet.config.sections import DEFAULT_HARDWARE, ProtocolSection
 from fleet.config.yaml_files import ConfigError, key_lines, model_faults, nearest, read_mapping, show
 
@@ -290,15 +290,3 @@ def _core_faults(file: _DeviceFile) -> Iterable[str]:
         yield f"cores: a core is named twice in {show('', file.cores)}"
     if len(file.cores) < file.threads:
         yield f"cores: {file.threads} threads need at least {file.threads} cores, got {len(file.cores)}"
-
-
-__all__ = [
-    "DEFAULT_HARDWARE",
-    "TARGET_OPTIONS",
-    "device_paths",
-    "load_device",
-    "load_file",
-    "parse_device",
-    "specs_of_this_host",
-    "unknown_device",
-]

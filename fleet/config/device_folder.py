@@ -11,13 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.records import DeviceId, DeviceSpec
-from fleet.config.device_files import (
-    DEFAULT_HARDWARE,
-    device_paths,
-    load_file,
-    specs_of_this_host,
-    unknown_device,
-)
+from fleet.config.device_files import device_paths, load_file, specs_of_this_host, unknown_device
+from fleet.config.sections import DEFAULT_HARDWARE
 from fleet.config.yaml_files import ConfigError
 from fleet.durable import disk_errors, fsync, write_durably
 
@@ -193,6 +188,3 @@ def _parsed(path: Path) -> DeviceSpec | ConfigError:
         return load_file(path)
     except ConfigError as error:
         return error
-
-
-__all__ = ["RETIRED", "DeviceFolder", "FoundDevices", "add_file", "retire_file"]

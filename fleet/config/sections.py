@@ -276,22 +276,3 @@ class FleetConfig(Section):
     def timing_protocol(self) -> Protocol:
         """Give the protocol as the value that travels with records."""
         return Protocol(**self.protocol.model_dump())
-
-
-__all__ = [
-    "DEFAULT_HARDWARE",
-    "DaemonSection",
-    "DevicesSection",
-    "FleetConfig",
-    "ModelKind",
-    "OnboardingSection",
-    "PolicySection",
-    "ProtocolSection",
-    "Section",
-    "Selector",
-    "StoreSection",
-    "Strategy",
-    "TrainingSection",
-    "WorkloadsSection",
-    "window_secs",
-]

@@ -162,6 +162,3 @@ class Tallies:
         """Let go of jobs that ended otherwise."""
         for job_id in job_ids:
             self._jobs.pop(job_id, None)
-
-
-__all__ = ["Arrival", "Judge", "Sorted", "Tallies", "arrivals_of", "sort"]

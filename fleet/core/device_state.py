@@ -282,6 +282,3 @@ class Device:
             "champion": self.champion,
             "drift": self.drift,
         }
-
-
-__all__ = ["WITH_AGENT", "Device", "HeldLease"]

@@ -162,6 +162,3 @@ def _checked(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"expected {getattr(kind, '__name__', kind)}, got {value!r:.100}")
     return value
-
-
-__all__ = ["EventError", "event_from_json", "event_to_json", "value_from_json", "value_to_json"]

@@ -195,6 +195,3 @@ class Jobs:
             del self._queue(entry.job.device_id)[entry.job.job_id]
         elif entry.state is JobState.QUARANTINED:
             del self._quarantined[entry.job.job_id]
-
-
-__all__ = ["PATIENCE", "Entry", "Jobs"]

@@ -324,6 +324,3 @@ class Leasing:
             if self._is_low(device) and device.wanted_at is not None and is_usable:
                 times.append(device.wanted_at + self.limits.want_secs)
         return min(times)
-
-
-__all__ = ["Leasing"]

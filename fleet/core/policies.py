@@ -123,6 +123,3 @@ def _spent_because(name: str, limit: float | None, spent: float, outstanding_sec
     ):
         return f"the running lease may use up the {limit:.0f} device-seconds of this {name}"
     return ""
-
-
-__all__ = ["DAY_SECS", "HOUR_SECS", "Budget", "Closed", "closed_because", "contains"]

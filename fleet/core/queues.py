@@ -86,6 +86,3 @@ class Queues:
     def candidate_secs(self, device_id: DeviceId) -> float:
         """Seconds of a device that a candidate takes; 0 while nobody knows."""
         return self._secs.get(device_id, 0.0)
-
-
-__all__ = ["Queues"]

@@ -263,6 +263,3 @@ def _family_from_json(value: Mapping[str, Any]) -> FamilyTriggers:
     made.pending = {_key(one.reason): one for one in pending}
     made.due = {_key(one): one for one in due}
     return made
-
-
-__all__ = ["Phase", "Triggers"]

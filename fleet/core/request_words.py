@@ -139,15 +139,3 @@ class RequestCancelled:
     at_secs: float
     request_id: RequestId
     reason: str = ""
-
-
-__all__ = [
-    "Request",
-    "RequestCancelled",
-    "RequestEnded",
-    "RequestId",
-    "RequestKind",
-    "RequestProgressed",
-    "RequestState",
-    "RequestSubmitted",
-]

@@ -500,25 +500,3 @@ def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) 
 
 def _shown(entries: list[RequestEntry]) -> list[Instruction]:
     return [ShowRequest(request_id=one.request.request_id) for one in entries]
-
-
-__all__ = [
-    "KEPT_REQUESTS",
-    "KEPT_SECS",
-    "RequestEntry",
-    "Requests",
-    "device_is_retired",
-    "drivers_begun",
-    "family_of",
-    "fingerprint_devices",
-    "onboard_arrivals",
-    "request_cancelled",
-    "request_ended",
-    "request_progressed",
-    "request_submitted",
-    "requests_due",
-    "reserve_devices",
-    "training_broke",
-    "training_is_judged",
-    "training_runs",
-]

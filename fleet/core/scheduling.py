@@ -288,16 +288,3 @@ def _scatter(choices: Sequence[_Choice], room: int, draws: random.Random) -> int
 def _round(value: float, draws: random.Random) -> int:
     """Round up or down by chance, so that a small share of a small room is right on average."""
     return math.floor(value) + (draws.random() < value % 1)
-
-
-__all__ = [
-    "EXPLORATION",
-    "NEW_RECORDS",
-    "Ask",
-    "Cell",
-    "DeviceView",
-    "FleetView",
-    "WorkloadView",
-    "is_new",
-    "plan",
-]

@@ -236,5 +236,3 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.RequestEnded: requests.request_ended,
     ev.RequestCancelled: requests.request_cancelled,
 }
-
-__all__ = ["FleetState", "StateError"]

@@ -109,6 +109,3 @@ def device_of(event: Event) -> DeviceId | None:
     if isinstance(event, ev.JobSubmitted):
         return event.job.device_id
     return getattr(event, "device_id", None)
-
-
-__all__ = ["RECENT", "Core", "StateError", "device_of"]

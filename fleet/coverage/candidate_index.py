@@ -129,6 +129,3 @@ class CandidateIndex:
 def as_raw(candidate_ids: list[CandidateId]) -> Raw:
     """Turn ids into what an index takes."""
     return np.frombuffer(bytes.fromhex("".join(candidate_ids)), dtype=f"S{ID_BYTES}")
-
-
-__all__ = ["ID_BYTES", "MERGE_AT", "CandidateIndex", "Raw", "as_raw", "raw_ids"]

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from fleet.coverage.coverage_rows import COLUMNS, take_rows
-from fleet.coverage.matrix import BEST, MAX_LOSSES, Matrix, Row, Space
+from fleet.coverage.matrix import MAX_LOSSES, Matrix, Row, Space
 from fleet.coverage.place_bits import PlaceBits
 from fleet.coverage.table_summary import SummaryScope, TableSummary
 from fleet.store.reader import StoreReader
@@ -323,6 +323,3 @@ class Coverage:
 
     def _space(self, family: str, workload_id: WorkloadId) -> Space:
         return self._matrix.space(family, workload_id)
-
-
-__all__ = ["BEST", "MAX_LOSSES", "Coverage"]

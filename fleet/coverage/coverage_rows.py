@@ -194,6 +194,3 @@ def _bytes(column: pa.Array) -> NDArray[np.uint8]:
     _, offsets, content = data.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int64)[data.offset : data.offset + len(data) + 1]
     return np.frombuffer(content, dtype=np.uint8)[bounds[0] : bounds[-1]]
-
-
-__all__ = ["COLUMNS", "take_rows"]

@@ -164,5 +164,3 @@ arguments = [tvm.runtime.tensor(value, device=device) for value in values]
 timed = library.time_evaluator("main", device, number={number}, repeat={repeat})(*arguments)
 print("seconds:", list(timed.results))
 """
-
-__all__ = ["FoundId", "find", "reproducer"]

@@ -119,6 +119,3 @@ class Matrix:
         if row is None:
             row = self.rows[device_id, environment_id] = Row()
         return row
-
-
-__all__ = ["BEST", "MAX_LOSSES", "Matrix", "Row", "Space"]

@@ -172,6 +172,3 @@ def _next(bits: Iterator[tuple[int, bytearray]], count: int) -> PlaceBits:
     if len(found.chunks) != count or any(len(one) != CHUNK_BYTES for one in found.chunks.values()):
         raise ValueError("there are fewer bits than it says")
     return found
-
-
-__all__ = ["TYPES", "pack", "unpack"]

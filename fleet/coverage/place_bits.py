@@ -87,6 +87,3 @@ class PlaceBits:
         if chunk is None:
             chunk = self.chunks[number] = bytearray(CHUNK_BYTES)
         return chunk
-
-
-__all__ = ["CHUNK_BYTES", "PlaceBits"]

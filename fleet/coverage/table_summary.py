@@ -360,6 +360,3 @@ def mapped(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         arrays[name] = np.frombuffer(data, dtype=kind, count=count, offset=at)
         at += int(header["lengths"][name])
     return header, arrays
-
-
-__all__ = ["SUMMARY", "Counts", "Packed", "Saving", "SummaryScope", "TableSummary", "mapped"]

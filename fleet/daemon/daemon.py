@@ -398,6 +398,3 @@ def stop_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-__all__ = ["Api", "UpOptions", "come_to_rest", "engine", "run_daemon", "stop_signals", "take_turn"]

@@ -133,6 +133,3 @@ def _plain(result: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-__all__ = ["run_embedded"]

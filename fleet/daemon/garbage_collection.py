@@ -27,6 +27,3 @@ def seldom_collected() -> Iterator[None]:
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
-
-
-__all__ = ["seldom_collected"]

@@ -20,6 +20,3 @@ def raise_open_files() -> int:
         return soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
-
-
-__all__ = ["MOST_OPEN_FILES", "raise_open_files"]

@@ -88,6 +88,3 @@ def _blame(alert: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> dic
             if is_before and is_same and _FAULTS.get(str(other["kind"])) is Fault.DEVICE:
                 return {"fault": Fault.DEVICE.value, "because": f"shortly before: {other['text']}"}
     return {"fault": "" if fault is None else fault.value, "because": ""}
-
-
-__all__ = ["BEFORE_SECS", "KEYS", "MOST_ALERTS", "TEXTS", "Fault", "alert_list"]

@@ -82,14 +82,3 @@ def by_attention(device: Mapping[str, Any]) -> tuple[int, float, str]:
 def _share(device: Mapping[str, Any], key: str, least: float) -> float:
     share = device[key]
     return float(share) if share is not None and share >= least else 0.0
-
-
-__all__ = [
-    "DRIFTING_SHARE",
-    "FAILING_SHARE",
-    "SILENT_SECS",
-    "Attention",
-    "AttentionLevel",
-    "attention",
-    "by_attention",
-]

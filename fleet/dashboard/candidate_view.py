@@ -179,6 +179,3 @@ def _shown(record: Mapping[str, Any]) -> dict[str, Any]:
         "interval": quality.get("interval"),
         "marks": marks,
     }
-
-
-__all__ = ["MOST_DEVICES", "MOST_RECORDS", "CandidateError", "candidate_view"]

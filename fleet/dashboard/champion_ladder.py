@@ -107,6 +107,3 @@ def _figures(judged: Mapping[str, Any] | None) -> dict[str, Any]:
         "difference": (judged.get("difference") or {}).get("pairs"),
         "noise_floor": judged.get("noise_floor"),
     }
-
-
-__all__ = ["MOST_STEPS", "MOST_VERSIONS", "champion_ladder", "model_alerts"]

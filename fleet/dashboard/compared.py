@@ -163,6 +163,3 @@ def _side(reader: StoreReader, side: Side, environment_id: str = "") -> Compared
 def _workloads(reader: StoreReader, sides: list[ComparedSide]) -> Mapping[Any, Any]:
     wanted = set(sides[0].latencies()) & set(sides[1].latencies())
     return reader.workloads(wanted)  # type: ignore[arg-type]
-
-
-__all__ = ["CompareError", "Side", "compare", "parse_side"]

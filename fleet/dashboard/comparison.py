@@ -203,14 +203,3 @@ def _row(
         "is_significant": judged.is_significant,
         "pairs": pairs,
     }
-
-
-__all__ = [
-    "COMPARED_COLUMNS",
-    "KEYS",
-    "TEXTS",
-    "ComparedSide",
-    "compare_measurements",
-    "compare_versions",
-    "summary",
-]

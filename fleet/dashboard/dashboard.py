@@ -328,6 +328,3 @@ class Dashboard:
             # `fleet models` says how to mend it; that must not hide the devices.
             return {}
         return champion_rows(found, champion_notes(self._registry))
-
-
-__all__ = ["Dashboard", "DashboardMissing", "DashboardWaits", "Requests", "View"]

@@ -130,14 +130,3 @@ def spark(periods: Mapping[int, int], now: float) -> list[int]:
     """Records in each of the last `SPARK_POINTS` periods, the oldest first; the last one is not over."""
     last = int(now // SPARK_SECS)
     return [periods.get(number, 0) for number in range(last - SPARK_POINTS + 1, last + 1)]
-
-
-__all__ = [
-    "DIGEST_COLUMNS",
-    "LAST_RECORDS",
-    "SPARK_POINTS",
-    "SPARK_SECS",
-    "DeviceDigest",
-    "WorkloadCell",
-    "spark",
-]

@@ -173,6 +173,3 @@ def _object(text: str) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, Mapping) else {}
-
-
-__all__ = ["MOST_POINTS", "TIMELINE_COLUMNS", "DeviceTimeline", "canary_ratios"]

@@ -127,6 +127,3 @@ def _row(
         "reason": judged.reason,
     }
     return row
-
-
-__all__ = ["KEYS", "TEXTS", "champion_rows", "fleet_counts", "fleet_rows", "score_of"]

@@ -115,6 +115,3 @@ def _between(line: Sequence[Sequence[float]], samples: float) -> float | None:
             share = math.log((1 + samples) / (1 + low)) / math.log((1 + high) / (1 + low))
             return first + share * (second - first)
     return None
-
-
-__all__ = ["MORE_SAMPLES", "onboarding_curve"]

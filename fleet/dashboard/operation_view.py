@@ -49,6 +49,3 @@ def storage_view(view: Mapping[str, Any]) -> dict[str, Any]:
         "budgets_of": len(budgets),
         "devices": len(view["devices"]),
     }
-
-
-__all__ = ["MOST_BUDGETS", "REQUEST_KEYS", "REQUEST_TEXTS", "request_rows", "storage_view"]

@@ -87,6 +87,3 @@ def _ordered(rows: list[Row], key: Key, is_descending: bool) -> list[Row]:
     unknown = [row for row in rows if key(row) is None]
     known.sort(key=lambda pair: pair[0], reverse=is_descending)
     return [row for _, row in known] + unknown
-
-
-__all__ = ["MOST_ROWS", "PAGE_ROWS", "PageError", "PageQuery", "Row", "cut"]

@@ -82,6 +82,3 @@ def reproducer(
 def _word(text: str) -> str:
     """A text that can stand in a comment."""
     return "".join(char if char.isalnum() or char in " ._-+x" else "?" for char in text)[:120]
-
-
-__all__ = ["reproducer"]

@@ -73,6 +73,3 @@ def _names(values: Any) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-__all__ = ["MOST_LINES", "schedule_lines", "side_by_side"]

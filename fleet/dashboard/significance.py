@@ -81,15 +81,3 @@ def together(first: float | None, second: float | None) -> float | None:
     """Noise of a change between two series, each of which has its own: half of each variance."""
     known = [one for one in (first, second) if one is not None]
     return math.sqrt(sum(one**2 for one in known) / len(known)) if known else None
-
-
-__all__ = [
-    "LEAST_NOISE",
-    "THRESHOLD",
-    "Judgement",
-    "judge",
-    "of_aa_run",
-    "of_interval",
-    "of_series",
-    "together",
-]

@@ -85,6 +85,3 @@ class ReadCache:
             while len(self._reads) > MOST_READS:
                 del self._reads[next(iter(self._reads))]
         return made
-
-
-__all__ = ["ReadCache", "device_rows"]

@@ -197,6 +197,3 @@ def _new_parts(before: StoreReader, reader: StoreReader) -> RowParts | None:
     except StaleError as error:
         _LOG.info("the dashboard reads all records: %s", error)
         return None
-
-
-__all__ = ["FOLLOW_SECS", "IDLE_SECS", "TableFollower", "TableState"]

@@ -129,6 +129,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"it answers {error.response.status_code}"
     return f"it cannot be reached ({type(error).__name__})"
-
-
-__all__ = ["LOOK_SECS", "MOST_AT_ONCE", "MOST_PAUSE_SECS", "MOST_WAITING", "Webhook"]

@@ -219,20 +219,3 @@ def predicted(
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found) if found else 0.0
-
-
-__all__ = [
-    "DEVICE_KEYS",
-    "KEYS",
-    "MATRIX_COLUMNS",
-    "MOST_SCORED",
-    "PAGE_CANDIDATES",
-    "PAGE_DEVICES",
-    "TEXTS",
-    "CandidateMatrix",
-    "device_rows",
-    "facts_of",
-    "predicted",
-    "sample",
-    "workload_rows",
-]

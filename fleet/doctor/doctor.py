@@ -11,16 +11,13 @@ from collections.abc import Iterable
 
 from agents.host.differences import differences
 from agents.records import Descriptor, DeviceSpec
-from fleet.doctor.look import look
 from fleet.doctor.timing import timing_findings
 from fleet.doctor.words import (
     TVM_VERSION,
     WANTED_MODULES,
     Finding,
     HostState,
-    InterruptRate,
     Level,
-    LockState,
 )
 
 # With tvm-ffi 0.1.15 and later, TVM 0.27 ends in a segmentation fault as soon as a module is saved to JSON.
@@ -202,17 +199,3 @@ def _room(state: HostState) -> Iterable[Finding]:
             why="a full disk stops collection; what is stored stays whole",
             do="free space there, or set store.path in configs/fleet.yaml",
         )
-
-
-__all__ = [
-    "WANTED_MODULES",
-    "Finding",
-    "HostState",
-    "InterruptRate",
-    "Level",
-    "LockState",
-    "confinement_line",
-    "diagnose",
-    "look",
-    "version_numbers",
-]

@@ -74,6 +74,3 @@ class DriverDisplay:
         secs = now - self._began
         left = secs / self._done * (self._total - self._done) if self._done else None
         self._session.progress(self._done, self._total, finding, left)
-
-
-__all__ = ["DriverDisplay"]

@@ -102,6 +102,3 @@ def launcher(
         cores: Gives the logical CPUs on which work disturbs no timing.
     """
     return lambda one: DriverProcess(one, root / one.request_id, settings(), models, cores())
-
-
-__all__ = ["DriverProcess", "launcher"]

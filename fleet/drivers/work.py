@@ -180,6 +180,3 @@ def _with_arguments(settings: FleetConfig, arguments: Arguments) -> FleetConfig:
     for section, changes in given.items():
         values[section] |= {name: value for name, value in changes.items() if value is not None}
     return FleetConfig.model_validate(values)
-
-
-__all__ = ["Work", "perform"]

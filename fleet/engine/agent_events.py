@@ -126,6 +126,3 @@ def _blamed(message: AgentGone, state: FleetState, now: float, unsent: Collectio
             stderr_tail=message.stderr_tail or message.reason,
         )
     ]
-
-
-__all__ = ["events_of", "passed"]

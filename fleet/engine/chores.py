@@ -101,6 +101,3 @@ class Chores:
         else:
             wait = max(_STEP_SECS, _STEP_LEAST_WAIT * (time.perf_counter() - began))
             self._upkeep_at = now + wait
-
-
-__all__ = ["Chores"]

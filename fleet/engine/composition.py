@@ -246,6 +246,3 @@ def assemble(context: EngineContext) -> Composition:
         ),
         disk=DiskWatch(root, event_log, context.notices, context.clock),
     )
-
-
-__all__ = ["Agents", "Composition", "Drawn", "assemble"]

@@ -132,6 +132,3 @@ class EngineContext:
     source: DeviceSource | None = None
     #: Starts the drivers of requests; the default fails each request that needs one.
     launch: Launch = no_driver
-
-
-__all__ = ["DeviceSource", "Driver", "EngineContext", "FixedDevices", "Launch", "Trainer", "no_driver"]

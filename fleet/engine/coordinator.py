@@ -269,6 +269,3 @@ class Coordinator:
         parts.notices.summarize(self._view)
         # A picture of thousands of devices takes its time: never more than a little of all.
         self._view_at = now + max(_VIEW_SECS, _VIEW_LEAST_WAIT * (time.perf_counter() - began))
-
-
-__all__ = ["Coordinator"]

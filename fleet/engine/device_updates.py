@@ -136,6 +136,3 @@ class DeviceUpdates:
         for device_id in self._faults.keys() - faults.keys():
             notices.drop_alarm(f"device file {device_id}")
         self._faults = dict(faults)
-
-
-__all__ = ["DeviceUpdates"]

@@ -81,6 +81,3 @@ class DiskWatch:
             self.is_full = False
             self._event_log.tell(DiskFreed(at_secs=self._clock()))
             self._notices.alarm("", "there is room on the disk again; leases are granted", "disk")
-
-
-__all__ = ["RETRY_SECS", "DiskWatch"]

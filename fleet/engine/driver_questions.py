@@ -304,6 +304,3 @@ def _pack(one: Candidate) -> list[str]:
 def _unpack(value: Any) -> Candidate:
     workload_id, dialect, origin, trace = value
     return Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, origin=origin, trace=trace)
-
-
-__all__ = ["DriverQuestions"]

@@ -224,6 +224,3 @@ class EffectRunner:
         is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
         if verdict is ev.Verdict.COUNTS and is_up:
             self._grant(grant, searched)
-
-
-__all__ = ["EffectRunner"]

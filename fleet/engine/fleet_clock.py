@@ -93,6 +93,3 @@ class FleetClock:
     def wall_ahead_secs(self) -> float:
         """How far the wall clock was ahead of these seconds at the last `tick`; negative where behind."""
         return self._wall_at - self._now
-
-
-__all__ = ["LEAST_SET_SECS", "MOST_STEP_SECS", "FleetClock", "boot_secs"]

@@ -113,6 +113,3 @@ def make_view(
         "alarms": [dict(one) for one in around.alarms],
         "health": dict(around.health),
     }
-
-
-__all__ = ["Around", "Rates", "make_view"]

@@ -52,6 +52,3 @@ def _free_bytes(path: Path) -> int | None:
         return shutil.disk_usage(path).free
     except OSError:
         return None
-
-
-__all__ = ["health_of"]

@@ -206,6 +206,3 @@ class Ingest:
                 measured = len(parts.planner.workloads_of(device_id))
                 if ready:
                     parts.notices.say(f"{len(ready)} devices measure {measured} workloads")
-
-
-__all__ = ["Ingest"]

@@ -135,6 +135,3 @@ class LeaseDispatcher:
             of = self._parts.coverage.workload_of(family, job.workload_ids, one)
             if of is not None:
                 self._parts.coverage.block(family, of, [one])
-
-
-__all__ = ["LeaseDispatcher"]

@@ -41,6 +41,3 @@ class LivenessMonitor:
         now = self._clock()
         self._heard = {key: self._heard.get(key, now) for key in up.items()}
         return [key for key, at in self._heard.items() if now - at > self._most_secs]
-
-
-__all__ = ["LivenessMonitor"]

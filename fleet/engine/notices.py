@@ -213,13 +213,3 @@ def announce_instruction(instruction: Instruction, notices: Notices) -> None:
             notices.alarm(name, f"{what}: {reason}", "quarantine")
         case ev.StartTraining(family=family, reasons=reasons):
             notices.say(f"training for {family}: {'; '.join(one.text or one.kind for one in reasons)}")
-
-
-__all__ = [
-    "SUMMARY_SECS",
-    "Notices",
-    "Steadiness",
-    "announce_event",
-    "announce_instruction",
-    "announce_message",
-]

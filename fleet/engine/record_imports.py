@@ -79,6 +79,3 @@ def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str,
 
 def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from rows.select(list(COLUMNS)).combine_chunks().to_batches()
-
-
-__all__ = ["OPS", "ClaimsAsked", "take_import"]

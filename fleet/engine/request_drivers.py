@@ -169,6 +169,3 @@ class RequestDrivers:
             at_secs=self._parts.clock(), request_id=request_id, result=dict(result), reason=reason
         )
         self._parts.event_log.tell(ended)
-
-
-__all__ = ["RequestDrivers"]

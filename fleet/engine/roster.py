@@ -99,6 +99,3 @@ class Roster:
         live = {spec.family for one, spec in specs.items() if one in self._specs and is_live(spec)}
         self._live_names.update({str(family): family for family in live})
         self._sharing.update(sharing_names(specs, set(self._live_names.values())))
-
-
-__all__ = ["Roster", "RosterError"]

@@ -36,6 +36,3 @@ class CoordinatorSettings:
     def policy_of(self, device_id: DeviceId) -> DevicePolicy:
         """When a device may be used."""
         return self.policies.get(device_id, self.policy)
-
-
-__all__ = ["CoordinatorSettings"]

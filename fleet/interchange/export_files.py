@@ -149,6 +149,3 @@ def _taken(path: Path) -> FleetError:
 def is_file_name(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> bool:
     """Whether a destination names one file: its name ends in one of `suffixes`."""
     return Path(path).name.lower().endswith(suffixes)
-
-
-__all__ = ["MANIFEST", "is_file_name", "text_lines", "whole_file", "whole_folder", "write_manifest"]

@@ -337,6 +337,3 @@ FORMATS: Final = {
     triton.TOOL: _Format(triton.TOOL, _triton_item, _finish_triton),
     helion.TOOL: _Format(helion.TOOL, _helion_item, _finish_helion),
 }
-
-
-__all__ = ["FORMATS", "write_knobs"]

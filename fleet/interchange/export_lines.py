@@ -209,6 +209,3 @@ def target_text(target: Mapping[str, Any]) -> str:
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words.append(f"-{name}={int(value) if isinstance(value, bool) else text}")
     return " ".join(words)
-
-
-__all__ = ["FAILED_SECS", "hardware_params", "target_text", "write_ansor", "write_autotvm"]

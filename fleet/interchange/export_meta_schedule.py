@@ -103,6 +103,3 @@ def _workload_line(workload: Workload) -> str:
 def _arguments(workload: Workload) -> str:
     pairs = zip(workload.arg_dtypes, workload.arg_shapes, strict=True)
     return canonical_json([["TENSOR", dtype, list(shape)] for dtype, shape in pairs])
-
-
-__all__ = ["DIALECT", "RECORDS", "WORKLOADS", "write_database"]

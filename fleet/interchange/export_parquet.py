@@ -130,6 +130,3 @@ def _row_batch(
     columns |= {name: workloads[name].take(place) for name, _ in _WORKLOAD_FIELDS}
     columns["counts"] = counts
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
-
-
-__all__ = ["SCHEMA", "flat_batches", "write_parquet"]

@@ -89,6 +89,3 @@ def has_module(workload: Workload) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and "dialect" not in value
-
-
-__all__ = ["Source", "has_module"]

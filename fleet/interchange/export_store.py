@@ -170,6 +170,3 @@ def _check_any(count: int, fmt: str, sources: Sequence[Source]) -> None:
     why = "; ".join(f"{number} left out: {reason}" for reason, number in _skipped(sources).items())
     names = ", ".join(source.device_id for source in sources)
     raise FleetError(f"nothing to export as {fmt} from {names}: {why}; nothing was written")
-
-
-__all__ = ["FORMATS", "ExportResult", "Watch", "export"]

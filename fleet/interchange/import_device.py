@@ -100,6 +100,3 @@ def keep_device(store: ImportTarget, folder: Path, device_id: DeviceId, machine:
             return str(path)
     store.put_device(*device_from_log(device_id, machine))
     return "the logs"
-
-
-__all__ = ["ImportTarget", "check_device_id", "family_of", "keep_device"]

@@ -139,6 +139,3 @@ def workload_file(path: Path) -> Path | None:
         if found.is_file():
             return found
     return None
-
-
-__all__ = ["LogFile", "find_logs", "is_network", "network_of", "stem_of", "workload_file"]

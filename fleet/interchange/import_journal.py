@@ -92,6 +92,3 @@ class ImportJournal:
 
 def _as_dict(state: FileState) -> dict[str, Any]:
     return {name: getattr(state, name) for name in FileState.__dataclass_fields__}
-
-
-__all__ = ["FOLDER", "IMPORT_VERSION", "FileState", "ImportJournal"]

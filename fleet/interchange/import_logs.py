@@ -306,15 +306,3 @@ class _Import:
         if self._watch is not None:
             note = f"{self._report.counts.lines + lines:,} lines {name}".rstrip()
             self._watch(self._read_bytes, self._all_bytes, note)
-
-
-__all__ = [
-    "DIALECTS",
-    "FRESH_BYTES",
-    "MAX_RECORD_BYTES",
-    "ImportRequest",
-    "LineReader",
-    "Watch",
-    "check_request",
-    "import_logs",
-]

@@ -128,6 +128,3 @@ class ImportReport:
             "seconds": round(self.seconds, 3),
             "lines_per_s": round(self.counts.lines / self.seconds, 1) if self.seconds else None,
         }
-
-
-__all__ = ["BLANK", "COMMENT", "NO_MEASUREMENTS", "WORKLOAD_LINE", "ImportReport", "LineCounts"]

@@ -152,6 +152,3 @@ def _lists(values: Sequence[Sequence[float]], name: str) -> pa.Array:
 
 def _constant(value: Any, rows: int, name: str) -> pa.Array:
     return pa.repeat(pa.scalar(value, FILE_SCHEMA.field(name).type), rows)
-
-
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "NO_TIME_LIMIT_SECS", "RowBatch", "protocol_text"]

@@ -77,6 +77,3 @@ class LineReader:
 def _is_old_autotvm(value: Any) -> bool:
     """AutoTVM 0.1 wrote [target, function, args, ...] under `i`."""
     return type(value) is list and len(value) >= 3 and type(value[0]) is str and type(value[1]) is str
-
-
-__all__ = ["DIALECTS", "LineReader"]

@@ -130,6 +130,3 @@ def _replayed(journal: Journal, limits: Limits) -> tuple[FleetState, list[Job]]:
             "keep every measurement, only queues and counters begin anew"
         ) from error
     return state, [job for name in names if (job := state.job(name)) is not None]
-
-
-__all__ = ["Committed", "EventLog"]

@@ -176,6 +176,3 @@ def _earlier(folder: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]], 
                 raise _newer(path, values[0].get("schema"))
             return values[0]["snapshot"], [one["events"] for one in values[1:]], damaged
     return {}, [], damaged
-
-
-__all__ = ["COMPACT_BYTES", "JOURNAL_SCHEMA", "Journal"]

@@ -161,6 +161,3 @@ def _change(kind: str, champion: Champion, previous: str) -> Change:
         reason=champion.reason,
         judged=champion.judged,
     )
-
-
-__all__ = ["ChampionChanges", "hold_reason", "pinned", "published", "retained", "rolled_back", "unpinned"]

@@ -59,6 +59,3 @@ def environment_since(store: StoreReader, device_id: DeviceId, environment_id: s
     """Unix seconds of the first record of a device in an environment; infinite where there is none."""
     records = store.records(device_id=device_id)
     return min((one.measured_at for one in records if one.environment_id == environment_id), default=math.inf)
-
-
-__all__ = ["Earlier", "earlier_environment", "environment_since"]

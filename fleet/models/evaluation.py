@@ -20,7 +20,8 @@ from fleet.models.names import latest
 from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
-from fleet.store.store import Store, StoreReader
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
 
 if TYPE_CHECKING:
@@ -319,8 +320,9 @@ def make_baseline(name: str, reader: StoreReader, snapshot: DatasetSnapshot) -> 
     """
     from transfer.baselines.mlp import SummaryMlp
     from transfer.baselines.nearest import NearestDevice
-    from transfer.baselines.tlp import PublishedTlp, TlpConfig
+    from transfer.baselines.tlp import PublishedTlp
     from transfer.baselines.trees import BoostedTrees
+    from transfer.train.published_procedure import TlpConfig
 
     match name:
         case "xgboost" | "lightgbm":

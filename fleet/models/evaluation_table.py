@@ -163,6 +163,3 @@ def _notes(found: Evaluation) -> list[str]:
         "choice. ceiling: the candidates are ranked by a measurement before, not by a model."
     )
     return lines
-
-
-__all__ = ["print_evaluation"]

@@ -140,6 +140,3 @@ def _published_tau(published: Mapping[str, Any] | None) -> Estimate | None:
         return None
     value, low, high = published["tau"]
     return Estimate(float(value), float(low), float(high))
-
-
-__all__ = ["LEAST_WORKLOADS", "LEVEL", "NOT_RANKED", "WINDOW", "Freshness", "Look", "look", "window"]

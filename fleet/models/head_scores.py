@@ -120,6 +120,3 @@ def _fault(extractor: Extractor, workload: Workload, candidate: Candidate) -> st
     except TransferError as error:
         return str(error)
     return ""
-
-
-__all__ = ["HeadCache", "score_candidates"]

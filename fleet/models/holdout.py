@@ -59,6 +59,3 @@ def clean(held: Iterable[WorkloadId], *trained: Iterable[WorkloadId] | None) -> 
             return None
         left -= frozenset(learnt)
     return left
-
-
-__all__ = ["LEAST_WORKLOADS", "RULE", "SHARE", "clean", "held_out", "is_held_out"]

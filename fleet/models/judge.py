@@ -324,16 +324,3 @@ def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
         }
         for one in verdicts
     }
-
-
-__all__ = [
-    "Judge",
-    "best_of",
-    "by_workload",
-    "counting_verdicts",
-    "head_standing",
-    "publish_if_better",
-    "retention_reasons",
-    "training_provenance",
-    "verdicts_as_json",
-]

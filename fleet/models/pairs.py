@@ -55,6 +55,3 @@ def _pairs(scores: Floats, latency_secs: Floats, floor: float) -> tuple[NDArray[
     right = scores[:, None] > scores[None, :]
     tied = scores[:, None] == scores[None, :]
     return slower, slower * (right + tied / 2)
-
-
-__all__ = ["decided_pairs", "pair_width"]

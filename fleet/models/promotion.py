@@ -319,26 +319,3 @@ def _range(estimate: Estimate) -> str:
 
 def _points(value: float) -> str:
     return f"{100 * value:+.1f} points"
-
-
-__all__ = [
-    "LEAST_CANDIDATES",
-    "LEAST_JUDGED",
-    "LEAST_RANKED",
-    "LEAST_WORKLOADS",
-    "MOST_WARM",
-    "DecisionKind",
-    "DeviceDecision",
-    "Standing",
-    "decided_pairs",
-    "figures",
-    "held_back",
-    "judge",
-    "listed",
-    "mean_of",
-    "pair_width",
-    "refusal",
-    "standing",
-    "start_from",
-    "summary",
-]

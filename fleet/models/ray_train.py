@@ -22,7 +22,8 @@ from fleet.transport.ray_session import start_ray
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.train.training import TrainConfig, TrainResult
+    from transfer.train.config import TrainConfig
+    from transfer.train.training import TrainResult
 
 #: Folders inside the run folder: the dataset, which the workers map instead of copying it; what the first of
 #: them leaves for the caller; and Ray Train's own notes.
@@ -119,7 +120,8 @@ def _work(settings: dict[str, Any]) -> None:
 
     from transfer.data.dataset import Dataset
     from transfer.model import checkpoint
-    from transfer.train.training import Peers, TrainRun, result_to_json, train
+    from transfer.train.peers import Peers
+    from transfer.train.training import TrainRun, result_to_json, train
 
     context = ray.train.get_context()
     peers = Peers(rank=context.get_world_rank(), world_size=context.get_world_size())

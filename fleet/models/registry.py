@@ -38,7 +38,7 @@ from fleet.models.registry_file import (
     appended_history,
     state_text,
 )
-from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+from fleet.models.registry_reader import RegistryError, RegistryReader
 from transfer.model.kinds import FLEET_TLP
 
 if TYPE_CHECKING:
@@ -337,6 +337,3 @@ class Registry(RegistryReader):
         # It is done; what cannot be told for want of room is told before the next change.
         with suppress(OSError):
             appended_history(self.folder / HISTORY, numbered)
-
-
-__all__ = ["KEEP", "Champion", "Change", "PinnedError", "Registry", "RegistryError", "as_json"]

@@ -145,18 +145,3 @@ def read_history(path: Path) -> list[Change]:
             # The history is for people: a damaged line must not stop a publication.
             continue
     return found
-
-
-__all__ = [
-    "CHAMPIONS",
-    "FORMAT",
-    "HISTORY",
-    "MOST_BEFORE",
-    "Champion",
-    "Change",
-    "State",
-    "appended_history",
-    "parse_state",
-    "read_history",
-    "state_text",
-]

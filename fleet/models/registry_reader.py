@@ -216,6 +216,3 @@ def as_json(champion: Champion) -> dict[str, Any]:
     found = json.loads(canonical_json(asdict(champion)))
     assert isinstance(found, dict)
     return found
-
-
-__all__ = ["RegistryError", "RegistryReader", "as_json"]

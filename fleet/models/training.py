@@ -33,8 +33,9 @@ from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.model.mtl_tlp import TlpModel
+    from transfer.train.config import TrainConfig
     from transfer.train.published_procedure import TlpConfig
-    from transfer.train.training import TrainConfig, TrainResult
+    from transfer.train.training import TrainResult
 
 #: Folder of the training runs beside that of the models: curves, and what is kept of a run that is not over.
 RUNS = "training"
@@ -284,7 +285,7 @@ def _heads(snapshot: DatasetSnapshot, rows: np.ndarray, asked: Sequence[str]) ->
     Raises:
         FleetError: Nothing can be learnt of one that was asked for, or of any.
     """
-    from transfer.train.training import trainable_devices
+    from transfer.train.rows import trainable_devices
 
     able = trainable_devices(snapshot.dataset, rows)
     unable = [name for name in asked if name not in able]

@@ -106,6 +106,3 @@ def _batches(
             wanted = pa.array(list(workload_ids), pa.string())
             batch = batch.filter(pc.is_in(batch.column("workload_id"), wanted))
         yield batch
-
-
-__all__ = ["counting_rows", "rows_at"]

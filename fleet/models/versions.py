@@ -23,15 +23,16 @@ from agents.records import (
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
-from fleet.store.store import Store, StoreReader
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.evaluate.evaluation import CrossValidation, CrossValidationPlan, FoldProgress
     from transfer.features.published_features import PublishedLayout
     from transfer.model.mtl_tlp import TlpModel
+    from transfer.train.config import TrainConfig
     from transfer.train.published_procedure import TlpConfig
-    from transfer.train.training import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,7 +141,7 @@ def read_snapshot(store: Path, device_ids: Sequence[str], *, published: bool = F
 
 def train_config(epochs: int) -> TrainConfig:
     """How source models are trained."""
-    from transfer.train.training import TrainConfig
+    from transfer.train.config import TrainConfig
 
     return TrainConfig(epochs=epochs)
 

@@ -213,6 +213,3 @@ def _head_name(tensor: str) -> str:
     """Device of a head's tensor, as `transfer.model.fleet_tlp` names it."""
     key = tensor.removeprefix("heads.head:").split(".", 1)[0]
     return key.replace("%2E", ".").replace("%25", "%")
-
-
-__all__ = ["champion_notes", "diff_versions", "list_versions", "show_version"]

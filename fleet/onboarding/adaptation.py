@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transfer.data.intervals import Estimate
     from transfer.evaluate.onboarding_cases import Regime
     from transfer.model.fleet_tlp import FleetTLP
-    from transfer.train.training import TrainConfig
+    from transfer.train.config import TrainConfig
 
 Rows = NDArray[np.int64]
 
@@ -273,17 +273,3 @@ def _folds(one: Onboarding) -> list[NDArray[np.bool_]]:
         fold[order] = np.arange(len(group)) % _FOLDS
         parts = [fold == number for number in range(_FOLDS)]
     return [part for part in parts if part.any() and not part.all()]
-
-
-__all__ = [
-    "AUTO",
-    "Onboarding",
-    "as_json",
-    "expectation",
-    "history",
-    "more_samples",
-    "prepared",
-    "remember",
-    "strategy_for",
-    "told",
-]

@@ -147,7 +147,8 @@ def choose(
     """
     import numpy as np
 
-    from transfer.adapt.sample_selection import Choice, selector_named
+    from transfer.adapt.sample_choice import Choice
+    from transfer.adapt.sample_selection import selector_named
 
     dataset = snapshot.dataset
     by_id = {one.candidate_id: one for pool in pools.values() for one in pool}
@@ -196,14 +197,3 @@ def unmeasured(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> 
     known = {candidate.candidate_id for pool in pools.values() for candidate in pool}
     rows = np.flatnonzero([candidate_id in known for candidate_id in one.dataset.candidate_ids])
     return np.setdiff1d(rows, one.few_shot)
-
-
-__all__ = [
-    "choose",
-    "looks_at_results",
-    "pools_of",
-    "rounds",
-    "source_devices_of",
-    "source_version",
-    "unmeasured",
-]

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
-from fleet.collection.collect import Collection, CollectSettings
-from fleet.collection.settings import Display, Engine
+from fleet.collection.collect import Collection
+from fleet.collection.settings import CollectSettings, Display, Engine
 from fleet.errors import FleetError
 from fleet.models.earlier_environment import Earlier
 from fleet.requests.session import DeviceUnusableError
@@ -115,6 +115,3 @@ def _reference_workloads(engine: Engine, device_id: DeviceId) -> list[Workload]:
         # A replay device offers recorded workloads only: other people's logs have none of these.
         return []
     return choose_workloads(found)
-
-
-__all__ = ["fingerprint_devices", "known_fingerprints", "measure_fingerprint"]

@@ -22,7 +22,7 @@ from fleet.onboarding.adaptation import Onboarding
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted, Strategy
     from transfer.model.fleet_tlp import FleetTLP
-    from transfer.train.training import TrainConfig
+    from transfer.train.config import TrainConfig
 
 
 def onboarding_of(
@@ -114,6 +114,3 @@ def adapt_version(
     provenance = training_provenance(one.dataset, one.source_rows, heads, {}, holds_out=one.holds_out)
     version = save_version(models, model, {**manifest, **onboarded, **provenance}, files_of(adapted))
     return adapted, version
-
-
-__all__ = ["adapt_version", "onboarding_of"]

@@ -26,8 +26,8 @@ from agents.records import (
 )
 from agents.trust import is_live
 from fleet.collection.clock import Clock
-from fleet.collection.collect import Collection, CollectSettings
-from fleet.collection.settings import Display, Engine
+from fleet.collection.collect import Collection
+from fleet.collection.settings import CollectSettings, Display, Engine
 from fleet.errors import FleetError
 from fleet.models.earlier_environment import Earlier, earlier_environment, environment_since
 from fleet.models.names import DEVICE_SCORES
@@ -329,7 +329,7 @@ def _with_target(
     """The records of the source devices and the target; an empty column where it has none (k = 0)."""
     import numpy as np
 
-    from transfer.features.extractor import hardware_vector
+    from transfer.features.hardware import hardware_vector
 
     snapshot = load_snapshot(store, device_ids=[*sources, spec.device_id], environments=parts)
     dataset = snapshot.dataset

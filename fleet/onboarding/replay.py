@@ -182,6 +182,3 @@ def _truth(dataset: Dataset, device: str, scores: np.ndarray, test: np.ndarray) 
     )
     names = ("top1", "top5", "tau", "random_top1", "random_top5")
     return {name: round(float(getattr(found, name)), 4) for name in names}
-
-
-__all__ = ["onboard_recorded"]

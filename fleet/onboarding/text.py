@@ -76,6 +76,3 @@ def _near(result: Mapping[str, Any]) -> Iterator[str]:
 def _of(expected: Mapping[str, Any], name: str) -> str:
     low, high = expected[f"{name}_interval"]
     return f"top-{name[3:]} {expected[name]:.3f} ({low:.3f} to {high:.3f})"
-
-
-__all__ = ["lines_of"]

@@ -224,6 +224,3 @@ def _newer(path: Path, layout: object) -> FleetError:
     return FleetError(
         f"{path} has layout {layout}, this version knows {POOL_SCHEMA}; delete it or upgrade tensor-fleet"
     )
-
-
-__all__ = ["CACHE_BYTES", "POOL_SCHEMA", "CandidatePools"]

@@ -97,6 +97,3 @@ class CandidateRanker:
             # Published versions never change: what cannot be read now will not be later.
             self._refused[ref] = str(error)
             return None
-
-
-__all__ = ["CandidateRanker", "Ranking"]

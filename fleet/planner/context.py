@@ -42,6 +42,3 @@ class PlannerContext:
     uncertainty: UncertaintyOf | None = None
     #: Imported candidates that wait to be derived.
     imports: ImportedCandidates = field(default_factory=lambda: ImportedCandidates({}))
-
-
-__all__ = ["PlannerContext"]

@@ -83,6 +83,3 @@ class DedupFilter:
             for one in self._coverage.measured_among(device_id, workload_id, fresh):
                 del fresh[one]
         return fresh
-
-
-__all__ = ["MOST_EXCLUDED", "DedupFilter", "Excluded"]

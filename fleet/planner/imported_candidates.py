@@ -86,6 +86,3 @@ class ImportedCandidates:
     def refuse(self, reasons: Iterable[tuple[str, int]]) -> None:
         """Count refusals."""
         self.refused.update(dict(reasons))
-
-
-__all__ = ["ImportedCandidates"]

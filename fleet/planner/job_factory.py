@@ -68,6 +68,3 @@ class JobFactory:
             origin = str(Origin.MODEL if version else pending.origins.most_common(1)[0][0])
             for part in mixed(pairs, random.Random(f"{self._seed}/{self.number()}")):
                 yield self.job(device_id, part, origin, attempt, version)
-
-
-__all__ = ["JobFactory"]

@@ -20,7 +20,7 @@ from fleet.core.scheduling import Ask, plan
 from fleet.planner.context import PlannerContext
 from fleet.planner.dedup_filter import DedupFilter
 from fleet.planner.job_factory import JobFactory
-from fleet.planner.pending_jobs import JobSink, PendingJob
+from fleet.planner.pending_jobs import PendingJob
 from fleet.planner.plan_view import PlanViews
 from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer
 
@@ -311,6 +311,3 @@ class JobPlanner:
             # Now, not when it is durable: another answer of this turn may hold the same candidates.
             self.queues.opened(job)
             self._job_sink.submit(job)
-
-
-__all__ = ["JobPlanner", "JobSink"]

@@ -152,6 +152,3 @@ class TraceLookup:
         first = frozenset(self._holders(family, wanted))
         question = partial(find_candidates, device_ids=devices_of_family, wanted=wanted, first=first)
         self._thread.ask(LeaseSearches(family=family, searches=tuple(searches[:count])), question)
-
-
-__all__ = ["PAUSE_SECS", "TRIES", "LeaseSearch", "LeaseSearches", "TraceLookup"]

@@ -150,6 +150,3 @@ def _plan(
         if record.environment_id == environment_id
     )
     return plan_noise(present, workloads, protocol=protocol, count=count, seed=seed)
-
-
-__all__ = ["NoisePlan", "NoiseRuns"]

@@ -49,6 +49,3 @@ class PendingJob:
     waiting: set[str] = field(default_factory=set)
     #: Candidates that a head chose, and the version that did.
     versions: dict[CandidateId, str] = field(default_factory=dict)
-
-
-__all__ = ["JobSink", "PendingJob"]

@@ -120,6 +120,3 @@ class PlanViews:
                 is_exhausted=is_exhausted,
             )
         return cells
-
-
-__all__ = ["PlanViews", "UncertaintyOf", "turn_of"]

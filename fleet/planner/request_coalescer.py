@@ -137,6 +137,3 @@ def space_of(spec: DeviceSpec) -> str:
     replay = spec.replay
     source = [] if replay is None else [replay.records, replay.device, replay.failures]
     return canonical_json([spec.kind, spec.family, spec.target_json, *source])
-
-
-__all__ = ["CandidateRequest", "RequestCoalescer", "sharing_names", "space_of"]

@@ -68,6 +68,3 @@ def spread(
         alike = [float(own["width"])] if own is not None else by_operator.get(workload.operator, every)
         found[workload_id] = sum(alike) / len(alike)
     return found
-
-
-__all__ = ["Uncertainty", "spread"]

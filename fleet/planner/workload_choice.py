@@ -93,6 +93,3 @@ class KeptChoices:
         self._groups[group] = {"key": key, "ids": [one.workload_id for one in chosen]}
         with disk_errors("keeping the choice of workloads", self._path.parent):
             write_durably(self._path, canonical_json({"schema": _SCHEMA, "groups": self._groups}).encode())
-
-
-__all__ = ["REPLAYED", "KeptChoices", "WorkloadChoice", "group_of"]

@@ -135,6 +135,3 @@ class WorkloadDiscovery:
         self._coverage.want(one.workload_id for one in chosen)
         self._planner.set_workloads([one.device_id for one in self._members(group)], chosen)
         self._chosen[group] = chosen
-
-
-__all__ = ["WorkloadDiscovery"]

@@ -36,6 +36,3 @@ class WorkloadModules:
 
     def _of(self, device_id: DeviceId) -> dict[WorkloadId, Workload]:
         return self._found[is_live(self._known[device_id])]
-
-
-__all__ = ["WorkloadModules"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.model.mtl_tlp import TlpModel
-    from transfer.train.training import TrainConfig
+    from transfer.train.config import TrainConfig
 
 #: Learning rate of a warm start over that of a training from nothing (the trade: `docs/models.md`).
 WARM_RATE = 1.0
@@ -100,7 +100,8 @@ def _fleet_tlp(
     heads: Sequence[str],
     data: RefreshData,
 ) -> tuple[TlpModel, dict[str, Any]]:
-    from transfer.train.training import TrainConfig, TrainRun, train
+    from transfer.train.config import TrainConfig
+    from transfer.train.training import TrainRun, train
 
     dataset = data.snapshot.dataset
     config = TrainConfig(epochs=request.epochs, device=request.compute)
@@ -136,8 +137,8 @@ def _mtl_tlp(
     data: RefreshData,
 ) -> tuple[TlpModel, dict[str, Any]]:
     """From nothing, whatever the base; it holds back rows of its own to choose the epoch by, as published."""
+    from transfer.train.config import TrainConfig
     from transfer.train.published_procedure import published_config, train_mtl_tlp
-    from transfer.train.training import TrainConfig
 
     config = published_config(TrainConfig(epochs=request.epochs, device=request.compute))
     layout = published_layout(data.snapshot.devices[one][0] for one in data.snapshot.dataset.device_ids)
@@ -179,6 +180,3 @@ def _with_heads(
         if device_id not in heads:
             model.drop_head(device_id)
     return model
-
-
-__all__ = ["CHALLENGER", "WARM_RATE", "Challenger", "challenger", "warm_config"]

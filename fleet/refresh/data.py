@@ -220,6 +220,3 @@ def _codes(table: pa.Table, name: str) -> NDArray[np.int64]:
 
 def _texts(table: pa.Table, name: str) -> NDArray[np.str_]:
     return np.asarray(table.column(name).to_numpy(), dtype=np.str_)
-
-
-__all__ = ["MOST_OF_WORKLOAD", "RefreshData", "family_devices", "held_workloads", "read_refresh_data"]

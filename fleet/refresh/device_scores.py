@@ -55,6 +55,3 @@ def run_device_scores(request: RefreshRequest) -> dict[str, Any]:
         "family": request.family,
         "devices": [] if found is None else list(found.devices),
     }
-
-
-__all__ = ["run_device_scores"]

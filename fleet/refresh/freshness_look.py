@@ -19,10 +19,12 @@ from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
 from fleet.models.judge import head_standing
 from fleet.models.promotion import LEAST_RANKED, Standing
-from fleet.models.registry import Champion, PinnedError, Registry
+from fleet.models.registry import PinnedError, Registry
+from fleet.models.registry_file import Champion
 from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
 from fleet.refresh.request import RefreshRequest
-from fleet.store.store import Store, StoreReader
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
@@ -145,6 +147,3 @@ class _Looks:
             return None if loaded is None else head_of(loaded[0], folder, loaded[1], device_id)
         except (FleetError, TransferError, OSError):
             return None
-
-
-__all__ = ["run_watch"]

@@ -114,6 +114,3 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-
-
-__all__ = ["DONE", "FAILED", "PARENT", "STOPPED", "Stopped", "main"]

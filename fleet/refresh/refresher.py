@@ -30,7 +30,7 @@ from fleet.models.freshness import Freshness
 from fleet.models.registry import KEEP, Registry
 from fleet.refresh.request import RefreshRequest
 from fleet.refresh.scorer import StrategyScorer
-from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
+from fleet.refresh.trainer_process import RefreshChild, unfinished
 from transfer.model.kinds import FLEET_TLP
 
 
@@ -339,6 +339,3 @@ def _finished(answer: Mapping[str, Any], family: str, now: float) -> TrainingFin
         serves=reasons[True],
         kept_champions=reasons[False],
     )
-
-
-__all__ = ["RefreshSettings", "Refresher", "refresh_cores"]

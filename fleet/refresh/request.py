@@ -96,18 +96,3 @@ def count_tried(folder: Path, more: int) -> None:
 def warm_epochs(epochs: int) -> int:
     """Epochs of a training that goes on from a champion."""
     return max(1, round(epochs * WARM_EPOCHS))
-
-
-__all__ = [
-    "EPOCHS",
-    "PLAN",
-    "REQUEST",
-    "TRIED",
-    "WARM_EPOCHS",
-    "RefreshRequest",
-    "count_tried",
-    "request_from_json",
-    "request_text",
-    "tried",
-    "warm_epochs",
-]

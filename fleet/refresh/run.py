@@ -33,7 +33,8 @@ from fleet.models.registry import Registry
 from fleet.refresh.challengers import CHALLENGER, Challenger, challenger
 from fleet.refresh.data import RefreshData, family_devices, held_workloads, read_refresh_data
 from fleet.refresh.request import PLAN, RefreshRequest
-from fleet.store.store import Store, StoreReader
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
 
 if TYPE_CHECKING:
@@ -277,6 +278,3 @@ def _last(data: RefreshData) -> dict[str, float]:
         str(one): float(np.nanmax(data.measured_at[:, column]))
         for column, one in enumerate(dataset.device_ids)
     }
-
-
-__all__ = ["run_refresh"]

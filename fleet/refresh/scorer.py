@@ -62,6 +62,3 @@ class StrategyScorer:
         child, self._child = self._child, None
         if child is not None:
             child.stop(1.0)
-
-
-__all__ = ["StrategyScorer"]

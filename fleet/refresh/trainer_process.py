@@ -185,6 +185,3 @@ def refresh_cores(specs: Iterable[DeviceSpec], usable_cores: Sequence[int] | Non
     timing = {core for spec in specs if spec.kind is DeviceKind.LOCAL for core in spec.cores}
     usable = os.sched_getaffinity(0) if usable_cores is None else usable_cores
     return quiet_cores(sorted(timing), sorted(usable), core_groups())
-
-
-__all__ = ["ATTEMPTS", "RefreshChild", "refresh_cores", "unfinished"]

@@ -30,9 +30,10 @@ from agents.records import (
     WorkloadId,
 )
 from fleet.collection.clock import Clock
-from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.collect import Collection
 from fleet.collection.progress import TerminalDisplay
 from fleet.collection.selection import choose_workloads
+from fleet.collection.settings import CollectSettings
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions

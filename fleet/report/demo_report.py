@@ -160,7 +160,7 @@ def _remeasured(records: Sequence[Record]) -> list[tuple[float, bool]]:
 
 def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> dict[str, Any]:
     """How alike devices order their shared candidates: Kendall's tau inside a workload, averaged."""
-    from transfer.data.metrics import kendall_tau
+    from transfer.data.ranking import kendall_tau
 
     latency = {device_id: dataset.latency_secs[:, dataset.column(device_id)] for device_id in device_ids}
     shared = np.isfinite(np.stack(list(latency.values()))).all(axis=0)

@@ -85,6 +85,3 @@ def _cell(text: object) -> str:
     """Text of a cell of Markdown: no line end, no bar, no markup of HTML."""
     clean = "".join(one if one.isprintable() else " " for one in str(text))
     return clean.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")
-
-
-__all__ = ["TEMPLATES", "render_card", "write_card"]

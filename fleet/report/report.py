@@ -105,6 +105,3 @@ def _finite(value: Any) -> Any:
 
 def _is_open(interval: Any) -> bool:
     return isinstance(interval, list) and None in interval
-
-
-__all__ = ["REPORT_VERSION", "complete", "write"]

@@ -152,17 +152,3 @@ def devices_of(arguments: Arguments) -> list[str]:
             return []
         case _:
             return [arguments.device]
-
-
-__all__ = [
-    "Arguments",
-    "ArgumentsError",
-    "CollectionArguments",
-    "EvaluationArguments",
-    "ImportArguments",
-    "OnboardingArguments",
-    "RetirementArguments",
-    "TuningArguments",
-    "devices_of",
-    "read_arguments",
-]

@@ -101,6 +101,3 @@ def _value(line: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("a message is a JSON object")
     return value
-
-
-__all__ = ["ChannelClosedError", "DriverChannel"]

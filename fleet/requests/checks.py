@@ -193,14 +193,3 @@ def _refuse_constant(name: str) -> None:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(map(str, names))) or "none"
-
-
-__all__ = [
-    "MOST_BYTES",
-    "KnownFleet",
-    "RequestConflict",
-    "RequestRefused",
-    "RequestUnknown",
-    "check_request",
-    "parse_request",
-]

@@ -171,6 +171,3 @@ def _give(answer: Future[Shown], shown: Shown) -> None:
     # Whoever asked may have given up meanwhile.
     with suppress(InvalidStateError):
         answer.set_result(shown)
-
-
-__all__ = ["DeskFull", "RequestDesk", "Shown"]

@@ -39,6 +39,3 @@ def training_progress(
                 left_secs=epochs["left_secs"],
                 finding=epochs["finding"],
             )
-
-
-__all__ = ["training_progress"]

@@ -228,6 +228,3 @@ def _candidates(answer: Any) -> list[Candidate]:
         Candidate(workload_id=workload_id, dialect=dialect, origin=origin, trace=trace)
         for workload_id, dialect, origin, trace in answer["candidates"]
     ]
-
-
-__all__ = ["DeviceUnusableError", "EngineSession"]

@@ -73,6 +73,3 @@ class StoreProxy:
             return self._session.ask({**question, "file": str(path)}).result()
         finally:
             path.unlink(missing_ok=True)
-
-
-__all__ = ["StoreProxy"]

@@ -153,6 +153,3 @@ class DeadLetters:
         for emptied in (one for folder in folders for one in (*folder.glob("*"), folder)):
             with suppress(OSError):
                 emptied.rmdir()
-
-
-__all__ = ["MOST_BYTES", "MOST_ROWS", "DeadLetters"]

@@ -207,6 +207,3 @@ class RecordSink:
                 count=len(late),
             )
         )
-
-
-__all__ = ["RecordSink", "Taken"]

@@ -113,6 +113,3 @@ def shown(record: Record) -> object:
     except FAULTS:
         return repr(record)
     return value
-
-
-__all__ = ["FAULTS", "Refusal", "check_flags", "find_faults", "record_ids", "shown", "sift"]

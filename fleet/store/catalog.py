@@ -293,16 +293,3 @@ def read_devices(folder: Path) -> dict[DeviceId, DeviceEntry]:
             entry = _device_entry(path, lines[0])
             found[entry.spec.device_id] = entry
     return found
-
-
-__all__ = [
-    "DeviceEntry",
-    "check_name",
-    "doubtful_workloads",
-    "put_device",
-    "put_workloads",
-    "read_device",
-    "read_devices",
-    "read_workloads",
-    "sum_fault",
-]

@@ -339,6 +339,3 @@ class Intake:
         group.packed.clear()
         group.ids.clear()
         group.candidates.clear()
-
-
-__all__ = ["Intake", "IntakeResult", "IntakeSettings"]

@@ -197,17 +197,3 @@ def by_device(table: pa.Table) -> dict[str, pa.Table]:
         found[entry["values"]] = rows.slice(start, entry["counts"])
         start += entry["counts"]
     return found
-
-
-__all__ = [
-    "FILE",
-    "INTAKE",
-    "PAGES",
-    "IntakeLog",
-    "by_device",
-    "copy_log",
-    "old_segments",
-    "pack",
-    "read_segment",
-    "unpack",
-]

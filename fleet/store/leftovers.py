@@ -147,6 +147,3 @@ def take_up_lost_rows(table: Path, files: tuple[DataFile, ...], append: Append, 
     notes.append(
         f"{taken} records were taken up again from data files that no whole commit names; kept as {names}"
     )
-
-
-__all__ = ["take_up_intake", "take_up_lost_rows"]

@@ -78,6 +78,3 @@ def release(folder: Path, lock: filelock.BaseFileLock) -> None:
         with suppress(OSError):
             (folder / HOLDER).unlink(missing_ok=True)
         lock.release()
-
-
-__all__ = ["HOLDER", "LOCK", "acquire", "check_folder", "release"]

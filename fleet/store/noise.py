@@ -176,6 +176,3 @@ def _aa_pairs(attempts: dict[int, _Timed]) -> list[tuple[_Timed, _Timed]]:
 
 def _successive_pairs(attempts: dict[int, _Timed]) -> list[tuple[_Timed, _Timed]]:
     return list(pairwise(attempts[attempt] for attempt in sorted(attempts)))
-
-
-__all__ = ["WIN", "NoiseFloor", "Reading", "grade", "is_comparable", "noise_floor", "settled"]

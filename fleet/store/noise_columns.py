@@ -139,13 +139,3 @@ def outcome_of(text: str) -> Outcome:
     if found is None:
         raise StoreError(f"a record has the outcome {text!r}; known: {', '.join(_OUTCOMES)}")
     return found
-
-
-__all__ = [
-    "READING_COLUMNS",
-    "SETTLING_COLUMNS",
-    "outcome_of",
-    "readings",
-    "says",
-    "settled_rows",
-]

@@ -297,6 +297,3 @@ def _counts(by_outcome: Mapping[str, int], first: float, last: float) -> DeviceC
     failed = {outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome}
     failed.pop(Outcome.OK, None)
     return DeviceCounts(records=sum(by_outcome.values()), ok=ok, failed=failed, first_at=first, last_at=last)
-
-
-__all__ = ["DEVICES", "RECORDS", "WORKLOADS", "DeviceCounts", "RowParts", "StoreReader"]

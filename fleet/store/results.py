@@ -28,6 +28,3 @@ class UpkeepResult:
     merged_files: int
     deleted_files: int
     table_version: int
-
-
-__all__ = ["AppendResult", "UpkeepResult"]

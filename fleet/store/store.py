@@ -37,7 +37,7 @@ from fleet.store.delta.migration import migrated, with_options
 from fleet.store.delta.schema import read_batches, records_to_table
 from fleet.store.leftovers import take_up_intake, take_up_lost_rows
 from fleet.store.lock import acquire, check_folder, release
-from fleet.store.reader import DEVICES, RECORDS, WORKLOADS, DeviceCounts, StoreReader
+from fleet.store.reader import DEVICES, RECORDS, WORKLOADS, StoreReader
 from fleet.store.results import AppendResult, UpkeepResult
 from fleet.store.writer import TableWriter
 
@@ -328,6 +328,3 @@ class Store(TableWriter):
             with delta_errors("reading the ids", absolute), disk_errors("reading the ids", absolute):
                 for batch in read_batches(absolute, ("record_id",), rows=_ID_ROWS):
                     yield batch.column("record_id")
-
-
-__all__ = ["AppendResult", "DeviceCounts", "Store", "StoreReader", "UpkeepResult"]

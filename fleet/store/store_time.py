@@ -107,6 +107,3 @@ class StoreTime:
         if self._boot_id and value["boot_id"] == self._boot_id:
             secs += max(0.0, self._began - before)
         self._secs, self._noted = secs, noted
-
-
-__all__ = ["UPKEEP", "StoreTime", "boot_id", "running_secs"]

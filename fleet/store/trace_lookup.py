@@ -191,6 +191,3 @@ def _candidates(
 ) -> Iterator[Candidate]:
     for workload_id, dialect, trace in zip(workload_ids, dialects, traces, strict=True):
         yield Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, trace=trace, origin="paired")
-
-
-__all__ = ["Answer", "Found", "ImportedAsked", "StoreThread", "find_candidates", "find_records"]

@@ -203,6 +203,3 @@ class TableWriter(StoreReader):
                 if one.exists():
                     fsync(one)
         self._checkpointed = self.version
-
-
-__all__ = ["SMALL_ROWS", "TableWriter"]

@@ -41,6 +41,3 @@ class AgentClient(ABC):
     @abstractmethod
     def _ask(self, request: AgentRequest) -> None:
         """Let an agent have a request; dropped without a word where it is not up (any more)."""
-
-
-__all__ = ["AgentClient"]

@@ -63,6 +63,3 @@ def join_refusal(said: str, address: str) -> str | None:
         f"the Ray cluster at {address} refuses this host: it has {', '.join(pairs)}; "
         "use the cluster's version here"
     )
-
-
-__all__ = ["SHARED_PACKAGES", "join_refusal", "own_versions", "version_refusal"]

@@ -153,6 +153,3 @@ class LocalTransport(AgentClient):
                 self._fetched.append(message)
             elif not isinstance(message, Heartbeat):
                 frozen[1].append(message)
-
-
-__all__ = ["LocalTransport"]

@@ -141,6 +141,3 @@ class Cluster:
 
         self._keepers.clear()
         ray.shutdown()
-
-
-__all__ = ["Cluster", "Node"]

@@ -19,6 +19,3 @@ def is_of_host(error: Exception) -> bool:
 def first_line(error: Exception) -> str:
     """The first line of an error, or its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-__all__ = ["end_cause", "first_line", "is_of_host"]

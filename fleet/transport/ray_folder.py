@@ -117,6 +117,3 @@ def _lock(path: Path) -> int:
         os.close(handle)
         raise
     return handle
-
-
-__all__ = ["PREFIX", "RayFolder", "ray_default_folder"]

@@ -20,5 +20,3 @@ COORDINATOR_SETTINGS = {
     "RAY_grpc_client_keepalive_time_ms": "30000",
     "RAY_grpc_client_keepalive_timeout_ms": "10000",
 }
-
-__all__ = ["COORDINATOR_SETTINGS", "NODE_SETTINGS"]

@@ -62,6 +62,3 @@ def give_cluster_token(address: str) -> None:
             "and run: (umask 077; ray get-auth-token --generate)"
         )
     os.environ[VARIABLE] = token
-
-
-__all__ = ["PATH_VARIABLE", "VARIABLE", "give_cluster_token", "give_own_token", "token_path"]

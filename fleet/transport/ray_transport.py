@@ -363,6 +363,3 @@ class RayTransport(AgentClient):
         if quiet != self._quiet:
             self._quiet = quiet
             pin_process(quiet)
-
-
-__all__ = ["REPLAY_HEARTBEAT_SECS", "REPLAY_PER_PROCESS", "RayOptions", "RayTransport"]

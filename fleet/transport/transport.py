@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from agents.device.batch import Batch
 from agents.device.messages import (
     Activity,
     AgentGone,
@@ -26,7 +27,6 @@ from agents.device.messages import (
     TaggedRecord,
     WorkloadsListed,
 )
-from agents.device.worker import Batch
 from agents.lease import Lease, LeaseTag
 from agents.records import DeviceId, DeviceSpec
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Record, Workload, WorkloadId
 from agents.trust import is_live
 from fleet.collection.clock import Clock
-from fleet.collection.collect import Collection, CollectSettings
+from fleet.collection.collect import Collection
 from fleet.collection.selection import best_traces, none_fits
-from fleet.collection.settings import Display, Engine
+from fleet.collection.settings import CollectSettings, Display, Engine
 from fleet.collection.trust import devices_of_family, imported_candidates, ours
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
@@ -306,6 +306,3 @@ def _told(one: Search) -> dict[str, Any]:
         "failed": one.failed,
         "curve": [[tried, best if math.isfinite(best) else None] for tried, best in one.curve],
     }
-
-
-__all__ = ["TuneOptions", "network_seconds", "tune_device"]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.features.extractor import FeatureBlock
+from transfer.features.blocks import FeatureBlock
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.mtl_tlp import TlpModel
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
 
 
 class Correction(Protocol):

@@ -16,7 +16,7 @@ from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import Trained, choose_rate, only, tune
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,22 +179,3 @@ def drifted(before: Fingerprint, now: Fingerprint, within: float) -> dict[Candid
         for one in before.latency_secs.keys() & now.latency_secs.keys()
     }
     return {one: change for one, change in sorted(changes.items()) if abs(change) > within}
-
-
-__all__ = [
-    "LEAST_SHARED",
-    "NETWORKS",
-    "ORIGIN",
-    "PER_WORKLOAD",
-    "SEED",
-    "VERSION",
-    "WORKLOADS",
-    "Fingerprint",
-    "Likeness",
-    "choose_workloads",
-    "distances",
-    "drifted",
-    "from_anchors",
-    "from_records",
-    "likeness",
-]

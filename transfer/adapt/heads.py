@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transfer.data.dataset import Dataset
-from transfer.features.extractor import FeatureBlock
-from transfer.model.fleet_tlp import FleetTLP, block_tensors, scoped_seed
+from transfer.features.blocks import FeatureBlock
+from transfer.model.fleet_tlp import FleetTLP, scoped_seed
+from transfer.model.inputs import block_tensors
 from transfer.train.training import torch_threads
 
 #: Candidates of a forward pass of the backbone.

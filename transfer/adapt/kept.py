@@ -130,6 +130,3 @@ def _about(path: Path, raw: bytes) -> dict[str, str]:
     if not isinstance(found, dict):
         raise ValueError(f"{path}: no text fields")
     return found
-
-
-__all__ = ["MOST_BYTES", "file_of", "files_of", "head_of", "load_adapted", "load_correction"]

@@ -26,11 +26,13 @@ from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import choose_rate
 from transfer.data.batches import lay_out
 from transfer.data.dataset import Dataset
-from transfer.model.fleet_tlp import FleetTLP, block_tensors, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, scoped_seed
+from transfer.model.inputs import block_tensors
+from transfer.train.config import TrainConfig
 from transfer.train.losses import LossWeights, head_loss
-from transfer.train.rows import TrainingRows, gather_rows
+from transfer.train.rows import TrainingRows, gather_rows, trainable_devices
 from transfer.train.state import digest
-from transfer.train.training import TrainConfig, torch_threads, trainable_devices
+from transfer.train.training import torch_threads
 
 Order = Literal["second", "first", "anil"]
 Parameters = dict[str, Tensor]

@@ -16,7 +16,9 @@ from transfer.adapt.base import Adapted, visible_part
 from transfer.adapt.heads import with_target_head
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig, TrainRun, train, trainable_devices
+from transfer.train.config import TrainConfig
+from transfer.train.rows import trainable_devices
+from transfer.train.training import TrainRun, train
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import most_similar_heads
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

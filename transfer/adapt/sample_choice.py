@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from transfer.data.dataset import Dataset
-from transfer.model.fleet_tlp import FleetTLP, block_tensors
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.inputs import block_tensors
 from transfer.train.training import torch_threads
 
 Rows = NDArray[np.int64]
@@ -114,6 +115,3 @@ def embed(model: FleetTLP, dataset: Dataset, rows: Rows) -> Floats:
             parts.append(model.backbone(*block_tensors(block, some)).double().numpy())
     model.train(was_training)
     return np.concatenate(parts)
-
-
-__all__ = ["Choice", "Floats", "Rows", "embed", "places_in"]

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.adapt.sample_choice import Choice, Floats, Rows, embed, places_in
+from transfer.adapt.sample_choice import Choice, Floats, Rows, embed
 from transfer.adapt.space_search import SpaceSearch
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
@@ -343,23 +343,3 @@ def _square_distances(x: Floats, centres: Floats) -> Floats:
     """(n, m) squared distances, never below 0."""
     found: Floats = (x**2).sum(axis=1)[:, None] - 2 * x @ centres.T + (centres**2).sum(axis=1)[None, :]
     return np.maximum(found, 0.0)
-
-
-__all__ = [
-    "IN_ROUNDS",
-    "SELECTORS",
-    "Choice",
-    "Clustered",
-    "DiverseFast",
-    "Fastest",
-    "FewOfEach",
-    "Paired",
-    "Selector",
-    "Stratified",
-    "Uncertain",
-    "Uniform",
-    "draw_few_shot",
-    "embed",
-    "places_in",
-    "selector_named",
-]

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from transfer.adapt.base import Adapted, visible_part
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig, train
+from transfer.train.config import TrainConfig
+from transfer.train.training import train
 
 
 @dataclass(frozen=True, slots=True)

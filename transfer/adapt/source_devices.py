@@ -25,9 +25,10 @@ from transfer.adapt.tuning_loop import tune
 from transfer.data.dataset import Dataset
 from transfer.data.labels import group_min
 from transfer.errors import TransferError
-from transfer.features.extractor import FeatureBlock
+from transfer.features.blocks import FeatureBlock
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig, trainable_devices
+from transfer.train.config import TrainConfig
+from transfer.train.rows import trainable_devices
 from transfer.train.tree_fit import fit_trees
 
 #: What the head's score of a candidate that source devices measured counts beside the estimate (decision 25).

@@ -301,6 +301,3 @@ def _length_of(apart: Floats, drop: float) -> float:
         fall = float((1 - _matern((apart / middle).astype(np.float32) ** 2)).mean())
         low, high = (middle, high) if fall > drop else (low, middle)
     return low
-
-
-__all__ = ["SpaceSearch"]

@@ -25,7 +25,7 @@ from transfer.adapt.heads import (
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
 
 #: Most source rows that the mixture is learnt from.
 _MOST_ROWS = 8192

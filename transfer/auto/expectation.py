@@ -196,6 +196,3 @@ def _estimate(
     widened = np.minimum(1.0, draws + random.normal(mean, spread, len(draws)))
     low, high = np.quantile(widened, [(1 - level) * (1 - above), 1 - (1 - level) * above])
     return Estimate(min(1.0, float(draws.mean()) + mean), max(0.0, float(low)), float(high))
-
-
-__all__ = ["LEAST_SAMPLES", "LEAST_WORKLOADS", "Expectation", "expect"]

@@ -28,8 +28,9 @@ from transfer.evaluate.onboarding_cases import CasePlan, Regime
 from transfer.evaluate.onboarding_contenders import Adapting
 from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.evaluate.onboarding_points import Point
+from transfer.train.config import TrainConfig
+from transfer.train.rows import trainable_devices
 from transfer.train.state import digest
-from transfer.train.training import TrainConfig, trainable_devices
 
 Floats = NDArray[np.float64]
 
@@ -383,6 +384,3 @@ def _write(path: Path, device_scores: LeaveOneOutScores) -> None:
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)
-
-
-__all__ = ["VERSION", "LeaveOneOutScores", "drop_older", "leave_one_out", "made_ahead"]

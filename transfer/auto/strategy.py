@@ -29,7 +29,7 @@ from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Regime
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
 
 Rows = NDArray[np.int64]
 
@@ -282,14 +282,3 @@ def judge(
         "beaten_by": beaten_by,
         "says": says,
     }
-
-
-__all__ = [
-    "Auto",
-    "check_agreement",
-    "checking_view",
-    "for_check",
-    "judge",
-    "split_few_shot",
-    "without_fingerprints",
-]

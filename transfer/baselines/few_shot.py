@@ -22,7 +22,7 @@ from transfer.baselines.mlp import MlpConfig, SummaryMlp
 from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.labels import relative_speed
 from transfer.data.ranking import rank_agreement
-from transfer.train.training import trainable_devices
+from transfer.train.rows import trainable_devices
 
 Floats = NDArray[np.float64]
 
@@ -261,6 +261,3 @@ def _boost(
         return np.asarray(scores, dtype=np.float64)
 
     return predict
-
-
-__all__ = ["FewShot", "baselines", "nearest_sources"]

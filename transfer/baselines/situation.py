@@ -127,6 +127,3 @@ def places_on(dataset: Dataset, device_id: str) -> Floats:
         if len(members):
             found[members] = rankdata(-dataset.latency_secs[members, column]) / len(members)
     return found
-
-
-__all__ = ["FewShotSet", "Situation", "places_on", "with_few_shot"]

@@ -81,6 +81,3 @@ class PublishedTlp:
                 f"{self.name} was given published features of {len(self.published)} rows, the dataset has "
                 f"{len(dataset)}; make them for this dataset with `published_rows`"
             )
-
-
-__all__ = ["PublishedTlp", "TlpConfig"]

@@ -29,7 +29,8 @@ from transfer.data.joined_records import Joiner, MeasuredRow
 from transfer.data.labels import relative_speed
 from transfer.errors import DatasetError
 from transfer.features.blocks import FeatureBlock
-from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec, hardware_vector
+from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
+from transfer.features.hardware import hardware_vector
 from transfer.features.published_features import PublishedLayout
 
 _LOG = logging.getLogger(__name__)

@@ -148,14 +148,3 @@ def is_beyond_luck(gains: Floats) -> bool:
         return False
     uncertainty = float(student.ppf(_SURE, len(gains) - 1)) * float(gains.std(ddof=1)) / np.sqrt(len(gains))
     return bool(gains.mean() > uncertainty)
-
-
-__all__ = [
-    "LEVEL",
-    "Estimate",
-    "Resampled",
-    "bootstrap_interval",
-    "is_beyond_luck",
-    "paired_bootstrap",
-    "resample_ratio",
-]

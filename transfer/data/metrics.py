@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from transfer.data.labels import check_latency
 from transfer.data.ranking import (
     best_of_k,
-    kendall_tau,
     order_agreement,
     peak_score,
     random_best_of_k,
@@ -334,15 +333,3 @@ def average(repeats: list[Metrics]) -> Metrics:
         first,
         **{name: np.mean([getattr(one, name) for one in repeats], axis=0) for name in averaged},
     )
-
-
-__all__ = [
-    "MEASURES",
-    "Metrics",
-    "average",
-    "concatenate",
-    "evaluate_ranking",
-    "kendall_tau",
-    "merge",
-    "top_k",
-]

@@ -203,6 +203,3 @@ def _spread(latency: NDArray[np.float64], budget: int, fast_scale: float) -> Row
         places = np.concatenate([places, rest[np.argsort(-distance, kind="stable")[: budget - len(places)]]])
     result: Rows = order[places]
     return result
-
-
-__all__ = ["Pruning", "flops_weights", "prune", "pruned_splits", "random_share"]

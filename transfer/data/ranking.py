@@ -191,20 +191,3 @@ def rank_agreement(scores: Floats, truth: Floats, group: NDArray[np.int32]) -> f
     for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         found.append(kendall_tau(scores[rows], -truth[rows]))
     return float(np.mean(found)) if len(usable) else 0.0
-
-
-__all__ = [
-    "best_of_k",
-    "kendall_tau",
-    "order_agreement",
-    "pairwise_accuracy",
-    "peak_score",
-    "random_best_of_k",
-    "random_top_k",
-    "rank_agreement",
-    "regret",
-    "speeds",
-    "square_error",
-    "top_k",
-    "top_k_recall",
-]

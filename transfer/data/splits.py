@@ -286,18 +286,3 @@ def few_places(group: NDArray[np.int32], most: int, random: np.random.Generator)
     order = shuffled[np.argsort(group[shuffled], kind="stable")]
     ordered = group[order]
     return np.sort(order[np.arange(len(order)) - np.searchsorted(ordered, ordered) < most])
-
-
-__all__ = [
-    "Split",
-    "SplitKind",
-    "few_of_each",
-    "few_places",
-    "leave_device_out",
-    "leave_networks_out",
-    "make_splits",
-    "near_copies",
-    "network_families",
-    "within_workload",
-    "workload_folds",
-]

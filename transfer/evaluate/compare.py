@@ -25,7 +25,8 @@ from transfer.errors import DatasetError
 from transfer.evaluate.comparison import Comparison
 from transfer.evaluate.kept_scores import KeptScores
 from transfer.processes import run_each
-from transfer.train.training import torch_threads, trainable_devices
+from transfer.train.rows import trainable_devices
+from transfer.train.training import torch_threads
 
 if TYPE_CHECKING:
     from transfer.baselines.base import Ranker
@@ -296,6 +297,3 @@ def _places(scores: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[np
     for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         places[rows] = rankdata(scores[rows]) / len(rows)
     return places
-
-
-__all__ = ["LEAST_CANDIDATES", "Finished", "Fitting", "Splits", "compare"]

@@ -124,6 +124,3 @@ class Comparison:
 
 def _listed(estimate: Estimate) -> list[float]:
     return [estimate.value, estimate.low, estimate.high]
-
-
-__all__ = ["Comparison"]

@@ -28,11 +28,11 @@ from transfer.data.intervals import bootstrap_interval, paired_bootstrap
 from transfer.data.metrics import Metrics, average, concatenate, evaluate_ranking
 from transfer.data.splits import Split
 from transfer.errors import TransferError
-from transfer.evaluate.compare import compare
-from transfer.evaluate.comparison import Comparison
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.processes import run_each
-from transfer.train.training import TrainConfig, torch_threads, train, trainable_devices
+from transfer.train.config import TrainConfig
+from transfer.train.rows import trainable_devices
+from transfer.train.training import torch_threads, train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,17 +324,3 @@ def _judge(dataset: Dataset, device_id: str, rows: NDArray[np.int64], scores: ND
     """Metrics of scores for some rows on one device."""
     latency = dataset.latency_secs[rows, dataset.column(device_id)]
     return evaluate_ranking(scores, latency, dataset.group[rows], dataset.weight)
-
-
-__all__ = [
-    "Approach",
-    "Comparison",
-    "CrossValidation",
-    "CrossValidationPlan",
-    "FoldProgress",
-    "Scored",
-    "average_repeats",
-    "compare",
-    "cross_validate",
-    "evaluate",
-]

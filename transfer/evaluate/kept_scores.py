@@ -72,6 +72,3 @@ class KeptScores:
         with part.open("wb") as file:
             np.savez(file, seconds=np.float64(seconds), **arrays)
         part.replace(path)
-
-
-__all__ = ["KeptScores"]

@@ -22,7 +22,9 @@ from transfer.data.metrics import Metrics, concatenate, evaluate_ranking
 from transfer.data.splits import Split
 from transfer.errors import TransferError
 from transfer.processes import run_each
-from transfer.train.training import TrainConfig, train, trainable_devices
+from transfer.train.config import TrainConfig
+from transfer.train.rows import trainable_devices
+from transfer.train.training import train
 
 #: What is compared: share of pairs in the right order, and share of the best speed that the first choice
 #: reaches. The first is the steadier one, so it gives the verdict.
@@ -188,6 +190,3 @@ def _effect(
         a, b = (getattr(one, f"{measure}_by_workload") for one in (joint, without))
         values[measure] = Estimate(*paired_bootstrap(a, b, seed, level, _RESAMPLES))
     return Effect(head=head, source=source, workloads=len(joint.groups), **values)
-
-
-__all__ = ["HELPS", "HURTS", "MEASURES", "UNCLEAR", "Effect", "TransferCheck", "check_transfer"]

@@ -208,6 +208,3 @@ def _case(
         test=test,
         seed=seed,
     )
-
-
-__all__ = ["Case", "CasePlan", "Regime", "make_cases", "networks_to_hold_out", "shown"]

@@ -26,7 +26,9 @@ from transfer.data.ranking import kendall_tau, random_top_k, top_k
 from transfer.evaluate.onboarding_cases import Case, shown
 from transfer.evaluate.onboarding_points import Point
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainConfig, torch_threads, train, trainable_devices
+from transfer.train.config import TrainConfig
+from transfer.train.rows import trainable_devices
+from transfer.train.training import torch_threads, train
 
 
 @runtime_checkable
@@ -212,15 +214,3 @@ def judged(
         seconds=seconds,
         notes=dict(notes or {}),
     )
-
-
-__all__ = [
-    "Adapting",
-    "Asked",
-    "Contender",
-    "Prepared",
-    "choose_few_shot",
-    "judged",
-    "run_case",
-    "situation_of",
-]

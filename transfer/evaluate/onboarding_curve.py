@@ -23,7 +23,7 @@ from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
 from transfer.evaluate.onboarding_contenders import Adapting, Asked, Contender, judged, run_case
 from transfer.evaluate.onboarding_points import KeptPoints, Point
 from transfer.processes import run_each
-from transfer.train.training import TrainConfig
+from transfer.train.config import TrainConfig
 
 #: Measured candidates of each point of the curve; the last point is always all there are.
 SAMPLES = (0, 8, 32, 64, 256, 1024, 4096)
@@ -174,6 +174,3 @@ def _run_anew(
     made = run_each(run, waiting, workers, of="the onboarding curve", pieces="cases")
     for job in jobs:
         yield next(made) if job.missing else ([], 0.0)
-
-
-__all__ = ["SAMPLES", "CurvePlan", "run_curve"]

@@ -117,6 +117,3 @@ def _point(value: dict[str, Any]) -> Point:
     kinds = {"groups": np.int32}
     arrays = {name: np.array(value[name], dtype=kinds.get(name, np.float64)) for name in _ARRAYS}
     return Point(**{**value, **arrays, "regime": Regime(value["regime"])})
-
-
-__all__ = ["KeptPoints", "Point"]

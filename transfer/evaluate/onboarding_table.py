@@ -197,6 +197,3 @@ def _mean(mine: dict[_Place, float], theirs: dict[_Place, float]) -> Estimate:
     return resample_ratio(
         np.array([above[one] for one in order]), np.array([below[one] for one in order]), seed=0
     ).estimate()
-
-
-__all__ = ["MEASURES", "RANDOM", "SCRATCH", "CurveTable"]

@@ -17,7 +17,8 @@ from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.mtl_tlp import TlpModel
-from transfer.train.training import TrainConfig, train
+from transfer.train.config import TrainConfig
+from transfer.train.training import train
 
 
 @dataclass(slots=True)
@@ -110,6 +111,3 @@ class KeptRanker(ModelRanker):
             raise TransferError(f"ranker {self.name!r} was made without a model")
         head = self.heads.get(device_id) or Adapted(device_id=device_id, model=self.model)
         return head.score_unseen(dataset.features.take(rows))
-
-
-__all__ = ["KeptRanker", "ModelRanker", "SingleRanker"]

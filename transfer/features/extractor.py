@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from agents.records import Candidate, Workload, WorkloadId, canonical_json, content_hash
 from transfer.errors import TraceError, TransferError
 from transfer.features.blocks import FeatureBlock
-from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
+from transfer.features.hardware import HARDWARE_NAMES
 from transfer.features.live_traces import LiveReader
 from transfer.features.published_features import PublishedLayout, published_features
 from transfer.features.slots import CATEGORY_SIZES, NUMBER_NAMES, StepTable
@@ -252,14 +252,3 @@ def _rows_of(
                 f"got workload {workload.workload_id}"
             )
     return list(workloads)
-
-
-__all__ = [
-    "DEFAULT_SPEC",
-    "FEATURE_VERSION",
-    "Extractor",
-    "FeatureBlock",
-    "FeatureSpec",
-    "default_readers",
-    "hardware_vector",
-]

@@ -53,6 +53,3 @@ def _flatten(block: FeatureBlock, category_sizes: Sequence[int]) -> NDArray[np.f
     largest = np.where(present, numbers, -np.inf).max(axis=1, initial=-np.inf)
     parts.append(np.where(mask.any(axis=1, keepdims=True), largest, 0))
     return np.concatenate(parts, axis=1, dtype=np.float32)
-
-
-__all__ = ["flat_inputs"]

@@ -69,6 +69,3 @@ def parse_list(text: str, *, what: str, items: str, most: int) -> list[Any]:
     if len(value) > most:
         raise TraceError(f"{what} has {len(value)} {items}, at most {most} are read")
     return value
-
-
-__all__ = ["MAX_TEXT", "WalkBudget", "parse_list"]

@@ -285,6 +285,3 @@ def _shared_bytes(
         ]
         return min(MAX_NUMBER, sides[0] * sides[1] * element_bytes)
     return 0
-
-
-__all__ = ["MAX_KNOBS", "KnobReader", "check_knobs"]

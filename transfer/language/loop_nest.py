@@ -353,5 +353,3 @@ _CHANGES: dict[Kind, Callable[[LoopNest, Primitive, Stage], bool]] = {
     Kind.CR: LoopNest._compute_root,
     Kind.CI: LoopNest._inline,
 }
-
-__all__ = ["LOOP_WORDS", "Loop", "LoopNest", "Mismatch", "Stage"]

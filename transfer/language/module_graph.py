@@ -102,6 +102,3 @@ def _renewed(node: dict[str, Any]) -> dict[str, Any]:
             for name, value in node["attrs"].items()
         }
     return {"type": node["type_key"], "data": data}
-
-
-__all__ = ["GRAPH_ERRORS", "ModuleGraph", "parse_module"]

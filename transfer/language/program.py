@@ -194,6 +194,3 @@ class _Program:
         if len(listed) > _MOST_BUFFERS:
             raise BudgetError(f"a block of the module touches more than {_MOST_BUFFERS} buffers")
         return tuple(int(data(region)[field]) for region in listed)
-
-
-__all__ = ["Loop", "Mismatch", "ProgramStage", "Stage", "program_stages"]

@@ -33,7 +33,8 @@ from transfer.checked_folder import (
 )
 from transfer.features.extractor import FeatureSpec
 from transfer.features.published_features import LAYOUTS
-from transfer.model.fleet_tlp import FleetTLP, ModelConfig, ModelSizes
+from transfer.model.encoder import ModelConfig, ModelSizes
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.kinds import FLEET_TLP, KIND_KEY, MTL_TLP, model_kind
 from transfer.model.mtl_tlp import MtlTLP, TlpModel
 

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transfer.errors import TransferError
-from transfer.features.extractor import FeatureBlock, FeatureSpec
+from transfer.features.blocks import FeatureBlock
+from transfer.features.extractor import FeatureSpec
 from transfer.features.flat import flat_inputs
 from transfer.model.encoder import (
     ModelConfig,
@@ -360,14 +361,3 @@ def _head_key(device_id: str) -> str:
 def _device_id(head_key: str) -> str:
     """Inverse of `_head_key`."""
     return head_key.removeprefix("head:").replace("%2E", ".").replace("%25", "%")
-
-
-__all__ = [
-    "FleetTLP",
-    "ModelConfig",
-    "ModelSizes",
-    "block_tensors",
-    "model_config",
-    "scoped_seed",
-    "used_lengths",
-]

@@ -65,6 +65,3 @@ def block_tensors(
         torch.from_numpy(np.asarray(block.workload_vectors[block.workload_rows[rows]], dtype=np.float32)),
         torch.from_numpy(np.asarray(block.summary[rows], dtype=np.float32)),
     )
-
-
-__all__ = ["SCORE_BATCH", "block_tensors", "one_thread", "used_lengths"]

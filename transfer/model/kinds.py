@@ -22,6 +22,3 @@ KIND_KEY = "model_kind"
 def model_kind(manifest: Mapping[str, Any]) -> str:
     """Kind of the model that a manifest is of."""
     return str(manifest.get(KIND_KEY, FLEET_TLP))
-
-
-__all__ = ["FLEET_TLP", "KINDS", "KIND_KEY", "MTL_TLP", "model_kind"]

@@ -134,5 +134,3 @@ def published_of(block: FeatureBlock, layout: PublishedLayout) -> NDArray[np.flo
 
 #: A model that a registry keeps and a fleet asks.
 TlpModel = FleetTLP | MtlTLP
-
-__all__ = ["MtlTLP", "MtlTlpConfig", "TlpModel", "published_of"]

@@ -125,6 +125,3 @@ def joint_scores(network: Floats, trees: Floats, weight: float = 1.0) -> Floats:
     mean = (network + weight * trees) / (1 + weight)
     bent: Floats = -np.logaddexp(0.0, -_BEND * mean) / _BEND
     return cast(Floats, np.exp(bent))
-
-
-__all__ = ["HardwareOf", "Trees", "joint_scores", "tree_inputs"]

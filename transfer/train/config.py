@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from transfer.errors import TransferError
-from transfer.model.fleet_tlp import ModelSizes
+from transfer.model.encoder import ModelSizes
 from transfer.train.losses import LossWeights
 
 #: Values of `TrainConfig.device`.

@@ -71,6 +71,3 @@ def _board(folder: Path, purge_step: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(folder), purge_step=purge_step)
-
-
-__all__ = ["Curves"]

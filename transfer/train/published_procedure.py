@@ -211,6 +211,3 @@ def _validate(
             loss = _loss(network(batch), labels[number * size : (number + 1) * size], config)
             total += 0.0 if loss is None else float(loss)
     return total
-
-
-__all__ = ["MtlTlpResult", "TlpConfig", "batches", "published_config", "train_mtl_tlp", "train_network"]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from transfer.data.batches import lay_out
 from transfer.errors import TransferError
-from transfer.model.fleet_tlp import FleetTLP, block_tensors
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.inputs import block_tensors
 from transfer.train.config import TrainConfig
 from transfer.train.losses import group_losses
 from transfer.train.peers import ALONE, Peers

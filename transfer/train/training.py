@@ -25,7 +25,7 @@ import torch
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
-from transfer.train.config import DEVICE_CHOICES, EpochReport, TrainConfig, torch_device
+from transfer.train.config import EpochReport, TrainConfig, torch_device
 from transfer.train.curves import Curves
 from transfer.train.epochs import TrainingProgress, run_epochs
 from transfer.train.peers import ALONE, Peers
@@ -245,18 +245,3 @@ def _kept(
             curves.add(report)
 
         yield keep
-
-
-__all__ = [
-    "DEVICE_CHOICES",
-    "EpochReport",
-    "Peers",
-    "TrainConfig",
-    "TrainResult",
-    "TrainRun",
-    "result_from_json",
-    "result_to_json",
-    "torch_threads",
-    "train",
-    "trainable_devices",
-]

@@ -159,6 +159,3 @@ def _centred(values: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[n
     """Values less the mean of their workload."""
     count = np.bincount(group)
     return np.asarray(values - (np.bincount(group, values) / np.maximum(1, count))[group])
-
-
-__all__ = ["fit_trees", "grow"]

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transfer.data.dataset import Dataset
-from transfer.model.fleet_tlp import FleetTLP, block_tensors
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.inputs import block_tensors
 
 #: Failures, and candidates that ran, that a device must have at least.
 LEAST_OF_EACH = 8
@@ -92,6 +93,3 @@ def _logistic(x: Tensor, valid: Tensor, weight: Tensor) -> Tensor:
 
         optimizer.step(loss)  # type: ignore[no-untyped-call]  # torch publishes no type for it
     return parameters.detach()
-
-
-__all__ = ["LEAST_OF_EACH", "fit_validity"]

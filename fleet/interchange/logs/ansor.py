@@ -130,6 +130,3 @@ def _environment(fields: list[Any], version: str) -> tuple[dict[str, Any], Machi
     if any(type(one) is not str for one in value.get("task_input_names", [])):
         raise Rejected("task_input_names are not texts", shown(value["task_input_names"]))
     return value, Machine(parse_target(value["target"]), hardware=tuple(hardware))
-
-
-__all__ = ["DIALECT", "AnsorLogReader"]

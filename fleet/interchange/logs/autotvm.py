@@ -93,6 +93,3 @@ def _environment(target: str, version: str, function: str) -> tuple[dict[str, An
     parsed = parse_target(target)
     value = {"imported": DIALECT, "target": target, "tvm": version}
     return value, Machine(parsed, tvm_version=version, function=function)
-
-
-__all__ = ["DIALECT", "AutoTvmLogReader"]

@@ -184,15 +184,3 @@ def checked_trace(value: Any) -> str:
 def key_id(dialect: str, key_text: str) -> WorkloadId:
     """Id of a workload that has no module: hash of its dialect and of what names it there."""
     return WorkloadId(content_hash(dialect, key_text)[:WORKLOAD_ID_DIGITS])
-
-
-__all__ = [
-    "Catalog",
-    "Environment",
-    "LoggedWorkload",
-    "Measurement",
-    "check_key",
-    "checked_trace",
-    "framed",
-    "key_id",
-]

@@ -220,6 +220,3 @@ def run_of(value: Any) -> tuple[str, KernelHead]:
         device_facts=stated,
     )
     return str(value.get("run_id") or value.get("kernel_id") or ""), head
-
-
-__all__ = ["COLUMNS", "SIDECAR", "TOOL", "TableFile", "is_table", "read_config", "run_of"]

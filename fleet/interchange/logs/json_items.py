@@ -210,6 +210,3 @@ class JsonItems:
         if following != end and not self._window.skip(","):
             raise Rejected(NOT_JSON, f"expected ',' or '{end}'")
         return True
-
-
-__all__ = ["MAX_ITEM_CHARS", "JsonItems"]

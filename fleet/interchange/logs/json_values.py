@@ -180,17 +180,3 @@ class _Shown:
 def shown(value: object, before: str = "") -> object:
     """A found value for a message, cut short; a million items or a thousand levels cost nothing."""
     return _Shown(value, before)
-
-
-__all__ = [
-    "NOT_JSON",
-    "READER_FAULT",
-    "Rejected",
-    "cache_key",
-    "canonical_text",
-    "careful",
-    "is_garbage",
-    "parse_line",
-    "short_key",
-    "shown",
-]

@@ -240,6 +240,3 @@ def number_of(value: Any) -> Any:
 
 def _numbers_of(value: Any) -> Any:
     return [number_of(one) for one in value] if type(value) is list else number_of(value)
-
-
-__all__ = ["CACHE_KEYS", "T4_KEYS", "TOOL", "CacheFile", "T4File", "moment", "number_of"]

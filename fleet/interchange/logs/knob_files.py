@@ -45,6 +45,3 @@ def open_knob_file(path: Path, catalog: Catalog) -> KnobFile | None:
 def is_knob_table(lines: Sequence[bytes]) -> bool:
     """Whether the first lines of a file are those of a table of configurations."""
     return bool(lines) and is_table(lines[0])
-
-
-__all__ = ["is_knob_table", "open_knob_file"]

@@ -194,16 +194,3 @@ def only(path: Path, suffix: str) -> str:
     """Name of a file without `suffix` and `.gz`; empty where it ends otherwise."""
     name = path.name.removesuffix(".gz")
     return name.removesuffix(suffix) if name.endswith(suffix) else ""
-
-
-__all__ = [
-    "DIALECT",
-    "FAILURES",
-    "KernelHead",
-    "KernelReader",
-    "KnobFile",
-    "failed",
-    "only",
-    "timed",
-    "tried",
-]

@@ -199,6 +199,3 @@ def _up_to_damage(inflater: zlib._Decompress, data: bytes) -> bytes:
     except zlib.error:
         pass
     return output
-
-
-__all__ = ["CUT_LINE", "LONG_LINE", "MAX_LINE_BYTES", "LogLines", "Unreadable", "first_lines"]

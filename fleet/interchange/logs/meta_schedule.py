@@ -266,6 +266,3 @@ def _arguments(args: Any) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
 
 def _environment(target: Any) -> tuple[dict[str, Any], Machine]:
     return {"imported": DIALECT, "target": target}, Machine(parse_target(target))
-
-
-__all__ = ["DIALECT", "Database", "MetaScheduleLogReader", "is_workload_line", "read_workload_lines"]

@@ -263,6 +263,3 @@ def _flops_of_shapes(block: str, word: str, shapes: tuple[Shape, ...]) -> float:
 def tensor_name(operator: str, shapes: Sequence[Shape]) -> str:
     """Name of a workload for people: operator and shapes."""
     return " ".join([operator, *("x".join(map(str, shape)) or "scalar" for shape in shapes)])
-
-
-__all__ = ["Operator", "Shape", "autotvm_operator", "block_operator", "shape_of", "tensor_name"]

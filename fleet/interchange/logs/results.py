@@ -172,15 +172,3 @@ def _seconds(value: Any, name: str) -> float:
     if not 0.0 <= value < math.inf:
         raise Rejected(f"{name} is out of range", shown(value))
     return float(value)
-
-
-__all__ = [
-    "ERROR_TEXTS",
-    "FAILURE_MARK_SECS",
-    "MARK_TEXT",
-    "LoggedResult",
-    "attempt_of",
-    "check_secs",
-    "database_result",
-    "tuner_result",
-]

@@ -183,6 +183,3 @@ def _architecture(machine: Machine) -> str:
     if "arm" in said or "cortex" in said:
         return "aarch64"
     return "x86_64" if "x86" in said else ""
-
-
-__all__ = ["Machine", "Target", "device_from_log", "parse_target"]

@@ -54,6 +54,3 @@ def _result(reader: KernelReader, item: Any) -> Measurement:
     if type(median) is float and math.isinf(median):
         return reader.measurement({**knobs, **options}, failed("compile"))
     return reader.measurement({**knobs, **options}, timed([median]))
-
-
-__all__ = ["KEYS", "OPTIONS", "SUFFIX", "TOOL", "AutotuneFile"]

@@ -143,6 +143,3 @@ def _rows(add: Mapping[str, Any]) -> int:
         return int(json.loads(add["stats"])["numRecords"])
     except (KeyError, ValueError, TypeError) as error:
         raise StaleError(f"a commit does not say how many rows {add.get('path')} has") from error
-
-
-__all__ = ["Changes", "DamagedError", "StaleError", "changes_since", "commit_hash", "file_actions"]

@@ -103,6 +103,3 @@ def _check_latencies(table: pa.Table) -> None:
         raise StoreError("rows cannot be stored: a latency where the outcome is not ok, or none where it is")
     if not pc.all(pc.equal(latency.take(rows), expected)).as_py() and len(rows):
         raise StoreError("rows cannot be stored: a latency is not the fastest of its repeats")
-
-
-__all__ = ["check_columns", "check_schema"]

@@ -313,20 +313,3 @@ def lost_tables(folder: Path, named: Iterable[DataFile]) -> Iterator[tuple[str, 
             # Partly written when its writer was killed, and so never acknowledged; or not from here.
             continue
         yield path.parent.name.removeprefix(_PARTITION), table
-
-
-__all__ = [
-    "ROW_GROUP_ROWS",
-    "NewFile",
-    "WrittenFile",
-    "chunks",
-    "delete_unused",
-    "discard",
-    "forget_old_commits",
-    "lost_tables",
-    "merge_data_files",
-    "stamp_dead",
-    "version_in_name",
-    "worth_merging",
-    "write_data_files",
-]

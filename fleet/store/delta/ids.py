@@ -216,6 +216,3 @@ def _key(one: str) -> bytes:
 
 def _each(keys: bytes) -> list[bytes]:
     return [keys[start : start + ID_BYTES] for start in range(0, len(keys), ID_BYTES)]
-
-
-__all__ = ["ID_BYTES", "MERGE_AT", "IdRun", "RecordIds", "keys_of", "keys_of_column"]

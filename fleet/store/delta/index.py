@@ -213,6 +213,3 @@ def _mapped(path: Path, ids: int) -> IdRun:
         return IdRun(np.empty(0, np.uint64), np.empty(0, np.uint64))
     halves = np.memmap(path, dtype="<u8", mode="r", shape=(2, ids))
     return IdRun(halves[0], halves[1])
-
-
-__all__ = ["IDS", "INDEX", "IdIndex", "checked_run"]

@@ -343,27 +343,3 @@ def _set_aside(path: Path) -> str:
     kept = path.with_name(f"{path.name}.{time.time_ns()}{TORN}")
     path.rename(kept)
     return f"{path} was damaged; it is kept as {kept.name}"
-
-
-__all__ = [
-    "RETENTION_HOURS",
-    "TABLE_OPTIONS",
-    "TORN",
-    "DataFile",
-    "TableSnapshot",
-    "add_action",
-    "checkpoints",
-    "commit",
-    "commit_path",
-    "create_table",
-    "delta_errors",
-    "is_table",
-    "is_whole",
-    "last_checkpoint",
-    "load_snapshot",
-    "remove_action",
-    "repair",
-    "settle",
-    "torn_commit",
-    "version_of",
-]

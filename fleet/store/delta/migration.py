@@ -74,6 +74,3 @@ def _commit_metadata(folder: Path, version: int, operation: str) -> None:
             "configuration": {**before.configuration, **TABLE_OPTIONS, SCHEMA_KEY: str(STORE_SCHEMA)},
         }
     commit(folder, version + 1, operation, [{"metaData": action}])
-
-
-__all__ = ["migrated", "with_options"]

@@ -243,22 +243,3 @@ def check_layout(device_id: str, schema: object) -> None:
             f"a record of device {device_id} has layout {schema}, this version knows"
             f" 1 to {RECORD_SCHEMA}; upgrade tensor-fleet"
         )
-
-
-__all__ = [
-    "ADDED_COLUMNS",
-    "BATCH_ROWS",
-    "DICTIONARY_COLUMNS",
-    "FILE_SCHEMA",
-    "RECORD_COLUMNS",
-    "RECORD_ID_DIGITS",
-    "SCHEMA_KEY",
-    "STATISTICS_COLUMNS",
-    "STORE_SCHEMA",
-    "TABLE_SCHEMA",
-    "batch_to_records",
-    "check_layout",
-    "check_protocol",
-    "read_batches",
-    "records_to_table",
-]

@@ -70,6 +70,3 @@ def _present(added: pa.ChunkedArray) -> list[dict[str, Any]]:
 def _take(sums: dict[str, str], path: str, tags: dict[str, str]) -> None:
     if found := tags.get(SUM_TAG):
         sums[path] = found
-
-
-__all__ = ["SUM_TAG", "file_sum", "known_sums"]
