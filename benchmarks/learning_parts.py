@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.learning_prune import Pruning, prune, random_share
+from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
 from fleet.models.evaluation import make_baseline, published
 from fleet.models.versions import DatasetSnapshot
 from fleet.store.reader import StoreReader
 from transfer.baselines.base import Ranker
 from transfer.baselines.tlp import PublishedTlp
-from transfer.baselines.tvm_models import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
 from transfer.data.dataset import Dataset
-from transfer.data.prune import Pruning, prune, random_share
 from transfer.data.splits import few_of_each
 from transfer.evaluate.rankers import ModelRanker, SingleRanker
 from transfer.train.config import TrainConfig

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agents.records import Workload
+from benchmarks.interpreted_loops import LoopNest
 from transfer.language.compile_trace import begins_postprocessing
-from transfer.language.loop_nest import LoopNest
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import CREATED
 from transfer.language.program import program_stages

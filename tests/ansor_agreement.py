@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.interpreted_loops import LoopNest, Mismatch
 from transfer.language.ansor import AnsorReader
-from transfer.language.loop_nest import LoopNest
 from transfer.language.primitives import CREATED, Kind, Primitive
-from transfer.language.program import Mismatch
 
 _SPLITS = frozenset({Kind.SP, Kind.FSP, Kind.FFSP})
 #: Contradictions kept as examples.

@@ -7,9 +7,7 @@ import pytest
 
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Candidate, Workload
-from tests.conftest import GENERIC_CPU
-from tests.model_fixtures import make_dataset
-from transfer.baselines.tvm_models import (
+from benchmarks.learning_tvm import (
     MLP_COLUMNS,
     XGB_COLUMNS,
     PerStoreFeatures,
@@ -18,6 +16,8 @@ from transfer.baselines.tvm_models import (
     join_features,
     per_store_features,
 )
+from tests.conftest import GENERIC_CPU
+from tests.model_fixtures import make_dataset
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Workload, WorkloadId
+from benchmarks.interpreted_loops import LoopNest
 from tests.log_fixtures import AUTOTVM_LOGS
 from transfer.errors import TraceError
 from transfer.language.autotvm import MAX_KNOBS, AutoTVMReader, check_entity
 from transfer.language.autotvm_templates import Template, find_template
-from transfer.language.loop_nest import LoopNest
 from transfer.language.primitives import Kind, Primitive
 
 UNROLL = [["auto_unroll_max_step", "ot", 512], ["unroll_explicit", "ot", 1]]

@@ -12,11 +12,11 @@ import pytest
 from benchmarks.learning import _parser, _shown, table
 from benchmarks.learning_failures import failures_table, judge_failures, roc_area
 from benchmarks.learning_parts import ThinnedRanker, thinned_name
+from benchmarks.learning_prune import Pruning, prune
 from benchmarks.learning_tables import best_baseline, document, pruning_table, ranker_table, transfer_table
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.test_compare import Noisy, folds
 from tests.test_validity import DATASET as FAILING
-from transfer.data.prune import Pruning, prune
 from transfer.data.splits import Split, few_of_each
 from transfer.evaluate.compare import compare
 from transfer.evaluate.comparison import Comparison

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agents.records import Family, Workload
+from benchmarks.interpreted_loops import LoopNest
 from benchmarks.loop_nests import WINOGRAD, check, draw, suite, workloads
 from benchmarks.scheduled_loops import compare_nest, replay_steps, scheduled_paths
-from transfer.language.loop_nest import LoopNest
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind, Primitive
 from transfer.language.program import program_stages

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.learning_prune import Pruning, prune, random_share
 from tests.model_fixtures import make_dataset
 from transfer.data.dataset import Dataset
-from transfer.data.prune import Pruning, flops_weights, prune, pruned_splits, random_share
-from transfer.data.splits import Split, leave_device_out
 from transfer.errors import DatasetError
 
 DATASET = make_dataset(workloads=6, candidates=40)
@@ -111,34 +110,6 @@ def test_a_random_share_is_taken_of_each_workload() -> None:
     assert not np.array_equal(kept, random_share(DATASET, ROWS, 0.25, seed=1))
     with pytest.raises(DatasetError, match="share must be above 0"):
         random_share(DATASET, ROWS, 0.0, seed=0)
-
-
-def test_a_pruned_split_keeps_its_test_rows_and_never_looks_at_them() -> None:
-    split = Split(name="x", train=ROWS[DATASET.group < 4], test=ROWS[DATASET.group >= 4])
-    shown = []
-
-    def choose(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-        shown.append(dataset)
-        return prune(dataset, rows, Pruning(share=0.5))
-
-    [thin] = pruned_splits(DATASET, [split], choose)
-    assert np.array_equal(thin.test, split.test)
-    assert np.isin(thin.train, split.train).all()
-    assert len(thin.train) < len(split.train)
-    assert np.isnan(shown[0].latency_secs[split.test]).all()
-    pruned_splits(DATASET, leave_device_out(DATASET)[:1], choose)
-    assert np.isnan(shown[1].latency_secs[:, 0]).all()
-    assert np.isfinite(shown[1].latency_secs[:, 1]).any()
-
-
-def test_weights_by_flops_have_the_mean_one() -> None:
-    dataset = replace(DATASET, flops=np.array([1e6, 1e8, 0, 1e6, 1e8, 1e7]))
-    weights = flops_weights(dataset, ROWS, 0.5)
-    assert weights.mean() == pytest.approx(1)
-    by_group = [weights[DATASET.group == index][0] for index in range(6)]
-    assert by_group[1] == pytest.approx(10 * by_group[0])
-    assert by_group[2] == pytest.approx(by_group[5])  # the median of those known
-    assert (flops_weights(dataset, ROWS, 0.0) == 1).all()
 
 
 @pytest.mark.parametrize(

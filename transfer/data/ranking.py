@@ -116,11 +116,6 @@ def _tied_pairs(values: Floats) -> float:
     return float((counts * (counts - 1) // 2).sum())
 
 
-def pairwise_accuracy(scores: Floats, latency_secs: Floats) -> float:
-    """Share of pairs with unlike latency that the scores put in the right order (`order_agreement`)."""
-    return order_agreement(scores, latency_secs)[0]
-
-
 def kendall_tau(scores: Floats, latency_secs: Floats) -> float:
     """Kendall's tau-b between score and speed; 0 where either is constant, or there is one candidate."""
     return order_agreement(scores, latency_secs)[1]

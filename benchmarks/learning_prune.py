@@ -14,14 +14,12 @@ end stays dense, and the slowest remain as a few examples of what not to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
-from transfer.data.splits import Split
 from transfer.errors import DatasetError
 
 Rows = NDArray[np.int64]
@@ -74,46 +72,6 @@ def prune(dataset: Dataset, rows: Rows, pruning: Pruning) -> Rows:
     budgets = _budgets(sizes, flops, pruning)
     kept = [_thin(dataset, one, int(budget), pruning) for one, budget in zip(members, budgets, strict=True)]
     return np.sort(np.concatenate(kept)) if kept else rows
-
-
-def flops_weights(dataset: Dataset, rows: Rows, power: float) -> NDArray[np.float64]:
-    """Weights of rows in a loss, by the FLOPs of their workload; their mean is 1.
-
-    Args:
-        dataset: Tells the FLOPs.
-        rows: Row numbers.
-        power: 0 weighs all alike, 1 by FLOPs. Workloads of unknown FLOPs get the median of the others.
-
-    Returns:
-        (n,) weights, for `transfer.train.training.train(row_weights=...)`.
-    """
-    weights = _known(dataset.flops)[dataset.group[rows]] ** power
-    result: NDArray[np.float64] = weights / weights.mean()
-    return result
-
-
-def pruned_splits(
-    dataset: Dataset, splits: Sequence[Split], choose: Callable[[Dataset, Rows], Rows]
-) -> list[Split]:
-    """The same splits with fewer rows to learn from: the curve of accuracy over share kept.
-
-    Compare rankers on the splits of several shares, with `prune` and with `random_share` as its baseline.
-
-    Args:
-        dataset: What is divided.
-        splits: Splits whose training rows are thinned out; the test rows stay.
-        choose: From a dataset that shows only what may be learnt, and the training rows, the rows to keep.
-    """
-    thinned = []
-    for split in splits:
-        seen = split.visible(dataset)
-        shown = replace(
-            dataset,
-            latency_secs=np.where(seen, dataset.latency_secs, np.nan),
-            failed=dataset.failed & seen,
-        )
-        thinned.append(replace(split, train=choose(shown, split.train)))
-    return thinned
 
 
 def random_share(dataset: Dataset, rows: Rows, share: float, seed: int) -> Rows:
