@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from fleet.cli.app import run
+from fleet.cli.app import app, run
 from fleet.cli.options import load_settings, say_places
 from fleet.store.store import Store
 from tests.record_fixtures import make_descriptor, make_spec
@@ -47,6 +50,27 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
     assert run([verb, "--help"]) == 0
     output = capsys.readouterr().out
     assert f"Example: {'FLEET' if verb == 'config' else 'fleet'} {verb}" in " ".join(output.split())
+
+
+def test_every_verb_that_reads_settings_can_change_them() -> None:
+    def verbs(group: Any, path: str) -> Iterator[tuple[str, set[str]]]:
+        for name, one in group.commands.items():
+            if hasattr(one, "commands"):
+                yield from verbs(one, f"{path} {name}")
+            else:
+                yield f"{path} {name}", {flag for each in one.params for flag in each.opts}
+
+    flags = dict(verbs(typer.main.get_command(app), "fleet"))
+    assert len(flags) > 30
+    assert [name for name, has in flags.items() if "--config" in has and "--set" not in has] == []
+
+
+@pytest.mark.parametrize("verb", ["status", "workloads", "export out.parquet", "store verify", "show abcdef"])
+def test_a_setting_holds_for_verbs_that_read(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run([*verb.split(), "--set", "store.path=elsewhere/store"])
+    said = capsys.readouterr()
+    assert (code == 0) == (verb == "status")
+    assert "elsewhere/store" in said.out + said.err
 
 
 @pytest.mark.parametrize(

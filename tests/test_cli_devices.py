@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer
 import yaml
@@ -41,6 +42,21 @@ def json_of(*arguments: str, env: dict[str, str] | None = None) -> Any:
     result = run(*arguments, "--json", env=env)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [("fleet", "configs/fleet.schema.json"), ("device", "configs/hardware/device.schema.json")],
+)
+def test_the_schema_that_yaml_files_name_is_the_one_that_is_checked(kind: str, schema: str) -> None:
+    written = ROOT / schema
+    assert json.loads(written.read_text()) == json.loads(run("config", "schema", kind).stdout)
+    files = sorted(written.parent.glob("*.yaml"))
+    assert files
+    for path in files:
+        text = path.read_text()
+        assert text.startswith(f"# yaml-language-server: $schema={written.name}\n")
+        jsonschema.validate(yaml.safe_load(text), json.loads(written.read_text()))
 
 
 @pytest.mark.usefixtures("v4_box")

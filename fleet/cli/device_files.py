@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleet.cli.options import load_settings
-from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(devices, name="devices")
 
 
-def list_devices(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json: JsonOption = False) -> None:
     """Show the device files, and whether a running daemon has each device and in which state.
 
     Example: fleet devices list --json
@@ -38,7 +38,7 @@ def list_devices(config: ConfigOption = None, as_json: JsonOption = False) -> No
     from fleet.api.client import ask
     from fleet.config.device_folder import DeviceFolder
 
-    settings = load_settings(config, {})
+    settings = load_settings(config, {}, changes)
     found = DeviceFolder(Path(settings.devices.folder)).read()
     view = ask(Path(settings.daemon.root), "/v1/status")
     rows: list[dict[str, Any]] = []
@@ -72,6 +72,7 @@ def add(
         bool, typer.Option("--other-host", help="Another host of a cluster has it: do not compare with this.")
     ] = False,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a device file, against this host too, and put it into the folder of device files.
@@ -83,7 +84,7 @@ def add(
     from fleet.config.device_files import load_file
     from fleet.config.device_folder import add_file
 
-    settings = load_settings(config, {})
+    settings = load_settings(config, {}, changes)
     spec = load_file(file, "")
     if not other_host:
         _check(spec, settings)
@@ -97,6 +98,7 @@ def add(
 def retire(
     device: Annotated[str, typer.Argument(metavar="ID", help="The device.")],
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take a device out of the fleet: its file moves to where nobody reads it.
@@ -108,7 +110,7 @@ def retire(
     from fleet.config.device_files import device_paths, unknown_device
     from fleet.config.device_folder import retire_file
 
-    settings = load_settings(config, {})
+    settings = load_settings(config, {}, changes)
     folder = Path(settings.devices.folder)
     paths = device_paths(folder)
     mine = [path for path in paths if path.stem == device]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli.options import load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
@@ -42,6 +43,7 @@ def init(
     threads: Annotated[int, typer.Option(min=1, help="Threads of a measured program.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a device file for each profile and GPU that this host can really be.
@@ -53,7 +55,7 @@ def init(
     """
     from fleet.config.init import Action, host_profiles, write_profiles
 
-    done = write_profiles(_folder(folder, config), host_profiles(threads), force)
+    done = write_profiles(_folder(folder, config, changes), host_profiles(threads), force)
     if as_json:
         print_json(
             [{"device": each.device_id, "path": str(each.path), "action": str(each.action)} for each in done]
@@ -68,6 +70,7 @@ def probe(
     device: Annotated[str | None, typer.Option("--device", help="Compare the host with this device.")] = None,
     folder: _Folder = None,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what this host is, and whether it can be a device.
@@ -81,7 +84,7 @@ def probe(
     from agents.records import DeviceKind, as_json_dict
     from fleet.config.device_files import load_device
 
-    spec = load_device(_folder(folder, config), device) if device else None
+    spec = load_device(_folder(folder, config, changes), device) if device else None
     descriptor = look()
     found = differences(spec, descriptor) if spec else []
     if as_json:
@@ -98,7 +101,12 @@ def probe(
         raise FleetError(f"device {device} cannot be measured on this host: {'; '.join(found)}")
 
 
-def doctor(folder: _Folder = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def doctor(
+    folder: _Folder = None,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Find what on this host would spoil measurements, and say what to do.
 
     Fails (exit 1) when something would stop the program.
@@ -109,14 +117,14 @@ def doctor(folder: _Folder = None, config: ConfigOption = None, as_json: JsonOpt
 
     from agents.host.probe import probe as look_at_host
     from fleet.api.client import TOKEN
-    from fleet.config.settings import load_fleet, select_devices
+    from fleet.config.settings import select_devices
     from fleet.doctor.doctor import confinement_line, diagnose
     from fleet.doctor.look import look
     from fleet.doctor.words import Level
     from fleet.transport.ray_folder import ray_default_folder
     from fleet.transport.ray_token import token_path
 
-    settings = load_fleet(config, {"devices.folder": str(folder)} if folder else {}).config
+    settings = load_settings(config, {"devices.folder": str(folder) if folder else None}, changes)
     devices = list(select_devices(settings).values())
     tokens = (token_path(), Path(settings.daemon.root) / TOKEN)
     state = look(Path(settings.store.path), specs=devices, tokens=tokens, ray_folder=ray_default_folder())
@@ -179,11 +187,9 @@ def config_schema(
     print_json(schema)
 
 
-def _folder(given: Path | None, config: Path | None) -> Path:
+def _folder(given: Path | None, config: Path | None, changes: list[str] | None) -> Path:
     """Folder of the device files: the flag, else what the settings say."""
-    from fleet.config.settings import load_fleet
-
-    return given or Path(load_fleet(config).config.devices.folder)
+    return given or Path(load_settings(config, {}, changes).devices.folder)
 
 
 def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:

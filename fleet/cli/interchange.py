@@ -166,6 +166,7 @@ def export(
     replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier export there.")] = False,
     store: _Store = None,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write records in the format of another tool; the store stays as it is.
@@ -178,7 +179,7 @@ def export(
 
     if form not in FORMATS:
         raise typer.BadParameter(f"--format {form}: expected {', '.join(FORMATS)}")
-    settings = load_settings(config, {"store.path": str(store) if store else None})
+    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
     reader = Store.read(settings.store.path)
     result = export_records(reader, destination, form, tuple(device or ()), replace=replace)
     if as_json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,9 @@ from fleet.cli.options import (
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json, short_moment
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
+
+if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig
 
 DEFAULT_DEMO = Path("runs/demo")
 _WATCH_SECS = 2.0
@@ -58,6 +61,7 @@ def demo(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 24,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Do the whole job on this host: measure, train, onboard one more profile, report.
@@ -84,7 +88,7 @@ def demo(
     if fresh:
         start_over(folder)
     console = TerminalConsole(stderr=as_json)
-    fleet = load_settings(config, {"store.path": str(folder / "store")})
+    fleet = load_settings(config, {"store.path": str(folder / "store")}, changes)
     say_places(fleet, config)
     report = build_report(run_demo(fleet, folder, settings, console))
     _, page = write(report, folder)
@@ -172,6 +176,7 @@ def status(
         bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")
     ] = False,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the fleet does and has: asks the daemon where one runs, else reads the store.
@@ -185,21 +190,21 @@ def status(
 
     if watch and as_json:
         raise typer.BadParameter("--watch redraws a terminal: leave out --json")
+    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
     while True:
-        _show_status(store, models, config, as_json=as_json)
+        _show_status(settings, models, is_named=store is not None, as_json=as_json)
         if not watch:
             return
         time.sleep(_WATCH_SECS)
         TerminalConsole().clear()
 
 
-def _show_status(store: Path | None, models: Path, config: Path | None, *, as_json: bool) -> None:
+def _show_status(settings: FleetConfig, models: Path, *, is_named: bool, as_json: bool) -> None:
     from fleet.api.client import ask
 
-    settings = load_settings(config, {"store.path": str(store) if store else None})
     path = Path(settings.store.path)
     models = beside(path, models)
-    view = ask(Path(settings.daemon.root), "/v1/status") if store is None else None
+    view = None if is_named else ask(Path(settings.daemon.root), "/v1/status")
     if as_json:
         from fleet.report.status import read_status
 
@@ -208,7 +213,7 @@ def _show_status(store: Path | None, models: Path, config: Path | None, *, as_js
         from fleet.cli.daemon_table import print_daemon
 
         print_daemon(view)
-    elif store is None and not path.exists():
+    elif not is_named and not path.exists():
         say(f"no store at {path}; `fleet collect` makes one, and `fleet demo` shows the whole job")
     else:
         _print_status(path, models)

@@ -13,7 +13,7 @@ import typer
 
 from fleet.cli.models import show as show_version
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
-from fleet.cli.output import ConfigOption, JsonOption, print_json, short_moment
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say, say_text
@@ -43,6 +43,7 @@ def show(
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what an id stands for. Six characters of a record's or candidate's id are enough.
@@ -55,7 +56,7 @@ def show(
     if (models / name).is_dir():
         show_version(name, models, as_json=as_json)
         return
-    settings = load_settings(config, {"store.path": str(store) if store else None})
+    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
     if request := _request(Path(settings.daemon.root), name):
         print_json(request)
         return
@@ -164,6 +165,7 @@ def workloads(
     limit: Annotated[int, typer.Option(min=1, help="List so many at most.")] = _LISTED,
     store: StoreOption = None,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the tensor programs of the store, with how often each was measured.
@@ -174,7 +176,8 @@ def workloads(
 
     from fleet.store.store import Store
 
-    path = Path(load_settings(config, {"store.path": str(store) if store else None}).store.path)
+    flags = {"store.path": str(store) if store else None}
+    path = Path(load_settings(config, flags, changes).store.path)
     reader = Store.read(path)
     counts: dict[str, int] = {}
     for _, batch in reader.columns(["workload_id"]):

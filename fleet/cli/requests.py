@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleet.cli.options import load_settings
-from fleet.cli.output import ConfigOption, Interrupted, JsonOption, print_json, short_moment
+from fleet.cli.output import ConfigOption, Interrupted, JsonOption, SetOption, print_json, short_moment
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
@@ -36,12 +36,14 @@ def register(app: typer.Typer) -> None:
     app.add_typer(requests, name="requests")
 
 
-def list_requests(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def list_requests(
+    config: ConfigOption = None, changes: SetOption = None, as_json: JsonOption = False
+) -> None:
     """List the requests that are open, and the last of those that have ended.
 
     Example: fleet requests list
     """
-    found: list[dict[str, Any]] = _daemon(config).get("/v1/requests") or []
+    found: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
     if as_json:
         print_json(found)
     elif not found:
@@ -54,12 +56,17 @@ def list_requests(config: ConfigOption = None, as_json: JsonOption = False) -> N
         print_rows(("request", "kind", "state", "came", "so far"), rows)
 
 
-def show(request_id: _RequestId, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def show(
+    request_id: _RequestId,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show all that is known of a request.
 
     Example: fleet requests show train-3f9c
     """
-    listed: list[dict[str, Any]] = _daemon(config).get("/v1/requests") or []
+    listed: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
     found = next((one for one in listed if one["id"] == request_id), None)
     if found is None:
         raise FleetError(f"no request {request_id!r}; `fleet requests list` shows those there are")
@@ -75,25 +82,35 @@ def show(request_id: _RequestId, config: ConfigOption = None, as_json: JsonOptio
     print_rows(("request", request_id), rows)
 
 
-def follow(request_id: _RequestId, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def follow(
+    request_id: _RequestId,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Follow a request until it has ended; exit code 0 where it succeeded.
 
     Ctrl-C asks whether to leave it alone or to cancel it.
 
     Example: fleet requests follow train-3f9c
     """
-    found = follow_request(_daemon(config), request_id)
+    found = follow_request(_daemon(config, changes), request_id)
     if as_json:
         print_json(found)
     finish(found, is_printed=not as_json)
 
 
-def cancel(request_id: _RequestId, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def cancel(
+    request_id: _RequestId,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Cancel a request, and stop what works for it alone. One that has ended stays as it is.
 
     Example: fleet requests cancel train-3f9c
     """
-    found = _daemon(config).cancel(request_id)
+    found = _daemon(config, changes).cancel(request_id)
     if as_json:
         print_json(found)
     else:
@@ -206,10 +223,10 @@ def _interrupted(daemon: DaemonClient, request_id: str) -> None:
         _tell(f"request {request_id} goes on; `fleet requests follow {request_id}` shows it")
 
 
-def _daemon(config: Path | None) -> DaemonClient:
+def _daemon(config: Path | None, changes: list[str] | None) -> DaemonClient:
     from fleet.api.client import find_daemon
 
-    root = Path(load_settings(config, {}).daemon.root)
+    root = Path(load_settings(config, {}, changes).daemon.root)
     daemon = find_daemon(root)
     if daemon is None:
         raise FleetError(f"no daemon runs on {root}; `fleet up` starts one")

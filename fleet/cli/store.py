@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleet.cli.options import StoreOption, load_settings
-from fleet.cli.output import ConfigOption, JsonOption, print_json
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.terminal_text import say
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ def register(app: typer.Typer) -> None:
     app.add_typer(store, name="store")
 
 
-def verify(store: StoreOption = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def verify(
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Read every file of the store, or of a backup, and say what is damaged; exit code 1 if anything is.
 
     It writes nothing, and may run while a daemon writes.
@@ -39,7 +44,7 @@ def verify(store: StoreOption = None, config: ConfigOption = None, as_json: Json
     from fleet.archive.verify import verify as verify_store
     from fleet.errors import FleetError
 
-    folder = _folder(store, config)
+    folder = _folder(store, config, changes)
     found = verify_backup(folder) if is_backup(folder) else verify_store(folder)
     if as_json:
         print_json(found.to_json())
@@ -54,6 +59,7 @@ def backup(
     folder: Annotated[Path, typer.Argument(help="Folder of the backup: new, empty, or an earlier one.")],
     store: StoreOption = None,
     config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy the store as it is now; what an earlier backup in the folder has is not copied again.
@@ -65,7 +71,7 @@ def backup(
     """
     from fleet.archive.backup import back_up
 
-    made = back_up(_folder(store, config), folder)
+    made = back_up(_folder(store, config, changes), folder)
     if as_json:
         print_json(made.to_json())
         return
@@ -95,8 +101,9 @@ def restore(
     say("`fleet up` and all other verbs go on with it; `fleet store verify` reads every record")
 
 
-def _folder(store: Path | None, config: Path | None) -> Path:
-    return Path(load_settings(config, {"store.path": str(store) if store else None}).store.path)
+def _folder(store: Path | None, config: Path | None, changes: list[str] | None) -> Path:
+    flags = {"store.path": str(store) if store else None}
+    return Path(load_settings(config, flags, changes).store.path)
 
 
 def _print_verified(found: Verified) -> None:

@@ -148,7 +148,7 @@ def specs_of_this_host() -> dict[DeviceId, DeviceSpec]:
 
 
 def device_schema() -> dict[str, Any]:
-    """JSON Schema of a device file, for editors."""
+    """JSON Schema of a device file, for editors; `fleet init` writes it beside the files, which name it."""
     return _DeviceFile.model_json_schema()
 
 

@@ -7,6 +7,7 @@ exists.
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,12 @@ from agents.codec import protocol_by_key
 from agents.host import cpu_features as isa
 from agents.host.probe import core_groups, probe
 from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Family, Protocol, canonical_json
+from fleet.config.device_files import device_schema
 from fleet.durable import write_durably
 from fleet.errors import FleetError
 
+#: Schema of device files beside them; an editor finds it by the first line of each file.
+SCHEMA_FILE = "device.schema.json"
 _WIDTH = 108
 #: Cards need some tens of milliseconds of load to reach their clock.
 _GPU_WARMUP_MS = 100.0
@@ -181,7 +185,8 @@ def cuda_profiles(descriptor: Descriptor, cores: tuple[int, ...]) -> tuple[Profi
 def render(profile: Profile) -> str:
     """Write the text of a device file; equal profiles give equal text."""
     spec = profile.spec
-    lines = [f"{spec.device_id}: {spec.note}." if spec.note else f"{spec.device_id}.", ""]
+    title = f"{spec.device_id}: {spec.note}." if spec.note else f"{spec.device_id}."
+    lines = [f"yaml-language-server: $schema={SCHEMA_FILE}", title, ""]
     for paragraph in (*profile.header, f"How to try it: fleet probe --device {spec.device_id}"):
         lines.extend(textwrap.wrap(paragraph, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
     target = spec.target
@@ -206,7 +211,7 @@ def render(profile: Profile) -> str:
 
 
 def write_profiles(folder: Path, profiles: Iterable[Profile], force: bool = False) -> list[WrittenProfile]:
-    """Write one file a profile; a file that is there and differs is kept unless `force` is given.
+    """Write one file a profile, and their schema; a profile that differs is kept unless `force` is given.
 
     Args:
         folder: Made if it does not exist.
@@ -219,6 +224,9 @@ def write_profiles(folder: Path, profiles: Iterable[Profile], force: bool = Fals
     done = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        write_durably(
+            folder / SCHEMA_FILE, f"{json.dumps(device_schema(), indent=2, sort_keys=True)}\n".encode()
+        )
         for profile in profiles:
             path = folder / f"{profile.spec.device_id}.yaml"
             text = render(profile)
