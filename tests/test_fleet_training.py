@@ -109,10 +109,12 @@ def test_the_transfer_check_is_part_of_the_answer(
     settings: FleetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "_MOST_COPIED", 0)  # one process: starting others takes seconds
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[str, int, int]] = []
     found = train_version(
-        settings, tmp_path / "models", ("box.a", "box.b"), check=True, on_check=lambda *at: seen.append(at)
+        settings, tmp_path / "models", ("box.a", "box.b"), check=True, on_progress=lambda *at: seen.append(at)
     )["transfer"]
     assert {effect["head"] for effect in found["effects"]} == {"box.a", "box.b"}
     assert found["folds"] == 2
-    assert seen[-1] == (6, 6)
+    epochs = settings.training.epochs
+    assert seen[:epochs] == [("train", one, epochs) for one in range(1, epochs + 1)]
+    assert seen[-1] == ("check", 6, 6)

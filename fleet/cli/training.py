@@ -146,7 +146,7 @@ def train(
         )
     made = []
     for names in each_family(settings, device or (), family):
-        with _check_progress() as told:
+        with _training_progress() as told:
             trained = train_version(
                 settings,
                 models,
@@ -155,7 +155,7 @@ def train(
                 compute=compute.value,
                 check=check,
                 publish=publish,
-                on_check=told,
+                on_progress=told,
             )
         made.append(trained)
         if not as_json:
@@ -200,18 +200,21 @@ def _print_transfer(found: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _check_progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error while models of the transfer check are trained."""
+def _training_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error with the time left: epochs of a training, then models of the transfer check."""
     from fleet.collection.progress import TerminalDisplay
     from fleet.terminal_console import TerminalConsole
 
     display = TerminalDisplay(TerminalConsole(stderr=True))
     with display.live():
+        begun: list[str] = []
 
-        def told(done: int, total: int) -> None:
-            if done == 1:
-                display.phase("check", total)
-            display.step(1, "transfer check")
+        def told(name: str, done: int, total: int) -> None:
+            if name not in begun:
+                begun.append(name)
+                # A training that goes on has some epochs already.
+                display.phase(name, total - done + 1)
+            display.step(1, "")
 
         yield told
         display.finish()

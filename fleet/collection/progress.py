@@ -36,6 +36,7 @@ PHASES = {
     "remeasure": "Measuring a sample again",
     "noise": "Measuring the same twice",
     "tune": "Searching",
+    "train": "Training, in epochs",
     "learn": "Training and holding out",
     "check": "Training with and without each device",
 }

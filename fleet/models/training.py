@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from transfer.model.mtl_tlp import TlpModel
     from transfer.train.config import TrainConfig
     from transfer.train.published_procedure import TlpConfig
-    from transfer.train.training import TrainResult
+    from transfer.train.training import TrainResult, TrainRun
 
 #: Folder of the training runs beside that of the models: curves, and what is kept of a run that is not over.
 RUNS = "training"
@@ -56,7 +57,7 @@ def train_version(
     compute: str = "auto",
     check: bool = False,
     publish: bool = True,
-    on_check: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Train on everything that the store holds of some devices, and keep the models of `training.model`.
 
@@ -68,7 +69,8 @@ def train_version(
         compute: Where: "auto", "cpu" or "cuda".
         check: Tell for each head whether the other devices help or hurt it; trains many more models.
         publish: Let it serve the devices where it wins; else it is kept, and serves nobody.
-        on_check: Told how many models of the check are trained, and of how many.
+        on_progress: Called with `train`, epochs done and epochs at most, later with `check`, models done and
+            all models of the check.
 
     Returns:
         What came of it, as plain values; where two were trained, of the one that serves more devices, with
@@ -79,6 +81,8 @@ def train_version(
             for is for a FleetTLP only.
         TransferError: Training failed.
     """
+    from transfer.train.training import TrainRun
+
     kinds = _kinds(settings, is_plain=workers == 1 and not check)
     reader, registry = Store.read(Path(settings.store.path)), Registry(models)
     asked = device_ids or registry.champions()
@@ -97,7 +101,10 @@ def train_version(
     made: list[_Trained] = []
     if FLEET_TLP in kinds:
         run_folder = models.parent / RUNS / _run_name(snapshot, config, seed, heads)
-        result = _train(snapshot, rows, held, heads, config, seed, workers, run_folder)
+        run = TrainRun(
+            folder=run_folder, on_epoch=lambda done: on_progress("train", done.epoch, config.epochs)
+        )
+        result = _train(snapshot, rows, held, heads, config, seed, workers, run)
         made.append(_told(result, config, len(np.unique(dataset.group[held])), workers, run_folder))
     if MTL_TLP in kinds:
         made.append(_train_mtl_tlp(snapshot, open_rows, heads, config, seed))
@@ -134,7 +141,7 @@ def train_version(
     if len(each) > 1:
         found["others"] = [one for one in each if one is not found]
     if check:
-        found["transfer"] = check_heads(snapshot, settings, config, heads, on_check)
+        found["transfer"] = check_heads(snapshot, settings, config, heads, partial(on_progress, "check"))
     return found
 
 
@@ -312,9 +319,10 @@ def _train(
     config: TrainConfig,
     seed: int,
     workers: int,
-    run_folder: Path,
+    run: TrainRun,
 ) -> TrainResult:
     if workers > 1:
+        assert run.folder is not None, "the workers meet in it"
         from fleet.models.ray_train import train_with_workers
 
         return train_with_workers(
@@ -323,11 +331,11 @@ def _train(
             config=config,
             seed=seed,
             workers=workers,
-            run_folder=run_folder,
+            run_folder=run.folder,
             devices=heads,
             validation_rows=held,
         )
-    from transfer.train.training import TrainRun, train
+    from transfer.train.training import train
 
     return train(
         snapshot.dataset,
@@ -336,5 +344,5 @@ def _train(
         seed=seed,
         devices=heads,
         validation_rows=held,
-        run=TrainRun(folder=run_folder),
+        run=run,
     )
