@@ -60,13 +60,16 @@ class Story:
 
     def use_far_host(self) -> None:
         """A head for the device of the far host, from a few samples, and a search on it."""
-        fleet, began = self._fleet, time.monotonic()
-        samples, strategy = ("--samples", str(_SAMPLES)), ("--strategy", "nearest", "--epochs", "4")
-        made = fleet.verb("onboard", FAR_DEVICE, *samples, *strategy, timeout_secs=_VERB_SECS)
+        fleet = self._fleet
+        epochs = ("--epochs", "4")
+        trained = fleet.verb("train", "--device", NEAR_DEVICE, *epochs, timeout_secs=_VERB_SECS)
+        began = time.monotonic()
+        samples, strategy = ("--samples", str(_SAMPLES)), ("--strategy", "nearest")
+        made = fleet.verb("onboard", FAR_DEVICE, *samples, *strategy, *epochs, timeout_secs=_VERB_SECS)
         onboarded = time.monotonic()
         found = fleet.verb("tune", FAR_DEVICE, "--trials", str(_TRIALS), timeout_secs=_VERB_SECS)
         self.found |= {
-            "remote_onboarded": made is not None and made["samples"] > 0,
+            "remote_onboarded": trained is not None and made is not None and made["samples"] > 0,
             "remote_onboarded_secs": round(onboarded - began, 1),
             "remote_tuned": found is not None and found["trials"] == _TRIALS,
             "remote_tuned_secs": round(time.monotonic() - onboarded, 1),
