@@ -1,6 +1,7 @@
 """The corpus of hostile logs that were found once: `tests/hostile_corpus`, one file or folder a find.
 
-Its README says where each comes from. `benchmarks.hostile` and `tests/test_hostile.py` read all of them.
+Its README says where each comes from. `benchmarks.hostile` and
+`tests/benchmarks/test_hostile.py` read all of them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.host import cuda
+from agents.host.differences import differences
+from agents.host.probe import environment, probe
+from tests.host_fixtures import cuda_spec
+
+SMI = (
+    "NVIDIA A100-SXM4-40GB, GPU-aaa, 40960, 8.0, 1410, 535.104.05, 00000000:07:00.0, Enabled\n"
+    "Tesla K80, GPU-abb, 11441, [N/A], 875, 470.0, 00000000:08:00.0, [N/A]\nbroken line\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_library() -> Iterator[None]:
+    """The library is opened once per process; each test here brings its own."""
+    cuda._open_nvml.cache_clear()
+    cuda._nvml_handle.cache_clear()
+    yield
+    cuda._open_nvml.cache_clear()
+    cuda._nvml_handle.cache_clear()
+
+
+def test_the_table_of_nvidia_smi_is_read() -> None:
+    first, second = cuda._from_smi(SMI)
+    assert (first["arch"], first["memory_bytes"], first["clock_max_mhz"], first["persistence_mode"]) == (
+        "sm_80",
+        str(40960 << 20),
+        "1410",
+        "on",
+    )
+    assert "arch" not in second
+    assert "persistence_mode" not in second
+    assert cuda._from_smi("") == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "chosen"),
+    [
+        (None, ["GPU-aaa", "GPU-abb"]),
+        ("", []),
+        ("-1", []),
+        ("1,0", ["GPU-abb", "GPU-aaa"]),
+        ("1,7,0", ["GPU-abb"]),
+        ("GPU-ab", ["GPU-abb"]),
+        ("GPU-a", []),
+    ],
+)
+def test_visible_devices_follow_cudas_rules(setting: str | None, chosen: list[str]) -> None:
+    assert [device["uuid"] for device in cuda.visible(cuda._from_smi(SMI), setting)] == chosen
+
+
+class _NvmlError(Exception):
+    pass
+
+
+def _raise(*_: object) -> Any:
+    raise _NvmlError
+
+
+class _Opened:
+    """Counts who has the library open."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def add(self) -> None:
+        self.times += 1
+
+    def take(self) -> None:
+        self.times -= 1
+
+
+def _fake_nvml(**changes: Any) -> SimpleNamespace:
+    """The functions of `nvidia-ml-py` that are used, for two cards that the library lists out of order."""
+    buses = {"GPU-0": b"00000000:C1:00.0", "GPU-1": b"00000000:01:00.0"}
+    clocks = {("GPU-0", 1): 1980, ("GPU-0", 2): 3201, ("GPU-1", 1): 345, ("GPU-1", 2): 2619}
+    opened = _Opened()
+    values = {
+        "opened": opened,
+        "NVMLError": _NvmlError,
+        "NVML_CLOCK_SM": 1,
+        "NVML_CLOCK_MEM": 2,
+        "NVML_TEMPERATURE_GPU": 0,
+        "nvmlInit": opened.add,
+        "nvmlShutdown": opened.take,
+        "nvmlSystemGetDriverVersion": lambda: b"535.104.05",
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: f"GPU-{index}",
+        "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=150 << 30),
+        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=buses[handle]),
+        "nvmlDeviceGetMaxClockInfo": _raise,
+        "nvmlDeviceGetPersistenceMode": lambda handle: 0,
+        "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
+        "nvmlDeviceGetUUID": lambda handle: handle,
+        "nvmlDeviceGetClockInfo": lambda handle, clock: clocks[handle, clock],
+        "nvmlDeviceGetTemperature": lambda handle, sensor: 41,
+        "nvmlDeviceGetPowerUsage": lambda handle: 75_432,
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=7, memory=1),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x1 | 0x20 | 0x8000,
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+def test_the_management_library_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _fake_nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    first, second = cuda.cuda_devices({})
+    assert (first["index"], first["arch"], first["driver"]) == ("0", "sm_90", "535.104.05")
+    assert first["persistence_mode"] == "off"
+    assert "clock_max_mhz" not in first
+    # The numbers go by PCI bus, whatever order the library has.
+    assert (first["uuid"], second["uuid"]) == ("GPU-1", "GPU-0")
+    assert cuda.cuda_devices({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    # A process that only looked may still fork.
+    assert library.opened.times == 0
+
+
+def test_without_a_driver_there_are_no_devices_and_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(nvmlInit=_raise))
+    monkeypatch.setenv("PATH", "")
+    assert cuda.cuda_devices({}) == ()
+    assert cuda.gpu_state(0, {}) == {}
+
+
+def test_without_the_library_there_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert cuda.gpu_state(0, {}) == {}
+
+
+def test_the_state_is_of_the_device_that_the_ordinal_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml())
+    assert cuda.gpu_state(0, {}) == {
+        "sm_clock_mhz": 345,
+        "memory_clock_mhz": 2619,
+        "temperature_c": 41,
+        "power_w": 75.4,
+        "utilisation": 7,
+        "throttle_reasons": ["0x8000", "gpu_idle", "sw_thermal_slowdown"],
+    }
+    assert cuda.gpu_state(1, {})["sm_clock_mhz"] == 1980
+    assert cuda.gpu_state(0, {"CUDA_VISIBLE_DEVICES": "1"})["sm_clock_mhz"] == 1980
+    assert cuda.gpu_state(1, {"CUDA_VISIBLE_DEVICES": "1"}) == {}
+    assert cuda.gpu_state(2, {}) == {}
+    assert cuda.gpu_state(-1, {}) == {}
+
+
+def test_the_library_is_opened_once_for_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _fake_nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    for _ in range(5):
+        cuda.gpu_state(0, {})
+        cuda.gpu_state(1, {})
+    assert library.opened.times == 1
+
+
+def test_what_a_card_does_not_show_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _fake_nvml(nvmlDeviceGetPowerUsage=_raise, nvmlDeviceGetCurrentClocksThrottleReasons=_raise)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert set(cuda.gpu_state(0, {})) == {
+        "sm_clock_mhz",
+        "memory_clock_mhz",
+        "temperature_c",
+        "utilisation",
+    }
+
+
+def test_a_card_that_falls_off_the_bus_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(nvmlDeviceGetHandleByUUID=_raise))
+    assert cuda.gpu_state(0, {}) == {}
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_every_bit_of_a_throttle_mask_gets_one_name(mask: int) -> None:
+    names = cuda.throttle_reasons(mask)
+    assert len(set(names)) == len(names) == mask.bit_count()
+    assert names == sorted(names)
+
+
+def test_processes_number_the_cards_as_the_specs_do() -> None:
+    assert cuda.worker_environment() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@pytest.fixture
+def card() -> dict[str, str]:
+    """The first CUDA device of this host."""
+    devices = cuda.cuda_devices()
+    if not devices:
+        pytest.skip("no CUDA device on this host: neither NVIDIA's library nor nvidia-smi shows one")
+    return devices[0]
+
+
+@pytest.mark.gpu
+def test_the_card_of_this_host_is_described(card: dict[str, str]) -> None:
+    assert card["arch"].startswith("sm_")
+    assert int(card["memory_bytes"]) > 1 << 30
+    spec = cuda_spec(arch=card["arch"])
+    assert [text for text in differences(spec, probe()) if "CUDA" in text or "target" in text] == []
+
+
+@pytest.mark.gpu
+def test_the_snapshot_shows_the_clocks_of_this_hosts_card(card: dict[str, str]) -> None:
+    pytest.importorskip("pynvml", reason="the extra `cuda` (nvidia-ml-py) is not installed")
+    cores = (min(os.sched_getaffinity(0)),)
+    seen = environment(cores, gpu_index=0)["gpu"]
+    assert 0 < seen["sm_clock_mhz"] <= int(card.get("clock_max_mhz", "10000"))
+    assert seen["memory_clock_mhz"] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("card")
+def test_an_index_beyond_this_hosts_cards_is_refused_in_one_sentence() -> None:
+    (sentence,) = [text for text in differences(cuda_spec(index=999), probe()) if "999" in text]
+    assert "CUDA device 999 is asked for" in sentence
+    assert "use an index below" in sentence
+    assert cuda.gpu_state(999) == {}
+
+
+def test_missing_device_files_are_made_before_a_process_is_confined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, uvm = tmp_path / "nvidia-modprobe", tmp_path / "nvidia-uvm"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {uvm}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    cuda.make_device_files(uvm)
+    cuda.make_device_files(uvm)  # nothing is missing now
+    assert uvm.read_text() == "-u -c 0\n"
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    cuda.make_device_files(tmp_path / "missing")

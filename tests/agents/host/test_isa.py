@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+
+from agents.host import cpu_features as isa
+from agents.host.llvm_features import LlvmSilentError, ask_llvm
+from tests.host_fixtures import GRAVITON_FLAGS, PI_FLAGS, SANDYBRIDGE_FLAGS, V2_FLAGS, V3_FLAGS, V4_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("flags", "highest"),
+    [
+        (V2_FLAGS, "x86-64-v2"),
+        (SANDYBRIDGE_FLAGS, "sandybridge"),
+        (V3_FLAGS, "x86-64-v3"),
+        (V4_FLAGS, "x86-64-v4"),
+    ],
+)
+def test_a_cpu_runs_every_level_up_to_its_own(flags: str, highest: str) -> None:
+    names = [level.name for level in isa.runnable_levels("x86_64", flags.split())]
+    everything = ["x86-64", "x86-64-v2", "sandybridge", "x86-64-v3", "x86-64-v4"]
+    assert names == everything[: everything.index(highest) + 1]
+
+
+@pytest.mark.parametrize("missing", ["fma", "bmi2", "movbe", "abm", "avx2", "f16c"])
+def test_one_missing_flag_takes_the_level_away(missing: str) -> None:
+    flags = set(V3_FLAGS.split()) - {missing}
+    assert [level.name for level in isa.runnable_levels("amd64", flags)][-1] == "sandybridge"
+
+
+def test_arm_hosts_run_only_arm_levels() -> None:
+    assert [level.name for level in isa.runnable_levels("arm64", PI_FLAGS.split())] == ["aarch64-generic"]
+    assert isa.runnable_levels("riscv64", V4_FLAGS.split()) == ()
+
+
+def test_vector_width_follows_the_flags() -> None:
+    assert [isa.vector_bytes("x86_64", f.split()) for f in (V2_FLAGS, SANDYBRIDGE_FLAGS, V4_FLAGS)] == [
+        16,
+        32,
+        64,
+    ]
+    assert isa.vector_bytes("aarch64", PI_FLAGS.split(), sve_bytes=64) == 16
+    assert isa.vector_bytes("aarch64", [*PI_FLAGS.split(), "sve"], sve_bytes=32) == 32
+    assert isa.vector_bytes("riscv64", ["v"]) == 0
+
+
+def test_attributes_add_and_remove_requirements() -> None:
+    plain = isa.requirement({"mcpu": "x86-64-v3"}, "x86_64")
+    changed = isa.requirement({"mcpu": "x86-64-v3", "mattr": ["+avx512f", "-fma"]}, "x86_64")
+    assert changed.flags == plain.flags - {"fma"} | {"avx512f"}
+    assert changed.unlisted == ()
+
+
+def test_a_target_belongs_to_the_architecture_it_names() -> None:
+    assert isa.requirement({"mcpu": "x86-64-v2"}, "aarch64").arch == "x86_64"
+    assert isa.requirement({"mcpu": "generic", "mtriple": "aarch64-linux-gnu"}, "x86_64").arch == "aarch64"
+    assert isa.requirement({}, "aarch64").arch == "aarch64"
+
+
+def test_names_outside_the_tables_are_left_to_llvm() -> None:
+    needs = isa.requirement({"mcpu": "znver4", "mattr": ["+fast-gather", "+avx2"]}, "x86_64")
+    assert needs.unlisted == ("znver4", "+fast-gather")
+    assert "avx2" in needs.flags
+
+
+def test_features_of_an_arm_server_come_in_llvm_words() -> None:
+    assert isa.tensor_features(GRAVITON_FLAGS.split()) == ("neon", "crc", "lse", "rdm", "fullfp16", "dotprod")
+
+
+def test_llvm_that_cannot_be_asked_is_an_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(LlvmSilentError, match="status 1"):
+        ask_llvm({"kind": "llvm", "mcpu": "znver4"}, "x86_64")
+
+
+@pytest.mark.tvm
+def test_the_table_of_levels_agrees_with_llvm() -> None:
+    from tvm.target import Target, codegen
+
+    for level in isa.LEVELS:
+        triple = f"{level.arch}-linux-gnu"
+        assert codegen.llvm_is_valid_cpu(level.mcpu, triple), level.name
+        features = codegen.llvm_get_cpu_features(
+            Target({"kind": "llvm", "mcpu": level.mcpu, "mtriple": triple})
+        )
+        by_llvm = isa.flags_of_features(level.arch, map(str, features))
+        assert by_llvm == level.flags, level.name
+
+
+@pytest.mark.tvm
+def test_llvm_tells_needs_and_unknown_names() -> None:
+    flags, unknown = ask_llvm({"kind": "llvm", "mcpu": "znver4", "num-cores": 1}, "x86_64")
+    assert {"avx512_vnni", "fma"} <= flags
+    assert unknown == ()
+    _, unknown = ask_llvm(
+        {"kind": "llvm", "mcpu": "x86-64-v3", "mattr": ["+fast-gather", "+bogus"]}, "x86_64"
+    )
+    assert unknown == ("+bogus",)

@@ -1,0 +1,508 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.device import rpc_server
+from agents.host import rpc_tracker
+from agents.host.rpc_tracker import Listed, NotYetError, listing
+from agents.programs.link import LinkLostError
+from agents.programs.rpc_session import RpcLink, RpcSession, served
+from agents.records import Candidate, Family, Outcome, Protocol, Workload
+from agents.sandbox.job import CandidateJob
+from agents.sandbox.pool import WorkerPool
+from benchmarks.bad_programs import EMPTY_TRACE, calling
+from tests.conftest import child_settings
+
+pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
+
+ROOT = Path(__file__).parents[3]
+TARGET = {"kind": "llvm", "num-cores": 1}
+#: Importing TVM takes some seconds on an idle core.
+START_SECS = 90.0
+#: What TVM says of a connection that ended.
+BROKEN = r"Check failed|kShutdown|[Rr]ecv|Send|reset|closed"
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = START_SECS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+def listed_at(tracker: str) -> dict[str, Listed]:
+    try:
+        return listing(tracker)
+    except NotYetError:
+        return {}
+
+
+def from_a_free_port() -> list[str]:
+    """Options for a program of TVM: the first free port from here on, should this one be taken meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return ["--port", str(probe.getsockname()[1]), "--port-end", "65536"]
+
+
+class Lab:
+    """A real tracker on loopback and real servers, each in a process group of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        #: Address of the tracker, once it has said where it listens.
+        self.tracker = ""
+        self.folder = folder
+        self.groups: dict[str, subprocess.Popen[bytes]] = {}
+        self._start("tracker", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", *from_a_free_port())
+
+    def _start(self, name: str, module: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.groups[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=ROOT,
+            )
+
+    def serve(self, key: str, module: str = "agents.device.rpc_server") -> None:
+        """Start a server; `wait_for` says when it is there."""
+        arguments = ["--host", "127.0.0.1", "--tracker", self.tracker, "--key", key]
+        # Ours takes any port by itself.
+        self._start(key, module, *arguments, *(from_a_free_port() if "tvm" in module else []))
+
+    def wait_for_tracker(self) -> None:
+        def is_there() -> bool:
+            assert self.groups["tracker"].poll() is None, self.log("tracker")
+            if found := re.search(r"bind to (127\.0\.0\.1:\d+)\s", self.log("tracker")):
+                self.tracker = found[1]
+            return bool(self.tracker) and not served(self.tracker, "").startswith("no RPC tracker")
+
+        wait_until(is_there)
+
+    def wait_for(self, key: str) -> None:
+        def is_there() -> bool:
+            assert self.groups[key].poll() is None, self.log(key)
+            return key in listed_at(self.tracker)
+
+        wait_until(is_there)
+
+    def kill(self, name: str) -> None:
+        group = self.groups.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(group.pid, signal.SIGKILL)
+        group.wait()
+
+    def close(self) -> None:
+        while self.groups:
+            self.kill(next(reversed(self.groups)))
+
+    def link(self, key: str, **changes: Any) -> RpcLink:
+        usable = min(os.sched_getaffinity(0))
+        return RpcLink(self.tracker, key, **{"cores": (usable,), "wait_secs": 30.0, **changes})
+
+    def session_process(self, key: str) -> psutil.Process:
+        """The process that holds the only session of a server of `agents.device.rpc_server`."""
+        (child,) = psutil.Process(self.groups[key].pid).children(recursive=True)
+        return child
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("lab"))
+    try:
+        made.wait_for_tracker()
+        made.serve("box")
+        made.serve("stock", "tvm.exec.rpc_server")
+        for key in ("box", "stock"):
+            made.wait_for(key)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def matmul() -> tuple[Workload, str]:
+    from agents.programs.design_space import DesignSpace
+    from agents.programs.workloads import operator_workload
+
+    workload = operator_workload("GMM", (1, 64, 64, 64))
+    candidate = DesignSpace(workload, Family.CPU).sample(1, seed=3).candidates[0]
+    return workload, candidate.trace
+
+
+def compiled(workload: Workload, trace: str = EMPTY_TRACE) -> Any:
+    import tvm
+
+    from agents.programs.build import build
+
+    return build(tvm.ir.load_json(workload.module_json), trace, tvm.target.Target(TARGET)).module
+
+
+def arguments_on(session: RpcSession, workload: Workload) -> list[Any]:
+    import tvm
+
+    from agents.programs.check import argument_values
+
+    values = argument_values(workload.arg_shapes, workload.arg_dtypes, 1)
+    return [tvm.runtime.tensor(value, device=session.device) for value in values]
+
+
+def call(session: RpcSession, function: str, *numbers: int) -> None:
+    """Run a program on the device that calls a function of its C library."""
+    workload, _ = calling(function, function, *numbers)
+    session.load(compiled(workload))["main"](*arguments_on(session, workload))
+
+
+def test_magic_numbers_are_those_of_tvm() -> None:
+    from tvm.rpc import base
+
+    assert rpc_tracker.SESSION_MAGIC == base.RPC_MAGIC
+    assert rpc_tracker.KEY_MISMATCH == base.RPC_CODE_MISMATCH
+    assert rpc_tracker.TRACKER_MAGIC == base.RPC_TRACKER_MAGIC
+    codes = base.TrackerCode
+    assert (rpc_tracker.SUCCESS, rpc_tracker.REQUEST, rpc_tracker.SUMMARY) == (
+        codes.SUCCESS,
+        codes.REQUEST,
+        codes.SUMMARY,
+    )
+
+
+def test_asking_who_is_served_loads_no_tvm() -> None:
+    code = (
+        "import sys\nfrom agents.programs.rpc_session import served\n"
+        "served('127.0.0.1:1', 'x')\nprint('tvm' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("key", ["box", "stock"])
+def test_a_candidate_is_timed_over_there_and_computes_the_right_numbers(
+    lab: Lab, matmul: tuple[Workload, str], key: str
+) -> None:
+    from agents.programs.timing import time_module
+
+    workload, trace = matmul
+    with lab.link(key).connect() as session:
+        module = session.load(compiled(workload, trace))
+        arguments = arguments_on(session, workload)
+        timing = time_module(module, arguments, session.device, Protocol(repeat=3, min_repeat_ms=2.0))
+        left, right, result = (argument.numpy() for argument in arguments)
+        assert session.alive()
+    assert len(timing.run_secs) >= 3
+    assert all(0 < seconds < 1 for seconds in timing.run_secs)
+    assert abs(result - left @ right).max() < 1e-3
+
+
+def test_files_are_gone_on_both_sides_once_a_program_is_loaded(
+    lab: Lab, matmul: tuple[Workload, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = compiled(*matmul)
+    with lab.link("box").connect() as session:
+        folder = Path(lab.session_process("box").cwd())
+        loaded = [session.load(program) for _ in range(2)]
+        assert list(folder.iterdir()) == []
+        assert list(tmp_path.iterdir()) == []
+        assert all(module["main"] is not None for module in loaded)
+    wait_until(lambda: not folder.exists())
+
+
+def test_threads_and_cores_are_those_of_the_link(lab: Lab) -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    with lab.link("box", cores=usable[-1:]).connect():
+        (thread,) = lab.session_process("box").threads()
+        assert os.sched_getaffinity(thread.id) == {usable[-1]}
+    with lab.link("box", threads=2, cores=(usable * 2)[:2]).connect():
+        threads = lab.session_process("box").threads()
+        assert len(threads) == 2
+        assert {frozenset(os.sched_getaffinity(thread.id)) for thread in threads} == {frozenset(usable[:2])}
+
+
+def test_two_links_take_turns(lab: Lab) -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with lab.link("box").connect():
+            order.append("second")
+
+    with lab.link("box").connect():
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        wait_until(lambda: "pending" in pending(lab.tracker, "box"))
+        order.append("first")
+    waiting.join(30)
+    assert order == ["first", "second"]
+
+
+def pending(tracker: str, key: str) -> str:
+    """Says `pending` where somebody waits at a tracker; asked as TVM's own client does."""
+    from tvm import rpc
+
+    host, _, port = tracker.rpartition(":")
+    session = rpc.connect_tracker(host, int(port))
+    try:
+        return "pending" if session.summary()["queue_info"][key]["pending"] else ""
+    finally:
+        session.close()
+
+
+def test_a_session_ends_though_its_arguments_are_still_held(lab: Lab, matmul: tuple[Workload, str]) -> None:
+    held = []
+    for _ in range(3):
+        with lab.link("box").connect() as session:
+            held.append((arguments_on(session, matmul[0]), session))
+    wait_until(lambda: listing(lab.tracker)["box"].free == 1, 20)
+    assert not any(session._answers() for _, session in held)
+
+
+def test_a_busy_device_is_waited_for_no_longer_than_asked(lab: Lab) -> None:
+    with lab.link("box").connect():
+        words = rf"waited 1 s .* key 'box' is in use at .*{lab.tracker} \(it lists box 0 of 1 free, "
+        with pytest.raises(LinkLostError, match=words), lab.link("box", wait_secs=1.0).connect():
+            pass
+    with lab.link("box").connect() as session:
+        assert session.alive()
+
+
+def test_a_key_that_nobody_serves_is_told_from_a_busy_one(lab: Lab) -> None:
+    assert served(lab.tracker, "box") == ""
+    sentence = served(lab.tracker, "bix")
+    assert sentence.startswith(f"nobody serves the key 'bix' at the RPC tracker {lab.tracker} (it lists box ")
+    lost = pytest.raises(LinkLostError, match=r"nobody serves the key 'bix' .*: run `python -m")
+    with lost, lab.link("bix", wait_secs=0.0).connect():
+        pass
+
+
+def test_a_tracker_that_is_not_there_is_named() -> None:
+    with socket.socket() as port:
+        # Bound but not listening: nobody else can take it, and connections are refused at once.
+        port.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{port.getsockname()[1]}"
+        assert served(nowhere, "box").startswith(f"no RPC tracker answers at {nowhere} (")
+        link = RpcLink(nowhere, "box", wait_secs=0.0)
+        lost = pytest.raises(LinkLostError, match=rf"no RPC tracker answers at {nowhere} .*start")
+        with lost, link.connect():
+            pass
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", ":", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.invalid:1"]
+)
+def test_an_address_that_is_none_gives_one_sentence(address: str) -> None:
+    assert re.fullmatch(r"no RPC tracker answers at .* \(.*\): start .*", served(address, "box"))
+
+
+@contextmanager
+def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Address of something that is no tracker; `answer` is called with each connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def run() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, suppress(OSError):
+                        answer(connection)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_tracker_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_tracker, "ANSWER_SECS", 0.3)
+    with listener(
+        lambda connection: connection.recv(1) and connection.recv(3) and connection.recv(1)
+    ) as silent:
+        assert "timed out" in served(silent, "box")
+
+
+GREETING = struct.pack("<i", rpc_tracker.TRACKER_MAGIC)
+
+
+def framed(value: Any) -> bytes:
+    text = json.dumps(value).encode()
+    return struct.pack("<i", len(text)) + text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["server_info", "queue_info", "key", "addr", "free"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.binary(max_size=12)
+    | st.binary(max_size=12).map(lambda rest: GREETING + rest)
+    | VALUES.map(lambda value: GREETING + framed(value))
+    | VALUES.map(lambda value: GREETING + framed([0, value]))
+    | VALUES.map(lambda value: GREETING + framed([0, {"server_info": [value], "queue_info": {"k": value}}]))
+)
+def test_whatever_a_tracker_sends_gives_one_sentence(sent: bytes) -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1024):
+            pass
+
+    with listener(answer) as address:
+        sentence = served(address, "box")
+    assert sentence.startswith(("no RPC tracker answers at", "nobody serves the key"))
+
+
+def test_a_server_that_takes_connections_but_never_answers_ends_in_one_error(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tvm.rpc import base
+
+    monkeypatch.setattr("agents.programs.rpc_session._OPEN_SECS", 0.5)
+    host, _, port = lab.tracker.rpartition(":")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mute,
+        socket.create_connection((host, int(port))) as tracker,
+    ):
+        mute_port = mute.getsockname()[1]
+        tracker.sendall(GREETING)
+        assert base.recvall(tracker, 4) == GREETING
+        for message in (
+            [base.TrackerCode.UPDATE_INFO, {"key": "server:mute", "addr": [None, mute_port]}],
+            [base.TrackerCode.PUT, "mute", [mute_port, "mute:0.5"], None],
+        ):
+            base.sendjson(tracker, message)
+            assert base.recvjson(tracker) == base.TrackerCode.SUCCESS
+        words = (
+            rf"server 127.0.0.1:{mute_port} with the key 'mute' opened no session \(it did not answer within"
+        )
+        with pytest.raises(LinkLostError, match=words), lab.link("mute", wait_secs=2.0).connect():
+            pass
+    wait_until(lambda: "mute" not in listing(lab.tracker), 10)
+
+
+def test_a_server_that_was_killed_is_known_as_dead_and_waited_for(
+    lab: Lab, matmul: tuple[Workload, str]
+) -> None:
+    workload, trace = matmul
+    program = compiled(workload, trace)
+    try:
+        with lab.link("box").connect() as session:
+            module, arguments = session.load(program), arguments_on(session, workload)
+            process = lab.session_process("box")
+            lab.groups["box"].kill()
+            wait_until(lambda: not process.is_running(), 10)  # sessions go with their server
+            with pytest.raises(Exception, match=BROKEN):
+                module["main"](*arguments)
+            assert not session.alive()
+        lost = pytest.raises(LinkLostError, match="nobody serves the key 'box'")
+        with lost, lab.link("box", wait_secs=1.0).connect():
+            pass
+    finally:
+        lab.kill("box")
+        lab.serve("box")
+    with lab.link("box", wait_secs=START_SECS).connect() as session:
+        arguments = arguments_on(session, workload)
+        session.load(program)["main"](*arguments)
+        assert session.alive()
+
+
+def test_a_program_that_aborts_breaks_its_session_and_not_the_server(lab: Lab) -> None:
+    server = lab.groups["box"].pid
+    with lab.link("box").connect() as session:
+        with pytest.raises(Exception, match=BROKEN):
+            call(session, "abort")
+        assert session.alive()
+    with lab.link("box").connect() as session:
+        call(session, "getpid")
+        assert session.alive()
+    assert lab.groups["box"].pid == server
+    assert "exit code -6" in lab.log("box")
+
+
+def test_the_server_of_tvm_is_known_as_dead_after_a_crash(lab: Lab) -> None:
+    with lab.link("stock").connect() as session:
+        with pytest.raises(Exception, match=BROKEN):
+            call(session, "abort")
+        assert not session.alive()
+
+
+def test_a_server_is_free_again_when_its_client_dies_in_the_middle_of_a_run(lab: Lab) -> None:
+    with lab.link("box").connect() as session:
+        failed: list[Exception] = []
+
+        def run() -> None:
+            try:
+                call(session, "usleep", 60_000_000)
+            except Exception as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        process = lab.session_process("box")
+        wait_until(
+            lambda: Path(f"/proc/{process.pid}/syscall").read_text().split()[0] in ("35", "230", "101", "115")
+        )
+        session._cut()
+        thread.join(20)
+        assert failed
+    with lab.link("box").connect() as session:
+        assert session.alive()
+    assert not process.is_running()
+
+
+def test_a_server_ends_a_session_that_lasts_too_long(lab: Lab) -> None:
+    with lab.link("box", session_secs=2.0).connect() as session:
+        with pytest.raises(Exception, match=BROKEN):
+            call(session, "usleep", 60_000_000)
+        assert session.alive()
+
+
+def test_a_server_without_a_tracker_ends_with_one_line() -> None:
+    refused = pytest.raises(
+        SystemExit, match=r"cannot serve 'x': no RPC tracker answers at .* \(what listens"
+    )
+    with listener(lambda connection: connection.sendall(b"HTTP/1.0 400\r\n\r\n")) as address, refused:
+        rpc_server.main(["--tracker", address, "--key", "x"])
+
+
+def test_a_confined_worker_process_measures_over_there(lab: Lab, matmul: tuple[Workload, str]) -> None:
+    workload, trace = matmul
+    # By name: services that know names are out of its reach, so it was looked up before.
+    tracker = f"localhost:{lab.tracker.rpartition(':')[2]}"
+    settings = replace(child_settings(), tracker=tracker, key="box", lock_path="")
+    candidate = Candidate(workload_id=workload.workload_id, trace=trace)
+    quick = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
+    with WorkerPool([settings]) as own:
+        [result] = own.run([CandidateJob(workload=workload, candidate=candidate, protocol=quick, check=True)])
+    assert result.outcome is Outcome.OK, result.error

@@ -1,0 +1,270 @@
+"""Timing cores that are lent to a builder: real processes, real affinities."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.host.host_lock import HostLockError, make_lock
+from agents.host.timing_lock import timing_lock
+from agents.sandbox import core_slot
+from agents.sandbox.core_slot import CoresHeldError, CoreSlot, ProcessCores
+from agents.sandbox.stages import ChildSettings
+
+CORES = sorted(os.sched_getaffinity(0))
+
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+
+#: A process that takes the slot as a builder does and says where it is whenever it is asked.
+BUILDER = """
+import ctypes, os, sys
+from tests.agents.sandbox.test_core_slot import slot_of
+name, slot, lock = sys.argv[1], sys.argv[2], sys.argv[3]
+ctypes.CDLL(None).prctl(15, name.encode())
+if len(sys.argv) > 4:
+    os.setuid(int(sys.argv[4]))
+with slot_of(slot, lock).building() as lent:
+    print(lent, flush=True)
+    sys.stdin.readline()
+print(sorted(os.sched_getaffinity(0)), flush=True)
+"""
+ROOT = Path(__file__).parents[3]
+#: The user `nobody` of most systems.
+NOBODY = 65534
+
+
+def settings_of(slot: Path | str, lock: Path | str) -> ChildSettings:
+    return ChildSettings(
+        target={},
+        device="cpu",
+        index=0,
+        timing_cores=(CORES[0],),
+        build_cores=(CORES[-1],),
+        lock_path=str(lock),
+        slot_path=str(slot),
+    )
+
+
+def slot_of(slot: Path | str, lock: Path | str) -> CoreSlot:
+    """The slot as this process uses it; what its zygote would do it does by itself."""
+    cores = ProcessCores(os.getpid(), settings_of(slot, lock))
+    cores.pin(timing=False)
+    return CoreSlot(Path(slot), Path(lock), cores)
+
+
+class Builder:
+    """A process that builds until it is told to stop."""
+
+    def __init__(self, slot: Path, lock: Path, name: str = "fleet-worker", *user: int) -> None:
+        command = [sys.executable, "-c", BUILDER, name, str(slot), str(lock), *map(str, user)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        assert self.process.stdout is not None
+        self.was_lent = self.process.stdout.readline().strip() == "True"
+
+    @property
+    def cores(self) -> list[int]:
+        return sorted(os.sched_getaffinity(self.process.pid))
+
+    def finish(self) -> list[int]:
+        output, _ = self.process.communicate("\n", timeout=20)
+        return [int(core) for core in output.strip("[]\n ").split(",")]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> tuple[Path, Path]:
+    made = tmp_path / "timing.slot", tmp_path / "timing.lock"
+    for path in made:
+        make_lock(path)
+    return made
+
+
+@pytest.fixture
+def builder(paths: tuple[Path, Path]) -> Iterator[Builder]:
+    made = Builder(*paths)
+    yield made
+    made.process.kill()
+    made.process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def own_cores() -> Iterator[None]:
+    yield
+    os.sched_setaffinity(0, CORES)
+
+
+def timer(paths: tuple[Path, Path]) -> CoreSlot:
+    return slot_of(*paths)
+
+
+def test_a_builder_leaves_the_timing_cores_for_every_timing_and_comes_back(
+    paths: tuple[Path, Path], builder: Builder
+) -> None:
+    assert builder.was_lent
+    assert builder.cores == CORES[:1]
+    for _ in range(3):
+        with timing_lock(paths[1]), timer(paths).cleared():
+            assert builder.cores == CORES[-1:]
+        assert builder.cores == CORES[:1]
+    assert builder.finish() == CORES[-1:]
+
+
+def test_one_builder_at_a_time_and_none_while_something_is_timed(
+    paths: tuple[Path, Path], builder: Builder
+) -> None:
+    second = Builder(*paths)
+    assert not second.was_lent
+    assert second.cores == CORES[-1:]
+    assert second.finish() == CORES[-1:]
+    builder.finish()
+    with timing_lock(paths[1]), timer(paths).cleared():
+        third = Builder(*paths)
+        assert not third.was_lent
+    # It stays where it began: nobody lends the cores in the middle of a build.
+    assert third.cores == CORES[-1:]
+    third.finish()
+
+
+def test_a_builder_that_ends_during_a_timing_is_not_called_back(
+    paths: tuple[Path, Path], builder: Builder
+) -> None:
+    with timing_lock(paths[1]), timer(paths).cleared():
+        assert builder.finish() == CORES[-1:]
+    own = timer(paths)
+    with own.building() as lent:
+        assert lent
+        assert sorted(os.sched_getaffinity(0)) == CORES[:1]
+    assert sorted(os.sched_getaffinity(0)) == CORES[-1:]
+
+
+def test_a_killed_builder_frees_the_slot(paths: tuple[Path, Path], builder: Builder) -> None:
+    builder.process.send_signal(signal.SIGKILL)
+    builder.process.wait(10)
+    started = time.monotonic()
+    with timing_lock(paths[1]), timer(paths).cleared():
+        pass
+    assert time.monotonic() - started < 5
+    following = Builder(*paths)
+    assert following.was_lent
+    following.finish()
+
+
+def test_only_worker_processes_are_moved(paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Builder(*paths, "python3")
+    assert other.was_lent
+    monkeypatch.setattr("agents.sandbox.core_slot._MOST_SECS", 0.1)
+    told = pytest.raises(CoresHeldError, match=rf"process {other.process.pid} \('python3'\) of user")
+    with told, timing_lock(paths[1]), timer(paths).cleared():
+        pytest.fail("it timed beside a builder")
+    assert other.cores == CORES[:1]
+    with timing_lock(paths[1], 1.0):
+        pass
+    assert other.finish() == CORES[-1:]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_worker_processes_of_other_users_are_waited_for_not_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        paths = Path(folder, "timing.slot"), Path(folder, "timing.lock")
+        for path in paths:
+            make_lock(path)
+        other = Builder(*paths, "fleet-worker", NOBODY)
+        assert other.was_lent
+        with monkeypatch.context() as patch:
+            patch.setattr("agents.sandbox.core_slot._MOST_SECS", 0.1)
+            told = pytest.raises(CoresHeldError, match=f"process {other.process.pid} ")
+            with told, timing_lock(paths[1]), timer(paths).cleared():
+                pytest.fail("it timed beside a builder")
+        assert other.cores == CORES[:1]
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(lambda: (time.sleep(0.3), other.finish())[1])
+            with timing_lock(paths[1]), timer(paths).cleared():
+                pass
+            assert done.result(20) == CORES[-1:]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"token": [1]}', "foreign", "\x00" * 50])
+def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path], text: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        started = int(Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        token = {"token": [stranger.pid, started, 1], "timing": CORES[:1], "quiet": CORES[-1:]}
+        written = json.dumps(token) if text == "foreign" else text
+        paths[0].write_text(written)
+        with timing_lock(paths[1]), timer(paths).cleared():
+            assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
+        assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
+        with timer(paths).building() as lent:
+            assert lent
+        assert paths[0].read_text() == written
+        stranger.communicate(b"\n")
+
+
+def test_a_link_in_place_of_the_slot_is_refused_and_its_target_left_alone(
+    paths: tuple[Path, Path], tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    paths[0].unlink()
+    paths[0].symlink_to(victim)
+    with pytest.raises(HostLockError, match=r"timing\.slot"), timer(paths).building():
+        pytest.fail("it was lent")
+    with pytest.raises(HostLockError, match=r"timing\.slot"), timing_lock(paths[1]), timer(paths).cleared():
+        pytest.fail("it timed")
+    assert victim.read_text() == "kept"
+
+
+def test_without_its_files_nobody_is_in_the_slot(paths: tuple[Path, Path]) -> None:
+    paths[1].unlink()
+    with timer(paths).building() as lent:
+        assert not lent
+    paths[0].unlink()
+    with timer(paths).building() as lent:
+        assert not lent
+    with timer(paths).cleared():
+        pass
+
+
+def test_a_builder_that_leaves_as_a_timing_ends_stays_off_the_timing_cores(
+    paths: tuple[Path, Path], builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked up, it leaves, and only then it is moved: that move must not last."""
+    moves: list[tuple[int, ...]] = []
+    move = core_slot._move
+
+    def late(pid: int, cores: tuple[int, ...]) -> None:
+        if pid == builder.process.pid and cores == (CORES[0],):
+            builder.process.send_signal(signal.SIGKILL)
+            builder.process.wait(20)
+        moves.append(cores)
+        move(pid, cores)
+
+    with timing_lock(paths[1]), timer(paths).cleared():
+        monkeypatch.setattr("agents.sandbox.core_slot._move", late)
+    assert moves == [(CORES[0],), (CORES[-1],)]
+
+
+def test_requests_that_are_none_are_refused(paths: tuple[Path, Path]) -> None:
+    cores = ProcessCores(os.getpid(), settings_of(*paths))
+    assert [cores.answer(one) for one in (b"", b"\xff", b"time 1")] == [b"refused"] * 3
+    assert sorted(os.sched_getaffinity(0)) == CORES
+    assert cores.answer(b"time") == b"done"
+    assert sorted(os.sched_getaffinity(0)) == CORES[:1]
+    gone = ProcessCores(1 << 22, settings_of(*paths))
+    assert gone.answer(b"time") == b"done"
+    wrong = replace(settings_of(*paths), timing_cores=(1023,))
+    assert ProcessCores(os.getpid(), wrong).answer(b"time") == b"refused"

@@ -1,0 +1,144 @@
+"""How a stream of jobs becomes windows between readings, with worker processes that end in any order."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.programs.quality import Drift
+from agents.records import Candidate, Outcome, Protocol
+from agents.sandbox.canary_watch import CANARY_PROTOCOL, CanaryWatch
+from agents.sandbox.job import CandidateJob, JobResult
+from agents.sandbox.pool import WorkerPool
+from agents.sandbox.windows import Planned, Window, in_windows
+from tests.record_fixtures import make_workload
+
+WORKLOAD = make_workload(7)
+CANARIES = ("compute", "memory", "latency")
+
+
+def job(trace: str, protocol: Protocol) -> CandidateJob:
+    candidate = Candidate(workload_id=WORKLOAD.workload_id, trace=trace)
+    return CandidateJob(candidate=candidate, workload=WORKLOAD, protocol=protocol)
+
+
+class Pool:
+    """Worker processes in a dream: `width` jobs at once, each takes a second, any of them may end first."""
+
+    def __init__(self, width: int, seed: int) -> None:
+        self.width, self.rng, self.now = width, random.Random(seed), 0.0
+        #: Traces in the order in which they ended.
+        self.ended: list[str] = []
+
+    def run(
+        self, jobs: Iterable[CandidateJob], best_secs: Mapping[str, float]
+    ) -> Generator[JobResult, None, None]:
+        source, busy = enumerate(jobs), list[tuple[int, CandidateJob]]()
+        while True:
+            while len(busy) < self.width and (one := next(source, None)) is not None:
+                busy.append(one)
+            if not busy:
+                return
+            number, done = busy.pop(self.rng.randrange(len(busy)))
+            self.now += 1.0
+            self.ended.append(done.candidate.trace)
+            yield JobResult(job=number, outcome=Outcome.OK, run_secs=(1.0 + number,))
+
+
+class Watch:
+    """Notes how many jobs had ended at each reading."""
+
+    def __init__(self, pool: Pool, is_due: bool) -> None:
+        self.pool, self.due = pool, is_due
+        self.read_at: list[int] = []
+
+    def is_due(self) -> bool:
+        return self.due
+
+    def jobs(self) -> list[CandidateJob]:
+        return [job(name, CANARY_PROTOCOL) for name in CANARIES]
+
+    def read(self, results: list[JobResult]) -> Drift:
+        assert len(results) == len(CANARIES)
+        self.read_at.append(len(self.pool.ended))
+        return Drift(suspect=False, ratios={"reading": float(len(self.read_at))}, which=())
+
+
+def measured(pool: Pool, watch: Watch, jobs: Iterable[Planned], window_secs: float) -> list[Window]:
+    subject: Any = (cast(WorkerPool, pool), cast(CanaryWatch, watch))
+    return list(in_windows(jobs, *subject, {}, window_secs=window_secs, clock=lambda: pool.now))
+
+
+@given(
+    count=st.integers(0, 60),
+    width=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+    window_secs=st.sampled_from([1.0, 6.0, 20.0, float("inf")]),
+    is_due=st.booleans(),
+)
+def test_every_job_is_in_the_window_in_which_it_ended(
+    count: int, width: int, seed: int, window_secs: float, is_due: bool
+) -> None:
+    pool = Pool(width, seed)
+    watch = Watch(pool, is_due)
+    planned = [Planned(job(f"[{number}]", Protocol()), attempt=number) for number in range(count)]
+    windows = measured(pool, watch, planned, window_secs)
+
+    assert [window.is_last for window in windows] == [False] * (len(windows) - 1) + [True]
+    in_order = [one.job.candidate.trace for window in windows for one, _ in window.results]
+    assert in_order == [trace for trace in pool.ended if trace not in CANARIES]
+    assert sorted(in_order) == sorted(one.job.candidate.trace for one in planned)
+    assert all(int(one.job.candidate.trace[1:-1]) == one.attempt for w in windows for one, _ in w.results)
+    assert len(pool.ended) == count + len(CANARIES) * len(watch.read_at)
+    # No window but the last goes on after its reading, and all but the last pay for it.
+    for window in windows[:-1]:
+        ends = watch.read_at[int(window.drift.ratios["reading"]) - 1]
+        assert {one.job.candidate.trace for one, _ in window.results} <= set(pool.ended[:ends])
+    assert len(watch.read_at) <= 1 + is_due + count // 4
+    if window_secs == float("inf"):
+        assert len(windows) == 1
+    elif count > 3 * (window_secs + width + 4):
+        assert len(windows) > 1
+
+
+def test_what_a_window_asks_for_comes_while_the_stream_still_runs() -> None:
+    pool = Pool(2, 1)
+    watch = Watch(pool, is_due=False)
+    wanted: list[Planned] = []
+    first = [Planned(job(f"[{number}]", Protocol()), attempt=0) for number in range(30)]
+
+    def stream() -> Iterator[Planned]:
+        for one in first:
+            while wanted:
+                yield wanted.pop()
+            yield one
+
+    subject: Any = (cast(WorkerPool, pool), cast(CanaryWatch, watch))
+    again: list[int] = []
+    for place, window in enumerate(
+        in_windows(stream(), *subject, {}, window_secs=6.0, clock=lambda: pool.now)
+    ):
+        again += [place for one, _ in window.results if one.attempt]
+        if place == 0:
+            wanted.append(Planned(window.results[0][0].job, attempt=1))
+    assert again == [1]
+
+
+def test_windows_that_nobody_reads_any_more_end_the_batch() -> None:
+    class Noted(Pool):
+        def run(self, *args: Any) -> Generator[JobResult, None, None]:
+            self.running = super().run(*args)
+            return self.running
+
+    pool = Noted(width=2, seed=0)
+    subject: Any = (cast(WorkerPool, pool), cast(CanaryWatch, Watch(pool, is_due=False)))
+    planned = (Planned(job(f"[{number}]", Protocol()), attempt=0) for number in range(20))
+    windows = in_windows(planned, *subject, {}, window_secs=4.0, clock=lambda: pool.now)
+    assert not next(windows).is_last
+    windows.close()
+    assert inspect.getgeneratorstate(pool.running) == inspect.GEN_CLOSED

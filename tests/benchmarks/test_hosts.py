@@ -1,0 +1,152 @@
+"""Two hosts as network namespaces of this machine: the short form of `benchmarks.hosts`, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import hosts
+from benchmarks.hosts_network import FAR, NEAR, TwoHosts, namespaces, remove_stale, why_not
+from benchmarks.hosts_services import Service, wait_until
+
+ROOT = Path(__file__).parents[2]
+#: Makes two hosts with a process on the far one, and tells its id.
+_MAKER = """
+import os, time
+from pathlib import Path
+from benchmarks.hosts_network import FAR, TwoHosts
+with TwoHosts() as hosts, open(os.devnull, "wb") as out:
+    left = hosts.start(FAR, ["sleep", "600"], environment=os.environ, folder=Path("/"), out=out)
+    print(left.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def possible() -> None:
+    if reason := why_not():
+        pytest.skip(f"this machine cannot be two hosts: {reason}")
+
+
+@pytest.fixture
+def pair(possible: None) -> Iterator[TwoHosts]:
+    with TwoHosts() as made:
+        yield made
+
+
+def of_process(pid: int) -> list[str]:
+    """The namespaces that a process has made."""
+    return sorted(name for name in namespaces() if name.startswith(f"fleet-hosts-{pid}-"))
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    wait_until(is_so, "it", 30, meanwhile=lambda: None)
+
+
+@pytest.mark.ray
+@pytest.mark.tvm
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "FLEET_TEST_HOSTS" not in os.environ, reason="minutes of both cores: set FLEET_TEST_HOSTS to run it"
+)
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_when_the_link_to_another_host_is_down_for_a_while(possible: None) -> None:
+    found = hosts.measure(is_short=True)
+    assert "failure" not in found, found
+    assert found["records"]["far-cpu"] > 0
+    assert found["spooled_in_partition"] > 0
+    assert found["spooled_came_late"] == 0
+    assert (found["lost"], found["duplicated"], found["unaccounted"]) == (0, 0, 0), found
+    assert "folder" not in found, found
+    assert not of_process(os.getpid())
+
+
+@pytest.mark.slow
+def test_a_start_removes_what_a_killed_one_has_left(possible: None) -> None:
+    maker = subprocess.Popen([sys.executable, "-c", _MAKER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert maker.stdout is not None
+        with maker.stdout as stream:
+            left = psutil.Process(int(stream.readline()))
+        made = [f"fleet-hosts-{maker.pid}-{side}" for side in (FAR, NEAR)]
+        assert of_process(maker.pid) == made
+        assert not set(made) & set(remove_stale())  # who made them lives
+        assert left.is_running()
+    finally:
+        maker.kill()
+        maker.wait()
+    assert set(made) <= set(remove_stale())
+    assert not psutil.wait_procs([left], 10)[1]
+    assert not of_process(maker.pid)
+
+
+def reaches(pair: TwoHosts, tmp_path: Path) -> bool:
+    code = "import socket; socket.create_connection(('10.231.0.1', 7000), timeout=2)"
+    with (tmp_path / "out").open("wb") as out:
+        call = pair.start(
+            FAR, [sys.executable, "-c", code], environment=dict(os.environ), folder=tmp_path, out=out
+        )
+        return call.wait(30) == 0
+
+
+def test_the_far_host_reaches_the_near_one_while_the_link_is_up(pair: TwoHosts, tmp_path: Path) -> None:
+    code = (
+        "import socket, time; server = socket.create_server(('10.231.0.1', 7000)); print('up', flush=True);"
+        " time.sleep(600)"
+    )
+    log = tmp_path / "served"
+    with log.open("wb") as out:
+        pair.start(NEAR, [sys.executable, "-c", code], environment=dict(os.environ), folder=tmp_path, out=out)
+    until(lambda: "up" in log.read_text())
+    assert reaches(pair, tmp_path)
+    pair.set_link(is_up=False)
+    assert not reaches(pair, tmp_path)
+    pair.set_link(is_up=True)
+    until(lambda: reaches(pair, tmp_path))
+
+
+def test_a_killed_service_goes_with_its_children_and_is_started_again(pair: TwoHosts, tmp_path: Path) -> None:
+    command = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    log = tmp_path / "log"
+    service = Service(pair, NEAR, command, environment=dict(os.environ), log=log)
+    service.start()
+    until(lambda: service.told().strip().isdigit())
+    child = psutil.Process(int(service.told()))
+    service.kill()
+    assert not psutil.wait_procs([child], 10)[1]
+    wait_until(lambda: service.starts == 2, "the second start", 30, meanwhile=service.tend)
+    until(lambda: service.told().strip().isdigit())
+    assert int(service.told()) in pair.pids(NEAR)
+
+
+def test_without_root_it_is_skipped_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["hosts", "--json"])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            hosts.main()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert ended.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"benchmark": "hosts", "skipped": "only root may make network namespaces"}
+
+
+def test_what_the_kernel_says_against_namespaces_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("benchmarks.hosts_network._program", lambda: "/bin/false")
+    monkeypatch.setattr("benchmarks.hosts_network.shutil.which", lambda *_, **__: "/bin/false")
+    reason = why_not()
+    assert reason is not None
+    assert reason.startswith("`ip netns add fleet-hosts-")

@@ -1,0 +1,203 @@
+"""The walls between packages: who may import whom, and what the command line may load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("agents", "transfer", "fleet")
+#: Folders from the lowest to the highest: a module knows those of its own folder and of lower ones. Modules
+#: beside the folders come first, for all may know them, but for those of `TOP`.
+FOLDERS = {
+    "agents": ("", "host", "spool", "programs", "sandbox", "device"),
+    "transfer": (
+        *("", "language", "features", "data", "model", "train", "adapt", "baselines", "evaluate", "auto"),
+        "tvm_cost_model",
+    ),
+    "fleet": (
+        *("", "core", "journal", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
+        *("interchange", "transport", "requests", "models", "collection", "planner", "results", "engine"),
+        *("refresh", "dashboard", "api", "onboarding", "tuning", "drivers", "daemon", "report", "doctor"),
+        *("public", "public_model", "public_work", "cli"),
+    ),
+}
+TOP = {"transfer.tvm_cost_model", "fleet.public", "fleet.public_model", "fleet.public_work"}
+MOST_MODULES = 20
+#: Words that end in -ing and are nouns of the field.
+NOUNS = {
+    *("training", "timing", "testing", "onboarding", "tuning", "scheduling", "logging", "ranking", "binding"),
+}
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
+    """Full names that a module imports; with `top_level_only` those that importing it loads."""
+    tree = ast.parse(path.read_text())
+    for node in _nodes(tree.body, top_level_only):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _nodes(body: list[ast.stmt], top_level_only: bool) -> Iterator[ast.AST]:
+    for statement in body:
+        if not top_level_only:
+            yield from ast.walk(statement)
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" not in ast.dump(statement.test):
+            yield from _nodes(statement.body, True)
+        elif not isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.If):
+            yield from ast.walk(statement)
+
+
+def of(package: str, names: Iterator[str]) -> set[str]:
+    return {name for name in names if name.split(".")[0] == package}
+
+
+def module_of(name: str) -> str:
+    """The module of this project that an imported name is, or is of."""
+    path = ROOT.joinpath(*name.split("."))
+    return name if path.with_suffix(".py").exists() or path.is_dir() else name.rpartition(".")[0]
+
+
+def height(module: str) -> int:
+    """Where the folder of a module stands in its package."""
+    package, _, rest = module.partition(".")
+    folder = rest if module in TOP else rest.rpartition(".")[0]
+    return FOLDERS[package].index(folder)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_flow_one_way(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    if package == "agents":
+        assert not of("fleet", imports(path))
+        assert not of("transfer", imports(path))
+    if package == "transfer":
+        assert not of("fleet", imports(path))
+        # What a trace may say, and whose it is, is the same wherever TVM may see it.
+        shared = ("agents.records", "agents.programs.trace_rules", "agents.trust")
+        assert all(name.startswith(shared) for name in of("agents", imports(path)))
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.name != "__init__.py"], ids=relative)
+def test_a_module_knows_its_own_folder_and_lower_ones(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    here = height(relative(path)[:-3].replace("/", "."))
+    for name in map(module_of, of(package, imports(path))):
+        if not ROOT.joinpath(*name.split(".")).is_dir():
+            assert height(name) <= here, name
+
+
+def test_the_architecture_page_shows_the_folders_as_they_are() -> None:
+    lines = [
+        line for line in (ROOT / "docs/architecture.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    expected = []
+    for package, folders in FOLDERS.items():
+        for folder in folders:
+            if f"{package}.{folder}" in TOP:
+                continue
+            path = ROOT.joinpath(package, *filter(None, folder.split(".")))
+            module = ast.parse((path / "__init__.py").read_text())
+            says = (ast.get_docstring(module) or "").split("\n")[0]
+            expected.append(f"| `{relative(path)}` | {says} |")
+    assert lines == expected
+
+
+def test_folders_are_of_a_size_one_can_hold_in_the_head() -> None:
+    for folder in {path.parent for path in MODULES}:
+        modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(modules) <= MOST_MODULES, relative(folder)
+
+
+def test_modules_are_named_by_nouns() -> None:
+    assert not [relative(path) for path in MODULES if path.stem.endswith("ing") and path.stem not in NOUNS]
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    found: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(relative(path))
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_each_heavy_package_has_its_places() -> None:
+    found = {
+        heavy: {relative(path) for path in MODULES if of(heavy, imports(path))}
+        for heavy in ("ray", "torch", "tvm")
+    }
+    assert found["ray"] == {
+        "agents/device/ray_actors.py",
+        "fleet/transport/ray_cluster.py",
+        "fleet/transport/ray_hosts.py",
+        "fleet/transport/ray_session.py",
+        "fleet/transport/ray_start.py",
+        "fleet/models/ray_train.py",
+    }
+    assert {name.split("/")[0] for name in found["torch"]} == {"transfer"}
+    # Programs are made, built and timed beside the devices; TVM's own search and models come to the scorer.
+    scored = {"transfer/tvm_cost_model.py"}
+    assert {name.split("/")[0] for name in found["tvm"] - scored} == {"agents"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "fleet/core").glob("*.py")), ids=relative)
+def test_the_core_knows_no_clock_no_disk_and_no_ray(path: Path) -> None:
+    ours = ("fleet.core", "fleet.errors", "agents.records", "agents.device.messages", "agents.lease")
+    impure = {"asyncio", "io", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
+    names = set(imports(path))
+    assert not {name.split(".")[0] for name in names} & impure
+    assert all(name.startswith(ours) for name in of("fleet", iter(names)) | of("agents", iter(names)))
+    assert not of("transfer", iter(names))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("records", "devices", "protocol", "fast_pickle", "trust"),
+        *("programs/trace_rules", "programs/index_maps", "programs/derivation"),
+    ],
+)
+def test_shared_words_and_rules_need_the_standard_library_only(name: str) -> None:
+    path = ROOT / f"agents/{name}.py"
+    assert {one.split(".")[0] for one in imports(path)} <= {*sys.stdlib_module_names, "agents"}
+    pure = ("agents.records", "agents.errors", "agents.programs.trace_rules", "agents.programs.index_maps")
+    if "/" not in name:
+        pure = ("agents.records", "agents.devices", "agents.protocol", "agents.fast_pickle")
+    assert all(one.startswith(pure) for one in of("agents", imports(path)))
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if relative(p).startswith("agents/")], ids=relative)
+def test_no_agent_module_loads_tvm_when_it_is_imported(path: Path) -> None:
+    assert not of("tvm", imports(path, top_level_only=True))
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, fleet.cli.app\n"
+        "heavy = ('torch', 'tvm', 'ray', 'pyarrow', 'deltalake', 'matplotlib', 'scipy', 'pydantic')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_nothing_is_pickled() -> None:
+    for path in MODULES:
+        names = {name.split(".")[0] for name in imports(path)}
+        assert not names & {"pickle", "dill", "joblib", "cloudpickle", "marshal", "shelve"}, relative(path)
+        assert "torch.load" not in path.read_text(), relative(path)

@@ -1,0 +1,90 @@
+"""The alert rules that are shipped: each names metrics and labels that a running daemon really exports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet.api.app import ApiSources
+from fleet.api.client import TOKEN
+from fleet.api.server import ApiServer
+from fleet.core.event_words import DeviceState
+from fleet.models.registry_reader import RegistryReader
+from tests.fleet.api.test_api import a_view
+
+RULES = Path(__file__).parents[3] / "docs" / "prometheus" / "alerts.yaml"
+_METRIC = re.compile(r"\b(?:fleet|process)_[a-z_]+\b")
+_MATCHER = re.compile(r'(\w+)\s*(=~|=)\s*"([^"]*)"')
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[dict[str, str]]]]:
+    """Every sample that the endpoint gives, while a training runs: its labels by its name."""
+    folder = tmp_path_factory.mktemp("api")
+    view = a_view()
+    view["training"] = {"state": "running", "failures": {"cpu": 2}}
+    server = ApiServer(ApiSources(view=lambda: view, registry=RegistryReader(folder / "models")), folder)
+    try:
+        token = (folder / TOKEN).read_text().strip()
+        with httpx.Client(trust_env=False) as client:
+            text = client.get(server.url + "/metrics", headers={"Authorization": f"Bearer {token}"}).text
+        found: dict[str, list[dict[str, str]]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append(dict(sample.labels))
+        yield found
+    finally:
+        server.close()
+
+
+def test_the_file_has_the_form_of_prometheus() -> None:
+    value = yaml.safe_load(RULES.read_text())
+    assert set(value) == {"groups"}
+    for group in value["groups"]:
+        assert set(group) == {"name", "rules"}
+    names = [rule["alert"] for rule in rules()]
+    assert len(names) == len(set(names)) >= 10
+    for rule in rules():
+        assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
+        assert re.fullmatch(r"[A-Z][A-Za-z]+", rule["alert"])
+        assert re.fullmatch(r"\d+[smhd]", rule.get("for", "1m"))
+        assert rule["labels"]["severity"] in {"page", "warn"}
+        assert set(rule["annotations"]) == {"summary", "action"}
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_a_rule_asks_for_what_the_daemon_exports(
+    rule: dict[str, Any], exported: dict[str, list[dict[str, str]]]
+) -> None:
+    named = _METRIC.findall(rule["expr"])
+    assert named or rule["expr"].startswith("up{")
+    for name in named:
+        assert name in exported, f"{name} is no metric of the daemon"
+    for label, kind, text in _MATCHER.findall(rule["expr"]):
+        if label == "job":
+            assert text == "tensor-fleet", "as docs/api.md names it"
+            continue
+        seen = {labels[label] for name in named for labels in exported[name] if label in labels}
+        assert set(text.split("|") if kind == "=~" else [text]) <= seen
+    words = " ".join(rule["annotations"].values())
+    labels = set(re.findall(r"\$labels\.(\w+)", words))
+    assert labels <= {label for name in named for one in exported[name] for label in one}
+
+
+def test_states_of_devices_in_the_rules_are_states() -> None:
+    [rule] = [one for one in rules() if one["alert"] == "FleetDeviceOut"]
+    [(_, _, text)] = _MATCHER.findall(rule["expr"])
+    assert set(text.split("|")) <= {state.value for state in DeviceState}

@@ -1,0 +1,356 @@
+"""Requests over HTTP: accepted when durable, listed, followed, cancelled; strangers and floods bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fleet.api.app import ApiSources
+from fleet.api.client import TOKEN, DaemonClient, DaemonRefused, find_daemon
+from fleet.api.connections import ConnectionLimits
+from fleet.api.requests import MOST_FOLLOWERS
+from fleet.api.server import ApiOptions, ApiServer
+from fleet.cli.app import run
+from fleet.cli.options import load_settings
+from fleet.cli.output import Interrupted
+from fleet.cli.requests import follow_request
+from fleet.cli.training_request import request_trainings
+from fleet.core import events as ev
+from fleet.core.request_words import RequestId
+from fleet.core.state import FleetState
+from fleet.errors import FleetError
+from fleet.models.registry_reader import RegistryReader
+from fleet.public_work import daemon_of
+from fleet.requests.checks import MOST_BYTES, KnownFleet
+from fleet.requests.desk import RequestDesk
+from fleet.store.lock import HOLDER
+from tests.fleet.api.test_api import a_view
+
+FLEET = KnownFleet(families={"one": "cpu", "two": "gpu"}, trains=True)
+TRAINING = {"id": "t1", "kind": "training", "arguments": {"family": "cpu"}}
+
+
+class Daemon:
+    """A server, and a thread that does with its requests what a coordinator does."""
+
+    def __init__(self, folder: Path, **limits: Any) -> None:
+        answer_secs = limits.pop("answer_secs", 15.0)
+        self.desk, self.state = RequestDesk(), FleetState()
+        self.view: dict[str, Any] = a_view()
+        self.lock, self.is_over = threading.Lock(), threading.Event()
+        self.server = ApiServer(
+            ApiSources(view=lambda: self.view, registry=RegistryReader(folder / "models"), desk=self.desk),
+            folder,
+            ApiOptions(limits=ConnectionLimits(**limits), answer_secs=answer_secs),
+        )
+        self.token = (folder / TOKEN).read_text().strip()
+        self.thread = threading.Thread(target=self._turn)
+
+    def tell(self, *events: ev.Event) -> None:
+        with self.lock:
+            for event in events:
+                for one in self.state.apply(event):
+                    if isinstance(one, ev.ShowRequest):
+                        self.desk.show(self.state, one.request_id)
+
+    def client(self, token: str = "") -> httpx.Client:
+        headers = {"Authorization": f"Bearer {token or self.token}"}
+        return httpx.Client(base_url=self.server.url, headers=headers, trust_env=False, timeout=30)
+
+    def close(self) -> None:
+        self.server.close()
+        self.is_over.set()
+        if self.thread.is_alive():
+            self.thread.join(30)
+
+    def _turn(self) -> None:
+        while not self.is_over.wait(0.01):
+            told: list[ev.Event] = []
+            self.desk.serve(self.state, lambda: FLEET, told.append, 100.0)
+            self.tell(*told)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    with contextlib.ExitStack() as stack:
+
+        def begin(*, turns: bool = True, **limits: Any) -> Daemon:
+            made = Daemon(tmp_path, **limits)
+            stack.callback(made.close)
+            if turns:
+                made.thread.start()
+            return made
+
+        yield begin
+
+
+def submit(daemon: Daemon, **changes: Any) -> httpx.Response:
+    with daemon.client() as client:
+        return client.post("/v1/requests", content=json.dumps(TRAINING | changes))
+
+
+def test_submitted_listed_shown_and_cancelled(start: Callable[..., Daemon]) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        assert client.get("/v1/requests").json() == []
+        accepted = client.post("/v1/requests", json=TRAINING)
+        assert accepted.status_code == 200
+        assert accepted.json()["state"] == "queued"
+        assert submit(daemon).json() == accepted.json(), "sent twice it exists once"
+        assert client.get("/v1/requests").json() == [accepted.json()]
+        assert client.get("/v1/requests/t1").json() == accepted.json()
+        cancelled = client.delete("/v1/requests/t1").json()
+        assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "somebody cancelled it")
+        assert client.get("/v1/requests/t1").json() == cancelled
+
+
+def test_what_cannot_be_is_one_clear_line(start: Callable[..., Daemon]) -> None:
+    daemon = start()
+    submit(daemon)
+    with daemon.client() as client:
+        for status, answer in (
+            (409, submit(daemon, minutes=3)),
+            (409, submit(daemon, id="t2")),
+            (400, submit(daemon, id="t2", kind="dance")),
+            (400, submit(daemon, id="t2", arguments={"devices": ["\udcff"]})),
+            (400, client.post("/v1/requests", content=b"{")),
+            (404, client.get("/v1/requests/t9")),
+            (404, client.get("/v1/requests/t9/events")),
+            (404, client.delete("/v1/requests/t9")),
+        ):
+            assert answer.status_code == status, answer.text
+            assert "\n" not in answer.json()["detail"]
+        assert [one["id"] for one in client.get("/v1/requests").json()] == ["t1"]
+
+
+def test_bodies_need_the_token_and_have_an_end(start: Callable[..., Daemon]) -> None:
+    daemon = start()
+    with daemon.client("wrong") as stranger:
+        assert stranger.post("/v1/requests", json=TRAINING).status_code == 401
+    with daemon.client() as client:
+        for path, text, status in (
+            ("/v1/requests", b" " * (MOST_BYTES + 1), 413),
+            ("/v1/status", b"{}", 413),
+            ("/v1/requests/t1", b"{}", 413),
+            ("/v1/requests", b" " * MOST_BYTES, 400),
+        ):
+            answer = client.post(path, content=text)
+            assert answer.status_code == status, path
+        endless = (b" " * 1024 for _ in range(MOST_BYTES // 1024 + 2))
+        assert client.post("/v1/requests", content=endless).status_code == 413
+        assert client.get("/v1/requests").json() == []
+
+
+def test_an_answer_that_does_not_come_says_what_is_not_known(start: Callable[..., Daemon]) -> None:
+    daemon = start(turns=False, answer_secs=0.3)
+    answer = submit(daemon)
+    assert answer.status_code == 503
+    assert "send it again with the id t1: it will exist once" in answer.json()["detail"]
+    # The coordinator takes it up when it can, and the second one finds the first.
+    daemon.thread.start()
+    assert submit(daemon).json()["state"] == "queued"
+    assert daemon.state.request_ids() == ["t1"]
+
+
+def events_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    return (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+
+
+def test_a_follower_hears_of_every_state_up_to_the_end(start: Callable[..., Daemon]) -> None:
+    daemon = start()
+    submit(daemon)
+    with daemon.client() as client, client.stream("GET", "/v1/requests/t1/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = events_of(answer.iter_lines())
+        assert next(events)["state"] == "queued"
+        daemon.tell(ev.TrainingStarted(at_secs=110.0, family="cpu"))
+        assert next(events)["state"] == "running"
+        daemon.tell(ev.RequestProgressed(at_secs=120.0, request_id=RequestId("t1"), done=1, of=9))
+        assert next(events)["done"] == 1
+        daemon.tell(ev.TrainingFinished(at_secs=130.0, family="cpu", version="v1", serves={"one": "first"}))
+        assert [one["result"]["version"] for one in events] == ["v1"], "it ends with the request"
+    # And whoever comes later hears of the end at once.
+    with daemon.client() as client:
+        text = client.get("/v1/requests/t1/events").text
+    assert text.startswith("id: 4\nevent: succeeded\ndata: {")
+
+
+def test_followers_are_bounded_and_those_who_leave_make_room(start: Callable[..., Daemon]) -> None:
+    daemon = start(most=64)
+    submit(daemon)
+    head = f"GET /v1/requests/t1/events HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {daemon.token}\r\n\r\n"
+    port = int(daemon.server.url.rpartition(":")[2])
+    followers = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(MOST_FOLLOWERS)]
+    for one in followers:
+        one.sendall(head.encode())
+        assert one.recv(12) == b"HTTP/1.1 200", "and it reads no more"
+    with daemon.client() as client:
+        refused = client.get("/v1/requests/t1/events")
+        assert refused.status_code == 503
+        assert "ask /v1/requests/ID instead" in refused.json()["detail"]
+        assert client.get("/v1/requests/t1").status_code == 200
+        for one in followers:
+            one.close()
+        submit(daemon, id="t2", arguments={"family": "gpu"})
+        client.delete("/v1/requests/t2")
+        deadline = time.monotonic() + 30
+        while client.get("/v1/requests/t2/events").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_the_end_of_the_server_ends_those_who_follow(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = start()
+    submit(daemon)
+    found = find_daemon(tmp_path)
+    assert found is not None
+    followed = found.follow("t1")
+    assert next(followed)["state"] == "queued"
+    daemon.close()
+    with pytest.raises(FleetError, match="is gone; it goes on with request t1"):
+        next(followed)
+
+
+def test_a_client_follows_beyond_the_time_of_a_connection(
+    start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = start(request_secs=3.0)
+    submit(daemon)
+    found = find_daemon(tmp_path)
+    assert isinstance(found, DaemonClient)
+    followed = found.follow("t1")
+    assert next(followed)["state"] == "queued"
+    later = threading.Timer(2.5, daemon.tell, [ev.TrainingStarted(at_secs=110.0, family="cpu")])
+    later.start()
+    assert next(followed)["state"] == "running"
+    later.join()
+    with daemon.client() as client:
+        refusals = [line for line in client.get("/metrics").text.splitlines() if 'why="time"' in line]
+    assert refusals == ['fleet_api_connections_refused_total{why="time"} 0.0'], "sent away in order"
+    with pytest.raises(DaemonRefused, match="no request 't9'"):
+        next(found.follow("t9"))
+
+
+def test_the_verbs_show_follow_and_cancel(
+    start: Callable[..., Daemon],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
+    assert run(["requests", "list"]) == 1
+    assert "no daemon runs on" in capsys.readouterr().err
+    daemon = start()
+    assert run(["requests", "list"]) == 0
+    assert "no requests" in capsys.readouterr().out
+    submit(daemon)
+    assert run(["requests", "list"]) == 0
+    assert "t1" in capsys.readouterr().out
+    assert run(["requests", "show", "t1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "queued"
+    assert run(["requests", "show", "t9"]) == 1
+    assert (
+        capsys.readouterr().err.strip()
+        == "fleet: no request 't9'; `fleet requests list` shows those there are"
+    )
+    assert run(["requests", "cancel", "t9"]) == 1
+    assert "no request 't9'" in capsys.readouterr().err
+    assert run(["requests", "cancel", "t1"]) == 0
+    assert capsys.readouterr().out.strip() == "request t1 is cancelled"
+    assert run(["requests", "follow", "t1", "--json"]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["state"] == "cancelled"
+    assert "request t1 cancelled: somebody cancelled it" in told.err
+    assert run(["requests", "list", "--json"]) == 0
+    assert [one["id"] for one in json.loads(capsys.readouterr().out)] == ["t1"]
+
+
+def test_a_verb_asks_the_daemon_of_its_store_and_models_only(
+    start: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, models = tmp_path / "store", tmp_path / "models"
+    monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
+    config = load_settings(None, {"store.path": str(store)})
+    assert daemon_of(config, models) is None, "none runs"
+    daemon = start()
+    assert daemon_of(config, models) is None, "it writes no store that is there"
+    store.mkdir()
+    (store / HOLDER).write_text(f"{os.getpid()}\n")
+    daemon.view["training"]["models"] = str(models)
+    with pytest.raises(FleetError, match=r"the daemon of .* uses the models .*: give --models"):
+        daemon_of(config, tmp_path / "others")
+    monkeypatch.chdir(tmp_path)
+    assert daemon_of(config, Path("models")) is not None
+    assert daemon_of(config) is not None
+    (store / HOLDER).write_text(f"{os.getppid()}\n")
+    assert daemon_of(config, models) is None, "another process writes the store"
+
+
+def test_fleet_train_sends_a_request_for_each_family(
+    start: Callable[..., Daemon],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    daemon = start()
+    daemon.view["devices"] = {"one": {"family": "cpu"}, "two": {"family": "gpu"}}
+    found = find_daemon(tmp_path)
+    assert found is not None
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "7.0")
+    with pytest.raises(FleetError, match=r"is version 0\.1, this command is 7\.0; stop it"):
+        request_trainings(found, [], is_detached=True, as_json=True)
+    assert daemon.state.request_ids() == []
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.1")
+    with pytest.raises(FleetError, match="knows no device 'three'; it has: one, two"):
+        request_trainings(found, ["one", "three"], is_detached=True, as_json=True)
+    request_trainings(found, [], is_detached=True, as_json=True)
+    accepted = json.loads(capsys.readouterr().out)
+    assert [one["arguments"] for one in accepted] == [{"family": "cpu"}, {"family": "gpu"}]
+    with pytest.raises(DaemonRefused, match=f"request {accepted[0]['id']} asks for family cpu already"):
+        request_trainings(found, ["one"], is_detached=True, as_json=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "told"),
+    [("c\n", "cancelled", "request t1 is cancelled"), ("\n", "queued", "request t1 goes on")],
+)
+def test_whoever_presses_ctrl_c_says_what_becomes_of_the_request(
+    start: Callable[..., Daemon],
+    tmp_path: Path,
+    answer: str,
+    state: str,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    daemon = start()
+    submit(daemon)
+    found = find_daemon(tmp_path)
+    assert found is not None
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def interrupted(*_: Any) -> Iterator[dict[str, Any]]:
+        yield dict(daemon.desk.listed()[0])
+        raise Interrupted
+
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(DaemonClient, "follow", interrupted)
+    with pytest.raises(Interrupted):
+        follow_request(found, "t1")
+    assert told in capsys.readouterr().err
+    assert daemon.desk.listed()[0]["state"] == state

@@ -1,0 +1,347 @@
+"""`fleet store backup` and `restore`: whole or not there, with every record that was acknowledged before."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.archive import backup_folder
+from fleet.archive.backup import back_up
+from fleet.archive.backup_folder import MANIFEST, OBJECTS, is_backup
+from fleet.archive.restore import restore, verify_backup
+from fleet.archive.verify import verify
+from fleet.cli.app import run
+from fleet.errors import StoreError, StoreFull
+from fleet.store.store import Store
+from tests.coordinator_fixtures import everything_measured, make_fleet
+from tests.fleet.archive.test_verify import batch, data_file, fill, flip
+
+#: Kills of a running backup; each at another moment.
+KILLS = 6
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return fill(tmp_path / "store")
+
+
+def ids(folder: Path) -> set[str]:
+    with Store.open(folder) as store:
+        return store.known_ids()
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_restored_store_is_whole_and_goes_on(store: Path, tmp_path: Path) -> None:
+    (store / "imports").mkdir()
+    (store / "imports" / "dev-a.jsonl").write_text('{"file":"a.json"}\n')
+    made = back_up(store, tmp_path / "backup")
+    assert (made.records, made.waiting, made.version) == (420, 5, 4)
+    assert verify_backup(tmp_path / "backup").damage == []
+    again = restore(tmp_path / "backup", tmp_path / "again")
+    assert again.files == made.files
+    found = verify(tmp_path / "again")
+    assert (found.damage, found.records, found.waiting) == ([], 420, 5)
+    assert (tmp_path / "again/imports/dev-a.jsonl").read_text() == '{"file":"a.json"}\n'
+    assert Store.read(tmp_path / "again").workloads() == Store.read(store).workloads()
+    assert Store.read(tmp_path / "again").devices() == Store.read(store).devices()
+    with Store.open(tmp_path / "again") as opened:
+        assert opened.known_ids() == ids(store)
+        assert opened.append(batch(0, 310)).appended == 10
+    assert verify(tmp_path / "again").damage == []
+
+
+@pytest.mark.parametrize("later", ["nothing", "a checkpoint", "upkeep"])
+def test_only_what_is_new_is_copied_again(store: Path, tmp_path: Path, later: str) -> None:
+    folder = tmp_path / "backup"
+    first = back_up(store, folder)
+    assert 0 < first.copied_bytes <= first.bytes
+    assert back_up(store, folder).copied_bytes == 0
+    with Store.open(store) as opened:
+        opened.append(batch(2000, 8))
+        if later == "a checkpoint":
+            opened._checkpoint()
+        elif later == "upkeep":
+            opened.upkeep(retention_hours=0)
+    second = back_up(store, folder)
+    assert second.copied_bytes > 0
+    if later == "nothing":
+        assert second.copied_bytes < first.copied_bytes
+    named = {sha256 for sha256, _ in json.loads((folder / MANIFEST).read_text())["files"].values()}
+    assert {path.name for path in (folder / OBJECTS).glob("*/*")} == named, "what only the first had is gone"
+    restore(folder, tmp_path / "again")
+    assert ids(tmp_path / "again") == ids(store)
+
+
+def test_a_folder_that_is_something_else_is_refused(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("precious")
+    for folder, words in (
+        (tmp_path / "home", "holds thesis.tex, which is no backup"),
+        (store, "inside the store"),
+        (store / "backup", "inside the store"),
+        (tmp_path, "which is no backup"),
+        (tmp_path / "home" / "thesis.tex", "is a file"),
+    ):
+        with pytest.raises(StoreError, match=words):
+            back_up(store, folder)
+    with pytest.raises(StoreError, match="there is no store"):
+        back_up(tmp_path / "home", tmp_path / "backup")
+    back_up(store, tmp_path / "backup")
+    other = fill(tmp_path / "other")
+    with pytest.raises(StoreError, match="backup of another store"):
+        back_up(other, tmp_path / "backup")
+    assert verify_backup(tmp_path / "backup").damage == []
+    assert (tmp_path / "home" / "thesis.tex").read_text() == "precious"
+
+
+def test_nothing_is_overwritten_by_a_restore(store: Path, tmp_path: Path) -> None:
+    back_up(store, tmp_path / "backup")
+    before = tree(store)
+    with pytest.raises(StoreError, match="nothing is overwritten"):
+        restore(tmp_path / "backup", store)
+    assert tree(store) == before
+    (tmp_path / "empty").mkdir()
+    restore(tmp_path / "backup", tmp_path / "empty")
+    assert verify(tmp_path / "empty").damage == []
+    with pytest.raises(StoreError, match="there is no whole backup"):
+        restore(tmp_path / "nowhere", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_backup_is_found_and_not_restored(store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "backup"
+    back_up(store, folder)
+    broken = max((folder / OBJECTS).glob("*/*"), key=lambda path: path.stat().st_size)
+    flip(broken, 77)
+    found = verify_backup(folder)
+    assert [one.what.split(";")[0] for one in found.damage] == ["bits have changed"]
+    with pytest.raises(StoreError, match="holds other bits"):
+        restore(folder, tmp_path / "again")
+    broken.unlink()
+    assert "No such file" in verify_backup(folder).damage[0].what
+    with pytest.raises(StoreError, match="lacks"):
+        restore(folder, tmp_path / "again")
+    assert not list(tmp_path.glob("*again*")), "nothing is left of it"
+    back_up(store, folder)
+    assert verify_backup(folder).damage == []
+    flip(folder / MANIFEST, 40)
+    with pytest.raises(StoreError, match="is damaged"):
+        restore(folder, tmp_path / "again")
+
+
+def test_a_list_that_leads_elsewhere_is_refused(store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "backup"
+    back_up(store, folder)
+    for name in ("../outside/file", "/etc/motd", "records/../../outside", "somewhere/else"):
+        value = json.loads((folder / MANIFEST).read_text())
+        value.pop("sum")
+        value["files"][name] = next(iter(value["files"].values()))
+        (folder / MANIFEST).write_text(json.dumps({**value, "sum": backup_folder._sum_of(value)}))
+        with pytest.raises(StoreError, match="is no file of a store"):
+            restore(folder, tmp_path / "again")
+
+
+def test_a_damaged_file_is_not_backed_up_as_if_it_were_whole(store: Path, tmp_path: Path) -> None:
+    back_up(store, tmp_path / "backup")
+    before = tree(tmp_path / "backup")
+    with Store.open(store) as opened:
+        opened.append(batch(2000, 8))
+    newest = max(Store.read(store).data_files(), key=lambda path: path.name)
+    flip(newest, 50)
+    with pytest.raises(StoreError, match=r"is damaged: its SHA-256"):
+        back_up(store, tmp_path / "backup")
+    assert before.items() <= tree(tmp_path / "backup").items(), "the earlier one is as it was"
+    restore(tmp_path / "backup", tmp_path / "again")
+    data_file(store).unlink()
+    with pytest.raises(StoreError, match="is missing in the store"):
+        back_up(store, tmp_path / "new")
+
+
+def test_a_full_disk_leaves_the_earlier_backup(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "backup"
+    back_up(store, folder)
+    with Store.open(store) as opened:
+        opened.append(batch(2000, 8))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.archive.backup_folder.os.fsync", full)
+        with pytest.raises(StoreFull, match="no room while backing up"):
+            back_up(store, folder)
+    assert not list((folder / OBJECTS).glob(".*"))
+    restore(folder, tmp_path / "again")
+    assert len(ids(tmp_path / "again")) == 425
+
+
+_WRITER = """
+import sys, time
+from fleet.store.intake import Intake, IntakeSettings
+from fleet.store.store import Store
+from tests.fleet.archive.test_verify import batch
+with Store.open(sys.argv[1]) as store:
+    intake = Intake(store, IntakeSettings(wait_secs=0.02, commit_every_secs=0.02, pause=1.0))
+    for number in range(100_000):
+        records = batch(10_000 + 6 * number, 6)
+        intake.append(records)
+        for one in records:
+            print(one.record_id)
+        sys.stdout.flush()
+        if number % 40 == 39:
+            store.upkeep(retention_hours=0)
+"""
+
+_BACKUP = """
+import sys
+from pathlib import Path
+from fleet.archive.backup import back_up
+back_up(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+class Writer:
+    """A process that takes in records like a daemon, and says which are acknowledged."""
+
+    def __init__(self, store: Path, told: Path) -> None:
+        self._told = told
+        with told.open("w") as stream:
+            self._process = subprocess.Popen([sys.executable, "-c", _WRITER, str(store)], stdout=stream)
+        self.wait_for(60)
+
+    def acknowledged(self) -> set[str]:
+        return set(self._told.read_text().rpartition("\n")[0].split())
+
+    def wait_for(self, more: int) -> None:
+        """Wait until so many more records are acknowledged."""
+        aim, until = len(self.acknowledged()) + more, time.monotonic() + 120
+        while len(self.acknowledged()) < aim:
+            assert self._process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def writer(store: Path, tmp_path: Path) -> Iterator[Writer]:
+    made = Writer(store, tmp_path / "told")
+    yield made
+    made.kill()
+
+
+def test_beside_a_writer_every_acknowledged_record_is_in_it(
+    store: Path, tmp_path: Path, writer: Writer
+) -> None:
+    folder = tmp_path / "backup"
+    for number in range(4):
+        writer.wait_for(50)
+        before = writer.acknowledged()
+        back_up(store, folder)
+        again = tmp_path / f"again-{number}"
+        restore(folder, again)
+        assert verify(again).damage == []
+        assert before <= ids(again)
+        assert verify(again).damage == []
+
+
+def test_a_killed_backup_is_none_or_the_earlier_one(store: Path, tmp_path: Path, writer: Writer) -> None:
+    folder = tmp_path / "backup"
+    command = [sys.executable, "-c", _BACKUP, str(store), str(folder)]
+    began = time.monotonic()
+    subprocess.run(command, check=True)
+    usual = time.monotonic() - began
+    shutil.rmtree(folder)
+    was: set[str] = set()
+    killed = 0
+    for number in range(KILLS):
+        before = writer.acknowledged()
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            # From the import of the modules to the end, and beyond it.
+            time.sleep(usual * (0.3 + 0.8 * number / KILLS))
+            process.send_signal(signal.SIGKILL)
+        killed += process.returncode == -signal.SIGKILL
+        if not is_backup(folder):
+            assert not was
+            continue
+        assert verify_backup(folder).damage == []
+        again = tmp_path / f"again-{number}"
+        restore(folder, again)
+        found = ids(again)
+        assert was <= found
+        if process.returncode == 0:
+            assert before <= found
+        was = found
+        shutil.rmtree(again)
+    assert killed
+    # The same command goes on.
+    before = writer.acknowledged()
+    subprocess.run(command, check=True)
+    restore(folder, tmp_path / "last")
+    assert before <= ids(tmp_path / "last")
+    assert verify(tmp_path / "last").damage == []
+
+
+def test_a_killed_restore_leaves_no_store(store: Path, tmp_path: Path) -> None:
+    back_up(store, tmp_path / "backup")
+    program = (
+        "import os, sys; from pathlib import Path; from fleet.archive import restore as module\n"
+        "fsync = module.fsync\n"
+        "def killed(path):\n    os.kill(os.getpid(), 9)\n"
+        "module.fsync = killed\n"
+        "module.restore(Path(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "backup"), str(tmp_path / "again")]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "again").exists()
+    restore(tmp_path / "backup", tmp_path / "again")
+    assert verify(tmp_path / "again").damage == []
+    assert not (tmp_path / ".again.restoring").exists()
+
+
+def test_the_daemon_goes_on_with_a_restored_store(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.run(lambda one: one.view()["store"]["records"] > 40)
+    before = set(fleet.record_ids())
+    back_up(tmp_path / "store", tmp_path / "backup")
+    # The disk of the store is gone; journal, pools and spools are where they were.
+    shutil.rmtree(tmp_path / "store")
+    restore(tmp_path / "backup", tmp_path / "store")
+    assert before == set(fleet.record_ids())
+    view = fleet.run(everything_measured(fleet))
+    found = fleet.record_ids()
+    assert len(found) == len(set(found)) == sum(one["records"] for one in view["devices"].values())
+    assert before <= set(found)
+
+
+def test_the_verbs(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, again = str(tmp_path / "backup"), str(tmp_path / "again")
+    assert run(["store", "backup", folder, "--store", str(store)]) == 0
+    assert "420 records (table version 4) and 5 on their way" in capsys.readouterr().out
+    assert run(["store", "verify", "--store", folder]) == 0
+    assert "all is as it was written" in capsys.readouterr().out
+    assert run(["store", "restore", folder, again, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 420
+    assert run(["store", "verify", "--store", again]) == 0
+    assert run(["store", "restore", folder, again]) == 1
+    assert capsys.readouterr().err.startswith(f"fleet: {again} is not empty")
+    assert run(["store", "--help"]) == 0
+    assert "restore" in capsys.readouterr().out

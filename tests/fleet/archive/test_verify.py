@@ -1,0 +1,444 @@
+"""`fleet store verify` finds whatever is not as it was written, and nothing where all is."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.records import Candidate, Record, Workload
+from fleet.archive.verify import Verified, catalog_faults, verify
+from fleet.cli.app import run
+from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import FILE, SUMMARY, TableSummary
+from fleet.interchange.import_logs import ImportRequest, import_logs
+from fleet.store import intake_log
+from fleet.store.delta import files, index
+from fleet.store.delta.log import commit_path
+from fleet.store.delta.schema import FILE_SCHEMA
+from fleet.store.intake import Intake, IntakeSettings
+from fleet.store.store import Store
+from tests.log_fixtures import ansor, autotvm, write_log
+from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
+
+STORES = Path(__file__).parents[2] / "stores"
+WORKLOADS = [make_workload(number) for number in (1, 2)]
+
+
+def named(record: Record) -> Record:
+    """A record whose candidate has the id that it must have."""
+    candidate = Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
+    return make_copy(record, candidate_id=candidate.candidate_id)
+
+
+def make_copy(record: Record, **changes: Any) -> Record:
+    values = {name: getattr(record, name) for name in record.__dataclass_fields__}
+    return Record(**{**values, **changes})
+
+
+def batch(start: int, count: int, device: str = "dev-a", workload: Workload = WORKLOADS[0]) -> list[Record]:
+    return [named(one) for one in make_batch(start, count, device=device, workload=workload.workload_id)]
+
+
+def fill(folder: Path, *, waiting: int = 5) -> Path:
+    """Several devices, files, versions, a checkpoint, caches, and records on their way into the table."""
+    with Store.open(folder) as store:
+        store.put_workloads(WORKLOADS)
+        for name in ("dev-a", "dev-b"):
+            store.put_device(make_spec(name), make_descriptor())
+        store.append(batch(0, 300))
+        store.append(batch(300, 40, workload=WORKLOADS[1]))
+        store._checkpoint()
+        store.append(batch(0, 60, device="dev-b"))
+        store._save_ids(due=True)
+        store.append(batch(400, 20))
+        summary = TableSummary(folder / SUMMARY)
+        coverage = Coverage({}, ())
+        summary.write(summary.packed(store, coverage.matrix, {}, coverage.known_for, []))
+        intake = Intake(store, IntakeSettings(wait_secs=1e9))
+        intake.append(batch(500, waiting))
+        intake.log.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill(tmp_path_factory.mktemp("good") / "store")
+
+
+@pytest.fixture
+def store(good: Path, tmp_path: Path) -> Path:
+    shutil.copytree(good, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def data_file(folder: Path) -> Path:
+    return max(Store.read(folder).data_files(), key=lambda path: path.stat().st_size)
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def where(found: Verified) -> set[str]:
+    return {one.where.split("/")[0] for one in found.damage}
+
+
+def test_a_whole_store_is_whole(good: Path) -> None:
+    found = verify(good)
+    assert (found.damage, found.notes) == ([], [])
+    assert (found.records, found.files, found.waiting, found.files_without_sum) == (420, 4, 5, 0)
+    assert (found.devices, found.workloads, found.version) == (2, 2, 4)
+
+
+def test_what_was_imported_is_whole(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "mixed.json", [autotvm(1), ansor(2), autotvm(3)])
+    with Store.open(tmp_path / "store") as store:
+        request = ImportRequest(paths=(log,), device_id="dev-a", devices_folder=tmp_path / "none")
+        assert import_logs(store, request).imported == 3
+    found = verify(tmp_path / "store")
+    assert (found.records, found.damage) == (3, [])
+
+
+@pytest.mark.parametrize("path", sorted(STORES.glob("layout_*")), ids=lambda path: path.name)
+def test_stores_of_older_versions_are_whole_and_say_what_they_lack(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path / "store", tmp_path / "store")
+    found = verify(tmp_path / "store")
+    assert found.files_without_sum == found.files > 0
+    # They were made without the files of their workloads and devices.
+    assert where(found) <= {"workloads", "devices"}
+    assert all("it is missing" in one.what for one in found.damage)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_any_flipped_bit_is_found(good: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    draws = random.Random(seed)
+    folder = tmp_path_factory.mktemp("flip") / "store"
+    shutil.copytree(good, folder)
+    reader = Store.read(folder)
+    paths = [*reader.data_files(), *folder.glob("workloads/*.json"), *folder.glob("devices/*.jsonl")]
+    paths += [*folder.glob("ids/*.run"), folder / SUMMARY / FILE]
+    path = draws.choice(paths)
+    flip(path, draws.randrange(path.stat().st_size), draws.randrange(8))
+    found = verify(folder)
+    assert found.damages, path
+    assert str(path.relative_to(folder)).split("/")[0] in where(found)
+    assert all(one.what and one.next_step for one in found.damage)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Stores with records in the intake's file, and in the log of pages that are not in it yet."""
+    folder = tmp_path_factory.mktemp("logs")
+    with Store.open(folder / "store") as store:
+        store.put_workloads(WORKLOADS)
+        store.put_device(make_spec("dev-a"), make_descriptor())
+        intake = Intake(store, IntakeSettings(wait_secs=1e9))
+        for start in (0, 20, 40):
+            intake.append(batch(start, 20))
+        shutil.copytree(folder / "store", folder / intake_log.PAGES)
+        intake.log.close()
+        shutil.copytree(folder / "store", folder / intake_log.FILE)
+    return {name: folder / name for name in (intake_log.FILE, intake_log.PAGES)}
+
+
+@pytest.mark.parametrize("name", [intake_log.FILE, intake_log.PAGES])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_a_flipped_bit_of_the_intake_is_found_or_changes_no_record(
+    logs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, name: str, seed: int
+) -> None:
+    draws = random.Random(seed)
+    folder = tmp_path_factory.mktemp("flip") / "store"
+    shutil.copytree(logs[name], folder)
+    path = folder / intake_log.INTAKE / name
+    flip(path, draws.randrange(path.stat().st_size), draws.randrange(8))
+    found = verify(folder)
+    if not found.damage:
+        with Store.open(folder) as opened:
+            assert opened.repairs == ()
+            kept = sorted(opened.records(), key=lambda one: one.measured_at)
+        # The last transaction of the log of pages looks as if a power cut had come before its end.
+        assert kept == batch(0, 60) or (name == intake_log.PAGES and kept == batch(0, 40))
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("which", ["workloads/*.json", "devices/*.jsonl"])
+def test_every_bit_of_a_catalog_file_counts(good: Path, tmp_path: Path, which: str) -> None:
+    path = next(good.glob(which))
+    data = path.read_bytes()
+    # A module has thousands of bytes: all are tried at both ends, some in the middle, another bit of each.
+    for at in (one for one in range(len(data)) if one < 60 or one > len(data) - 120 or one % 97 == 0):
+        copy = tmp_path / path.name
+        copy.write_bytes(data)
+        flip(copy, at, at % 8)
+        assert list(catalog_faults(copy, path.parent.name)), at
+
+
+def _missing_file(folder: Path) -> None:
+    data_file(folder).unlink()
+
+
+def _cut_file(folder: Path) -> None:
+    path = data_file(folder)
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _commit_action(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = commit_path(folder / "records", 4)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Rewrite a file and make the log believe it: only what the rows say can tell."""
+    reader = Store.read(folder)
+    [file] = [one for one in reader.snapshot.files if "00000000000000000004-" in one.path]
+    path = folder / "records" / file.path
+    table = change(pq.read_table(path, partitioning=None))
+    pq.write_table(table, path)
+
+    def forget(action: dict[str, Any]) -> None:
+        if "add" in action:
+            action["add"] |= {"tags": {}, "size": path.stat().st_size}
+            action["add"]["stats"] = json.dumps({"numRecords": table.num_rows})
+
+    _commit_action(folder, forget)
+
+
+def _set(name: str, row: int, value: Any) -> Callable[[pa.Table], pa.Table]:
+    def change(table: pa.Table) -> pa.Table:
+        place = table.schema.get_field_index(name)
+        values = table.column(name).to_pylist()
+        values[row] = value
+        return table.set_column(
+            place, FILE_SCHEMA.field(name), pa.array(values, FILE_SCHEMA.field(name).type)
+        )
+
+    return change
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "a missing file": (_missing_file, "records", "it is missing"),
+    "a file cut off": (_cut_file, "records", "bytes, the log says"),
+    "a doubled row": (
+        lambda folder: _rewrite(folder, lambda table: pa.concat_tables([table, table.slice(0, 1)])),
+        "records",
+        "more than once",
+    ),
+    "a row of another file": (
+        lambda folder: _rewrite(
+            folder,
+            lambda table: pa.concat_tables(
+                [table, pq.read_table(data_file(folder), partitioning=None).slice(7, 1).cast(table.schema)]
+            ),
+        ),
+        "records",
+        "more than once",
+    ),
+    "an extra row": (
+        lambda folder: _commit_action(
+            folder, lambda one: one.get("add", {}).update(stats='{"numRecords": 19}', tags={})
+        ),
+        "records",
+        "it has 20 rows, the log says 19",
+    ),
+    "a trace of another candidate": (
+        lambda folder: _rewrite(folder, _set("trace", 3, "[[],[]]")),
+        "records",
+        "1 of 20 rows have another id",
+    ),
+    "another attempt": (lambda folder: _rewrite(folder, _set("attempt", 0, 7)), "records", "another id"),
+    "another latency": (
+        lambda folder: _rewrite(folder, _set("latency_secs", 0, 1e-9)),
+        "records",
+        "rows cannot be stored",
+    ),
+    "a commit without a line": (
+        lambda folder: commit_path(folder / "records", 3).write_text(
+            commit_path(folder / "records", 3).read_text().splitlines()[0] + "\n"
+        ),
+        "records",
+        "this commit is damaged",
+    ),
+    "a commit with an unknown word": (
+        lambda folder: commit_path(folder / "records", 3).write_text(
+            commit_path(folder / "records", 3).read_text().replace('{"add"', '{"adf"')
+        ),
+        "records",
+        "this commit is damaged",
+    ),
+    "commits that are gone": (
+        lambda folder: [commit_path(folder / "records", number).unlink() for number in (3, 4)],
+        "records",
+        "commits are missing",
+    ),
+    "a damaged checkpoint": (
+        lambda folder: flip(next(folder.glob("records/_delta_log/*.checkpoint.parquet")), 40, 3),
+        "records",
+        "",
+    ),
+    "a missing workload": (
+        lambda folder: (folder / "workloads" / f"{WORKLOADS[1].workload_id}.json").unlink(),
+        "workloads",
+        "40 records name it",
+    ),
+    "a missing device": (
+        lambda folder: (folder / "devices/dev-b.jsonl").unlink(),
+        "devices",
+        "60 records name it",
+    ),
+    "an id too many in the cache": (
+        lambda folder: _cache_of_another(folder),
+        "ids",
+        "not in the table",
+    ),
+}
+
+
+def _cache_of_another(folder: Path) -> None:
+    """A cache whose sums are right, with one id that the table lacks in the place of one that it has."""
+    with Store.open(folder) as store:
+        ids = store._index.ids
+        store._index._files = {}
+        known = b"".join(run.keys() for run in ids.runs) if not ids._new else b"".join(ids._new)
+        ids._new.clear()
+        ids.replace_runs([index.IdRun.of(known[:-16] + b"\x01" * 16)])
+        store._index.save(store.snapshot)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_found_where_it_is(store: Path, name: str) -> None:
+    damage, place, words = DAMAGE[name]
+    damage(store)
+    found = verify(store)
+    assert any(one.where.split("/")[0] == place and words in one.what for one in found.damage), found.damage
+
+
+def test_what_a_killed_writer_leaves_is_no_damage(store: Path) -> None:
+    partition = store / "records" / "device_id=dev-a"
+    (partition / f"part-{99:020d}-0.parquet").write_bytes(b"PAR1 half a file")
+    (store / "records/_delta_log/.00000000000000000009.json.abc.tmp").write_text("{")
+    shutil.rmtree(store / "ids")
+    shutil.rmtree(store / "summary")
+    found = verify(store)
+    assert (found.damage, found.waiting) == ([], 5)
+
+
+def test_a_stale_cache_is_a_note(store: Path) -> None:
+    commit = commit_path(store / "records", json.loads((store / "ids/index.json").read_text())["version"])
+    commit.write_text(commit.read_text().replace('"timestamp"', '"timestamp" '))
+    found = verify(store)
+    assert found.damage == []
+    assert "will be made again" in found.notes[0]
+
+
+def test_many_damages_are_counted_and_some_told(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.archive.verify.MOST_TOLD", 2)
+    for path in Store.read(store).data_files():
+        path.unlink()
+    found = verify(store)
+    assert len(found.damage) == 2
+    assert found.damages >= 4
+    assert found.to_json()["ok"] is False
+
+
+def test_merged_files_keep_sums_and_readers_of_plain_delta_their_table(store: Path) -> None:
+    with Store.open(store) as opened:
+        opened.upkeep(retention_hours=0)
+        before = sorted(opened.known_ids())
+    found = verify(store)
+    assert (found.damage, found.files_without_sum, found.records) == ([], 0, 425)
+    from deltalake import DeltaTable
+
+    table = DeltaTable(store / "records").to_pyarrow_table(columns=["record_id"])
+    assert sorted(table.column("record_id").to_pylist()) == before
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from fleet.store.store import Store
+from tests.fleet.archive.test_verify import batch
+with Store.open(sys.argv[1]) as store:
+    print("ready", flush=True)
+    for number in range(10_000):
+        store.append(batch(1000 + 8 * number, 8))
+        if number % 50 == 49:
+            store.upkeep(retention_hours=1)
+"""
+
+
+def test_beside_a_writer_nothing_is_taken_for_damage(store: Path) -> None:
+    command = [sys.executable, "-c", _WRITER, str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+            versions = []
+            for _ in range(4):
+                found = verify(store)
+                assert found.damage == []
+                versions.append(found.version)
+        finally:
+            writer.kill()
+    assert versions == sorted(versions)
+    assert versions[-1] > versions[0], "the writer goes on meanwhile"
+    # And after its kill.
+    assert verify(store).damage == []
+
+
+def test_the_verb_says_what_to_do_and_fails(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["store", "verify", "--store", str(store)]) == 0
+    assert "all is as it was written" in capsys.readouterr().out
+    path = data_file(store)
+    flip(path, 100)
+    assert run(["store", "verify", "--store", str(store)]) == 1
+    out, err = capsys.readouterr()
+    assert f"damaged: {path.relative_to(store)}: its SHA-256" in out.replace("\n", "")
+    assert "take it from a backup" in out
+    assert "are not as written" in err
+    assert run(["store", "verify", "--store", str(store), "--json"]) == 1
+    value = json.loads(capsys.readouterr().out)
+    assert (value["ok"], value["damages"] >= 1) == (False, True)
+    assert run(["store", "verify", "--store", str(store.parent / "nowhere")]) == 1
+    assert "there is no store" in capsys.readouterr().err
+
+
+def test_without_sums_what_rows_depend_on_is_checked_still(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "file_sum", lambda _: "")
+    with Store.open(store) as opened:
+        opened.append(batch(901, 2))
+    found = verify(store)
+    # One of what was taken up from the intake, one of these.
+    assert (found.files_without_sum, found.damage) == (2, [])
+    path = max(Store.read(store).data_files(), key=lambda one: one.name)
+    _swap_trace(path)
+    assert "another id" in verify(store).damage[-1].what
+
+
+def _swap_trace(path: Path) -> None:
+    """Other content of the same length, as a flipped bit that decodes would make it."""
+    table = pq.read_table(path, partitioning=None)
+    changed = _set("trace", 0, "[" + table.column("trace")[0].as_py()[1:-1] + " ]")(table)
+    pq.write_table(changed, path)

@@ -1,0 +1,205 @@
+"""`fleet devices list`, `add` and `retire`, and what a broken file is to the other verbs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner, Result
+
+from agents.records import DeviceId, DeviceSpec
+from fleet.cli import device_files, devices
+from fleet.collection.device_choice import DeviceChoice
+from fleet.config.settings import FleetConfig, load_fleet, select_devices
+from fleet.errors import FleetError
+from tests.host_fixtures import x86_host
+
+app = typer.Typer()
+device_files.register(app)
+devices.register(app)
+
+FOLDER = Path("configs/hardware")
+
+
+def device(name: str, **changes: Any) -> dict[str, Any]:
+    target = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}
+    return {"schema": 1, "device_id": name, "kind": "local", "family": "cpu", "target": target, **changes}
+
+
+@pytest.fixture(autouse=True)
+def _box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An x86 box of level 4 with one device file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("agents.host.probe.probe", x86_host)
+    monkeypatch.setattr("fleet.collection.device_choice.probe", x86_host)
+    FOLDER.mkdir(parents=True)
+    (FOLDER / "box.yaml").write_text(yaml.safe_dump(device("box")))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=True)
+
+
+def failure(*arguments: str) -> str:
+    result = run(*arguments)
+    assert isinstance(result.exception, FleetError), result.output
+    return str(result.exception)
+
+
+def listed() -> dict[str, dict[str, Any]]:
+    result = run("devices", "list", "--json")
+    assert result.exit_code == 0, result.output
+    return {one["device"]: one for one in json.loads(result.stdout)}
+
+
+def test_a_device_is_added_listed_retired_and_brought_back() -> None:
+    Path("new.txt").write_text(yaml.safe_dump(device("board-3", note="as it came")))
+    added = run("devices", "add", "new.txt")
+    assert added.exit_code == 0, added.output
+    assert "no daemon runs; the next start follows" in added.output
+    assert (FOLDER / "board-3.yaml").read_bytes() == Path("new.txt").read_bytes()
+    found = listed()
+    assert set(found) == {"board-3", "box"}
+    assert found["board-3"] == {
+        "device": "board-3",
+        "kind": "local",
+        "target": device("")["target"],
+        "file": "configs/hardware/board-3.yaml",
+        "faults": [],
+        "daemon": None,
+    }
+    assert "is there already: --replace replaces it" in failure("devices", "add", "new.txt")
+    Path("new.txt").write_text(yaml.safe_dump(device("board-3", note="in other words")))
+    assert run("devices", "add", "new.txt", "--replace").exit_code == 0
+    assert "in other words" in (FOLDER / "board-3.yaml").read_text()
+    gone = run("devices", "retire", "board-3")
+    assert "its records and its model stay" in gone.output
+    assert set(listed()) == {"box"}
+    back = FOLDER / "retired" / "board-3.yaml"
+    assert run("devices", "add", str(back)).exit_code == 0
+    assert set(listed()) == {"board-3", "box"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"threds": 1}, "line 9: threds: unknown key; did you mean 'threads'"),
+        ({"device_id": "Board 3"}, "device_id: the text 'Board 3' is not allowed"),
+        ({"cores": [99]}, "cannot be measured on this host"),
+    ],
+)
+def test_what_cannot_be_measured_is_not_added(changes: dict[str, Any], said: str) -> None:
+    Path("new.yaml").write_text(yaml.safe_dump(device("board-3") | changes, sort_keys=False))
+    assert said in failure("devices", "add", "new.yaml")
+    assert set(listed()) == {"box"}
+
+
+def test_a_device_of_another_host_is_added_where_that_is_said() -> None:
+    arm = {"kind": "llvm", "mcpu": "generic", "mtriple": "aarch64-linux-gnu", "num-cores": 1}
+    Path("new.yaml").write_text(yaml.safe_dump(device("shelf", target=arm)))
+    assert "--other-host" in failure("devices", "add", "new.yaml")
+    assert run("devices", "add", "new.yaml", "--other-host").exit_code == 0
+    assert set(listed()) == {"box", "shelf"}
+
+
+def test_a_replay_device_without_its_records_is_not_added() -> None:
+    value = {"schema": 1, "device_id": "again", "kind": "replay", "family": "cpu", "device": "dev-a"}
+    Path("new.yaml").write_text(yaml.safe_dump(value | {"records": "nowhere.parquet"}))
+    assert "nowhere.parquet does not exist" in failure("devices", "add", "new.yaml")
+
+
+def test_an_unknown_device_is_not_retired_and_a_broken_one_is() -> None:
+    assert "no device 'bux' in configs/hardware; did you mean 'box'" in failure("devices", "retire", "bux")
+    (FOLDER / "broken.yaml").write_text("schema: [")
+    shown = run("devices", "list")
+    assert "left out: configs/hardware/broken.yaml: line 1: bad YAML" in shown.output
+    assert "broken" in listed()
+    assert run("devices", "retire", "broken").exit_code == 0
+    assert set(listed()) == {"box"}
+
+
+def test_the_daemon_says_which_devices_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = {"devices": {"box": {"state": "leased"}}}
+    monkeypatch.setattr("fleet.api.client.ask", lambda root, path: view)
+    (FOLDER / "other.yaml").write_text(yaml.safe_dump(device("other")))
+    assert {name: one["daemon"] for name, one in listed().items()} == {"box": "leased", "other": None}
+    assert "the daemon follows within five seconds" in run("devices", "retire", "other").output
+
+
+def measured(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
+    """What a start looks after; it says what it leaves out."""
+    choice = DeviceChoice(settings)
+    choice.warn()
+    return dict(choice.files.specs)
+
+
+def test_a_broken_file_disturbs_no_other_device(caplog: pytest.LogCaptureFixture) -> None:
+    (FOLDER / "broken.yaml").write_text("schema: 1\nschema: 2\n")
+    settings = load_fleet(environ={}).config
+    for read in (select_devices, measured):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert set(read(settings)) == {"box"}
+        [line] = caplog.messages
+        assert line.startswith("left out: configs/hardware/broken.yaml: line 2: bad YAML: key 'schema'")
+    assert run("probe", "--device", "box").exit_code == 0
+    assert run("doctor", "--json").stdout.startswith("[")
+    asked = load_fleet(overrides={"devices.ids": ["box"]}, environ={}).config
+    caplog.clear()
+    assert set(measured(asked)) == set(select_devices(asked)) == {"box"}
+    assert not caplog.messages, "nobody asked for it"
+    wrong = load_fleet(overrides={"devices.ids": ["broken"]}, environ={}).config
+    for read in (select_devices, measured):
+        with pytest.raises(FleetError, match=r"broken\.yaml: line 2: "):
+            read(wrong)
+
+
+def test_a_process_that_keeps_off_timing_cores_still_knows_what_its_host_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choice = DeviceChoice(load_fleet(environ={}).config)
+    # What a daemon sees of its host once it spares the cores that time something.
+    monkeypatch.setattr(
+        "fleet.collection.device_choice.probe", lambda: replace(x86_host(), usable_cores=(3,))
+    )
+    (FOLDER / "other.yaml").write_text(yaml.safe_dump(device("other")))
+    assert choice.look() is None
+    assert set(choice.files.specs) == {"box"}
+    found = choice.look()
+    assert found is not None
+    assert set(found.specs) == {"box", "other"}
+    assert not found.left_out
+
+
+def test_what_a_start_looks_after_is_told_from_what_it_leaves_out() -> None:
+    arm = {"kind": "llvm", "mcpu": "generic", "mtriple": "aarch64-linux-gnu", "num-cores": 1}
+    (FOLDER / "shelf.yaml").write_text(yaml.safe_dump(device("shelf", target=arm)))
+    again = {"schema": 1, "device_id": "again", "kind": "replay", "family": "cpu", "device": "dev-a"}
+    (FOLDER / "again.yaml").write_text(yaml.safe_dump(again | {"records": "nowhere.parquet"}))
+    (FOLDER / "broken.yaml").write_text("schema: [")
+    files = DeviceChoice(load_fleet(environ={}).config).files
+    assert set(files.specs) == {"box"}
+    assert "must be asked for" in files.why_not(DeviceId("again"))
+    assert "aarch64" in files.why_not(DeviceId("shelf"))
+    assert files.why_not(DeviceId("broken")) == "its file cannot be used"
+    assert files.why_not(DeviceId("gone")) == ""
+    asked = load_fleet(overrides={"devices.ids": ["shelf"]}, environ={}).config
+    with pytest.raises(FleetError, match=r"^device shelf: .*aarch64"):
+        DeviceChoice(asked)
+    cluster = DeviceChoice(asked, is_cluster=True).files
+    assert set(cluster.specs) == {"shelf"}, "its host says itself what it can be"
+    assert "other devices were asked for" in cluster.why_not(DeviceId("gone"))
+
+
+def test_nothing_but_broken_files_is_an_error() -> None:
+    (FOLDER / "box.yaml").write_text("schema: [")
+    (FOLDER / "two.yaml").write_text("- 1")
+    with pytest.raises(FleetError, match=r"(?s)box\.yaml.*\n.*two\.yaml"):
+        DeviceChoice(load_fleet(environ={}).config)

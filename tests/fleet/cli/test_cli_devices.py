@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner, Result
+
+from fleet.cli.devices import register
+from fleet.config.settings import ConfigError
+from fleet.errors import FleetError
+from tests.host_fixtures import x86_host
+
+ROOT = Path(__file__).parents[3]
+app = typer.Typer()
+register(app)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def v4_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand for a quiet x86 box of level 4 with four cores."""
+    monkeypatch.setattr("agents.host.probe.probe", x86_host)
+    monkeypatch.setattr("fleet.config.init.probe", x86_host)
+    monkeypatch.setattr("fleet.config.init.core_groups", lambda: ((0,), (1,), (2,), (3,)))
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(app, arguments, env=env, catch_exceptions=True)
+
+
+def json_of(*arguments: str, env: dict[str, str] | None = None) -> Any:
+    result = run(*arguments, "--json", env=env)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [("fleet", "configs/fleet.schema.json"), ("device", "configs/hardware/device.schema.json")],
+)
+def test_the_schema_that_yaml_files_name_is_the_one_that_is_checked(kind: str, schema: str) -> None:
+    written = ROOT / schema
+    assert json.loads(written.read_text()) == json.loads(run("config", "schema", kind).stdout)
+    files = sorted(written.parent.glob("*.yaml"))
+    assert files
+    for path in files:
+        text = path.read_text()
+        assert text.startswith(f"# yaml-language-server: $schema={written.name}\n")
+        jsonschema.validate(yaml.safe_load(text), json.loads(written.read_text()))
+
+
+@pytest.mark.usefixtures("v4_box")
+def test_init_writes_keeps_and_forces() -> None:
+    first = run("init")
+    assert first.exit_code == 0
+    assert "configs/hardware/x86-64-v4.yaml" in first.output
+    mine = Path("configs/hardware/x86-64-v4.yaml")
+    mine.write_text("# mine\n")
+    kept = run("init")
+    assert "kept: the file differs" in kept.output
+    assert mine.read_text() == "# mine\n"
+    actions = {each["device"]: each["action"] for each in json_of("init", "--force")}
+    assert actions == {
+        "x86-64": "unchanged",
+        "x86-64-v2": "unchanged",
+        "sandybridge": "unchanged",
+        "x86-64-v3": "unchanged",
+        "x86-64-v4": "replaced",
+    }
+
+
+@pytest.mark.usefixtures("v4_box")
+def test_init_takes_folder_and_threads() -> None:
+    assert run("init", "--folder", "other", "--threads", "3").exit_code == 0
+    assert "cores: [0, 1, 2]" in Path("other/x86-64.yaml").read_text()
+    too_many = run("init", "--threads", "4")
+    assert isinstance(too_many.exception, FleetError)
+
+
+def test_probe_shows_this_host() -> None:
+    shown = run("probe")
+    assert shown.exit_code == 0
+    assert "apache-tvm 0.27" in shown.output
+    descriptor = json_of("probe")["descriptor"]
+    assert descriptor["usable_cores"]
+
+
+@pytest.mark.usefixtures("v4_box")
+def test_probe_compares_with_a_device() -> None:
+    run("init")
+    assert "x86-64-v4: this host can be it" in run("probe", "--device", "x86-64-v4").output
+    assert json_of("probe", "--device", "x86-64-v4")["differences"] == []
+
+
+@pytest.mark.usefixtures("v4_box")
+def test_probe_fails_where_host_and_device_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    run("init")
+    monkeypatch.setattr("agents.host.probe.probe", lambda: x86_host("sse sse2"))
+    result = run("probe", "--device", "x86-64-v4", "--json")
+    assert isinstance(result.exception, FleetError)
+    assert "avx512f" in str(result.exception)
+    assert json.loads(result.stdout)["differences"]
+
+
+@pytest.mark.usefixtures("v4_box")
+def test_probe_of_an_unknown_device_names_the_nearest() -> None:
+    run("init")
+    result = run("probe", "--device", "x86-64-v5")
+    assert isinstance(result.exception, ConfigError)
+    assert "did you mean 'x86-64-v" in str(result.exception)
+    assert "configs/hardware" in str(result.exception)
+
+
+@pytest.mark.usefixtures("v4_box")
+def test_probe_finds_the_folder_that_the_settings_name() -> None:
+    run("init", "--folder", "lab")
+    assert run("probe", "--device", "x86-64", env={"FLEET_DEVICES__FOLDER": "lab"}).exit_code == 0
+    assert isinstance(
+        run("probe", "--device", "x86-64", env={"FLEET_DEVICES__FOLDER": "nowhere"}).exception, ConfigError
+    )
+
+
+def test_doctor_judges_this_host() -> None:
+    for finding in json_of("doctor"):
+        assert set(finding) == {"level", "what", "why", "do"}
+    assert run("doctor").exit_code == 0
+
+
+def test_doctor_fails_when_something_stops_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleet.doctor.words import HostState
+
+    monkeypatch.setattr("fleet.doctor.look.look", lambda store, **_: HostState(missing_modules=("tvm",)))
+    result = run("doctor")
+    assert isinstance(result.exception, FleetError)
+    assert "pip install apache-tvm==" in str(result.exception)
+    assert "the Python module tvm is missing" in result.output
+
+
+def test_config_show_tells_value_and_origin() -> None:
+    Path("configs").mkdir()
+    Path("configs/fleet.yaml").write_text("schema: 1\nprotocol: {repeat: 4, max_number: 9}\n")
+    env = {"FLEET_PROTOCOL__REPEAT": "5"}
+    settings = {each["key"]: each for each in json_of("config", "show", "--set", "store.path=a=b", env=env)}
+    assert settings["protocol.repeat"] == {
+        "key": "protocol.repeat",
+        "value": 5,
+        "origin": "env FLEET_PROTOCOL__REPEAT",
+    }
+    assert settings["protocol.max_number"]["origin"] == "file configs/fleet.yaml"
+    assert (settings["store.path"]["value"], settings["store.path"]["origin"]) == ("a=b", "flag")
+    assert settings["training.seed"]["origin"] == "default"
+    table = run("config", "show", env=env).output
+    assert "resnet-50, mobilenet-v2, bert-tiny" in table
+    assert "(empty)" in table
+
+
+@pytest.mark.parametrize("text", ["", "null"])
+def test_an_empty_change_takes_effect_or_is_refused(text: str) -> None:
+    Path("configs").mkdir()
+    Path("configs/fleet.yaml").write_text("schema: 1\nworkloads: {minimum: 9}\n")
+    settings = {each["key"]: each for each in json_of("config", "show", "--set", f"workloads.minimum={text}")}
+    assert (settings["workloads.minimum"]["value"], settings["workloads.minimum"]["origin"]) == (None, "flag")
+    refused = run("config", "show", "--set", f"protocol.repeat={text}")
+    assert isinstance(refused.exception, ConfigError)
+    assert "protocol.repeat: must be a valid integer, got nothing" in str(refused.exception)
+
+
+@pytest.mark.parametrize("change", ["repeat=5", "protocol.repeat", "protocol.repeat=[", "protocol.repeat=x"])
+def test_a_change_that_cannot_be_read_is_one_clear_error(change: str) -> None:
+    result = run("config", "show", "--set", change)
+    assert isinstance(result.exception, FleetError)
+    assert "repeat" in str(result.exception)
+
+
+@pytest.mark.parametrize("verb", [["init"], ["probe"], ["doctor"], ["config", "show"]])
+def test_each_help_has_an_example(verb: list[str]) -> None:
+    result = run(*verb, "--help")
+    assert result.exit_code == 0
+    assert "Example: " in result.output
+    assert "--json" in result.output
+
+
+@pytest.mark.parametrize("kind", ["fleet", "device"])
+def test_a_schema_knows_every_key_of_our_files(kind: str) -> None:
+    done = CliRunner().invoke(app, ["config", "schema", kind])
+    assert done.exit_code == 0, done.output
+    schema = json.loads(done.stdout)
+    files = [ROOT / "configs/fleet.yaml"] if kind == "fleet" else (ROOT / "configs/hardware").glob("*.yaml")
+    for file in files:
+        assert set(yaml.safe_load(file.read_text())) <= set(schema["properties"]), file

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from fleet.cli.interchange import register
+from fleet.errors import FleetError
+from fleet.store.store import Store
+from tests.log_fixtures import ansor, autotvm, write_log
+
+app = typer.Typer()
+register(app)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=True)
+
+
+def json_of(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_import_tells_what_became_of_every_line() -> None:
+    write_log(Path("logs/resnet-18/xgb.jsonl"), [*(autotvm(n) for n in range(5)), "junk", "# note"])
+    write_log(Path("logs/README.md"), ["about"])
+    result = run("import", "logs", "--device", "board-7", "--store", "kept")
+    assert result.exit_code == 0, result.output
+    lines = " ".join(result.output.split())
+    assert "device board-7" in lines
+    assert "imported 5 new records" in lines
+    assert "rejected 1 not JSON" in lines
+    assert "not meant 1 comment line" in lines
+    assert "first not JSON: logs/resnet-18/xgb.jsonl:6: begins with 'junk'" in lines
+    assert "networks: resnet-18" in lines
+    assert "not logs: README.md" in lines
+    assert "outcomes: ok 5" in lines
+    assert Store.read("kept").counts().keys() == {"board-7"}
+
+
+def test_import_as_json_has_the_documented_keys() -> None:
+    write_log(Path("log.json.gz"), [*(ansor(n) for n in range(5)), ansor(0), "junk"])
+    found = json_of("import", "log.json.gz", "--device", "board-7", "--network", "net")
+    assert (found["lines"], found["imported"], found["duplicates"], found["unaccounted_lines"]) == (
+        7,
+        5,
+        1,
+        0,
+    )
+    assert found["rejected_by_reason"] == {"not JSON": 1}
+    assert found["first_examples"] == {"not JSON": "log.json.gz:7: begins with 'junk'"}
+    assert (found["dialects"], found["outcomes"], found["networks"]) == ({"ansor": 6}, {"ok": 6}, ["net"])
+    again = json_of("import", "log.json.gz", "--device", "board-7", "--network", "net")
+    assert (again["imported"], again["duplicates"], again["files_known"]) == (0, 6, 1)
+
+
+def test_wrong_usage_is_told() -> None:
+    write_log(Path("log.json"), [ansor(0)])
+    assert run("import", "log.json").exit_code == 2
+    assert run("import", "--device", "x").exit_code == 2
+    assert run("import", "log.json", "--device", "x", "--dialect", "tenset").exit_code == 2
+    missing = run("import", "missing", "--device", "x")
+    assert isinstance(missing.exception, FleetError)
+    assert run("export", "out", "--format", "tar").exit_code == 2
+
+
+@pytest.mark.parametrize(("path", "device"), [("missing", "x"), ("empty", "x"), ("log.json", "No Device")])
+def test_an_import_of_nothing_makes_no_store(path: str, device: str) -> None:
+    write_log(Path("log.json"), [ansor(0)])
+    Path("empty").mkdir()
+    refused = run("import", path, "--device", device, "--store", "new")
+    assert isinstance(refused.exception, FleetError)
+    assert not Path("new").exists()
+
+
+def test_a_file_without_a_measurement_is_no_import() -> None:
+    write_log(Path("README.md"), ["# about", "text"])
+    refused = run("import", "README.md", "--device", "board-7")
+    assert isinstance(refused.exception, FleetError)
+    assert "no measurement in README.md" in str(refused.exception)
+
+
+def test_export_hands_on_what_was_asked() -> None:
+    write_log(Path("log.json"), [ansor(n) for n in range(5)])
+    assert run("import", "log.json", "--device", "board-7").exit_code == 0
+    found = json_of("export", "out.json", "--format", "ansor", "--device", "board-7")
+    assert (found["format"], found["records"], found["files"]) == ("ansor", 5, ["out.json"])
+    told = run("export", "out.json", "--format", "ansor", "--replace")
+    assert told.exit_code == 0, told.output
+    assert "written" in told.output
+    back = json_of("import", "out.json", "--device", "board-7")
+    assert (back["imported"], back["duplicates"]) == (0, 5)

@@ -1,0 +1,273 @@
+"""Whose workloads and candidates are: kept apart in the store, and only ours come to live devices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.records import (
+    Candidate,
+    CandidateId,
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Family,
+    Protocol,
+    Record,
+    Replay,
+    WorkloadId,
+)
+from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
+from fleet.collection.collect import Collection
+from fleet.collection.device_history import known_candidates
+from fleet.collection.settings import CollectSettings
+from fleet.collection.trust import claims, imported_candidates, imported_traces
+from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import TableSummary
+from fleet.models.versions import load_snapshot
+from fleet.planner.imported_candidates import ImportedCandidates
+from fleet.planner.request_coalescer import sharing_names
+from fleet.store.store import Store
+from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.fake_fleet import FakeFleet
+from tests.fleet.collection.test_proposing import Log
+from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
+
+OURS = make_workload(1, networks=(("bert-tiny", 2),))
+FORGED = replace(OURS, module_json='{"nodes":[0]}', operator="forged", networks=(("theirs", 1),))
+BOARD, LAB, AGAIN = DeviceId("board"), DeviceId("lab"), DeviceId("again")
+THEIRS = imported_id(int(OURS.workload_id, 16), "module")
+
+
+def replayed(name: str) -> DeviceSpec:
+    return make_spec(name, kind=DeviceKind.REPLAY, replay=Replay(records="x.parquet", device=BOARD))
+
+
+SPECS = {BOARD: make_spec(BOARD), LAB: replayed(LAB), AGAIN: replayed(AGAIN)}
+
+
+def record(
+    device: DeviceId, trace: str, *, workload: str = OURS.workload_id, origin: str = "random", **more: Any
+) -> Record:
+    candidate = Candidate(workload_id=WorkloadId(workload), trace=trace)
+    return make_record(
+        1,
+        device=device,
+        workload_id=candidate.workload_id,
+        candidate_id=candidate.candidate_id,
+        trace=trace,
+        origin=origin,
+        **more,
+    )
+
+
+def id_of(trace: str) -> str:
+    return Candidate(workload_id=OURS.workload_id, trace=trace).candidate_id
+
+
+def fill(store: Store, *records: Record) -> None:
+    for spec in SPECS.values():
+        store.put_device(spec, make_descriptor())
+    for one in records:
+        store.append([one])
+
+
+def test_an_imported_id_is_no_structural_hash_and_keeps_what_the_log_states() -> None:
+    assert claimed_id(THEIRS) == OURS.workload_id
+    assert is_imported(THEIRS)
+    assert not is_imported(OURS.workload_id)
+    assert claimed_id(OURS.workload_id) is None
+    # Two modules under one stated hash are two workloads.
+    assert imported_id(int(OURS.workload_id, 16), "another") != THEIRS
+    for odd in ("imported-", "imported-xyz", f"{THEIRS}0", THEIRS.upper()):
+        assert claimed_id(odd) is None
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["claimed first", "ours first"])
+def test_a_module_of_ours_is_kept_whatever_claims_its_id(tmp_path: Path, is_first: bool) -> None:
+    with Store.open(tmp_path) as store:
+        for own in (False, True) if is_first else (True, False):
+            store.put_workloads([OURS if own else FORGED], own=own)
+        [kept] = store.own_workloads().values()
+        assert replace(kept, networks=OURS.networks) == OURS
+        assert store.workloads() == {OURS.workload_id: kept}
+        # Who had claimed it may have left records under it.
+        assert store.doubtful_workloads() == ({OURS.workload_id} if is_first else set())
+        store.put_workloads([replace(OURS, networks=(("bert-tiny", 2), ("more", 1)))], own=True)
+        [grown] = store.own_workloads().values()
+        assert ("more", 1) in grown.networks
+        assert store.doubtful_workloads() == ({OURS.workload_id} if is_first else set())
+        assert store.doubtful_workloads([WorkloadId("0" * 16)]) == set()
+
+
+def test_a_file_of_an_earlier_version_counts_as_others_until_it_is_listed_again(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.put_workloads([OURS])
+    [path] = (tmp_path / "workloads").glob("*.json")
+    value = json.loads(path.read_text())
+    del value["sum"]
+    assert set(value) == {"schema", "workload"}  # as they wrote it
+    path.write_text(json.dumps(value))
+    with Store.open(tmp_path) as store:
+        assert (list(store.workloads()), store.own_workloads()) == ([OURS.workload_id], {})
+        assert store.put_workloads([OURS], own=True) == 0
+        assert store.own_workloads() == {OURS.workload_id: OURS}
+
+
+def test_no_import_can_be_marked_as_ours(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.put_workloads([replace(OURS, workload_id=THEIRS)], own=True)
+        assert store.own_workloads() == {}
+
+
+def test_features_of_a_poisoned_workload_are_made_anew(tmp_path: Path) -> None:
+    plain = gmm_workload()
+    forged = replace(plain, arg_shapes=((1, 1), (1, 1), (1, 1)), flops=1.0, operator="forged")
+    with Store.open(tmp_path) as store:
+        store.put_workloads([forged])
+        store.put_device(*cpu_device("dev-a"))
+        store.append([record_of(one, "dev-a", 1e-3) for one in gmm_candidates(plain, 4)])
+        poisoned = load_snapshot(store).dataset.features
+        store.put_workloads([plain], own=True)
+        mended = load_snapshot(store).dataset.features
+    with Store.open(tmp_path / "clean") as store:
+        store.put_workloads([plain], own=True)
+        store.put_device(*cpu_device("dev-a"))
+        store.append([record_of(one, "dev-a", 1e-3) for one in gmm_candidates(plain, 4)])
+        clean = load_snapshot(store).dataset.features
+    assert not np.array_equal(poisoned.workload_vectors, clean.workload_vectors)
+    np.testing.assert_array_equal(mended.workload_vectors, clean.workload_vectors)
+
+
+def test_records_say_which_candidates_came_with_a_log(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.put_workloads([FORGED])
+        fill(
+            store,
+            record(BOARD, "mine"),
+            record(BOARD, "laundered", origin="paired"),
+            record(LAB, "laundered", origin=IMPORTED),
+            record(LAB, "ansor", origin=IMPORTED, dialect="ansor"),
+            record(LAB, "theirs", workload=THEIRS, origin=IMPORTED),
+            record(AGAIN, "replayed"),
+        )
+        assert imported_candidates(store) == {OURS.workload_id: {id_of("laundered")}}
+        assert imported_candidates(store, [WorkloadId("0" * 16)]) == {}
+        # What a live device may be given, and what was given before.
+        live = known_candidates(store, list(SPECS), 9, live=True)
+        assert [one.trace for one in live[OURS.workload_id]] == ["mine"]
+        old = known_candidates(store, list(SPECS), 9, live=False)
+        assert len(old[OURS.workload_id]) > 3
+        found = claims(store, Family.CPU, [OURS.workload_id])
+        assert claims(store, Family.GPU, [OURS.workload_id]) == {}
+        assert claims(store, Family.CPU, []) == {}
+        traces = imported_traces(store, Family.CPU, found[OURS.workload_id])
+        assert sorted(traces.values()) == ["laundered", "theirs"]
+
+
+def fleet_of(*devices: DeviceId) -> FakeFleet:
+    return FakeFleet({one: SPECS[one] for one in devices})
+
+
+def collection(store: Store, fleet: FakeFleet, *devices: DeviceId) -> tuple[Collection, Log]:
+    log = Log()
+    how = CollectSettings(samples=6, minimum=6, protocol=Protocol(), batch_size=4)
+    specs = {one: SPECS[one] for one in devices}
+    fleet.use(store)
+    return Collection(fleet, specs, how, log), log
+
+
+def test_a_collection_measures_what_is_derived_and_tells_what_is_not(tmp_path: Path) -> None:
+    fleet = fleet_of(BOARD)
+    with Store.open(tmp_path) as store:
+        fill(
+            store,
+            *(record(LAB, f"theirs-{n}", workload=THEIRS, origin=IMPORTED) for n in range(3)),
+            record(LAB, "evil", workload=THEIRS, origin=IMPORTED),
+        )
+        store.put_workloads([replace(OURS, workload_id=THEIRS)])
+        made, log = collection(store, fleet, BOARD)
+        made.run([OURS])
+        assert log.refusals == {OURS.workload_id: {"its instructions are evil": 1}}
+        # A second time there is no room for more, and nothing is measured twice.
+        made, log = collection(store, fleet, BOARD)
+        made.run([OURS])
+        assert log.refusals == {}
+        measured = list(store.records(device_id=BOARD))
+    assert sorted(one.trace for one in measured if one.origin == DERIVED) == [
+        f"derived-theirs-{n}" for n in range(3)
+    ]
+    assert len(measured) == 6
+    assert {one.workload_id for one in measured} == {OURS.workload_id}
+
+
+def test_live_devices_take_nothing_from_replay_devices_beside_them(tmp_path: Path) -> None:
+    fleet = fleet_of(AGAIN, BOARD)
+    fleet.listed = [OURS]
+    with Store.open(tmp_path) as store:
+        fill(store, record(AGAIN, "replayed"), record(BOARD, "mine"))
+        made, _ = collection(store, fleet, AGAIN, BOARD)
+        assert made.network_workloads(["bert-tiny"]) == [OURS]
+        [pool] = made.propose([OURS]).values()
+        traces = [one.trace for one in pool[OURS.workload_id]]
+    assert traces[0] == "mine"
+    assert "replayed" not in traces
+    asked = {device for device, method, _ in fleet.calls if method in ("propose", "network_workloads")}
+    assert asked == {BOARD}
+
+
+def test_a_live_device_is_given_modules_of_ours_only(tmp_path: Path) -> None:
+    fleet = fleet_of(BOARD, AGAIN)
+    fleet.listed = [OURS]
+    unknown = make_workload(7, networks=(("a torch model", 1),))
+    with Store.open(tmp_path) as store:
+        fill(store)
+        store.put_workloads([FORGED, unknown])
+        store.put_workloads([replace(OURS, networks=(("bert-tiny", 2),))])
+        made, _ = collection(store, fleet, BOARD)
+        given = made.stored_workloads([OURS.workload_id, unknown.workload_id])
+        assert [one.module_json for one in given.values()] == [OURS.module_json]
+        replays, _ = collection(store, fleet, AGAIN)
+        assert len(replays.stored_workloads(store.workloads())) == 2
+
+
+def test_a_matrix_never_names_what_came_with_a_log(tmp_path: Path) -> None:
+    specs = {BOARD: SPECS[BOARD], AGAIN: SPECS[AGAIN], LAB: SPECS[LAB]}
+    names = sharing_names(specs, {Family.CPU})
+    assert names == {BOARD: "cpu", AGAIN: "cpu-replay", LAB: "cpu-replay"}
+    assert set(sharing_names(specs, set()).values()) == {"cpu"}
+    other = DeviceId("board-2")
+    with Store.open(tmp_path) as store:
+        store.put_workloads([FORGED])
+        fill(
+            store,
+            record(BOARD, "mine", run_secs=(2e-3,)),
+            record(BOARD, "laundered", origin="paired", run_secs=(1e-3,)),
+            record(LAB, "laundered", origin=IMPORTED),
+            record(AGAIN, "replayed"),
+        )
+        store.put_workloads([replace(OURS, workload_id=THEIRS)])
+        store.append([record(LAB, "theirs", workload=THEIRS, origin=IMPORTED)])
+        coverage = Coverage({**names, other: "cpu"}, [OURS.workload_id])
+        coverage.load(store)
+        imports = ImportedCandidates({"cpu": Family.CPU})
+        imports.load(store, coverage, coverage.wanted, TableSummary.open(store).imported_devices)
+    for one in (BOARD, other):
+        coverage.set_environment(one, "e" * 32)
+    assert coverage.gaps(other, OURS.workload_id, 9) == [id_of("mine")]
+    assert coverage.best(other, OURS.workload_id, 4) == [[id_of("mine")]]
+    assert coverage.sample(BOARD, 9, 0) == [id_of("mine")]
+    # Unless it is derived: then it is ours as well.
+    coverage.free("cpu", OURS.workload_id, [CandidateId(id_of("laundered"))])
+    assert set(coverage.gaps(other, OURS.workload_id, 9)) == {id_of("mine"), id_of("laundered")}
+    assert len(coverage.sample(BOARD, 9, 0)) == 2
+    # It waits to be derived, and comes once.
+    assert imports.count("cpu", OURS.workload_id) == 2
+    assert len(imports.take("cpu", OURS.workload_id, 9)) == 2
+    assert (imports.count("cpu", OURS.workload_id), imports.take("cpu", OURS.workload_id, 9)) == (0, [])
+    assert imports.take("cpu-replay", OURS.workload_id, 9) == []

@@ -1,0 +1,513 @@
+from __future__ import annotations
+
+import pickle
+import re
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import DeviceId, DeviceKind, Family, Protocol
+from fleet.config.device_folder import DeviceFolder
+from fleet.config.device_targets import TARGET_OPTIONS
+from fleet.config.settings import (
+    ConfigError,
+    FleetConfig,
+    ProtocolSection,
+    Resolved,
+    load_device,
+    load_fleet,
+    parse_device,
+    resolve,
+    select_devices,
+)
+from fleet.config.yaml_files import is_secret, parse_yaml
+
+ROOT = Path(__file__).parents[3]
+
+GOOD: dict[str, Any] = {
+    "schema": 1,
+    "device_id": "box",
+    "kind": "local",
+    "family": "cpu",
+    "target": {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1},
+    "threads": 1,
+    "cores": [0],
+    "index": 0,
+    "note": "the box under the desk",
+}
+
+
+def write(folder: Path, name: str, value: Any) -> Path:
+    path = folder / name
+    path.write_text(value if isinstance(value, str) else yaml.safe_dump(value))
+    return path
+
+
+def faults_of(change: dict[str, Any]) -> list[str]:
+    """Faults of the good device with some keys changed; a value of None takes the key away."""
+    value = {key: entry for key, entry in {**GOOD, **change}.items() if entry is not None}
+    with pytest.raises(ConfigError) as caught:
+        parse_device(value, "box")
+    return list(caught.value.args)
+
+
+def test_a_good_file_becomes_a_spec(tmp_path: Path) -> None:
+    write(tmp_path, "box.yaml", GOOD)
+    spec = load_device(tmp_path, "box")
+    assert (spec.kind, spec.family, spec.cores) == (DeviceKind.LOCAL, Family.CPU, (0,))
+    assert spec.target == GOOD["target"]
+    assert DeviceFolder(tmp_path).read().specs == {"box": spec}
+
+
+def test_all_shipped_device_files_load() -> None:
+    specs = DeviceFolder(ROOT / "configs/hardware").read().specs
+    assert {"x86-64", "x86-64-v2", "sandybridge", "x86-64-v3", "x86-64-v4"} <= set(specs)
+    assert {"aarch64-generic", "aarch64-native"} <= set(specs)
+    assert all(spec.cores == (0,) and spec.threads == 1 for spec in specs.values())
+
+
+def test_the_shipped_fleet_file_says_the_defaults() -> None:
+    shipped = load_fleet(ROOT / "configs/fleet.yaml", environ={})
+    assert shipped.config == FleetConfig()
+    assert set(shipped.origins.values()) == {f"file {ROOT / 'configs/fleet.yaml'}"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": 2}, ["schema:"]),
+        ({"schema": None}, ["schema: missing"]),
+        ({"thread": 2}, ["thread: unknown key", "'threads'"]),
+        ({"threads": "1"}, ["threads:", "the text '1'"]),
+        ({"threads": True}, ["threads:", "True"]),
+        ({"threads": 0}, ["threads:", "greater"]),
+        ({"cores": [0, "1"]}, ["cores.1:"]),
+        ({"cores": [1, 1]}, ["cores:", "twice"]),
+        ({"cores": [-1]}, ["cores:", "start at 0"]),
+        ({"cores": []}, ["cores:"]),
+        ({"kind": "gpu"}, ["kind:", "'cuda'"]),
+        ({"family": "gpu"}, ["family:", "'cpu'"]),
+        ({"device_id": "bax"}, ["device_id:", "'bax'", "'box'"]),
+        ({"device_id": "../box"}, ["device_id:", "not allowed"]),
+        ({"device_id": "box.local"}, ["device_id:", "not allowed"]),
+        ({"index": 1}, ["index:", "CUDA"]),
+        ({"target": {"mcpu": "x86-64"}}, ["target.kind: missing"]),
+        ({"target": {"kind": "llvm"}}, ["target.num-cores: missing", "num-cores: 1"]),
+        (
+            {"target": {"kind": "llvm", "num_cores": 1, "num-cores": 1}},
+            ["target.num_cores: unknown", "'num-cores'"],
+        ),
+        ({"target": {"kind": "llvm", "num-cores": 2}}, ["target.num-cores:", "threads is 1"]),
+        ({"target": {"kind": "llvm", "num-cores": 1, "mattr": "+avx"}}, ["target.mattr:", "a list"]),
+        ({"target": {"kind": "llvm", "num-cores": 1, "mcpu": 3}}, ["target.mcpu:", "text"]),
+        ({"target": {"kind": "llvm", "num-cores": 1, "mattr": [float("nan")]}}, ["target.mattr:"]),
+        ({"target": {"kind": "llvm", "num-cores": 10**5000}}, ["target.num-cores:", "very large"]),
+        ({"target": {"kind": "cuda", "arch": "sm_80"}}, ["target.kind:", "'llvm'"]),
+        (
+            {"kind": "cuda", "family": "gpu", "target": {"kind": "cuda", "arch": "sm_80"}},
+            ["max_threads_per_block"],
+        ),
+        ({"note": "\ud800"}, ["note:"]),
+        (
+            {"threads": 2, "target": {"kind": "llvm", "num-cores": 2}},
+            ["cores: 2 threads need at least 2 cores, got 1"],
+        ),
+    ],
+)
+def test_a_fault_names_key_value_and_cure(change: dict[str, Any], words: list[str]) -> None:
+    found = faults_of(change)
+    assert any(all(word in fault for word in words) for fault in found), found
+
+
+def test_all_faults_of_all_files_come_at_once(tmp_path: Path) -> None:
+    write(tmp_path, "box.yaml", {**GOOD, "threds": 1, "kind": "lokal"})
+    write(tmp_path, "broken.yaml", "schema: 1\ntarget: {kind: llvm\nnote: x\n")
+    write(tmp_path, "list.yaml", "- 1\n")
+    write(tmp_path, "empty.yaml", "")
+    write(tmp_path, "twice.yaml", "schema: 1\nnote: a\nnote: b\n")
+    write(tmp_path, "alias.yaml", "a: &x [1]\nb: *x\n")
+    write(tmp_path, "seven.yaml", "7: x\n")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    write(tmp_path, "good.yaml", {**GOOD, "device_id": "good"})
+    found = DeviceFolder(tmp_path).read()
+    assert list(found.specs) == ["good"]
+    lines = [fault for told in found.faults.values() for fault in told]
+    assert len(lines) == 9
+    written = (tmp_path / "box.yaml").read_text().splitlines()
+    for fault, key in zip(found.faults[DeviceId("box")], ("kind", "threds"), strict=True):
+        at = next(number for number, text in enumerate(written, 1) if text.startswith(key))
+        assert f"box.yaml: line {at}: {key}: " in fault
+    for name, words in {
+        "box": "did you mean 'threads'",
+        "broken": "line 3",
+        "list": "a list",
+        "empty": "nothing",
+        "twice": "line 3: bad YAML: key 'note' is given twice (first in line 2)",
+        "alias": "line 2: bad YAML: aliases",
+        "seven": "key 7 is a whole number",
+        "binary": "not UTF-8",
+    }.items():
+        assert any(line.startswith(f"{tmp_path / name}.yaml: ") and words in line for line in lines), name
+
+
+def test_two_files_of_one_device_are_a_fault(tmp_path: Path) -> None:
+    write(tmp_path, "box.yaml", GOOD)
+    write(tmp_path, "box.yml", GOOD)
+    found = DeviceFolder(tmp_path).read()
+    assert not found.specs
+    [fault] = found.faults[DeviceId("box")]
+    assert re.search(r"box\.yml: device_id: 'box' is also in .*box\.yaml", fault)
+    with pytest.raises(ConfigError, match="also in"):
+        load_device(tmp_path, "box")
+
+
+def test_hidden_and_other_files_are_no_devices(tmp_path: Path) -> None:
+    write(tmp_path, "box.yaml", GOOD)
+    write(tmp_path, ".box.yaml.77", "unfinished")
+    write(tmp_path, ".other.yaml", "unfinished")
+    write(tmp_path, "README.md", "text")
+    assert list(DeviceFolder(tmp_path).read().specs) == ["box"]
+
+
+def test_an_unknown_device_names_the_nearest_and_the_folder(tmp_path: Path) -> None:
+    write(tmp_path, "box.yaml", GOOD)
+    write(tmp_path, "other.yaml", "broken: [")
+    with pytest.raises(ConfigError, match=f"no device 'bux' in {tmp_path}; did you mean 'box'"):
+        load_device(tmp_path, "bux")
+    with pytest.raises(ConfigError, match="known are box, other"):
+        load_device(tmp_path, "something-else")
+    assert load_device(tmp_path, "box").device_id == "box"
+
+
+def test_a_folder_without_devices_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no device file"):
+        DeviceFolder(tmp_path).read()
+    with pytest.raises(ConfigError, match="no such folder"):
+        DeviceFolder(tmp_path / "nowhere").read()
+
+
+def test_anywhere_else_the_profiles_of_this_host_are_the_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_fleet(environ={}).config
+    specs = select_devices(config)
+    assert specs
+    assert all(name == spec.device_id for name, spec in specs.items())
+    first = next(iter(specs))
+    assert load_device(Path(config.devices.folder), first) == specs[first]
+    with pytest.raises(ConfigError, match="no device 'nonsense'"):
+        load_device(Path(config.devices.folder), "nonsense")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_chosen_devices_must_exist(tmp_path: Path) -> None:
+    write(tmp_path, "box.yaml", GOOD)
+    write(tmp_path, "two.yaml", {**GOOD, "device_id": "two"})
+    chosen = {"devices.folder": str(tmp_path), "devices.ids": ["two"]}
+    assert list(select_devices(load_fleet(overrides=chosen, environ={}).config)) == ["two"]
+    wrong = load_fleet(overrides={**chosen, "devices.ids": ["tow", "bx"]}, environ={}).config
+    with pytest.raises(ConfigError, match=r"(?s)did you mean 'two'.*\n.*did you mean 'box'"):
+        select_devices(wrong)
+
+
+def test_the_first_of_flag_environment_file_and_default_wins() -> None:
+    file = {"schema": 1, "protocol": {"repeat": 4, "min_repeat_ms": 20, "max_number": 7}}
+    environ = {
+        "FLEET_PROTOCOL__REPEAT": "5",
+        "FLEET_PROTOCOL__MIN_REPEAT_MS": "2.5",
+        "FLEET_HOME": "x",
+        "PATH": "/",
+    }
+    found = resolve(file, "f.yaml", environ, {"protocol.repeat": 6})
+    protocol = found.config.timing_protocol()
+    assert (protocol.repeat, protocol.min_repeat_ms, protocol.max_number) == (6, 2.5, 7)
+    assert found.origins["protocol.repeat"] == "flag"
+    assert found.origins["protocol.min_repeat_ms"] == "env FLEET_PROTOCOL__MIN_REPEAT_MS"
+    assert found.origins["protocol.max_number"] == "file f.yaml"
+    assert found.origins["store.path"] == "default"
+
+
+def test_lists_in_the_environment_may_have_commas_or_brackets() -> None:
+    for text in ("bert-tiny, resnet-50", "[bert-tiny, resnet-50]"):
+        found = resolve({}, "f", {"FLEET_WORKLOADS__NETWORKS": text}, {})
+        assert found.config.workloads.networks == ("bert-tiny", "resnet-50")
+
+
+def test_a_flag_may_take_a_value_back() -> None:
+    file = {"schema": 1, "workloads": {"minimum": 8}}
+    found = resolve(file, "f.yaml", {}, {"workloads.minimum": None})
+    assert found.config.workloads.minimum is None
+    assert found.origins["workloads.minimum"] == "flag"
+    with pytest.raises(ConfigError, match=r"^flag: protocol\.repeat: .*, got nothing"):
+        resolve({}, "f.yaml", {}, {"protocol.repeat": None})
+
+
+def test_an_unknown_key_of_a_policy_is_answered_with_the_nearest() -> None:
+    file = {
+        "schema": 1,
+        "daemon": {"policy": {"idle_onli": True}, "policies": {"box": {"secs_per_our": 1.0}}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        resolve(file, "f.yaml", {}, {})
+    assert sorted(caught.value.args) == [
+        "f.yaml: daemon.policies.box.secs_per_our: unknown key; did you mean 'secs_per_hour'?",
+        "f.yaml: daemon.policy.idle_onli: unknown key; did you mean 'idle_only'?",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"flag: daemon\.policy\.windows: unknown key; did you mean 'policy'"
+    ):
+        resolve({}, "f.yaml", {}, {"daemon.policy.windows": []})
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "cure"),
+    [
+        ("workloads.max_flops", "1e6", "write 1000000"),
+        ("workloads.max_flops", "2.5e30", "write 2.5e+30"),
+        ("protocol.target_interval", "1e-7", "write 1.0e-07"),
+        ("protocol.max_number", "1e6", "write 1000000"),
+        ("workloads.minimum", "1e2", "write 100"),
+    ],
+)
+def test_a_number_that_yaml_takes_for_text_is_told_how_to_write_it(key: str, text: str, cure: str) -> None:
+    value = parse_yaml(text)
+    assert value == text
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, "f", {}, {key: value})
+    (fault,) = caught.value.args
+    assert fault.endswith(f"got the text {text!r}: {cure}")
+    section, name = key.split(".")
+    written = parse_yaml(cure.removeprefix("write "))
+    assert getattr(getattr(resolve({}, "f", {}, {key: written}).config, section), name) == float(text)
+
+
+@pytest.mark.parametrize("text", ["fast", "nan", "1e999", "--1", "1e6 FLOPs"])
+def test_a_text_that_is_no_number_has_no_such_cure(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"got the text '.*'$"):
+        resolve({}, "f", {}, {"workloads.max_flops": text})
+
+
+def test_text_settings_take_the_text_as_it_is() -> None:
+    assert resolve({}, "f", {"FLEET_STORE__PATH": "123"}, {}).config.store.path == "123"
+
+
+def test_all_faults_of_all_sources_come_at_once_with_their_origin() -> None:
+    file = {"schema": 1, "protocol": {"repat": 4, "repeat": "x"}, "stor": {}, "training": 3}
+    environ = {"FLEET_TRAINING__EPOCHS": "0", "FLEET_TRANING__SEED": "1", "FLEET_STORE__PATH": "runs"}
+    with pytest.raises(ConfigError) as caught:
+        resolve(file, "f.yaml", environ, {"workloads.networks": ["resnet50"], "onboarding.strategy": "majik"})
+    lines = caught.value.args
+    for start, words in (
+        ("f.yaml: protocol.repat: unknown key", "'repeat'"),
+        ("f.yaml: protocol.repeat: ", "the text 'x'"),
+        ("f.yaml: stor: unknown key", "'store'"),
+        ("f.yaml: training: ", "a whole number"),
+        ("env FLEET_TRAINING__EPOCHS: training.epochs: ", "greater"),
+        ("env FLEET_TRANING__SEED: unknown section", "'training'"),
+        ("flag: workloads.networks: unknown network 'resnet50'", "'resnet-50'"),
+        ("flag: onboarding.strategy: ", "'multitask'"),
+    ):
+        assert any(line.startswith(start) and words in line for line in lines), (start, lines)
+    assert len(lines) == 8
+
+
+@pytest.mark.parametrize("schema", [None, 2, "1", True])
+def test_a_fleet_file_of_another_schema_is_refused(schema: object) -> None:
+    file = {"protocol": {}} if schema is None else {"schema": schema}
+    with pytest.raises(ConfigError, match="write schema: 1"):
+        resolve(file, "f.yaml", {}, {})
+
+
+def test_a_section_may_be_left_empty() -> None:
+    assert resolve({"schema": 1, "protocol": None}, "f.yaml", {}, {}).config == FleetConfig()
+
+
+def test_a_named_file_must_exist_and_the_default_one_need_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_fleet(environ={}).config == FleetConfig()
+    with pytest.raises(ConfigError, match=r"no\.yaml: cannot be read"):
+        load_fleet(Path("no.yaml"), environ={})
+
+
+def test_the_protocol_section_has_the_fields_and_defaults_of_the_protocol() -> None:
+    assert list(ProtocolSection.model_fields) == [field.name for field in fields(Protocol)]
+    assert FleetConfig().timing_protocol() == Protocol()
+
+
+def test_time_outs_are_read_under_the_key_of_earlier_versions_too() -> None:
+    old = resolve({"schema": 1, "protocol": {"run_timeout_sec": 7.0}}, "f", {}, {})
+    assert (old.config.protocol.run_timeout_secs, old.origins["protocol.run_timeout_secs"]) == (7.0, "file f")
+    environ = {"FLEET_PROTOCOL__RUN_TIMEOUT_SEC": "8"}
+    newer = resolve({"schema": 1, "protocol": {"run_timeout_secs": 7.0}}, "f", environ, {})
+    assert newer.config.protocol.run_timeout_secs == 8.0
+    both = {"schema": 1, "protocol": {"run_timeout_secs": 7.0, "run_timeout_sec": 8.0}}
+    with pytest.raises(ConfigError, match="run_timeout_sec: given twice"):
+        resolve(both, "f", {}, {})
+
+
+OUT_OF_BOUNDS: dict[str, list[Any]] = {
+    "protocol.extra_repeats": [-1, 1.5],
+    "protocol.target_interval": [-0.01],
+    "protocol.reject_interval": [11],
+    "protocol.warmup_ms": [-1.0],
+    "protocol.cache_flush": [1, "yes"],
+    "protocol.early_stop_ratio": [1.0, 0.5, -1.0, float("inf")],
+    "protocol.check_share": [1.01],
+    "protocol.memory_limit_gib": [0.0, 0.1],
+    "workloads.exploration": [1.1, -0.1],
+    "workloads.noise_samples": [-1, 2.5],
+}
+
+
+@pytest.mark.parametrize("key", OUT_OF_BOUNDS)
+def test_a_setting_out_of_bounds_is_one_fault_with_its_key(key: str) -> None:
+    section, name = key.split(".")
+    for value in OUT_OF_BOUNDS[key]:
+        with pytest.raises(ConfigError) as caught:
+            resolve({"schema": 1, section: {name: value}}, "f.yaml", {}, {})
+        (fault,) = caught.value.args
+        assert fault.startswith(f"f.yaml: {key}: ")
+
+
+def test_zero_switches_the_optional_rules_off() -> None:
+    off = ("extra_repeats", "target_interval", "reject_interval", "warmup_ms", "early_stop_ratio")
+    file = {"schema": 1, "protocol": dict.fromkeys((*off, "check_share"), 0)}
+    environ = {
+        "FLEET_WORKLOADS__NOISE_SAMPLES": "0",
+        "FLEET_WORKLOADS__EXPLORATION": "1",
+        "FLEET_PROTOCOL__CACHE_FLUSH": "true",
+        "FLEET_PROTOCOL__MEMORY_LIMIT_GIB": "0.5",
+    }
+    config = resolve(file, "f.yaml", environ, {}).config
+    protocol = config.timing_protocol()
+    assert [getattr(protocol, name) for name in (*off, "check_share")] == [0] * 6
+    assert (protocol.cache_flush, protocol.memory_limit_gib) == (True, 0.5)
+    assert (config.workloads.exploration, config.workloads.noise_samples) == (1.0, 0)
+
+
+@given(st.data())
+def test_a_protocol_section_that_is_accepted_makes_a_protocol(data: st.DataObject) -> None:
+    numbers = st.integers(-1, 20_000) | st.floats(-1, 20_000) | st.booleans()
+    file = data.draw(st.dictionaries(st.sampled_from([field.name for field in fields(Protocol)]), numbers))
+    with suppress(ConfigError):
+        config = resolve({"schema": 1, "protocol": file}, "f", {}, {}).config
+        protocol = config.timing_protocol()
+        assert all(getattr(protocol, name) == value for name, value in file.items())
+
+
+def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_secret("ray.auth_token")
+    assert is_secret("store.Secret-Key")
+    assert not is_secret("token.path")
+    with pytest.raises(ConfigError) as caught:
+        resolve({"schema": 1, "store": {"token": "hunter2"}}, "f", {"FLEET_STORE__PASSWORD": "hunter2"}, {})
+    assert "hunter2" not in str(caught.value)
+    found = resolve({}, "f", {}, {})
+    monkeypatch.setattr("fleet.config.settings.is_secret", lambda key: key == "path")
+    shown = {
+        setting.key: setting.value
+        for setting in Resolved(config=found.config, origins=found.origins).settings()
+    }
+    assert shown["store.path"] == "***"
+
+
+def test_a_config_error_crosses_a_process() -> None:
+    error = pickle.loads(pickle.dumps(ConfigError("a: b", "c: d")))
+    assert isinstance(error, ConfigError)
+    assert str(error) == "a: b\nc: d"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 5000,
+        "a: 2001-99-99",
+        "a: !!timestamp x",
+        "a: !!int ''",
+        "a: !!python/object/apply:os.system [ls]",
+        "? [1, 2]\n: 3",
+        "? {a: b}\n: 3",
+        "a: !!binary 1",
+        "\x00",
+        "a: b\n---\nc: d",
+        "!!set [a]",
+        "!!omap {a: b}",
+    ],
+)
+def test_hostile_yaml_is_an_error_with_one_line(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_device(parse_yaml(text), "box")
+    assert all("\n" not in fault for fault in caught.value.args)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates()
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner), max_leaves=12
+)
+KEYS = st.sampled_from([*GOOD, "thread", "note "]) | st.text()
+
+
+@given(st.dictionaries(KEYS, VALUES))
+def test_no_mapping_gives_more_than_a_config_error(value: dict[str, Any]) -> None:
+    with suppress(ConfigError):
+        parse_device({**GOOD, **value}, "box")
+
+
+@given(st.dictionaries(st.sampled_from(sorted(TARGET_OPTIONS["llvm"])) | st.text(), VALUES))
+def test_no_target_gives_more_than_a_config_error(target: dict[str, Any]) -> None:
+    with suppress(ConfigError):
+        spec = parse_device({**GOOD, "target": {**GOOD["target"], **target}}, "box")
+        assert spec.target["num-cores"] == 1
+        assert spec.target_json.encode()
+
+
+@given(st.text() | VALUES.map(lambda value: yaml.safe_dump(value)))
+def test_no_text_gives_more_than_a_config_error(text: str) -> None:
+    with suppress(ConfigError):
+        parse_yaml(text)
+
+
+SECTIONS = st.sampled_from(["schema", *FleetConfig.model_fields, "x"]) | st.text()
+SETTINGS = st.sampled_from(["repeat", "path", "networks", "ids", "epochs", "x"]) | st.text() | st.integers()
+
+
+@given(
+    st.dictionaries(SECTIONS, VALUES | st.dictionaries(SETTINGS, VALUES)),
+    st.dictionaries(
+        st.sampled_from(["FLEET_PROTOCOL__REPEAT", "FLEET_DEVICES__IDS", "FLEET_X__"]), st.text()
+    ),
+)
+def test_no_fleet_file_or_environment_gives_more_than_a_config_error(
+    file: dict[str, Any], environ: dict[str, str]
+) -> None:
+    with suppress(ConfigError):
+        resolve(file, "f", environ, {})
+
+
+@pytest.mark.tvm
+def test_target_options_are_those_of_tvm() -> None:
+    import tvm
+    import tvm_ffi
+
+    assert tvm.__version__.startswith("0.27")
+    words = {"str": str, "int": int, "bool": bool, "target.Target": dict, "Array<str>": list}
+    options_of = tvm_ffi.get_global_func("target.ListTargetKindOptionsFromName")
+    for kind, options in TARGET_OPTIONS.items():
+        assert {str(key): words[str(value)] for key, value in options_of(kind).items()} == dict(options)
+
+
+@pytest.mark.tvm
+def test_tvm_accepts_the_target_of_every_shipped_device() -> None:
+    from tvm.target import Target
+
+    for spec in DeviceFolder(ROOT / "configs/hardware").read().specs.values():
+        assert int(Target(spec.target).attrs["num-cores"]) == spec.threads

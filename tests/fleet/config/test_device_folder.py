@@ -1,0 +1,145 @@
+"""The folder of device files: parsed as it changes, added to whole, and never read half written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+
+from agents.records import DeviceId
+from fleet.config import device_folder
+from fleet.config.device_files import load_file
+from fleet.config.device_folder import DeviceFolder, FoundDevices, add_file, retire_file
+from fleet.config.yaml_files import ConfigError
+from tests.fleet.config.test_config import GOOD, write
+
+A, B = DeviceId("a"), DeviceId("b")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "hardware"
+    made.mkdir()
+    write(made, "a.yaml", {**GOOD, "device_id": "a"})
+    return made
+
+
+def settled(folder: DeviceFolder) -> FoundDevices | None:
+    """What two looks find: the first one only sees that something moves."""
+    assert folder.look() is None
+    return folder.look()
+
+
+def test_a_change_counts_when_it_is_seen_twice_and_only_then_is_parsed(folder: Path) -> None:
+    watched = DeviceFolder(folder)
+    assert set(watched.read().specs) == {"a"}
+    with mock.patch.object(device_folder, "load_file", wraps=load_file) as parsed:
+        assert settled(watched) is None
+        assert not parsed.called
+        write(folder, "b.yaml", "schema: 1\n")
+        assert watched.look() is None, "it may be half written"
+        write(folder, "b.yaml", {**GOOD, "device_id": "b"})
+        assert watched.look() is None
+        found = watched.look()
+        assert found is not None
+        assert set(found.specs) == {"a", "b"}
+        assert [call.args for call in parsed.call_args_list] == [(folder / "b.yaml",)]
+    (folder / "a.yaml").unlink()
+    found = settled(watched)
+    assert found is not None
+    assert set(found.specs) == {"b"}
+    assert watched.look() is None
+
+
+def test_a_file_that_is_away_for_a_moment_never_left(folder: Path) -> None:
+    watched = DeviceFolder(folder)
+    watched.read()
+    (folder / "a.yaml").rename(folder / "a.yaml~")
+    assert watched.look() is None
+    (folder / "a.yaml~").rename(folder / "a.yaml")
+    assert watched.look() is None
+    assert watched.look() is None
+
+
+def test_a_broken_file_is_a_fault_with_file_line_and_key_until_it_is_mended(folder: Path) -> None:
+    watched = DeviceFolder(folder)
+    watched.read()
+    text = (folder / "a.yaml").read_text()
+    (folder / "a.yaml").write_text(text + "threds: 2\n")
+    found = settled(watched)
+    assert found is not None
+    assert not found.specs
+    line = len(text.splitlines()) + 1
+    [fault] = found.faults[A]
+    assert fault.startswith(f"{folder}/a.yaml: line {line}: threds: unknown key")
+    (folder / "a.yaml").write_text(text)
+    found = settled(watched)
+    assert found is not None
+    assert set(found.specs) == {"a"}
+    assert not found.faults
+
+
+def test_a_key_inside_of_a_mapping_has_its_line(folder: Path) -> None:
+    text = yaml.safe_dump({key: value for key, value in GOOD.items() if key != "target"})
+    (folder / "box.yaml").write_text(text + "target:\n  kind: llvm\n  mcpu: 3\n")
+    with pytest.raises(ConfigError, match=rf"line {len(text.splitlines()) + 3}: target\.mcpu: "):
+        load_file(folder / "box.yaml")
+
+
+def test_a_folder_that_goes_away_changes_no_device(folder: Path, tmp_path: Path) -> None:
+    watched = DeviceFolder(folder)
+    before = watched.read()
+    folder.rename(tmp_path / "elsewhere")
+    found = watched.look()
+    assert found is not None
+    assert found.specs == before.specs
+    assert "no such folder" in found.faults[DeviceId("")][0]
+    assert watched.look() is None, "said once"
+    (tmp_path / "elsewhere").rename(folder)
+    found = watched.look()
+    assert found is not None
+    assert not found.faults
+
+
+def test_a_link_that_leads_nowhere_is_the_fault_of_one_device(folder: Path) -> None:
+    (folder / "b.yaml").symlink_to(folder / "nowhere")
+    found = DeviceFolder(folder).read()
+    assert set(found.specs) == {"a"}
+    assert set(found.faults) == {"b"}
+
+
+def test_adding_is_refused_for_an_id_that_is_there_and_leaves_nothing_half_done(
+    folder: Path, tmp_path: Path
+) -> None:
+    source = write(tmp_path, "new-words.yaml", {**GOOD, "device_id": "a", "note": "new"})
+    spec = load_file(source, "")
+    before = (folder / "a.yaml").read_text()
+    with pytest.raises(ConfigError, match=r"a\.yaml: device 'a' is there already: --replace"):
+        add_file(folder, spec, source)
+    assert (folder / "a.yaml").read_text() == before
+    with (
+        mock.patch("agents.files.fsync", side_effect=OSError(28, "No space left on device")),
+        pytest.raises(Exception, match="No space left"),
+    ):
+        add_file(folder, spec, source, is_replaced=True)
+    assert [path.name for path in folder.iterdir()] == ["a.yaml"]
+    assert (folder / "a.yaml").read_text() == before
+    assert add_file(folder, spec, source, is_replaced=True) == folder / "a.yaml"
+    assert DeviceFolder(folder).read().specs[A].note == "new"
+
+
+def test_retired_files_are_read_by_nobody_and_none_replaces_another(folder: Path) -> None:
+    write(folder, "b.yaml", {**GOOD, "device_id": "b"})
+    text: Any = (folder / "b.yaml").read_text()
+    first = retire_file(folder, folder / "b.yaml")
+    assert first == folder / "retired" / "b.yaml"
+    shutil.copy(first, folder / "b.yaml")
+    second = retire_file(folder, folder / "b.yaml")
+    assert second != first
+    assert first.read_text() == second.read_text() == text
+    assert set(DeviceFolder(folder).read().specs) == {"a"}
+    assert load_file(second, "").device_id == B

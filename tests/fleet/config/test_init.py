@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.host.differences import differences
+from agents.host.probe import probe
+from agents.records import Family
+from fleet.config.device_folder import DeviceFolder
+from fleet.config.init import (
+    Action,
+    cpu_profiles,
+    cuda_profiles,
+    host_profiles,
+    render,
+    timing_cores,
+    write_profiles,
+)
+from fleet.errors import FleetError
+from tests.host_fixtures import (
+    GPU,
+    GRAVITON_FLAGS,
+    PI_FLAGS,
+    SANDYBRIDGE_FLAGS,
+    V4_FLAGS,
+    arm_host,
+    gpu_host,
+    x86_host,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+def names(profiles: tuple[object, ...]) -> list[str]:
+    return [profile.spec.device_id for profile in profiles]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("usable", "groups", "threads", "chosen"),
+    [
+        ((0, 1), ((0,), (1,)), 1, (0,)),
+        ((1, 3), ((0,), (1,), (2,), (3,)), 1, (1,)),
+        ((0, 1, 2, 3), ((0, 2), (1, 3)), 1, (0,)),
+        ((0, 1, 2, 3, 4, 5), ((0, 3), (1, 4), (2, 5)), 2, (0, 1)),
+        ((2, 3), ((0, 2), (1, 3)), 1, (2,)),
+        ((0,), ((0,),), 1, (0,)),
+        ((0, 1, 2), (), 2, (0, 1)),
+    ],
+)
+def test_timing_takes_the_lowest_thread_of_each_core_and_leaves_one_to_build(
+    usable: tuple[int, ...], groups: tuple[tuple[int, ...], ...], threads: int, chosen: tuple[int, ...]
+) -> None:
+    assert timing_cores(usable, groups, threads) == chosen
+
+
+@pytest.mark.parametrize(("usable", "threads"), [((0, 1), 2), ((0,), 2), ((0, 1), 0)])
+def test_more_threads_than_cores_is_an_error(usable: tuple[int, ...], threads: int) -> None:
+    with pytest.raises(FleetError, match="use 1 to 1 threads"):
+        timing_cores(usable, ((0,), (1,)), threads)
+
+
+def test_siblings_of_one_core_are_not_two_cores() -> None:
+    with pytest.raises(FleetError, match="2 physical cores"):
+        timing_cores((0, 1, 2, 3), ((0, 2), (1, 3)), 2)
+
+
+def test_a_host_gets_the_profiles_it_can_execute_and_no_more() -> None:
+    assert names(cpu_profiles(x86_host(SANDYBRIDGE_FLAGS), (0,))) == ["x86-64", "x86-64-v2", "sandybridge"]
+    assert names(cpu_profiles(arm_host(GRAVITON_FLAGS), (0,))) == ["aarch64-generic", "aarch64-native"]
+    assert cpu_profiles(replace(x86_host(), arch="riscv64"), (0,)) == ()
+
+
+def test_an_arm_board_lists_its_own_features() -> None:
+    native = cpu_profiles(arm_host(PI_FLAGS), (0,))[-1].spec
+    assert native.target["mattr"] == ["+neon", "+crc"]
+    assert native.target["mtriple"] == "aarch64-linux-gnu"
+
+
+def test_every_profile_fits_the_host_it_was_made_for() -> None:
+    for host in (x86_host(SANDYBRIDGE_FLAGS), arm_host(PI_FLAGS), arm_host(GRAVITON_FLAGS)):
+        for profile in cpu_profiles(host, (0, 1)):
+            assert profile.spec.threads == 2
+            assert differences(profile.spec, host) == []
+
+
+def test_every_profile_of_this_host_fits_it() -> None:
+    descriptor = probe()
+    profiles = host_profiles()
+    assert profiles
+    assert all(differences(profile.spec, descriptor) == [] for profile in profiles)
+
+
+def test_each_gpu_with_a_known_architecture_gets_a_file() -> None:
+    old = {key: value for key, value in {**GPU, "index": "1"}.items() if key != "arch"}
+    host = gpu_host(GPU, old, {**GPU, "index": "2", "arch": "sm_90"})
+    profiles = cuda_profiles(host, (0, 1))
+    assert names(profiles) == ["cuda-0", "cuda-2"]
+    spec = profiles[1].spec
+    assert (spec.index, spec.family, spec.cores) == (2, Family.GPU, (0,))
+    assert spec.target == {
+        "kind": "cuda",
+        "arch": "sm_90",
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "thread_warp_size": 32,
+    }
+    assert all(differences(profile.spec, host) == [] for profile in profiles)
+
+
+def test_written_files_load_to_the_same_specs(tmp_path: Path) -> None:
+    profiles = (
+        cpu_profiles(x86_host(), (0, 2)) + cpu_profiles(arm_host(), (0,)) + cuda_profiles(gpu_host(GPU), (0,))
+    )
+    folder = tmp_path / "a/b"
+    done = write_profiles(folder, profiles)
+    assert {each.action for each in done} == {Action.WRITTEN}
+    assert DeviceFolder(folder).read().specs == {profile.spec.device_id: profile.spec for profile in profiles}
+
+
+def test_shipped_files_are_what_init_writes() -> None:
+    reference = cpu_profiles(x86_host(V4_FLAGS), (0,)) + cpu_profiles(arm_host(GRAVITON_FLAGS), (0,))
+    assert len(reference) == 7
+    for profile in reference:
+        text = (ROOT / f"configs/hardware/{profile.spec.device_id}.yaml").read_text()
+        assert text == render(profile), (
+            "run `fleet init --force`, or write what changed into the shipped file"
+        )
+
+
+def test_each_header_says_what_it_is_how_checked_and_how_to_try_it() -> None:
+    for profile in cpu_profiles(x86_host(), (0,)) + cuda_profiles(gpu_host(GPU), (0,)):
+        header = [line for line in render(profile).splitlines() if line.startswith("#")]
+        text = "\n".join(header)
+        assert "What it is" in text
+        assert "How it is checked" in text
+        assert f"fleet probe --device {profile.spec.device_id}" in text
+        assert max(map(len, header)) <= 110
+
+
+def test_a_file_that_differs_is_kept_without_force(tmp_path: Path) -> None:
+    profiles = cpu_profiles(x86_host(), (0,))
+    write_profiles(tmp_path, profiles)
+    mine = tmp_path / "x86-64-v2.yaml"
+    mine.write_text("# mine\n")
+    again = {each.device_id: each.action for each in write_profiles(tmp_path, profiles)}
+    assert again.pop(profiles[1].spec.device_id) is Action.KEPT
+    assert set(again.values()) == {Action.UNCHANGED}
+    assert mine.read_text() == "# mine\n"
+    forced = {each.device_id: each.action for each in write_profiles(tmp_path, profiles, force=True)}
+    assert forced[profiles[1].spec.device_id] is Action.REPLACED
+    assert mine.read_text() == render(profiles[1])
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FleetError, match="cannot be written"):
+        write_profiles(tmp_path / "file/hardware", cpu_profiles(x86_host(), (0,)))

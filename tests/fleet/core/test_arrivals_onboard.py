@@ -1,0 +1,206 @@
+"""A device that comes onboards itself: when, how often in an environment, and what waits for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from agents.records import CandidateId, DeviceId, WorkloadId
+from fleet.core import events as ev
+from fleet.core.events import Job, JobId, StartDriver
+from fleet.core.request_words import RequestId
+from fleet.core.state import FleetState
+from tests.fleet_world import LIMITS
+
+OLD, NEW = DeviceId("old"), DeviceId("new")
+ASKED = RequestId("onboarding-new-1")
+
+
+def fleet(**limits: Any) -> FleetState:
+    """A device with a head, on the host where a new one comes up."""
+    state = FleetState()
+    chosen = replace(LIMITS, arrival_samples=64, return_samples=32, **limits)
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=chosen))
+    comes(state, OLD)
+    state.apply(ev.ModelPublished(at_secs=110.0, version="v000001", device_ids=(OLD,)))
+    return state
+
+
+def comes(
+    state: FleetState,
+    device_id: DeviceId,
+    *,
+    incarnation: int = 1,
+    environment: str = "e1",
+    host: str = "here",
+    family: str = "cpu",
+) -> list[Any]:
+    if incarnation == 1:
+        state.apply(ev.DeviceAdded(at_secs=120.0, device_id=device_id, family=family, neighbourhood="cores"))
+    state.apply(ev.AgentStarted(at_secs=120.0, device_id=device_id, incarnation=incarnation))
+    return state.apply(
+        ev.ProbePassed(
+            at_secs=120.0,
+            device_id=device_id,
+            incarnation=incarnation,
+            environment_id=environment,
+            host=host,
+        )
+    )
+
+
+def again(state: FleetState, device_id: DeviceId, incarnation: int, environment: str) -> list[Any]:
+    state.apply(ev.DeviceChanged(at_secs=130.0, device_id=device_id))
+    return comes(state, device_id, incarnation=incarnation, environment=environment)
+
+
+def ended(state: FleetState, reason: str = "", request_id: RequestId = ASKED) -> list[Any]:
+    return state.apply(ev.RequestEnded(at_secs=140.0, request_id=request_id, result={}, reason=reason))
+
+
+def leases(state: FleetState, device_id: DeviceId, number: int) -> int:
+    """Leases of a device once a job of the background is there."""
+    job = Job(
+        job_id=JobId(f"j{number}"),
+        device_id=device_id,
+        workload_ids=(WorkloadId("w"),),
+        candidate_ids=(CandidateId(f"c{number}"),),
+        origin="random",
+    )
+    state.apply(ev.JobSubmitted(at_secs=125.0, job=job))
+    return len(state.describe(device_id)["leases"])
+
+
+def test_a_new_device_gets_a_head_at_once() -> None:
+    state = fleet()
+    made = comes(state, NEW)
+    assert StartDriver(request_id=ASKED) in made
+    asked = state.request(ASKED)
+    assert asked is not None
+    assert asked["state"] == "running"
+    assert asked["arguments"] == {"device": "new", "samples": 64, "fewer": True}
+
+
+def test_nothing_is_asked_where_nobody_could_teach_it_or_it_is_switched_off() -> None:
+    assert not [one for one in comes(fleet(), NEW, family="gpu") if isinstance(one, StartDriver)]
+    state = FleetState()
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=LIMITS))
+    comes(state, OLD)
+    state.apply(ev.ModelPublished(at_secs=110.0, version="v000001", device_ids=(OLD,)))
+    assert not [one for one in comes(state, NEW) if isinstance(one, StartDriver)]
+
+
+def test_a_device_that_waited_for_a_first_model_gets_its_head_when_there_is_one() -> None:
+    state = FleetState()
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=replace(LIMITS, arrival_samples=64)))
+    comes(state, OLD)
+    comes(state, NEW)
+    made = state.apply(ev.ModelPublished(at_secs=130.0, version="v000001", device_ids=(OLD,)))
+    assert StartDriver(request_id=ASKED) in made
+
+
+def test_neighbours_wait_for_an_arrival_and_devices_of_other_hosts_do_not() -> None:
+    state = fleet()
+    comes(state, DeviceId("far"), host="there")
+    ended(state, request_id=RequestId("onboarding-far-1"))
+    comes(state, NEW)
+    assert leases(state, NEW, 1) == 0
+    assert leases(state, OLD, 2) == 0
+    assert leases(state, DeviceId("far"), 3) == 1
+    computes = ev.RequestProgressed(at_secs=135.0, request_id=ASKED, done=1, of=1, is_measuring=False)
+    state.apply(computes)
+    # Its head is made in half the time where nothing is compiled beside it.
+    assert len(state.describe(OLD)["leases"]) == len(state.describe(NEW)["leases"]) == 0
+    ended(state)
+    assert len(state.describe(OLD)["leases"]) == len(state.describe(NEW)["leases"]) == 1
+
+
+def test_an_arrival_does_not_wait_for_the_drivers_of_other_requests() -> None:
+    state = fleet(drivers=0)
+    assert StartDriver(request_id=ASKED) in comes(state, NEW)
+    others = comes(state, DeviceId("third"))
+    assert not [one for one in others if isinstance(one, StartDriver)]
+    assert StartDriver(request_id=RequestId("onboarding-third-1")) in ended(state)
+
+
+def test_it_is_asked_for_once_in_an_environment() -> None:
+    state = fleet()
+    comes(state, NEW)
+    ended(state, "none of the samples ran")
+    assert not [one for one in again(state, NEW, 2, "e1") if isinstance(one, StartDriver)]
+    assert StartDriver(request_id=RequestId("onboarding-new-3")) in again(state, NEW, 3, "e2")
+
+
+def test_a_device_in_another_environment_measures_fewer_and_asks_for_no_training() -> None:
+    state = fleet()
+    made = again(state, OLD, 2, "e2")
+    asked = state.request(RequestId("onboarding-old-2"))
+    assert StartDriver(request_id=RequestId("onboarding-old-2")) in made
+    assert asked is not None
+    assert asked["arguments"]["samples"] == 32
+    state.apply(ev.RecordsStored(at_secs=150.0, device_id=OLD, count=LIMITS.reason_records))
+    assert state.training()["state"] == "idle"
+
+
+def test_where_no_head_came_of_it_a_training_gives_one() -> None:
+    state = fleet()
+    comes(state, NEW)
+    state.apply(ev.RecordsStored(at_secs=130.0, device_id=NEW, count=LIMITS.reason_records))
+    assert state.training()["state"] == "idle"
+    ended(state, "its strategy failed")
+    state.apply(ev.Tick(at_secs=200.0))
+    assert [one["text"] for one in state.training()["reasons"]] == ["new has no head yet"]
+
+
+def test_a_snapshot_keeps_all_of_it() -> None:
+    state = fleet()
+    comes(state, NEW)
+    copy = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    assert leases(copy, OLD, 2) == leases(state, OLD, 2) == 0
+    assert ended(copy) == ended(state)
+    assert copy.to_json() == state.to_json()
+
+
+def test_devices_with_a_head_get_a_fingerprint_once_in_an_environment() -> None:
+    state = fleet(fingerprints=True)
+    [asked] = state.open_requests()
+    assert (asked.kind, asked.arguments) == ("collection", {"devices": ["old"], "fingerprint": True})
+    assert state.request(asked.request_id)["state"] == "running"
+    # It keeps the background off no device, and is no reason for another to wait.
+    made = comes(state, NEW)
+    assert StartDriver(request_id=ASKED) in made
+    ended(state, request_id=asked.request_id)
+    ended(state)
+    state.apply(ev.ModelPublished(at_secs=150.0, version="v000002", device_ids=(OLD, NEW)))
+    assert state.open_requests() == [], "the onboarding has measured that of the new one"
+    state = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    again(state, OLD, 2, "e1")
+    assert state.open_requests() == []
+    again(state, OLD, 3, "e2")
+    assert [one.kind for one in state.open_requests()] == ["onboarding"], "that measures it again"
+
+
+def test_a_fingerprint_waits_for_all_else() -> None:
+    state = fleet(fingerprints=True)
+    [asked] = state.open_requests()
+    assert state.to_json()["leasing"]["devices"][0]["fingerprinted_in"] == "e1"
+    assert (asked.priority, asked.is_background) == (0, True)
+    comes(state, NEW)  # on the same host: the neighbours wait
+    waits = Job(
+        job_id=JobId("f1"),
+        device_id=OLD,
+        workload_ids=(WorkloadId("w"),),
+        candidate_ids=(CandidateId("c"),),
+        origin="fingerprint",
+        request_id=asked.request_id,
+        priority=asked.priority,
+    )
+    made = state.apply(ev.JobSubmitted(at_secs=130.0, job=waits))
+    assert not any(isinstance(one, ev.GrantLease) for one in made)
+    made = ended(state)
+    assert [one.job_id for one in made if isinstance(one, ev.GrantLease)] == ["f1"]
+
+
+def test_without_the_limit_no_fingerprint_is_asked_for() -> None:
+    assert fleet().open_requests() == []

@@ -1,0 +1,373 @@
+"""Requests in the pure state: from coming to their end, kept for a while, the same after every replay."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from agents.records import DeviceId
+from fleet.core import events as ev
+from fleet.core.event_json import event_from_json, event_to_json
+from fleet.core.events import ReasonKind, ShowRequest, StartTraining, StopTraining
+from fleet.core.job_state import PATIENCE
+from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
+from fleet.core.state import FleetState
+from fleet.core.state_core import StateError
+from tests.fleet_world import LIMITS, job
+
+R1, R2 = RequestId("r1"), RequestId("r2")
+
+
+def training(request_id: RequestId = R1, family: str = "cpu", minutes: float | None = None) -> Request:
+    return Request(
+        request_id=request_id,
+        kind=RequestKind.TRAINING,
+        arguments={"family": family},
+        minutes=minutes,
+    )
+
+
+def begun() -> FleetState:
+    """A fleet of one device, with nothing that asks for a training by itself."""
+    state = FleetState(LIMITS)
+    state.apply(ev.CoordinatorStarted(at_secs=100.0))
+    state.apply(ev.DeviceAdded(at_secs=100.0, device_id=DeviceId("a"), family="cpu"))
+    return state
+
+
+def submit(state: FleetState, request: Request, at_secs: float = 100.0) -> list[Any]:
+    return state.apply(ev.RequestSubmitted(at_secs=at_secs, request=request))
+
+
+def shown(state: FleetState, request_id: RequestId = R1) -> dict[str, Any]:
+    found = state.request(request_id)
+    assert found is not None
+    return found
+
+
+def judged(at_secs: float = 130.0) -> ev.TrainingFinished:
+    return ev.TrainingFinished(
+        at_secs=at_secs, family="cpu", version="v000007", text="1 better", serves={"a": "better"}
+    )
+
+
+def test_a_training_is_asked_for_at_once_and_ends_with_its_judgement() -> None:
+    state = begun()
+    made = submit(state, training())
+    assert made[0] == ShowRequest(request_id=R1)
+    assert isinstance(made[1], StartTraining)
+    assert [one.request_id for one in made[1].reasons] == [R1]
+    assert shown(state)["state"] == "queued"
+    assert state.apply(ev.TrainingStarted(at_secs=110.0, family="cpu")) == [ShowRequest(request_id=R1)]
+    assert (shown(state)["state"], shown(state)["started_at"]) == ("running", 110.0)
+    progress = ev.RequestProgressed(
+        at_secs=120.0, request_id=R1, done=2, of=6, left_secs=8.0, finding="epoch 2"
+    )
+    state.apply(progress)
+    assert (shown(state)["done"], shown(state)["of"], shown(state)["left_secs"]) == (2, 6, 8.0)
+    state.apply(judged())
+    found = shown(state)
+    assert (found["state"], found["ended_at"], found["left_secs"]) == ("succeeded", 130.0, None)
+    assert found["result"] == {
+        "version": "v000007",
+        "text": "1 better",
+        "serves": {"a": "better"},
+        "kept_champions": {},
+    }
+    assert found["changes"] == 4
+    # What comes late says nothing new.
+    assert state.apply(progress) == []
+    assert shown(state) == found
+
+
+def test_whoever_asks_waits_for_no_pause_and_is_not_tried_again() -> None:
+    state = begun()
+    submit(state, training())
+    state.apply(ev.TrainingStarted(at_secs=110.0, family="cpu"))
+    made = state.apply(ev.TrainingFailed(at_secs=120.0, family="cpu", reason="no memory"))
+    assert made == [ShowRequest(request_id=R1)], "it is not asked for again"
+    assert (shown(state)["state"], shown(state)["reason"]) == ("failed", "no memory")
+    state.apply(ev.Tick(at_secs=1e6))
+    assert state.training()["state"] == "idle"
+    state = begun()
+    submit(state, training())
+    state.apply(judged())
+    made = submit(state, training(R2), at_secs=130.1)
+    assert isinstance(made[1], StartTraining), "no pause after the last one"
+
+
+def test_a_training_that_judged_nobody_is_no_success() -> None:
+    state = begun()
+    submit(state, training())
+    state.apply(ev.TrainingFinished(at_secs=110.0, family="cpu", text="nothing trains here"))
+    assert (shown(state)["state"], shown(state)["reason"]) == ("failed", "nothing trains here")
+
+
+def test_one_that_comes_while_a_training_runs_waits_for_the_next() -> None:
+    state = begun()
+    submit(state, training())
+    state.apply(ev.TrainingStarted(at_secs=110.0, family="cpu"))
+    assert submit(state, training(R2)) == [ShowRequest(request_id=R2)]
+    made = state.apply(judged())
+    assert shown(state, R2)["state"] == "queued"
+    assert [one.request_id for one in made[-1].reasons] == [R2]
+
+
+def test_cancelled_before_its_turn_it_never_begins() -> None:
+    state = begun()
+    submit(state, training())
+    submit(state, training(R2, "gpu"))
+    state.apply(ev.RequestCancelled(at_secs=105.0, request_id=R2, reason="enough"))
+    made = state.apply(judged())
+    assert made == [ShowRequest(request_id=R1)]
+    assert (shown(state, R2)["state"], shown(state, R2)["reason"]) == ("cancelled", "enough")
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_cancelled_at_work_its_training_is_stopped(is_running: bool) -> None:
+    state = begun()
+    submit(state, training())
+    if is_running:
+        state.apply(ev.TrainingStarted(at_secs=110.0, family="cpu"))
+    made = state.apply(ev.RequestCancelled(at_secs=111.0, request_id=R1))
+    assert made == [ShowRequest(request_id=R1), StopTraining(family="cpu")]
+    assert state.training()["state"] == "idle"
+    # Twice is no fault, and the first end stays.
+    assert state.apply(ev.RequestCancelled(at_secs=112.0, request_id=R1)) == [ShowRequest(request_id=R1)]
+    assert shown(state)["ended_at"] == 111.0
+
+
+def test_a_training_that_others_want_as_well_goes_on() -> None:
+    state = begun()
+    device_id = DeviceId("a")
+    # What waits for the pause after a training is taken along by the next one.
+    submit(state, training())
+    state.apply(judged())
+    state.apply(ev.RecordsStored(at_secs=131.0, device_id=device_id, count=LIMITS.training_records))
+    made = submit(state, training(R2), at_secs=132.0)
+    assert {one.kind for one in made[1].reasons} == {ReasonKind.REQUEST, ReasonKind.NEW_RECORDS}
+    state.apply(ev.TrainingStarted(at_secs=133.0, family="cpu"))
+    made = state.apply(ev.RequestCancelled(at_secs=134.0, request_id=R2))
+    assert made == [ShowRequest(request_id=R2)]
+    assert state.training()["state"] == "running"
+
+
+def test_its_minutes_count_from_its_start() -> None:
+    state = FleetState(LIMITS)
+    submit(state, training(minutes=2.0))
+    assert not state.is_news(ev.Tick(at_secs=3000.0)), "it has not begun"
+    state.apply(ev.TrainingStarted(at_secs=3000.0, family="cpu"))
+    assert not state.is_news(ev.Tick(at_secs=3119.0))
+    assert state.is_news(ev.Tick(at_secs=3120.0))
+    made = state.apply(ev.Tick(at_secs=3120.0))
+    assert made == [ShowRequest(request_id=R1), StopTraining(family="cpu")]
+    assert (shown(state)["state"], shown(state)["reason"]) == (
+        "failed",
+        "it was not done after its 2 minutes",
+    )
+
+
+def test_an_id_is_used_once_and_an_unknown_one_is_refused() -> None:
+    state = begun()
+    submit(state, training())
+    before = state.to_json()
+    with pytest.raises(StateError, match="there already"):
+        submit(state, training())
+    with pytest.raises(StateError, match="no request of this id"):
+        state.apply(ev.RequestCancelled(at_secs=1.0, request_id=R2))
+    assert state.to_json() == before
+
+
+def test_a_restart_goes_on_with_the_training_and_its_request() -> None:
+    state = begun()
+    submit(state, training())
+    state.apply(ev.TrainingStarted(at_secs=110.0, family="cpu"))
+    state = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    made = state.apply(ev.CoordinatorStarted(at_secs=200.0))
+    starts = [one for one in made if isinstance(one, StartTraining)]
+    assert [one.request_id for one in starts[0].reasons] == [R1]
+    state.apply(ev.TrainingStarted(at_secs=201.0, family="cpu"))
+    assert (shown(state)["state"], shown(state)["started_at"]) == ("running", 110.0)
+    state.apply(judged(210.0))
+    assert shown(state)["state"] == "succeeded"
+
+
+def test_ended_ones_are_kept_for_a_while_and_not_without_end() -> None:
+    state = begun()
+    for number in range(KEPT_REQUESTS + 3):
+        name = RequestId(f"n{number}")
+        submit(state, training(name, "gpu"), at_secs=200.0 + number)
+        if number:
+            state.apply(ev.RequestCancelled(at_secs=200.0 + number, request_id=name))
+    kept = state.request_ids()
+    assert kept[0] == "n0", "an open one is never dropped"
+    assert len(kept) <= KEPT_REQUESTS + 2
+    assert "n1" not in kept
+    assert f"n{KEPT_REQUESTS + 2}" in kept
+    submit(state, training(RequestId("last")), at_secs=1300.0 + KEPT_SECS)
+    assert state.request_ids() == ["n0", "last"]
+
+
+def test_snapshots_and_journals_of_versions_without_requests_still_open() -> None:
+    state = begun()
+    old = state.to_json()
+    del old["requests"]
+    assert FleetState.from_json(old).to_json() == state.to_json()
+    value = {"event": "TrainingFinished", "at_secs": 1.0, "family": "cpu", "version": "v1", "text": "t"}
+    assert event_from_json(value) == ev.TrainingFinished(at_secs=1.0, family="cpu", version="v1", text="t")
+    reason = {"kind": "new_records", "device_id": "", "text": "many"}
+    old["triggers"] |= {"phase": "asked", "family": "cpu", "reasons": [reason]}
+    assert FleetState.from_json(old).training()["reasons"][0]["request_id"] == ""
+
+
+def collection(name: str, kind: RequestKind = RequestKind.COLLECTION) -> Request:
+    arguments = {"device": "a", "devices": ["a"]}
+    return Request(request_id=RequestId(name), kind=kind, arguments=arguments)
+
+
+def grants(state: FleetState, count: int) -> list[str]:
+    """The requests whose jobs a device gets one after the other."""
+    made: list[str] = []
+    for at_secs in range(count):
+        [lease] = state.describe(DeviceId("a"))["leases"]
+        job = state.job(lease["job_id"])
+        assert job is not None
+        made.append(job.request_id)
+        finished = ev.JobFinished(
+            at_secs=300.0 + at_secs,
+            device_id=job.device_id,
+            job_id=job.job_id,
+            fencing_token=lease["epoch"],
+            incarnation=1,
+            outcomes={"ok": 2},
+            device_secs=1.0,
+        )
+        state.apply(finished)
+    return made
+
+
+def at_work(*jobs: tuple[str, int, int]) -> FleetState:
+    """A device with so many jobs of some requests, each with its priority."""
+    state = FleetState()
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=replace(LIMITS, leases=1)))
+    state.apply(ev.DeviceAdded(at_secs=100.0, device_id=DeviceId("a"), family="cpu"))
+    state.apply(ev.AgentStarted(at_secs=100.0, device_id=DeviceId("a"), incarnation=1))
+    for name, priority, count in jobs:
+        for number in range(count):
+            one = replace(job(f"{name}{number}", "a"), request_id=name, priority=priority)
+            state.apply(ev.JobSubmitted(at_secs=110.0, job=one))
+    passed = {"at_secs": 120.0, "device_id": DeviceId("a"), "incarnation": 1}
+    state.apply(ev.ProbePassed(**passed, environment_id="e"))
+    return FleetState.from_json(json.loads(json.dumps(state.to_json())))
+
+
+def test_requests_of_one_priority_take_turns() -> None:
+    assert grants(at_work(("x", 1, 9), ("y", 1, 9), ("z", 1, 9)), 9) == ["x", "y", "z"] * 3
+
+
+def test_a_lower_priority_waits_and_does_not_starve() -> None:
+    found = grants(at_work(("low", 0, 3), ("high", 2, 60)), 3 * (PATIENCE + 1))
+    assert found == [*["high"] * PATIENCE, "low"] * 3
+
+
+def test_a_request_is_not_overtaken_for_ever() -> None:
+    state = begun()
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=replace(LIMITS, drivers=1)))
+    submit(state, collection("runs", RequestKind.TUNING))
+    submit(state, collection("waits"))
+    last = RequestId("runs")
+    for number in range(5):
+        submit(state, collection(f"t{number}", RequestKind.TUNING))
+        state.apply(ev.RequestEnded(at_secs=200.0, request_id=last, result={}))
+        last = RequestId(f"t{number}")
+        if shown(state, RequestId("waits"))["state"] == "running":
+            break
+    assert number == 4
+
+
+def test_a_retirement_ends_with_its_device_and_is_begun_again_after_a_restart() -> None:
+    state = begun()
+    asked = collection("r1", RequestKind.RETIREMENT)
+    taken = ev.RetireDevice(request_id=R1, device_id=DeviceId("a"))
+    assert submit(state, asked) == [ShowRequest(request_id=R1), taken]
+    state = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    assert taken in state.apply(ev.CoordinatorStarted(at_secs=150.0))
+    assert shown(state)["state"] == "running"
+    state.apply(ev.DeviceRetired(at_secs=160.0, device_id=DeviceId("a"), reason="no file"))
+    assert (shown(state)["state"], shown(state)["result"]) == ("succeeded", {"device": "a", "records": 0})
+
+
+def test_a_cancelled_retirement_and_one_that_cannot_be_done_are_over() -> None:
+    state = begun()
+    submit(state, collection("r1", RequestKind.RETIREMENT))
+    assert state.apply(ev.RequestCancelled(at_secs=101.0, request_id=R1)) == [ShowRequest(request_id=R1)]
+    submit(state, collection("r2", RequestKind.RETIREMENT))
+    state.apply(ev.RequestEnded(at_secs=102.0, request_id=R2, result={}, reason="no file"))
+    assert (shown(state)["state"], shown(state, R2)["state"]) == ("cancelled", "failed")
+
+
+IDS = st.sampled_from([R1, R2, RequestId("r3")])
+STEPS = st.one_of(
+    st.tuples(st.just("submit"), IDS, st.sampled_from(["cpu", "gpu"])),
+    st.tuples(st.just("cancel"), IDS, st.just("")),
+    st.tuples(st.sampled_from(["started", "judged", "failed", "coordinator", "minute"]), IDS, st.just("")),
+)
+
+
+def an_event(state: FleetState, step: tuple[str, RequestId, str], at_secs: float) -> ev.Event | None:
+    """The event of a step, where it can happen now."""
+    name, request_id, family = step
+    now = state.training()
+    is_there = state.request(request_id) is not None
+    match name:
+        case "submit" if not is_there:
+            return ev.RequestSubmitted(at_secs=at_secs, request=training(request_id, family, minutes=2.0))
+        case "cancel" if is_there:
+            return ev.RequestCancelled(at_secs=at_secs, request_id=request_id)
+        case "started" if now["state"] == "asked":
+            return ev.TrainingStarted(at_secs=at_secs, family=now["family"])
+        case "judged" if now["state"] == "running":
+            return ev.TrainingFinished(at_secs=at_secs, family=now["family"], serves={"a": "better"})
+        case "failed" if now["state"] == "running":
+            return ev.TrainingFailed(at_secs=at_secs, family=now["family"], reason="no memory")
+        case "coordinator":
+            return ev.CoordinatorStarted(at_secs=at_secs)
+        case "minute":
+            return ev.Tick(at_secs=at_secs + 60.0)
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=st.lists(STEPS, max_size=25), cut=st.integers(0, 25))
+def test_killed_after_any_event_it_comes_to_the_same_end(
+    steps: list[tuple[str, RequestId, str]], cut: int
+) -> None:
+    state, journal, snapshot = begun(), [], None
+    at_secs = 100.0
+    for number, step in enumerate(steps):
+        if number == cut:
+            snapshot = json.dumps(state.to_json())
+            journal.clear()
+        at_secs = max(at_secs + 1.0, state.to_json()["leasing"]["now"])
+        event = an_event(state, step, at_secs)
+        if event is not None and state.is_news(event):
+            journal.append(json.dumps(event_to_json(event)))
+            state.apply(event)
+    again = FleetState.from_json(json.loads(snapshot)) if snapshot else begun()
+    for line in journal:
+        again.apply(event_from_json(json.loads(line)))
+    assert again.to_json() == state.to_json()
+    # Once every training that is asked for has run, nothing is left open.
+    for _ in range(4):
+        for name in ("started", "judged"):
+            at_secs = max(at_secs + 1.0, state.to_json()["leasing"]["now"])
+            event = an_event(state, (name, R1, ""), at_secs)
+            if event is not None:
+                state.apply(event)
+    assert state.open_requests() == []

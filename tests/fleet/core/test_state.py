@@ -1,0 +1,1135 @@
+"""Rules of the fleet's state, one by one; any order of events is tried in `test_state_properties.py`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agents.records import DeviceId
+from fleet.core import events as ev
+from fleet.core.event_json import event_from_json
+from fleet.core.events import (
+    Busy,
+    DevicePolicy,
+    DeviceState,
+    Instruction,
+    JobId,
+    JobState,
+    ReasonKind,
+    TimeWindow,
+    Verdict,
+)
+from fleet.core.limits import Limits
+from fleet.core.state import FleetState
+from fleet.core.state_core import StateError
+from tests.fleet_world import job
+
+A = DeviceId("a")
+#: Midnight UTC.
+START = 1_700_006_400.0
+
+
+class Fleet:
+    """A state, told of events in few words; time stands still unless it is moved."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.state = FleetState(limits)
+        self.now = START
+
+    def tell(self, kind: type[Any], **fields: Any) -> list[Instruction]:
+        return self.state.apply(kind(at_secs=self.now, **fields))
+
+    def of_a(self, kind: type[Any], **fields: Any) -> list[Instruction]:
+        return self.tell(kind, device_id=A, **fields)
+
+    def wait(self, secs: float) -> list[Instruction]:
+        self.now += secs
+        return self.tell(ev.Tick)
+
+    def show(self, device_id: DeviceId = A) -> dict[str, Any]:
+        return self.state.describe(device_id)
+
+    def up(self, policy: DevicePolicy | None = None, device_id: DeviceId = A) -> Fleet:
+        policy = policy or DevicePolicy()
+        self.tell(ev.DeviceAdded, device_id=device_id, family="cpu", policy=policy)
+        self.passes(device_id)
+        return self
+
+    def passes(self, device_id: DeviceId = A, environment_id: str = "e") -> list[Instruction]:
+        incarnation = self.show(device_id)["incarnation"]
+        self.tell(ev.AgentStarted, device_id=device_id, incarnation=incarnation)
+        return self.tell(
+            ev.ProbePassed, device_id=device_id, incarnation=incarnation, environment_id=environment_id
+        )
+
+    def submit(self, *names: str, expected_secs: float = 10.0, size: int = 2) -> list[Instruction]:
+        made = []
+        for name in names:
+            made += self.tell(ev.JobSubmitted, job=job(name, A, size=size, expected_secs=expected_secs))
+        return made
+
+    def finish(self, name: str, fencing_token: int, device_secs: float = 10.0) -> list[Instruction]:
+        return self.of_a(
+            ev.JobFinished,
+            job_id=JobId(name),
+            fencing_token=fencing_token,
+            incarnation=self.show()["incarnation"],
+            outcomes={"ok": 2},
+            device_secs=device_secs,
+        )
+
+    def heartbeat(
+        self, fencing_token: int | None, done: int = 0, busy: Busy = Busy.TIMING, **fields: Any
+    ) -> list[Instruction]:
+        return self.of_a(
+            ev.AgentHeartbeat,
+            incarnation=self.show()["incarnation"],
+            fencing_token=fencing_token,
+            done=done,
+            busy=busy,
+            **fields,
+        )
+
+    def stalls(self, fencing_token: int) -> list[Instruction]:
+        """The agent heartbeats on and gets no further, until that is enough."""
+        made: list[Instruction] = []
+        for _ in range(100):
+            self.heartbeat(fencing_token)
+            made += self.wait(10.0)
+            if only(ev.StopAgent, made):
+                return made
+        raise AssertionError("nothing came of it")
+
+    def dies(self) -> list[Instruction]:
+        return self.of_a(ev.AgentDied, incarnation=self.show()["incarnation"], reason="killed by signal 9")
+
+    def crashes(self, name: str, fencing_token: int, stderr_tail: str = "boom") -> list[Instruction]:
+        return self.of_a(
+            ev.JobCrashed, job_id=JobId(name), fencing_token=fencing_token, stderr_tail=stderr_tail
+        )
+
+    def leases(self) -> dict[str, int]:
+        return {one["job_id"]: one["epoch"] for one in self.show()["leases"]}
+
+    def verdict(self, name: str, fencing_token: int) -> Verdict:
+        return self.state.verdict(A, JobId(name), fencing_token)
+
+    def count(self, state: JobState) -> int:
+        return self.state.job_counts()[state]
+
+
+def only(kind: type[Any], instructions: list[Instruction]) -> list[Any]:
+    return [one for one in instructions if isinstance(one, kind)]
+
+
+# ---- devices and their agents ----
+
+
+def test_a_device_is_started_probed_and_asks_for_jobs() -> None:
+    fleet = Fleet()
+    made = fleet.of_a(ev.DeviceAdded, family="cpu")
+    assert made == [ev.StartAgent(device_id=A, incarnation=1)]
+    assert fleet.show()["state"] == "probing"
+    assert fleet.of_a(ev.AgentStarted, incarnation=1) == []
+    made = fleet.of_a(ev.ProbePassed, incarnation=1, environment_id="e")
+    assert made == [ev.WantJobs(device_id=A, room=3 * 64)]
+    assert fleet.show()["state"] == "idle"
+
+
+def test_restarts_wait_longer_each_time_until_the_device_is_quarantined() -> None:
+    fleet = Fleet().up()
+    waits = []
+    for _ in range(4):
+        made = fleet.dies()
+        before = fleet.now
+        while not made:
+            assert fleet.show()["state"] == "lost"
+            made = fleet.wait(0.5)
+        waits.append(fleet.now - before)
+    assert waits == [0.0, 1.0, 2.0, 4.0]
+    (shown,) = fleet.dies()
+    assert shown.device_id == A
+    assert shown.job_id is None
+    assert "5 failures in a row" in shown.reason
+    assert "signal 9" in fleet.show()["reason"]
+    assert fleet.show()["state"] == "quarantined"
+
+
+def test_the_longest_wait_is_a_minute() -> None:
+    fleet = Fleet(Limits(device_failures=100)).up()
+    for _ in range(20):
+        fleet.dies()
+        fleet.wait(60.0)
+    fleet.dies()
+    assert fleet.show()["next_start_at"] == fleet.now + 60.0
+
+
+def quarantined() -> Fleet:
+    fleet = Fleet().up()
+    for _ in range(5):
+        fleet.dies()
+        fleet.wait(10.0)
+    assert fleet.show()["state"] == "quarantined"
+    return fleet
+
+
+def test_a_quarantined_device_is_probed_again_and_one_more_failure_sends_it_back() -> None:
+    fleet = quarantined()
+    assert fleet.wait(500.0) == []
+    assert only(ev.StartAgent, fleet.wait(100.0)) == [ev.StartAgent(device_id=A, incarnation=6)]
+    assert "failures in a row" in fleet.show()["reason"]  # until it has shown that it is well
+    (_, shown) = fleet.of_a(ev.ProbeRefused, incarnation=6, reason="no AVX-512")
+    assert isinstance(shown, ev.Quarantine)
+    assert "no AVX-512" in shown.reason
+
+
+def test_a_quarantine_is_lifted_by_hand() -> None:
+    fleet = quarantined()
+    assert fleet.of_a(ev.QuarantineLifted) == [ev.StartAgent(device_id=A, incarnation=6)]
+    fleet.passes()
+    assert fleet.show()["state"] == "idle"
+    assert fleet.show()["failures"] == 0
+    assert fleet.of_a(ev.QuarantineLifted) == []
+
+
+def test_a_finished_candidate_ends_a_row_of_failures() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    for _ in range(7):
+        fleet.dies()
+        fleet.wait(10.0)
+        fleet.passes()
+        fencing_token = min(fleet.leases().values())
+        fleet.heartbeat(fencing_token, done=1)
+    assert fleet.show()["failures"] == 0
+
+
+def test_a_finished_job_ends_a_row_of_failures_too() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    fleet.dies()
+    fleet.passes()
+    fleet.finish("j1", 2)
+    assert fleet.show()["failures"] == 0
+
+
+def test_an_agent_that_never_passes_its_probe_is_replaced() -> None:
+    fleet = Fleet(Limits(start_secs=100.0))
+    fleet.of_a(ev.DeviceAdded, family="cpu")
+    assert fleet.wait(99.0) == []
+    assert fleet.wait(1.0) == [
+        ev.StopAgent(device_id=A, incarnation=1, kill=True),
+        ev.StartAgent(device_id=A, incarnation=2),
+    ]
+
+
+def test_a_zombie_is_ended_and_not_listened_to() -> None:
+    fleet = Fleet().up()
+    fleet.dies()
+    fleet.passes()
+    assert fleet.of_a(ev.AgentStarted, incarnation=1) == [ev.StopAgent(device_id=A, incarnation=1, kill=True)]
+    assert fleet.of_a(ev.AgentDied, incarnation=1, reason="late news") == []
+    assert fleet.of_a(ev.ProbeRefused, incarnation=1, reason="late news") == []
+    assert not fleet.state.is_news(
+        ev.AgentHeartbeat(at_secs=fleet.now, device_id=A, incarnation=1, fencing_token=1)
+    )
+    assert fleet.show()["state"] == "idle"
+
+
+def test_a_retired_device_loses_its_jobs_and_may_come_back() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    made = fleet.of_a(ev.DeviceRetired, reason="sold")
+    assert made == [ev.StopAgent(device_id=A, incarnation=1, kill=False)]
+    assert fleet.count(JobState.CANCELLED) == 3
+    assert fleet.show()["state"] == "retired"
+    assert fleet.of_a(ev.DeviceRetired) == []
+    assert fleet.wait(10_000.0) == []
+    assert fleet.of_a(ev.DeviceAdded, family="cpu") == [ev.StartAgent(device_id=A, incarnation=2)]
+
+
+def test_a_changed_device_gets_another_agent_at_once_and_keeps_its_jobs() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    assert fleet.leases() == {"j1": 1, "j2": 2}
+    made = fleet.of_a(ev.DeviceChanged, reason="its file changed")
+    assert made == [
+        ev.StopAgent(device_id=A, incarnation=1, kill=True),
+        ev.StartAgent(device_id=A, incarnation=2),
+    ]
+    shown = fleet.show()
+    assert (shown["state"], shown["failures"], shown["crashes"], shown["queued"]) == ("probing", 0, 0, 3)
+    assert fleet.verdict("j1", 1) is Verdict.COUNTS, "what the spool holds"
+    assert fleet.of_a(ev.AgentDied, incarnation=1, reason="it was told to stop") == []
+    fleet.passes()
+    assert fleet.leases() == {"j1": 3, "j2": 4}
+
+
+def test_a_change_is_a_reason_to_try_a_device_again_that_was_given_up() -> None:
+    fleet = Fleet(Limits(device_failures=1)).up()
+    fleet.dies()
+    assert fleet.show()["state"] == "quarantined"
+    assert fleet.of_a(ev.DeviceChanged) == [ev.StartAgent(device_id=A, incarnation=2)]
+    fleet.of_a(ev.DeviceRetired)
+    assert fleet.of_a(ev.DeviceChanged) == []
+
+
+def test_a_change_while_the_coordinator_stops_starts_nothing() -> None:
+    fleet = Fleet().up()
+    fleet.tell(ev.CoordinatorStopping)
+    assert fleet.of_a(ev.DeviceChanged) == [ev.StopAgent(device_id=A, incarnation=1, kill=True)]
+    assert fleet.show()["state"] == "lost"
+    assert ev.StartAgent(device_id=A, incarnation=2) in fleet.tell(ev.CoordinatorStarted)
+
+
+def test_a_device_that_is_left_out_keeps_what_it_has_and_gets_no_agent() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.of_a(ev.DeviceLeftOut, reason="others were asked for")
+    before = fleet.show()
+    assert (before["state"], before["reason"], before["queued"]) == ("absent", "others were asked for", 3)
+    assert fleet.tell(ev.CoordinatorStarted) == []
+    assert fleet.wait(100_000.0) == []
+    assert fleet.count(JobState.CANCELLED) == 0
+    assert fleet.verdict("j1", 1) is Verdict.COUNTS
+    assert fleet.of_a(ev.DeviceAdded, family="cpu") == [ev.StartAgent(device_id=A, incarnation=2)]
+    fleet.passes()
+    assert set(fleet.leases()) == {"j1", "j2"}
+
+
+def test_a_retired_device_that_is_left_out_stays_retired() -> None:
+    fleet = Fleet().up()
+    fleet.of_a(ev.DeviceRetired, reason="sold")
+    assert fleet.of_a(ev.DeviceLeftOut, reason="others were asked for") == []
+    assert (fleet.show()["state"], fleet.show()["reason"]) == ("retired", "sold")
+
+
+def test_what_the_spool_of_a_retired_device_holds_is_not_late() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.wait(60.0)  # expired: j1 and j2
+    fleet.passes()
+    assert fleet.leases() == {"j2": 3, "j3": 4}
+    fleet.of_a(ev.DeviceRetired, reason="no file")
+    fleet.of_a(ev.DeviceAdded, family="cpu")
+    assert fleet.verdict("j2", 3) is fleet.verdict("j3", 4) is Verdict.REPEATED
+    assert fleet.finish("j2", 3) == []
+    assert fleet.count(JobState.DONE) == 0
+    assert fleet.verdict("j1", 1) is fleet.verdict("j2", 2) is Verdict.LATE
+
+
+def test_results_of_a_lease_that_was_never_granted_are_of_a_lost_journal() -> None:
+    fleet = Fleet().up()
+    assert fleet.verdict("before", 2) is Verdict.REPEATED
+    fleet.submit("j1", "j2")
+    assert fleet.verdict("before", 2) is Verdict.LATE, "as far as anyone can tell it was taken back"
+    assert fleet.verdict("before", 3) is Verdict.REPEATED
+    assert fleet.verdict("j2", 2) is Verdict.COUNTS
+
+
+# ---- leases ----
+
+
+def test_two_leases_at_once_and_the_next_when_one_is_done() -> None:
+    fleet = Fleet().up()
+    grants = only(ev.GrantLease, fleet.submit("j1", "j2", "j3"))
+    assert [(one.job_id, one.fencing_token, one.incarnation) for one in grants] == [
+        ("j1", 1, 1),
+        ("j2", 2, 1),
+    ]
+    assert grants[0].deadline_secs == fleet.now + 60.0
+    assert [one.job_id for one in only(ev.GrantLease, fleet.finish("j1", 1))] == ["j3"]
+    assert fleet.show()["outcomes"] == {"ok": 2}
+    assert fleet.count(JobState.DONE) == 1
+
+
+def test_progress_and_work_renew_all_leases_of_the_device() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    fleet.now += 50.0
+    fleet.heartbeat(1, done=0)
+    assert [one["deadline"] for one in fleet.show()["leases"]] == [START + 110.0] * 2
+    fleet.now += 50.0
+    fleet.heartbeat(1, done=1, busy=Busy.IDLE)
+    assert [one["deadline"] for one in fleet.show()["leases"]] == [START + 160.0] * 2
+
+
+def test_an_idle_agent_does_not_renew_a_lease_that_it_seems_not_to_know() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    fleet.now += 50.0
+    for fencing_token in (None, 1, 1):
+        fleet.heartbeat(fencing_token, busy=Busy.IDLE)
+    # The first heartbeat that names a lease counts as progress: it has reached the agent.
+    assert only(ev.StopAgent, fleet.wait(59.0)) == []
+    assert only(ev.StopAgent, fleet.wait(1.0))
+
+
+def test_work_without_an_end_does_not_renew_for_ever() -> None:
+    fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up()
+    fleet.submit("j1")
+    made: list[Instruction] = []
+    while not made:
+        fleet.heartbeat(1)
+        made = only(ev.StopAgent, fleet.wait(10.0))
+    assert fleet.now == START + 200.0
+
+
+def test_results_of_an_expired_lease_are_late_for_ever() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    made = fleet.wait(60.0)
+    assert made[:2] == [
+        ev.StopAgent(device_id=A, incarnation=1, kill=True),
+        ev.StartAgent(device_id=A, incarnation=2),
+    ]
+    assert fleet.count(JobState.QUEUED) == 2
+    for name, fencing_token in (("j1", 1), ("j2", 2)):
+        assert fleet.verdict(name, fencing_token) is Verdict.LATE
+        assert fleet.finish(name, fencing_token) == [
+            ev.KeepLate(device_id=A, job_id=JobId(name), fencing_token=fencing_token)
+        ]
+    fleet.of_a(ev.ResultArrivedLate, job_id=JobId("j1"), fencing_token=1, incarnation=1, count=2)
+    assert fleet.count(JobState.DONE) == 0
+    assert fleet.show()["late"] == 2
+    assert fleet.show()["outcomes"] == {}
+
+
+def test_the_lease_at_work_is_blamed_for_a_stall_and_comes_last() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.stalls(1)
+    assert (fleet.show()["failures"], fleet.show()["outages"], fleet.show()["expiries"]) == (1, 0, 2)
+    fleet.passes()
+    assert list(fleet.leases()) == ["j2", "j3"]
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_silence_blames_neither_the_job_at_work_nor_the_device(heard: bool) -> None:
+    """As of a host that sleeps each time that the same jobs are leased, more often than any limit allows."""
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    made: list[Instruction] = []
+    for times in range(1, 21):
+        job_id, fencing_token = next(iter(fleet.leases().items()))
+        if heard:
+            fleet.heartbeat(fencing_token)
+        made += fleet.wait(61.0)
+        shown = fleet.show()
+        assert (shown["failures"], shown["outages"], shown["crashes"]) == (0, times, 0)
+        assert fleet.verdict(job_id, fencing_token) is Verdict.LATE
+        assert shown["state"] in ("probing", "lost")
+        fleet.wait(60.0)  # the longest wait for the next start
+        fleet.passes()
+        assert job_id not in fleet.leases(), "it comes last"
+    assert not only(ev.Quarantine, made)
+    for _ in range(3):
+        fleet.finish(*next(iter(fleet.leases().items())))
+    assert (fleet.count(JobState.DONE), fleet.show()["outages"]) == (3, 0)
+
+
+def test_an_agent_that_falls_silent_while_it_stalls_is_not_blamed() -> None:
+    fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up()
+    fleet.submit("j1")
+    for _ in range(16):
+        fleet.heartbeat(1)
+        fleet.wait(10.0)
+    assert only(ev.StopAgent, fleet.wait(40.0)), "what it had left runs out all the same"
+    assert (fleet.show()["failures"], fleet.show()["outages"]) == (0, 1)
+
+
+def test_a_host_that_is_out_of_reach_blames_nobody() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    for times in range(1, 8):
+        incarnation = fleet.show()["incarnation"]
+        fleet.of_a(ev.AgentDied, incarnation=incarnation, reason="no living host", is_outage=True)
+        assert (fleet.show()["failures"], fleet.show()["outages"]) == (0, times)
+        fleet.wait(60.0)
+        assert fleet.show()["incarnation"] == incarnation + 1
+    fleet.passes()
+    assert list(fleet.leases()) == ["j1"]
+
+
+def test_a_journal_of_before_is_replayed_by_the_rules_of_its_time() -> None:
+    fleet = Fleet()
+    fleet.state.apply(event_from_json({"event": "CoordinatorStarted", "at_secs": START}))
+    fleet.up().submit("j1")
+    for _ in range(2):
+        fleet.wait(61.0)
+        fleet.wait(60.0)
+        fleet.passes()
+    made = fleet.wait(61.0)
+    assert [one.job_id for one in only(ev.Quarantine, made)] == ["j1"]
+    old = fleet.state.to_json()
+    del old["leasing"]["rules"], old["leasing"]["wall_ahead_secs"]
+    assert FleetState.from_json(old).to_json() == fleet.state.to_json()
+
+
+def test_results_of_a_released_lease_count_until_the_job_is_leased_again() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    fleet.dies()
+    assert fleet.count(JobState.QUEUED) == 2
+    assert fleet.verdict("j1", 1) is Verdict.COUNTS
+    fleet.finish("j1", 1)
+    assert fleet.count(JobState.DONE) == 1
+    fleet.passes()
+    assert fleet.leases() == {"j2": 3}
+    assert fleet.verdict("j2", 2) is Verdict.LATE
+    assert fleet.verdict("j2", 3) is Verdict.COUNTS
+
+
+def test_a_lease_that_was_never_sent_is_given_back_without_blame() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.now += 59.0
+    made = fleet.of_a(
+        ev.LeaseReturned, job_id=JobId("j1"), fencing_token=1, reason="its traces are looked for"
+    )
+    assert [(one.job_id, one.fencing_token) for one in only(ev.GrantLease, made)] == [("j3", 3)]
+    assert fleet.verdict("j1", 1) is Verdict.LATE
+    assert fleet.leases() == {"j2": 2, "j3": 3}
+    assert fleet.show()["crashes"] == fleet.show()["failures"] == 0
+    assert fleet.show()["budget"]["device_secs"] == 0.0
+    before = fleet.state.to_json()["leasing"]["jobs"]
+    for fencing_token in (1, 2):  # ended before, or of another job
+        assert fleet.of_a(ev.LeaseReturned, job_id=JobId("j1"), fencing_token=fencing_token) == []
+    assert fleet.state.to_json()["leasing"]["jobs"] == before
+    fleet.finish("j2", 2)
+    assert fleet.leases() == {"j3": 3, "j1": 4}
+
+
+def test_what_was_begun_when_the_coordinator_stopped_counts_and_is_next() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.tell(ev.CoordinatorStopping)
+    fleet.now += 10.0
+    for fencing_token, name in ((2, "j2"), (1, "j1")):
+        made = fleet.of_a(ev.LeaseReturned, job_id=JobId(name), fencing_token=fencing_token, has_results=True)
+        assert only(ev.GrantLease, made) == []
+    assert fleet.leases() == {}
+    assert fleet.verdict("j1", 1) is Verdict.COUNTS
+    assert fleet.show()["budget"]["device_secs"] == 10.0
+    assert fleet.show()["crashes"] == fleet.show()["failures"] == 0
+
+
+def test_released_jobs_are_next_in_their_order() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.dies()
+    fleet.passes()
+    assert list(fleet.leases()) == ["j1", "j2"]
+
+
+def test_a_second_delivery_is_told_from_a_late_one() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    fleet.finish("j1", 1)
+    assert fleet.verdict("j1", 1) is Verdict.REPEATED
+    before = fleet.state.to_json()["leasing"]
+    assert fleet.finish("j1", 1) == []
+    assert fleet.state.to_json()["leasing"] == before
+
+
+def test_an_id_that_is_used_again_does_not_wake_old_results() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    fleet.of_a(ev.JobCancelled, job_id=JobId("j1"))
+    fleet.submit("j1")
+    assert fleet.leases() == {"j2": 2, "j1": 3}
+    assert fleet.verdict("j1", 1) is Verdict.LATE
+
+
+def test_a_new_coordinator_releases_all_leases_and_starts_all_agents() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    made = fleet.tell(ev.CoordinatorStarted, records={A: 7})
+    assert made == [ev.StartAgent(device_id=A, incarnation=2)]
+    assert fleet.verdict("j1", 1) is Verdict.COUNTS
+    assert fleet.show()["records"] == 7
+    fleet.passes()
+    assert fleet.leases() == {"j1": 3, "j2": 4}
+
+
+def test_limits_come_with_the_coordinator() -> None:
+    fleet = Fleet().up()
+    fleet.tell(ev.CoordinatorStarted, limits=Limits(lease_secs=7.0, leases=1))
+    fleet.passes()
+    (grant,) = only(ev.GrantLease, fleet.submit("j1", "j2"))
+    assert grant.deadline_secs == fleet.now + 7.0
+    assert FleetState.from_json(fleet.state.to_json()).limits.lease_secs == 7.0
+
+
+# ---- jobs that kill ----
+
+
+def test_a_job_that_kills_three_agents_is_quarantined_with_their_last_words() -> None:
+    fleet = Fleet().up()
+    fleet.submit("bad")
+    for time in (1, 2):
+        made = fleet.crashes("bad", fleet.leases()["bad"])
+        assert not only(ev.Quarantine, made)
+        assert fleet.show()["state"] in ("probing", "lost")
+        fleet.wait(10.0)
+        fleet.passes()
+        assert fleet.leases() == {"bad": time + 1}
+    made = fleet.crashes("bad", 3, stderr_tail="SIGSEGV in kernel 7")
+    assert only(ev.Quarantine, made) == [
+        ev.Quarantine(device_id=A, job_id=JobId("bad"), reason="SIGSEGV in kernel 7")
+    ]
+    assert fleet.count(JobState.QUARANTINED) == 1
+    fleet.wait(10.0)
+    fleet.passes()
+    assert fleet.leases() == {}
+    fleet.of_a(ev.QuarantineLifted, job_id=JobId("bad"))
+    assert fleet.leases() == {"bad": 4}
+
+
+def test_one_lease_is_one_crash_however_it_is_told() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    fleet.dies()
+    for _ in range(3):
+        fleet.crashes("j1", 1)
+    assert fleet.count(JobState.QUARANTINED) == 0
+    fleet.passes()
+    assert list(fleet.leases()) == ["j2", "j1"]  # the blamed one comes last
+    fleet.crashes("j1", 4)
+    fleet.of_a(ev.AgentDied, incarnation=2, reason="the same death")
+    assert fleet.show()["crashes"] == 2
+
+
+def test_what_the_spool_still_holds_of_a_quarantined_job_counts() -> None:
+    fleet = Fleet(Limits(job_crashes=1)).up()
+    fleet.submit("j1")
+    fleet.crashes("j1", 1)
+    assert fleet.count(JobState.QUARANTINED) == 1
+    fleet.finish("j1", 1)
+    assert fleet.count(JobState.QUARANTINED) == 0
+    assert fleet.count(JobState.DONE) == 1
+
+
+def test_a_job_that_wedges_its_agent_three_times_is_quarantined_before_the_device() -> None:
+    fleet = Fleet().up()
+    fleet.submit("wedge", "good")
+    made: list[Instruction] = []
+    for _ in range(12):
+        for name, fencing_token in sorted(fleet.leases().items()):
+            if name == "good":
+                fleet.finish(name, fencing_token)
+        if "wedge" in fleet.leases():
+            made += fleet.stalls(fleet.leases()["wedge"])
+        made += fleet.wait(10.0)
+        if fleet.show()["state"] == "probing":
+            fleet.passes()
+    assert [one.job_id for one in only(ev.Quarantine, made)] == ["wedge"]
+    assert "expired" in only(ev.Quarantine, made)[0].reason
+    assert fleet.count(JobState.DONE) == 1
+
+
+def test_the_lease_at_work_is_the_one_that_beats_name() -> None:
+    fleet = Fleet().up()
+    assert fleet.state.at_work(A) is None
+    fleet.submit("j1", "j2")
+    assert fleet.state.at_work(A) == ("j1", 1)
+    fleet.heartbeat(2)
+    assert fleet.state.at_work(A) == ("j2", 2)
+
+
+# ---- budgets and other policies ----
+
+
+def test_an_hour_without_budget_ends() -> None:
+    fleet = Fleet().up(DevicePolicy(secs_per_hour=25.0))
+    fleet.submit("j1", "j2", "j3", "j4")
+    assert fleet.leases() == {"j1": 1, "j2": 2}  # twice 10 s fit into 25
+    fleet.finish("j1", 1)
+    assert fleet.leases() == {"j2": 2}  # a third might overspend by two
+    assert fleet.finish("j2", 2, device_secs=16.0) == []
+    assert fleet.leases() == {}
+    assert fleet.show()["closed"] == "spent 26 of 25 device-seconds of this hour"
+    assert fleet.wait(3599.0) == []
+    assert [one.job_id for one in only(ev.GrantLease, fleet.wait(1.0))] == ["j3", "j4"]
+    assert fleet.show()["budget"]["hour_secs"] == 0.0
+    assert fleet.show()["budget"]["device_secs"] == 26.0
+
+
+def test_without_an_estimate_no_lease_waits_behind_another_under_a_budget() -> None:
+    fleet = Fleet().up(DevicePolicy(secs_per_hour=1000.0))
+    fleet.submit("j1", "j2", expected_secs=0.0)
+    assert fleet.leases() == {"j1": 1}
+    fleet.finish("j1", 1)
+    assert fleet.leases() == {"j2": 2}
+
+
+def test_a_day_is_the_hosts_own() -> None:
+    fleet = Fleet()
+    fleet.of_a(ev.DeviceAdded, family="cpu", policy=DevicePolicy(secs_per_day=5.0))
+    fleet.of_a(ev.ProbePassed, incarnation=1, environment_id="e", utc_offset_secs=-3600.0)
+    fleet.submit("j1", "j2")
+    fleet.finish("j1", 1)
+    assert fleet.show()["closed"].startswith("spent 10 of 5 device-seconds of this day")
+    assert only(ev.GrantLease, fleet.wait(3600.0))
+
+
+def test_a_lease_without_results_is_charged_for_its_work_and_not_twice() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    fleet.now += 30.0
+    fleet.dies()
+    assert fleet.show()["budget"]["device_secs"] == 30.0
+    fleet.finish("j1", 1, device_secs=32.0)
+    assert fleet.show()["budget"]["device_secs"] == 32.0
+    fleet.finish("j2", 2, device_secs=1.0)
+    assert fleet.show()["budget"]["device_secs"] == 33.0
+
+
+def test_each_lease_of_a_job_is_charged() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    fleet.now += 30.0
+    fleet.dies()
+    fleet.passes()
+    fleet.finish("j1", 2, device_secs=10.0)
+    assert fleet.show()["budget"]["device_secs"] == 40.0
+
+
+def test_the_time_of_a_lease_begins_when_the_one_before_it_ends() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    fleet.now += 40.0
+    fleet.heartbeat(1)
+    fleet.finish("j1", 1, device_secs=40.0)
+    fleet.now += 5.0
+    fleet.dies()
+    assert fleet.show()["budget"]["device_secs"] == 45.0
+
+
+@pytest.mark.parametrize(
+    ("window", "opens"),
+    [
+        (TimeWindow(begin_secs=7200.0, end_secs=10800.0), 7200.0),
+        (TimeWindow(begin_secs=79200.0, end_secs=0.0), 79200.0),
+        (TimeWindow(begin_secs=79200.0, end_secs=3600.0), 0.0),
+        (TimeWindow(begin_secs=7200.0, end_secs=7200.0), 0.0),
+    ],
+)
+def test_windows(window: TimeWindow, opens: float) -> None:
+    fleet = Fleet().up(DevicePolicy(windows=(window,)))
+    fleet.submit("j1")
+    if opens:
+        assert fleet.show()["closed"] == "outside of its time windows"
+        assert fleet.wait(opens - 1.0) == []
+        fleet.wait(1.0)
+    assert fleet.leases() == {"j1": 1}
+
+
+def test_an_idle_only_device_waits_for_its_host() -> None:
+    fleet = Fleet().up(DevicePolicy(idle_only=True))
+    assert fleet.submit("j1", "j2", "j3", "j4") == []
+    assert fleet.show()["closed"] == "its host is in use"
+    assert len(only(ev.GrantLease, fleet.heartbeat(None, busy=Busy.IDLE, is_host_idle=True))) == 2
+    fleet.heartbeat(1, is_host_idle=False)
+    assert only(ev.GrantLease, fleet.finish("j1", 1)) == []
+
+
+def test_a_new_agent_must_say_again_that_the_host_is_idle() -> None:
+    fleet = Fleet().up(DevicePolicy(idle_only=True))
+    fleet.heartbeat(None, busy=Busy.IDLE, is_host_idle=True)
+    fleet.submit("j1")
+    assert fleet.leases() == {"j1": 1}
+    fleet.dies()
+    assert only(ev.GrantLease, fleet.passes()) == []
+
+
+def test_a_policy_may_change() -> None:
+    fleet = Fleet().up(DevicePolicy(idle_only=True))
+    fleet.submit("j1")
+    made = fleet.of_a(ev.DeviceAdded, family="cpu")
+    assert [one.job_id for one in only(ev.GrantLease, made)] == ["j1"]
+
+
+# ---- the coordinator's own troubles ----
+
+
+def test_a_full_disk_stops_grants_and_expiry() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    assert fleet.tell(ev.DiskFull) == [ev.StopAccepting()]
+    assert fleet.tell(ev.DiskFull) == []
+    assert fleet.wait(500.0) == []
+    assert fleet.finish("j1", 1) == []
+    assert fleet.tell(ev.DiskFreed)[0] == ev.Accept()
+    assert fleet.leases() == {"j2": 2, "j3": 3}
+    assert only(ev.StopAgent, fleet.wait(59.0)) == []
+    assert fleet.tell(ev.DiskFreed) == []
+
+
+def test_a_stopping_coordinator_grants_and_starts_nothing() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.tell(ev.CoordinatorStopping)
+    assert fleet.finish("j1", 1) == []
+    assert fleet.dies() == []
+    assert fleet.wait(100.0) == []
+    assert fleet.tell(ev.CoordinatorStarted) == [ev.StartAgent(device_id=A, incarnation=2)]
+
+
+def test_jobs_are_asked_for_again_but_not_all_the_time() -> None:
+    fleet = Fleet().up()
+    made = fleet.submit("j1", "j2", "j3")
+    assert only(ev.WantJobs, made) == []  # they were asked for a moment ago
+    assert only(ev.WantJobs, fleet.finish("j1", 1)) == [ev.WantJobs(device_id=A, room=192)]
+    fleet.submit("j4")
+    assert fleet.wait(29.0) == []
+    assert fleet.wait(1.0) == [ev.WantJobs(device_id=A, room=128)]
+    fleet.submit("j5")  # more than half of them wait
+    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 29.0)) is False
+
+
+def test_time_that_goes_back_stands_still() -> None:
+    fleet = Fleet().up()
+    fleet.now -= 3600.0
+    (grant, *_) = only(ev.GrantLease, fleet.submit("j1"))
+    assert grant.deadline_secs == START + 60.0
+    assert fleet.wait(30.0) == []
+
+
+def right_again(fleet: Fleet) -> list[Instruction]:
+    """The next start of a coordinator, after a life whose clock was ten thousand days ahead."""
+    fleet.state = FleetState.from_json(json.loads(json.dumps(fleet.state.to_json())))
+    fleet.now -= 10_000 * 86400.0
+    return fleet.tell(ev.CoordinatorStarted)
+
+
+def test_agents_and_leases_do_not_wait_for_a_future_in_which_the_clock_was() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    right_again(fleet)
+    fleet.passes()
+    assert fleet.leases() == {"j1": 2}
+    assert only(ev.StopAgent, fleet.wait(59.0)) == []
+    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 1.0))
+    assert only(ev.StopAgent, fleet.wait(1.0)), "the lease expires"
+    assert fleet.dies() == []
+    assert fleet.show()["next_start_at"] == fleet.now + 1.0
+    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 1.0))
+    assert only(ev.StartAgent, fleet.wait(1.0))
+
+
+def test_a_quarantine_does_not_wait_for_a_future_in_which_the_clock_was() -> None:
+    fleet = quarantined()
+    assert right_again(fleet) == []
+    assert fleet.wait(500.0) == []
+    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 100.0))
+    assert only(ev.StartAgent, fleet.wait(100.0)) == [ev.StartAgent(device_id=A, incarnation=6)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "secs"),
+    [(DevicePolicy(secs_per_hour=25.0), 3600.0), (DevicePolicy(secs_per_day=25.0), 86400.0)],
+)
+def test_a_budget_does_not_wait_for_a_future_in_which_the_clock_was(
+    policy: DevicePolicy, secs: float
+) -> None:
+    fleet = Fleet().up(policy)
+    fleet.submit("j1")
+    fleet.now += 30.0
+    fleet.heartbeat(1)
+    fleet.now += 20.0
+    right_again(fleet)
+    assert fleet.show()["budget"]["device_secs"] == 30.0, "as long as it is known to have worked"
+    fleet.passes()
+    assert fleet.show()["closed"].startswith("spent 30 of 25 device-seconds")
+    assert fleet.wait(secs - 51.0) == []
+    assert [one.job_id for one in only(ev.GrantLease, fleet.wait(1.0))] == ["j1"]
+
+
+def test_a_training_does_not_wait_for_a_future_in_which_the_clock_was() -> None:
+    fleet = Fleet().up()
+    asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory")
+    assert only(ev.StartTraining, right_again(fleet)) == []
+    assert fleet.state.training()["since"] == fleet.now
+    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 60.0))
+    assert only(ev.StartTraining, fleet.wait(59.0)) == []
+    assert kinds(fleet.wait(1.0)) == asked
+
+
+@pytest.mark.parametrize("step", [90.0, 86_400.0, 7 * 86_400.0, -3600.0, -86_400.0])
+def test_a_wall_clock_that_is_set_moves_no_lease_and_no_wait(step: float) -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2", "j3")
+    fleet.of_a(ev.RecordsStored, count=600)
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory")
+    before = fleet.state.to_json()
+    assert fleet.tell(ev.ClockSet, wall_secs=fleet.now + step) == []
+    assert fleet.state.to_json() == before | {
+        "leasing": before["leasing"] | {"wall_ahead_secs": step},
+    }
+    assert fleet.show()["leases"][0]["deadline"] == fleet.now + step + 60.0, "people see the wall clock"
+    assert fleet.state.deadline(A, 1) == fleet.now + 60.0
+    assert not only(ev.StopAgent, fleet.wait(59.0))
+    assert only(ev.StartTraining, fleet.wait(1.0)), "a minute after it failed"
+
+
+@pytest.mark.parametrize(
+    ("policy", "secs"),
+    [(DevicePolicy(secs_per_hour=25.0), 3600.0), (DevicePolicy(secs_per_day=25.0), 86400.0)],
+)
+@pytest.mark.parametrize("at_start", [False, True])
+def test_budgets_go_by_the_wall_clock_and_wait_for_no_future(
+    policy: DevicePolicy, secs: float, at_start: bool
+) -> None:
+    fleet = Fleet().up(policy)
+    fleet.submit("j1")
+    fleet.finish("j1", 1, device_secs=30.0)
+    fleet.submit("j2")
+    assert fleet.show()["closed"].startswith("spent 30 of 25")
+    grants = only(ev.GrantLease, fleet.tell(ev.ClockSet, wall_secs=fleet.now + secs))
+    assert [one.job_id for one in grants] == ["j2"], "another hour"
+    fleet.finish("j2", 2, device_secs=30.0)
+    fleet.submit("j3")
+    if at_start:
+        fleet.tell(ev.CoordinatorStarted)
+        fleet.passes()
+    else:
+        assert fleet.tell(ev.ClockSet, wall_secs=fleet.now) == []
+    assert fleet.show()["closed"].startswith("spent 30 of 25"), "of the hour in which it is now"
+    assert fleet.wait(secs - 1.0) == []
+    assert [one.job_id for one in only(ev.GrantLease, fleet.wait(1.0))] == ["j3"]
+
+
+def test_windows_go_by_the_wall_clock() -> None:
+    policy = DevicePolicy(windows=(TimeWindow(begin_secs=3600.0, end_secs=7200.0),))
+    fleet = Fleet().up(policy)
+    assert not only(ev.GrantLease, fleet.submit("j1", "j2"))
+    assert not fleet.tell(ev.ClockSet, wall_secs=fleet.now + 3500.0)
+    assert not fleet.state.is_news(ev.Tick(at_secs=fleet.now + 99.0))
+    assert only(ev.GrantLease, fleet.wait(100.0))
+    fleet.submit("j3")
+    fleet.tell(ev.ClockSet, wall_secs=fleet.now)
+    assert not only(ev.GrantLease, fleet.finish("j1", 1)), "it is too early again"
+
+
+def test_only_beats_that_matter_are_news() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    fleet.heartbeat(1)
+
+    def is_news(after: float, **fields: Any) -> bool:
+        values = {"fencing_token": 1, "done": 0, "busy": Busy.TIMING} | fields
+        return fleet.state.is_news(
+            ev.AgentHeartbeat(at_secs=fleet.now + after, device_id=A, incarnation=1, **values)
+        )
+
+    assert not is_news(1.0)
+    assert not is_news(14.0, done=1)
+    assert is_news(15.0)
+    assert is_news(15.0, busy=Busy.IDLE), "a sign of life, although it renews nothing"
+    assert not is_news(15.0, fencing_token=None)
+    assert is_news(1.0, is_host_idle=False)
+    assert is_news(1.0, utc_offset_secs=3600.0)
+
+
+# ---- trainings ----
+
+
+def trained(fleet: Fleet, records: int = 1000) -> Fleet:
+    """A device with a champion and so many records in it."""
+    (asked,) = fleet.of_a(ev.RecordsStored, count=records, ok=records)
+    assert isinstance(asked, ev.StartTraining)
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    fleet.tell(ev.TrainingFinished, family="cpu", version="v1")
+    fleet.tell(ev.ModelPublished, version="v1", device_ids=(A, DeviceId("elsewhere")))
+    fleet.now += 300.0
+    assert fleet.show()["champion"] == "v1"
+    return fleet
+
+
+def kinds(instructions: list[Instruction]) -> list[list[ReasonKind]]:
+    return [[r.kind for r in one.reasons] for one in only(ev.StartTraining, instructions)]
+
+
+def test_a_new_device_asks_for_a_head() -> None:
+    fleet = Fleet().up()
+    assert fleet.of_a(ev.RecordsStored, count=63) == []
+    assert kinds(fleet.of_a(ev.RecordsStored, count=1)) == [[ReasonKind.NEW_DEVICE]]
+
+
+def test_enough_new_records_ask_for_a_training() -> None:
+    fleet = trained(Fleet().up(), records=10_000)
+    assert fleet.of_a(ev.RecordsStored, count=1999) == []  # less than a fifth
+    (asked,) = fleet.of_a(ev.RecordsStored, count=1)
+    assert asked.reasons[0].kind is ReasonKind.NEW_RECORDS
+    assert asked.reasons[0].text == "2000 new records after the 10000 of the last training"
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (ev.DriftAlarm(at_secs=START, device_id=A, text="slower"), ReasonKind.DRIFT),
+        (ev.EnvironmentChanged(at_secs=START, device_id=A, environment_id="f"), ReasonKind.NEW_ENVIRONMENT),
+    ],
+)
+def test_a_reason_waits_for_records_that_tell_of_it(event: ev.Event, kind: ReasonKind) -> None:
+    fleet = trained(Fleet().up())
+    for _ in range(2):
+        assert fleet.state.apply(event) == []
+    fleet.up(device_id=DeviceId("b"))
+    assert fleet.tell(ev.RecordsStored, device_id=DeviceId("b"), count=60) == []
+    assert fleet.of_a(ev.RecordsStored, count=63) == []
+    assert kinds(fleet.of_a(ev.RecordsStored, count=1)) == [[kind]]
+
+
+def test_a_probe_that_finds_another_environment_asks_for_a_training() -> None:
+    fleet = trained(Fleet().up())
+    fleet.dies()
+    fleet.passes(environment_id="f")
+    assert kinds(fleet.of_a(ev.RecordsStored, count=64)) == [[ReasonKind.NEW_ENVIRONMENT]]
+
+
+def test_one_training_at_a_time_and_a_pause_between() -> None:
+    fleet = Fleet().up()
+    assert only(ev.StartTraining, fleet.of_a(ev.RecordsStored, count=600))
+    assert fleet.of_a(ev.RecordsStored, count=600) == []
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    assert fleet.of_a(ev.RecordsStored, count=600) == []
+    assert fleet.tell(ev.TrainingFinished, family="cpu", version="v1") == []
+    assert fleet.state.training()["last"] == "made v1"
+    assert only(ev.StartTraining, fleet.wait(299.0)) == []
+    assert kinds(fleet.wait(1.0)) == [[ReasonKind.NEW_RECORDS]]
+
+
+def test_a_failed_training_is_tried_again_later_each_time_for_the_same_reasons() -> None:
+    fleet = Fleet().up()
+    asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
+    assert asked == [[ReasonKind.NEW_DEVICE, ReasonKind.NEW_RECORDS]]
+    for wait in (60.0, 120.0, 240.0):
+        fleet.tell(ev.TrainingStarted, family="cpu")
+        assert fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory") == []
+        assert only(ev.StartTraining, fleet.wait(wait - 1.0)) == []
+        assert kinds(fleet.wait(1.0)) == asked
+    assert fleet.state.training()["failures"] == {"cpu": 3}
+
+
+def test_a_hopeless_training_is_tried_again_with_new_records_only() -> None:
+    fleet = Fleet().up()
+    fleet.of_a(ev.RecordsStored, count=600)
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    fleet.tell(ev.TrainingFailed, family="cpu", reason="not done in time", is_hopeless=True)
+    assert only(ev.StartTraining, fleet.wait(365 * 86_400.0)) == []
+    assert kinds(fleet.of_a(ev.RecordsStored, count=511)) == []
+    assert kinds(fleet.of_a(ev.RecordsStored, count=1)) == [[ReasonKind.NEW_RECORDS]]
+
+
+def test_a_new_coordinator_asks_for_the_interrupted_training_again() -> None:
+    fleet = Fleet().up()
+    asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    assert kinds(fleet.tell(ev.CoordinatorStarted)) == asked
+    assert fleet.state.training()["state"] == "asked"
+
+
+def test_an_interrupted_training_that_fails_leaves_its_reasons() -> None:
+    fleet = Fleet().up()
+    asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    fleet.tell(ev.CoordinatorStarted)
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory")
+    assert kinds(fleet.wait(60.0)) == asked
+
+
+def test_a_roll_back_changes_the_champion() -> None:
+    fleet = trained(Fleet().up())
+    fleet.of_a(ev.ModelRolledBack, version="v0", reason="worse on fresh records")
+    assert fleet.show()["champion"] == "v0"
+
+
+# ---- what cannot be ----
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (ev.DeviceRetired(at_secs=START, device_id=DeviceId("z")), "never added"),
+        (ev.AgentStarted(at_secs=START, device_id=A, incarnation=2), "incarnation 1"),
+        (ev.AgentStarted(at_secs=START, device_id=A, incarnation=1), "had started"),
+        (ev.ProbePassed(at_secs=START, device_id=A, incarnation=1, environment_id="e"), "had passed"),
+        (ev.AgentHeartbeat(at_secs=START, device_id=A, incarnation=1, fencing_token=3), "fencing token 2"),
+        (ev.JobSubmitted(at_secs=START, job=job("j1", "a")), "is there already"),
+        (ev.JobCrashed(at_secs=START, device_id=A, job_id=JobId("j1"), fencing_token=3), "fencing token 2"),
+        (
+            ev.JobCrashed(at_secs=START, device_id=DeviceId("b"), job_id=JobId("j1"), fencing_token=1),
+            "belongs to a",
+        ),
+        (ev.TrainingStarted(at_secs=START, family="cpu"), "training is idle"),
+    ],
+)
+def test_an_impossible_event_names_the_last_ones_and_changes_nothing(event: ev.Event, why: str) -> None:
+    fleet = Fleet().up()
+    fleet.up(device_id=DeviceId("b"))
+    fleet.submit("j1", "j2")
+    fleet.tell(ev.JobSubmitted, job=job("b1", "b"))
+    before = fleet.state.to_json()
+    with pytest.raises(StateError, match=why) as caught:
+        fleet.state.apply(event)
+    assert fleet.state.to_json() == before
+    if getattr(event, "device_id", None) == A:
+        assert "ProbePassed(" in str(caught.value)
+        assert "JobSubmitted(" in str(caught.value)
+
+
+def test_beats_do_not_drive_out_what_says_more() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1")
+    for done in range(30):
+        fleet.now += 1.0
+        fleet.heartbeat(1, done=done)
+    with pytest.raises(StateError, match="ProbePassed") as caught:
+        fleet.of_a(ev.AgentStarted, incarnation=1)
+    assert str(caught.value).count("AgentHeartbeat") == 1
+
+
+def test_a_snapshot_of_another_version_is_refused() -> None:
+    with pytest.raises(StateError, match="schema 99"):
+        FleetState.from_json({"schema": 99})
+
+
+def test_ended_jobs_leave_numbers_only() -> None:
+    fleet = Fleet().up()
+    sizes = []
+    for place in range(3000):
+        fleet.now += 1.0
+        fleet.submit(f"j{place}")
+        fleet.finish(f"j{place}", place + 1)
+        if place % 1000 == 999:
+            sizes.append(len(json.dumps(fleet.state.to_json())))
+    assert fleet.count(JobState.DONE) == 3000
+    assert sizes[-1] - sizes[0] < 200  # longer numbers
+
+
+def test_many_quarantined_jobs_are_remembered_as_a_number() -> None:
+    fleet = Fleet(Limits(job_crashes=1)).up()
+    for place in range(1010):
+        fleet.submit(f"j{place}")
+        fleet.dies()
+        fleet.crashes(f"j{place}", place + 1)
+        fleet.of_a(ev.QuarantineLifted)
+        fleet.passes()
+    assert fleet.count(JobState.QUARANTINED) == 1010
+    assert fleet.state.job(JobId("j9")) is None
+    assert fleet.state.job_state(JobId("j1009")) is JobState.QUARANTINED
+
+
+def test_states_are_words() -> None:
+    assert {state.value for state in DeviceState} == {
+        "unknown", "probing", "idle", "leased", "quarantined", "lost", "absent",
+        "retired",
+    }  # fmt: skip

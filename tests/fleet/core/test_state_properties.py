@@ -1,0 +1,549 @@
+"""Whatever happens, in whatever order: each job is in one place, counts once, and all can be replayed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from agents.records import DeviceId
+from fleet.core import events as ev
+from fleet.core.event_json import event_from_json
+from fleet.core.events import Busy, DevicePolicy, DeviceState, GrantLease, JobId, TimeWindow
+from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
+from fleet.core.state import FleetState
+from tests.fleet_world import LIMITS, World, job
+
+DEVICES = st.sampled_from(["a", "b"])
+ANY_DEVICE = st.sampled_from(["a", "a", "a", "b", "b", "b", "stranger"])
+#: Mostly the agent of now, sometimes a zombie, seldom one that cannot be.
+BEHIND = st.sampled_from([0, 0, 0, 0, 0, 1, 2, -1])
+POLICIES = st.sampled_from(
+    [
+        DevicePolicy(),
+        DevicePolicy(),
+        DevicePolicy(secs_per_hour=60.0, secs_per_day=90.0),
+        DevicePolicy(idle_only=True),
+        DevicePolicy(windows=(TimeWindow(begin_secs=3600.0, end_secs=7200.0),)),
+    ]
+)
+#: How leases end, the usual way most often.
+ENDS = [*["finished"] * 6, "crashed", "crashed", "died", "expired"]
+#: What happens seldom in life, and would leave little to happen if it came as often as the rest.
+SELDOM = st.sampled_from([True, False, False, False, False])
+#: Requests that have a driver, and all.
+DRIVEN = st.integers(0, 4).map(lambda number: RequestId(f"d{number}"))
+ANY_REQUEST = DRIVEN | st.integers(0, 6).map(lambda number: RequestId(f"r{number}"))
+STEPS = st.sampled_from([-5.0, 0.0, 0.5, 2.0, 20.0, 61.0, 250.0, 5000.0])
+
+
+class Fleet(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.jobs = 0
+        self.marks: dict[str, tuple[int, int]] = {}
+        #: Requests as they were when they had ended.
+        self.ended: dict[RequestId, dict[str, Any]] = {}
+        #: A snapshot on the way, and how much of the journal lay before it.
+        self.snapshot: tuple[str, int] | None = None
+
+    def at(self, step: float = 0.0) -> float:
+        # A wait that was never begun is 0: time itself stays above.
+        self.world.now = max(0.0, self.world.now + step)
+        return self.world.now
+
+    def incarnation(self, name: str, behind: int) -> int:
+        known = DeviceId(name) in self.world.state.device_ids()
+        return (self.world.device(name)["incarnation"] if known else 1) - behind
+
+    @initialize(limits=st.sampled_from([None, LIMITS]))
+    def begin(self, limits: Any) -> None:
+        self.world.tell(ev.CoordinatorStarted(at_secs=self.at(), limits=limits))
+        for name in ("a", "b"):
+            self.world.tell(ev.DeviceAdded(at_secs=self.at(), device_id=DeviceId(name), family="cpu"))
+            self.passed(name, 0, "e1")
+            self.submitted(name, 3)
+
+    @rule(device=DEVICES, policy=POLICIES, family=st.sampled_from(["cpu", "gpu"]))
+    def added(self, device: str, policy: DevicePolicy, family: str) -> None:
+        self.world.tell(
+            ev.DeviceAdded(at_secs=self.at(), device_id=DeviceId(device), family=family, policy=policy)
+        )
+
+    @rule(device=ANY_DEVICE, now=SELDOM, is_left_out=st.booleans())
+    def changed(self, device: str, now: bool, is_left_out: bool) -> None:
+        kind = ev.DeviceLeftOut if is_left_out else ev.DeviceChanged
+        if now:
+            self.world.tell(kind(at_secs=self.at(), device_id=DeviceId(device), reason="its file"))
+
+    @rule(device=ANY_DEVICE, now=SELDOM)
+    def retired(self, device: str, now: bool) -> None:
+        if now:
+            self.world.tell(ev.DeviceRetired(at_secs=self.at(), device_id=DeviceId(device)))
+
+    @rule(device=ANY_DEVICE, behind=BEHIND)
+    def started(self, device: str, behind: int) -> None:
+        incarnation = self.incarnation(device, behind)
+        self.world.tell(
+            ev.AgentStarted(at_secs=self.at(), device_id=DeviceId(device), incarnation=incarnation)
+        )
+
+    @rule(device=ANY_DEVICE, behind=BEHIND, environment=st.sampled_from(["e1", "e1", "e2"]))
+    def passed(self, device: str, behind: int, environment: str) -> None:
+        self.world.tell(
+            ev.ProbePassed(
+                at_secs=self.at(),
+                device_id=DeviceId(device),
+                incarnation=self.incarnation(device, behind),
+                environment_id=environment,
+            )
+        )
+
+    @rule(device=DEVICES)
+    def comes_up(self, device: str) -> None:
+        """The usual way to leases, so that the others find some."""
+        self.tick(61.0)
+        self.started(device, 0)
+        self.passed(device, 0, "e1")
+
+    @rule(device=ANY_DEVICE, behind=BEHIND)
+    def refused(self, device: str, behind: int) -> None:
+        self.world.tell(
+            ev.ProbeRefused(
+                at_secs=self.at(),
+                device_id=DeviceId(device),
+                incarnation=self.incarnation(device, behind),
+                reason="wrong CPU",
+            )
+        )
+
+    @rule(device=ANY_DEVICE, behind=BEHIND)
+    def died(self, device: str, behind: int) -> None:
+        self.world.tell(
+            ev.AgentDied(
+                at_secs=self.at(),
+                device_id=DeviceId(device),
+                incarnation=self.incarnation(device, behind),
+                reason="killed",
+            )
+        )
+
+    @rule(
+        device=ANY_DEVICE,
+        behind=BEHIND,
+        lease=st.integers(-1, 3),
+        done=st.integers(0, 2),
+        busy=st.sampled_from(Busy),
+        idle=st.sampled_from([None, True, True, False]),
+        step=STEPS,
+    )
+    def heartbeat(
+        self, device: str, behind: int, lease: int, done: int, busy: Busy, idle: bool | None, step: float
+    ) -> None:
+        known = DeviceId(device) in self.world.state.device_ids()
+        fencing_token = self.world.device(device)["epoch"] - lease if known else 1
+        self.world.tell(
+            ev.AgentHeartbeat(
+                at_secs=self.at(step),
+                device_id=DeviceId(device),
+                incarnation=self.incarnation(device, behind),
+                fencing_token=None if fencing_token <= 0 else fencing_token,
+                done=done,
+                busy=busy,
+                is_host_idle=idle,
+            )
+        )
+
+    @rule(device=ANY_DEVICE, count=st.integers(1, 3))
+    def submitted(self, device: str, count: int) -> None:
+        for _ in range(count):
+            self.jobs += 1
+            self.world.tell(ev.JobSubmitted(at_secs=self.at(), job=job(f"j{self.jobs}", device)))
+
+    @rule(data=st.data(), device=DEVICES)
+    def submitted_again(self, data: st.DataObject, device: str) -> None:
+        if self.world.submitted:
+            name = data.draw(st.sampled_from(sorted(self.world.submitted)))
+            self.world.tell(ev.JobSubmitted(at_secs=self.at(), job=job(name, device)))
+
+    def draw_grant(self, data: st.DataObject) -> GrantLease | None:
+        """Mostly one of the last leases, sometimes any: results may come at any time, and again."""
+        if not self.world.grants:
+            return None
+        newest_first = list(reversed(self.world.grants))
+        return data.draw(st.sampled_from(newest_first[:3]) | st.sampled_from(newest_first))
+
+    @rule(data=st.data(), secs=st.floats(0, 30), astray=st.sampled_from([0, 0, 0, 0, 1, 5]))
+    def finished(self, data: st.DataObject, secs: float, astray: int) -> None:
+        grant = self.draw_grant(data)
+        if grant is not None:
+            self.world.tell(
+                ev.JobFinished(
+                    at_secs=self.at(),
+                    device_id=grant.device_id,
+                    job_id=grant.job_id,
+                    fencing_token=grant.fencing_token + astray,
+                    incarnation=grant.incarnation,
+                    outcomes={"ok": 1, "run_failed": 1},
+                    device_secs=secs,
+                )
+            )
+
+    @rule(device=DEVICES, kinds=st.lists(st.sampled_from(ENDS), min_size=1, max_size=5))
+    def leases_end(self, device: str, kinds: list[str]) -> None:
+        """What happens to running leases; random events seldom meet one."""
+        for kind in kinds:
+            lease = self.world.state.at_work(DeviceId(device))
+            if lease is None:
+                self.comes_up(device)
+                self.submitted(device, 2)
+            else:
+                self.lease_ends(device, kind, *lease)
+
+    def lease_ends(self, device: str, kind: str, job_id: JobId, fencing_token: int) -> None:
+        device_id = DeviceId(device)
+        if kind == "died":
+            self.died(device, 0)
+        elif kind == "expired":
+            self.tick(61.0)
+        elif kind == "crashed":
+            at_secs = self.at(5.0)
+            self.world.tell(
+                ev.JobCrashed(
+                    at_secs=at_secs, device_id=device_id, job_id=job_id, fencing_token=fencing_token
+                )
+            )
+        else:
+            self.world.tell(
+                ev.JobFinished(
+                    at_secs=self.at(5.0),
+                    device_id=device_id,
+                    job_id=job_id,
+                    fencing_token=fencing_token,
+                    incarnation=self.incarnation(device, 0),
+                    outcomes={"ok": 2},
+                    device_secs=20.0,
+                )
+            )
+
+    @rule(data=st.data())
+    def crashed(self, data: st.DataObject) -> None:
+        grant = self.draw_grant(data)
+        if grant is not None:
+            self.world.tell(
+                ev.JobCrashed(
+                    at_secs=self.at(),
+                    device_id=grant.device_id,
+                    job_id=grant.job_id,
+                    fencing_token=grant.fencing_token,
+                )
+            )
+
+    @rule(device=DEVICES, place=st.integers(0, 1))
+    def returned(self, device: str, place: int) -> None:
+        leases = self.world.device(device)["leases"]
+        for lease in leases[place : place + 1]:
+            self.world.tell(
+                ev.LeaseReturned(
+                    at_secs=self.at(),
+                    device_id=DeviceId(device),
+                    job_id=lease["job_id"],
+                    fencing_token=lease["epoch"],
+                )
+            )
+
+    @rule(data=st.data())
+    def late(self, data: st.DataObject) -> None:
+        grant = self.draw_grant(data)
+        if grant is not None:
+            self.world.tell(
+                ev.ResultArrivedLate(
+                    at_secs=self.at(),
+                    device_id=grant.device_id,
+                    job_id=grant.job_id,
+                    fencing_token=grant.fencing_token,
+                    incarnation=grant.incarnation,
+                    count=1,
+                )
+            )
+
+    @rule(data=st.data(), device=DEVICES)
+    def cancelled(self, data: st.DataObject, device: str) -> None:
+        if self.world.submitted:
+            name = data.draw(st.sampled_from(sorted(self.world.submitted)))
+            self.world.tell(
+                ev.JobCancelled(at_secs=self.at(), device_id=DeviceId(device), job_id=JobId(name))
+            )
+
+    @rule(data=st.data(), device=ANY_DEVICE, is_job=st.booleans())
+    def lifted(self, data: st.DataObject, device: str, is_job: bool) -> None:
+        names = sorted(self.world.submitted) or ["none"]
+        job_id = JobId(data.draw(st.sampled_from(names))) if is_job else None
+        self.world.tell(ev.QuarantineLifted(at_secs=self.at(), device_id=DeviceId(device), job_id=job_id))
+
+    @rule(step=STEPS)
+    def tick(self, step: float) -> None:
+        self.world.tell(ev.Tick(at_secs=self.at(step)))
+
+    @rule(step=st.sampled_from([0.0, 90.0, 86_400.0, 6e5, -3600.0, -86_400.0]))
+    def clock_set(self, step: float) -> None:
+        at_secs = self.at()
+        self.world.tell(ev.ClockSet(at_secs=at_secs, wall_secs=max(0.0, at_secs + step)))
+
+    @rule(event=st.sampled_from([ev.CoordinatorStopping, ev.DiskFull]), now=SELDOM)
+    def trouble(self, event: Any, now: bool) -> None:
+        if now:
+            self.world.tell(event(at_secs=self.at()))
+
+    @rule()
+    def room_again(self) -> None:
+        self.world.tell(ev.DiskFreed(at_secs=self.at()))
+
+    @rule(
+        records=st.dictionaries(DEVICES, st.integers(0, 500), max_size=2),
+        step=STEPS | st.sampled_from([-1e5, 1e6, -1e6]),
+        rules=st.sampled_from([ev.RULES, ev.RULES, ev.RULES, 1]),
+        limits=st.sampled_from([None, LIMITS, replace(LIMITS, drivers=1), replace(LIMITS, drivers=9)]),
+    )
+    def coordinator(self, records: dict[str, int], step: float, rules: int, limits: Any) -> None:
+        counts = {DeviceId(name): count for name, count in records.items()}
+        started = ev.CoordinatorStarted(at_secs=self.at(step), records=counts, rules=rules, limits=limits)
+        self.world.tell(started)
+
+    @rule(device=ANY_DEVICE, count=st.integers(1, 150))
+    def stored(self, device: str, count: int) -> None:
+        self.world.tell(ev.RecordsStored(at_secs=self.at(), device_id=DeviceId(device), count=count))
+
+    @rule(device=ANY_DEVICE)
+    def drifted(self, device: str) -> None:
+        self.world.tell(ev.DriftAlarm(at_secs=self.at(), device_id=DeviceId(device)))
+
+    @rule(
+        event=st.sampled_from(["started", "finished", "failed", "published"]),
+        family=st.sampled_from(["cpu", "cpu", "cpu", "gpu"]),
+    )
+    def trained(self, event: str, family: str) -> None:
+        at_secs = self.at()
+        family = self.world.state.training()["family"] or family
+        if event == "started":
+            self.world.tell(ev.TrainingStarted(at_secs=at_secs, family=family))
+        elif event == "finished":
+            self.world.tell(ev.TrainingFinished(at_secs=at_secs, family=family))
+        elif event == "failed":
+            self.world.tell(ev.TrainingFailed(at_secs=at_secs, family=family, reason="no memory"))
+        else:
+            self.world.tell(ev.ModelPublished(at_secs=at_secs, version="v", device_ids=(DeviceId("a"),)))
+
+    @rule(
+        number=st.integers(0, 5),
+        family=st.sampled_from(["cpu", "cpu", "gpu"]),
+        minutes=st.sampled_from([None, None, 1.0, 60.0]),
+    )
+    def requested(self, number: int, family: str, minutes: float | None) -> None:
+        made = Request(
+            request_id=RequestId(f"r{number}"),
+            kind=RequestKind.TRAINING,
+            arguments={"family": family},
+            minutes=minutes,
+        )
+        at_secs = self.at()
+        if made.request_id not in self.world.state.request_ids():
+            self.ended.pop(made.request_id, None)  # it was so long ago that it is not kept
+        self.world.tell(ev.RequestSubmitted(at_secs=at_secs, request=made))
+
+    @rule(
+        request_id=DRIVEN,
+        kind=st.sampled_from([one for one in RequestKind if one.has_driver]),
+        devices=st.sets(DEVICES, min_size=1),
+        minutes=st.sampled_from([None, None, 1.0, 60.0]),
+    )
+    def driver_requested(
+        self, request_id: RequestId, kind: RequestKind, devices: set[str], minutes: float | None
+    ) -> None:
+        named: dict[str, Any] = {"device": min(devices)}
+        if kind is RequestKind.COLLECTION:
+            named = {"devices": sorted(devices)}
+        made = Request(request_id=request_id, kind=kind, arguments=named, minutes=minutes)
+        at_secs = self.at()
+        if request_id not in self.world.state.request_ids():
+            self.ended.pop(request_id, None)
+        self.world.tell(ev.RequestSubmitted(at_secs=at_secs, request=made))
+
+    @rule(request_id=DRIVEN, count=st.integers(1, 3))
+    def job_of_a_request(self, request_id: RequestId, count: int) -> None:
+        """A driver has jobs made, mostly while it is at work; its last ones may come too late."""
+        asked = [one for one in self.world.state.open_requests() if one.request_id == request_id]
+        for one in asked:
+            for device_id in sorted(one.device_ids):
+                for _ in range(count):
+                    self.jobs += 1
+                    made = replace(
+                        job(f"j{self.jobs}", device_id), request_id=request_id, priority=one.kind.priority
+                    )
+                    self.world.tell(ev.JobSubmitted(at_secs=self.at(), job=made))
+
+    @rule(request_id=DRIVEN, reason=st.sampled_from(["", "", "it broke"]))
+    def driver_ended(self, request_id: RequestId, reason: str) -> None:
+        ended = ev.RequestEnded(at_secs=self.at(), request_id=request_id, result={"n": 1}, reason=reason)
+        self.world.tell(ended)
+
+    @rule(request_id=DRIVEN, is_cancelled=st.booleans())
+    def request_ends_with_work_left(self, request_id: RequestId, is_cancelled: bool) -> None:
+        """The usual way of a request that is given up; random events seldom meet one."""
+        self.driver_requested(request_id, RequestKind.COLLECTION, {"a", "b"}, None)
+        self.job_of_a_request(request_id, 3)
+        if is_cancelled:
+            self.request_cancelled(request_id, True)
+        else:
+            self.driver_ended(request_id, "it broke")
+
+    @rule(request_id=ANY_REQUEST, now=SELDOM)
+    def request_cancelled(self, request_id: RequestId, now: bool) -> None:
+        if now:
+            self.world.tell(ev.RequestCancelled(at_secs=self.at(), request_id=request_id))
+
+    @rule(request_id=ANY_REQUEST, done=st.integers(0, 3), is_measuring=st.booleans())
+    def request_progressed(self, request_id: RequestId, done: int, is_measuring: bool) -> None:
+        self.world.tell(
+            ev.RequestProgressed(
+                at_secs=self.at(),
+                request_id=request_id,
+                done=done,
+                of=3,
+                left_secs=1.0,
+                is_measuring=is_measuring,
+            )
+        )
+
+    @rule()
+    def snapshots(self) -> None:
+        written = self.world.state.to_json()
+        text = json.dumps(written)
+        assert FleetState.from_json(json.loads(text)).to_json() == written
+        self.snapshot = text, len(self.world.journal)
+
+    @invariant()
+    def numbers_never_go_back(self) -> None:
+        for name in self.world.state.device_ids():
+            shown = self.world.state.describe(name)
+            mark = shown["epoch"], shown["incarnation"]
+            before = self.marks.get(name, (0, 0))
+            assert mark[0] >= before[0]
+            assert mark[1] >= before[1]
+            self.marks[name] = mark
+
+    @invariant()
+    def nothing_waits_for_a_time_out_of_sight(self) -> None:
+        """Also where the clock was ahead and a coordinator starts at the right time."""
+        state = self.world.state.to_json()
+        limits, now = self.world.state.limits, state["leasing"]["now"]
+        for device in state["leasing"]["devices"]:
+            waits = [device["start_at"], device["probe_by"]]
+            longest = max(limits.quarantine_secs, limits.start_secs, limits.restart_wait_secs)
+            assert all(at_secs <= now + longest for at_secs in waits if at_secs is not None)
+            wall = now + self.world.state.wall_ahead_secs
+            assert device["budget"]["hour"] <= wall // 3600
+            assert device["budget"]["day"] <= wall // 86400
+        for family in state["triggers"]["families"]:
+            assert family["not_before"] <= now + limits.training_retry_most_secs
+
+    @invariant()
+    def a_request_runs_with_its_training_and_keeps_its_end(self) -> None:
+        state = self.world.state
+        training = state.training()
+        at_work = {one["request_id"] for one in training["reasons"]} - {""}
+        times = {"submitted_at": None, "started_at": None, "ended_at": None}
+        for request_id in state.request_ids():
+            shown = state.request(request_id)
+            assert shown is not None
+            is_over = RequestState(shown["state"]).is_end
+            assert (shown["ended_at"] is not None) is is_over
+            has_driver = RequestKind(shown["kind"]).has_driver
+            if shown["state"] == RequestState.RUNNING and not has_driver:
+                assert request_id in at_work
+                assert training["family"] == shown["arguments"]["family"]
+            assert not (has_driver and request_id in at_work)
+            if is_over:
+                assert request_id not in at_work
+                assert bool(shown["reason"]) is (shown["state"] == RequestState.FAILED)
+                assert self.ended.setdefault(request_id, shown) | times == shown | times
+
+    def teardown(self) -> None:
+        now = self.world.state.to_json()
+        assert FleetState.from_json(json.loads(json.dumps(now))).to_json() == now
+        assert self.world.replayed().to_json() == now
+        if self.snapshot:
+            text, done = self.snapshot
+            state = FleetState.from_json(json.loads(text))
+            for line in self.world.journal[done:]:
+                state.apply(event_from_json(json.loads(line)))
+            assert state.to_json() == now
+
+
+TestFleet = Fleet.TestCase
+TestFleet.settings = settings(
+    max_examples=40,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    costs=st.lists(
+        st.tuples(st.floats(1, 60), st.floats(0.05, 2.0), st.floats(0, 900)), min_size=5, max_size=40
+    ),
+    limit=st.floats(30, 200),
+)
+def test_a_budget_is_overspent_by_one_lease_at_most(
+    costs: list[tuple[float, float, float]], limit: float
+) -> None:
+    """Leases take up to twice as long as expected; pauses let hours begin in their midst."""
+    world = World()
+    policy = DevicePolicy(secs_per_hour=limit, secs_per_day=5 * limit)
+    device = DeviceId("a")
+    world.tell(ev.DeviceAdded(at_secs=world.now, device_id=device, family="cpu", policy=policy))
+    world.tell(ev.ProbePassed(at_secs=world.now, device_id=device, incarnation=1, environment_id="e"))
+    actual = {}
+    for place, (expected, factor, _) in enumerate(costs):
+        actual[JobId(f"j{place}")] = expected * factor
+        world.tell(ev.JobSubmitted(at_secs=world.now, job=job(f"j{place}", "a", expected_secs=expected)))
+    for _, _, pause in costs:
+        world.now += pause
+        leases = world.device("a")["leases"]
+        if leases:
+            first = leases[0]
+            world.now = max(world.now, 0.0)
+            world.tell(
+                ev.JobFinished(
+                    at_secs=world.now,
+                    device_id=device,
+                    job_id=first["job_id"],
+                    fencing_token=first["epoch"],
+                    incarnation=1,
+                    outcomes={"ok": 2},
+                    device_secs=actual[first["job_id"]],
+                )
+            )
+            budget = world.device("a")["budget"]
+            assert budget["hour_secs"] <= limit + actual[first["job_id"]]
+            assert budget["day_secs"] <= 5 * limit + actual[first["job_id"]]
+        world.check()
+        renew_and_tick(world, device)
+    assert world.device("a")["state"] in (DeviceState.IDLE, DeviceState.LEASED)
+
+
+def renew_and_tick(world: World, device: DeviceId) -> None:
+    """A turn of the coordinator in which the agent is well; the budget may open."""
+    leases = world.device(device)["leases"]
+    if leases:
+        # Nothing is finished for long in these tests, so the lease is not blamed for it here.
+        world.tell(ev.DiskFull(at_secs=world.now))
+        world.tell(ev.DiskFreed(at_secs=world.now))
+    world.tell(ev.Tick(at_secs=world.now))

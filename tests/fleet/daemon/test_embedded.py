@@ -1,0 +1,300 @@
+"""An engine inside of a command, over replay devices: no Ray, no TVM. Real ones: `test_collect.py`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+import pytest
+from rich.console import Console
+
+from agents.device.batch import Batch
+from agents.lease import Lease
+from agents.records import Candidate, DeviceId, Protocol, Record
+from agents.spool.disk_spool import Spool
+from fleet.collection.collect import Collection
+from fleet.collection.settings import CollectSettings, Pools
+from fleet.config.settings import FleetConfig
+from fleet.core.event_json import event_to_json
+from fleet.core.events import RequestSubmitted
+from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.daemon.daemon import SPOOL, UpOptions
+from fleet.daemon.embedded import run_embedded
+from fleet.drivers.work import Work, perform
+from fleet.errors import FleetError
+from fleet.journal.journal import Journal
+from fleet.requests.session import DeviceUnusableError, EngineSession
+from fleet.store.store import Store
+from fleet.transport.local import LocalTransport
+from tests.coordinator_fixtures import WORKLOADS, recorded_file
+from tests.fleet.collection.test_proposing import Log
+from tests.record_fixtures import make_record
+
+ONE, TWO = DeviceId("one"), DeviceId("two")
+_Value = TypeVar("_Value")
+
+
+class Shown(Log):
+    """A display that remembers."""
+
+    def live(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def say(self, text: str) -> None:
+        raise AssertionError(text)
+
+    def step(self, done: int, note: str) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def computes(self, text: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded_file(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture
+def settings(recorded: Path, tmp_path: Path) -> FleetConfig:
+    """Two replay devices, one of which has a protocol of its own."""
+    (tmp_path / "hardware").mkdir()
+    for name, more in ((ONE, ""), (TWO, "protocol: {repeat: 2, cooldown_ms: 50}\n")):
+        (tmp_path / "hardware" / f"{name}.yaml").write_text(
+            f"schema: 1\ndevice_id: {name}\nkind: replay\nfamily: cpu\n"
+            f"records: {recorded}\ndevice: dev-a\n{more}"
+        )
+    return FleetConfig.model_validate(
+        {
+            "store": {"path": str(tmp_path / "store")},
+            "devices": {"folder": str(tmp_path / "hardware"), "ids": (ONE, TWO)},
+            "workloads": {"networks": ["bert-tiny"], "count": 3, "samples": 8, "noise_samples": 0},
+        }
+    )
+
+
+def run(settings: FleetConfig, work: Callable[[EngineSession], _Value]) -> _Value:
+    arguments = {"devices": list(settings.devices.ids)}
+    options = UpOptions(models=Path(settings.store.path).parent / "models")
+    return run_embedded(settings, RequestKind.COLLECTION, arguments, options, Console(quiet=True), work)
+
+
+def collect(settings: FleetConfig, display: Shown | None = None) -> Shown:
+    """What `fleet collect` does."""
+    display = display or Shown()
+    arguments = {"devices": list(settings.devices.ids)}
+    work = Work(
+        kind=RequestKind.COLLECTION,
+        arguments=arguments,
+        minutes=None,
+        settings=settings,
+        models=Path(settings.store.path).parent / "models",
+    )
+    run(settings, lambda session: perform(work, session, display))
+    return display
+
+
+def collection(session: EngineSession, log: Log, **changes: Any) -> tuple[Collection, Pools]:
+    """A collection whose candidates are drawn."""
+    specs = {one: entry.spec for one, entry in session.store().devices().items() if one in (ONE, TWO)}
+    how = CollectSettings(samples=8, protocol=Protocol(), batch_size=4)
+    made = Collection(session, specs, replace(how, **changes), log)
+    return made, made.propose(made.network_workloads(["bert-tiny"]))
+
+
+def all_of(pools: Pools) -> list[Candidate]:
+    return [one for pool in pools.values() for several in pool.values() for one in several]
+
+
+def stored(settings: FleetConfig) -> list[Record]:
+    return list(Store.read(settings.store.path).records())
+
+
+def keys(records: Sequence[Record]) -> list[tuple[str, str, int]]:
+    return sorted((one.device_id, one.candidate_id, one.attempt) for one in records)
+
+
+def test_a_collection_measures_the_same_on_every_device_and_goes_on_with_what_is_missing(
+    settings: FleetConfig,
+) -> None:
+    log = collect(settings)
+    records = stored(settings)
+    assert keys(log.records) == keys(records)
+    of_one = {one.candidate_id for one in records if one.device_id == ONE}
+    assert of_one == {one.candidate_id for one in records if one.device_id == TWO}
+    assert len(records) == 2 * len(of_one) == 2 * 8 * len(WORKLOADS)
+    assert collect(settings).records == []
+    more = settings.model_copy(update={"workloads": settings.workloads.model_copy(update={"samples": 10})})
+    assert len(collect(more).records) == 2 * 2 * len(WORKLOADS)
+    with Spool(Path(settings.store.path).parent / SPOOL / ONE) as spool:
+        assert spool.pending() == [], "all that was stored is acknowledged"
+
+
+def test_every_device_times_by_its_own_protocol(settings: FleetConfig) -> None:
+    ask, asked = LocalTransport.measure, dict[DeviceId, Protocol]()
+
+    def note(transport: LocalTransport, lease: Lease, incarnation: int, batch: Batch) -> None:
+        asked[lease.device_id] = batch.protocol
+        ask(transport, lease, incarnation, batch)
+
+    with mock.patch.object(LocalTransport, "measure", note):
+        collect(settings)
+    common = settings.timing_protocol()
+    assert asked == {ONE: common, TWO: replace(common, repeat=2, cooldown_ms=50.0)}
+
+
+def test_after_a_driver_that_broke_the_same_command_goes_on(settings: FleetConfig) -> None:
+    class Broken(Shown):
+        def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
+            raise FleetError("it broke")
+
+    with pytest.raises(FleetError, match=r"^it broke$"):
+        collect(settings, Broken())
+    kept = keys(stored(settings))
+    assert kept
+    collect(settings)
+    assert set(kept) <= set(keys(stored(settings)))
+    assert len(keys(stored(settings))) == len(set(keys(stored(settings)))) == 2 * 8 * len(WORKLOADS)
+
+
+def test_an_agent_killed_in_mid_batch_costs_nothing(settings: FleetConfig) -> None:
+    """Before it does what it was asked, and after it, but before it says so."""
+    ask, crashes = LocalTransport.measure, list[DeviceId]()
+
+    def crash(transport: LocalTransport, lease: Lease, incarnation: int, batch: Batch) -> None:
+        ask(transport, lease, incarnation, batch)
+        if len(crashes) < 4:
+            crashes.append(lease.device_id)
+            is_done = len(crashes) % 2 == 0
+            transport.crash(lease.device_id, incarnation, is_done=is_done, is_blameless=True)
+
+    with mock.patch.object(LocalTransport, "measure", crash):
+        log = collect(settings)
+    assert len(crashes) == 4
+    assert keys(log.records) == keys(stored(settings))
+    assert len(log.records) == 2 * 8 * len(WORKLOADS)
+
+
+def test_records_nobody_acknowledged_are_taken_over_at_the_next_start(settings: FleetConfig) -> None:
+    pending = [make_record(number, device=ONE) for number in (1, 2)]
+    with Spool(Path(settings.store.path).parent / SPOOL / ONE) as spool:
+        spool.put(pending)
+
+    def look(session: EngineSession) -> list[Record]:
+        session.ready([ONE])
+        return list(session.store().records())
+
+    assert keys(run(settings, look)) == keys(pending)
+    with Spool(Path(settings.store.path).parent / SPOOL / ONE) as spool:
+        assert spool.pending() == []
+
+
+def test_the_noise_is_told_once(settings: FleetConfig) -> None:
+    """Both halves of an A/A run have the same candidates and run side by side."""
+    collect(settings)
+    log = Log()
+
+    def measure(session: EngineSession) -> None:
+        session.ready([ONE, TWO])
+        made, _ = collection(session, log, noise=6, batch_size=64)
+        assert made.measure_noise(only_due=False) == []
+
+    run(settings, measure)
+    noise = [one for one in stored(settings) if one.origin == "noise"]
+    assert len(noise) == 2 * 2 * 6
+    assert keys(log.records) == keys(noise)
+
+
+def test_the_store_that_a_driver_reads_has_all_that_it_was_told_of(settings: FleetConfig) -> None:
+    def measure(session: EngineSession) -> None:
+        session.ready([ONE])
+        _, pools = collection(session, Log())
+        drawn = all_of(pools)
+        begun = [session.measure(ONE, drawn[start : start + 4]) for start in (0, 4, 8)]
+        for future in begun:
+            told = keys(future.result())
+            # Read while others are at work, and again when they are done.
+            assert set(told) <= set(keys(list(session.store().records())))
+
+    run(settings, measure)
+
+
+def test_jobs_that_wait_for_somebody_else_are_not_waited_for(settings: FleetConfig) -> None:
+    """Neither the same candidates asked for twice nor a duplicate in one question leaves anybody waiting."""
+
+    def measure(session: EngineSession) -> tuple[list[Record], list[Record]]:
+        session.ready([ONE])
+        _, pools = collection(session, Log())
+        drawn = all_of(pools)
+        both = [session.measure(ONE, drawn[:6]), session.measure(ONE, [*drawn[3:9], drawn[3]])]
+        first, second = (future.result(60) for future in both)
+        assert session.measure(ONE, drawn[:9]).result(60) == []
+        return first, second
+
+    first, second = run(settings, measure)
+    assert {one.candidate_id for one in first} | {one.candidate_id for one in second} == {
+        one.candidate_id for one in stored(settings)
+    }
+    assert len(stored(settings)) == 9
+
+
+def test_a_device_that_cannot_be_had_is_one_clear_line(settings: FleetConfig) -> None:
+    def ask(session: EngineSession) -> None:
+        session.ready([ONE, DeviceId("three")])
+
+    with pytest.raises(DeviceUnusableError, match=r"^three is no device of the fleet just now$"):
+        run(settings, ask)
+    wrong = settings.with_devices("three")
+    with pytest.raises(FleetError, match="no device 'three'"):
+        run(wrong, lambda session: None)
+
+
+def test_what_a_killed_command_left_is_cancelled_and_what_waits_for_a_daemon_stays(
+    settings: FleetConfig,
+) -> None:
+    journal = Journal(Path(settings.daemon.root) / "journal")
+    requests = [
+        Request(
+            request_id=RequestId(name),
+            kind=RequestKind.COLLECTION,
+            arguments={"devices": [ONE], **more},
+        )
+        for name, more in (("killed", {"embedded": True}), ("waits", {}))
+    ]
+    journal.append([event_to_json(RequestSubmitted(at_secs=1.0, request=one)) for one in requests])
+    journal.close()
+
+    def look(session: EngineSession) -> str:
+        session.ready([TWO])
+        return "done"
+
+    assert run(settings.with_devices(TWO), look) == "done"
+    journal = Journal(Path(settings.daemon.root) / "journal")
+    text = json.dumps(journal.snapshot)
+    journal.close()
+    assert "its command has ended" in text
+
+
+def test_a_signal_ends_the_command_in_order(settings: FleetConfig) -> None:
+    def work(session: EngineSession) -> None:
+        session.ready([ONE])
+        signal.raise_signal(signal.SIGTERM)
+        threading.Event().wait(0.2)
+        collection(session, Log())
+
+    ended: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+    try:
+        with pytest.raises(FleetError):
+            run(settings, work)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended == [signal.SIGTERM], "the command line says that the same command goes on"
+    assert len(collect(settings).records) == 2 * 8 * len(WORKLOADS)

@@ -1,0 +1,436 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.host.probe import probe
+from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec
+from agents.sandbox.confinement_trial import Trial
+from fleet.cli.app import run
+from fleet.doctor.doctor import confinement_line, diagnose
+from fleet.doctor.look import look, parse_interrupts
+from fleet.doctor.words import WANTED_MODULES, Finding, HostState, InterruptRate, Level, LockState
+from fleet.private_files import write_private
+from tests.host_fixtures import (
+    GPU,
+    V4_FLAGS,
+    arm_host,
+    cuda_spec,
+    gpu_host,
+    laptop_files,
+    local_spec,
+    write_tree,
+    x86_host,
+)
+
+QUIET = HostState(memory_available_bytes=8 << 30, disk_free_bytes=100 << 30)
+
+
+def only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1, findings
+    assert all((findings[0].what, findings[0].why, findings[0].do))
+    return findings[0]
+
+
+V3 = local_spec({"mcpu": "x86-64-v3"})
+#: State of a host, the host, the level of its only finding, and words of what, why and do.
+FOUND: dict[str, tuple[dict[str, Any], Descriptor, Level, tuple[str, ...]]] = {
+    "governor": (
+        {"governors": ((0, "powersave"), (1, "performance"))},
+        *(x86_host(), Level.WARNING, ("powersave on 1 of 2 cores", "cpupower")),
+    ),
+    "load": ({"load": 3.0}, x86_host(), Level.WARNING, ("load is 3.0",)),
+    "one core": ({}, x86_host(usable=(0,)), Level.WARNING, ("1 core",)),
+    "quota": ({"cpu_quota": 1.5}, x86_host(), Level.WARNING, ("1.5 CPUs",)),
+    "intel turbo": ({"turbo_file": "/x/no_turbo"}, x86_host(), Level.WARNING, ("echo 1 ", "/x/no_turbo")),
+    "turbo": ({"turbo_file": "/x/boost"}, x86_host(), Level.WARNING, ("echo 0 ", "/x/boost")),
+    "near heat": ({"temperature_margin_c": 4.0}, x86_host(), Level.WARNING, ("4 degrees C",)),
+    "past heat": ({"throttled": 7}, x86_host(), Level.NOTE, ("7 times since",)),
+    "heat": ({"throttled": 7, "throttled_now": 2}, x86_host(), Level.WARNING, ("2 times just now",)),
+    "stolen time": ({"stolen_share": 0.1}, x86_host(), Level.WARNING, ("10%",)),
+    "virtual": ({}, x86_host(f"{V4_FLAGS} hypervisor"), Level.NOTE, ("virtual machine",)),
+    "memory": ({"memory_available_bytes": 1 << 30}, x86_host(), Level.WARNING, ("1.0 GiB",)),
+    "memory pressure": ({"memory_pressure": 12.3}, x86_host(), Level.WARNING, ("12 %",)),
+    "swapping": (
+        {"swapped_pages": 9, "swap_used_bytes": 1 << 30},
+        *(x86_host(), Level.WARNING, ("9 pages",)),
+    ),
+    "swapped": ({"swap_used_bytes": 1 << 30}, x86_host(), Level.NOTE, ("1024 MiB",)),
+    "low disk": (
+        {"disk_free_bytes": 1 << 30, "store": "runs/store"},
+        *(x86_host(), Level.WARNING, ("runs/store",)),
+    ),
+    "full disk": ({"disk_free_bytes": 10 << 20}, x86_host(), Level.ERROR, ("10 MiB",)),
+    "held lock": ({"timing_lock": LockState.HELD}, x86_host(), Level.NOTE, ("right now",)),
+    "refused lock": (
+        {"timing_lock": LockState.REFUSED, "timing_lock_path": "/x/lock", "timing_lock_fault": "it is bob's"},
+        *(x86_host(), Level.ERROR, ("/x/lock", "it is bob's")),
+    ),
+    "driver": ({"nvidia_driver": True}, x86_host(), Level.WARNING, ("CUDA_VISIBLE_DEVICES",)),
+    "no NVML": (
+        {"missing_modules": ("pynvml",), "nvidia_driver": True},
+        *(gpu_host(GPU), Level.NOTE, ("nvidia-ml-py",)),
+    ),
+    "other TVM": (
+        {},
+        *(replace(x86_host(), versions=(("apache-tvm", "0.28.0"),)), Level.WARNING, ("0.28.0",)),
+    ),
+    "no board": (
+        {"unserved": (("pi4", "nobody serves the key 'pi4' at box:9190: start it"),)},
+        *(x86_host(), Level.WARNING, ("pi4", "box:9190", "start it")),
+    ),
+    **{
+        f"no {name}": (
+            {"missing_modules": (name,)},
+            x86_host(),
+            Level.ERROR if name in ("tvm", "xgboost") else Level.WARNING,
+            (f"pip install {WANTED_MODULES[name].package}",),
+        )
+        for name in WANTED_MODULES
+        if name != "pynvml"
+    },
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_spoils_measurements_is_found(name: str) -> None:
+    changes, host, level, words = FOUND[name]
+    found = only(diagnose(host, [], replace(QUIET, **changes)))
+    assert found.level is level
+    assert all(word in f"{found.what} {found.why} {found.do}" for word in words)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({}, {"governors": ((0, "performance"),)}, {"load": 1.9}, {"cpu_quota": 4.0}),
+        # One tick of 10 ms in 0.3 s.
+        *({"temperature_margin_c": 10.0}, {"stolen_share": 0.034}, {"memory_pressure": 0.5}),
+        *({"swap_used_bytes": 1 << 20}, {"missing_modules": ("pynvml",)}),
+    ],
+)
+def test_a_good_host_has_no_findings(changes: dict[str, Any]) -> None:
+    several = [local_spec({"mcpu": level}) for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4")]
+    assert diagnose(x86_host(), several, replace(QUIET, **changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "spec", "words"),
+    [
+        (arm_host(), local_spec({"mcpu": "x86-64-v2"}), ("box-cpu", "x86_64")),
+        (gpu_host(GPU), cuda_spec(index=3), ("CUDA device 3", "below 1")),
+    ],
+)
+def test_a_device_of_another_host_is_a_note_with_its_reason(
+    host: Descriptor, spec: DeviceSpec, words: tuple[str, ...]
+) -> None:
+    found = only(diagnose(host, [spec], QUIET))
+    assert found.level is Level.NOTE
+    assert all(word in f"{found.what} {found.why} {found.do}" for word in words)
+
+
+def test_a_sibling_that_would_build_beside_the_timed_thread_is_found() -> None:
+    spec = V3
+    state = replace(QUIET, core_groups=((0, 2), (1, 3)))
+    found = only(diagnose(x86_host(), [spec], state))
+    assert "CPU 2 " in found.what
+    assert "taskset -c 0,1,3" in found.do
+    assert diagnose(x86_host(usable=(0, 1, 3)), [spec], state) == []
+    # Neither a replay nor a board behind a wire times on this host's cores.
+    assert diagnose(x86_host(), [replace(spec, kind=DeviceKind.REPLAY)], state) == []
+    board = replace(spec, kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
+    assert diagnose(x86_host(), [board], state) == []
+
+
+def test_how_far_worker_processes_are_confined_is_said_and_what_would_make_it_better() -> None:
+    trial = Trial(landlock=7, has_filter=True, refused=("start programs", "write"), allowed=())
+    state = replace(QUIET, confinement=trial)
+    assert diagnose(x86_host(), [], state) == []
+    assert "2 of 2 ways to do harm were tried and refused (Landlock 7, system" in confinement_line(state)
+    assert confinement_line(QUIET) == ""
+    weaker = Trial(landlock=0, has_filter=False, refused=("start programs",), allowed=("write", "kill"))
+    state = replace(QUIET, confinement=weaker)
+    found = only(diagnose(x86_host(), [], state))
+    assert (found.level, found.what) == (Level.WARNING, "worker processes can write, kill")
+    assert "Landlock" in found.do
+    assert "SECCOMP" in found.do
+    assert "1 of 3" in confinement_line(state)
+    assert "neither" in confinement_line(state)
+    half = replace(QUIET, confinement=replace(weaker, has_filter=True))
+    assert "SECCOMP" not in only(diagnose(x86_host(), [], half)).do
+    unknown = replace(QUIET, confinement="it did not answer")
+    assert only(diagnose(x86_host(), [], unknown)).why == "it did not answer"
+    assert "unknown: it did not answer" in confinement_line(unknown)
+
+
+def test_interrupts_matter_where_they_hit_a_timing_core() -> None:
+    rates = (
+        InterruptRate(irq=41, source="eth0-rx-0", core=0, per_s=450.0),
+        InterruptRate(irq=42, source="nvme0q1", core=0, per_s=80.0),
+        InterruptRate(irq=42, source="nvme0q1", core=1, per_s=5.0),
+        InterruptRate(irq=43, source="far", core=9, per_s=1e6),
+    )
+    state = replace(QUIET, interrupts=rates)
+    found = only(diagnose(x86_host(), [V3], state))
+    assert "core 0 serves 530 interrupts a second, most of eth0-rx-0" in found.what
+    assert "time on core 2" in found.do
+    assert "/proc/irq/41/smp_affinity_list" in found.do
+    both = local_spec({"mcpu": "x86-64-v3"}, 2, (0, 1))
+    assert "smp_affinity_list" not in only(diagnose(x86_host(usable=(0, 1)), [both], state)).do
+    assert diagnose(x86_host(), [local_spec({"mcpu": "x86-64-v3"}, cores=(1,))], state) == []
+    assert diagnose(x86_host(), [], state) == []
+
+
+CARD = {**GPU, "clock_max_mhz": "1410", "pci_bus_id": "00000000:07:00.0", "persistence_mode": "on"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "card", "level", "word"),
+    [
+        ({"throttle_reasons": ["hw_thermal_slowdown"]}, {}, Level.WARNING, "hw_thermal_slowdown"),
+        ({"utilisation": 80}, {}, Level.WARNING, "80 %"),
+        ({"sm_clock_mhz": 210, "throttle_reasons": ["gpu_idle"]}, {}, Level.NOTE, "210 of 1410 MHz"),
+        ({"sm_clock_mhz": 1410}, {"persistence_mode": "off"}, Level.NOTE, "persistence"),
+    ],
+    ids=["slowed down", "busy", "not locked", "no persistence"],
+)
+def test_a_gpu_that_gives_unsteady_numbers_is_found(
+    seen: dict[str, Any], card: dict[str, str], level: Level, word: str
+) -> None:
+    host = gpu_host({**CARD, **card})
+    found = only(diagnose(host, [cuda_spec()], replace(QUIET, gpus=((0, seen),))))
+    assert found.level is level
+    assert word in found.what
+    # The number that nvidia-smi counts by may be another one.
+    assert "-i 00000000:07:00.0" in found.do
+
+
+def test_a_gpu_with_a_locked_clock_is_fit() -> None:
+    seen = {"sm_clock_mhz": 1200, "utilisation": 0, "throttle_reasons": ["applications_clocks_setting"]}
+    assert diagnose(gpu_host(CARD), [cuda_spec()], replace(QUIET, gpus=((0, seen),))) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "crashes"), [("0.1.14.post0", False), ("0.1.15", True), ("0.1.15.post1", True), ("0.2", True)]
+)
+def test_a_foreign_function_layer_that_crashes_is_an_error(version: str, crashes: bool) -> None:
+    host = replace(x86_host(), versions=(("apache-tvm-ffi", version),))
+    found = diagnose(host, [], QUIET)
+    assert [finding.level for finding in found] == ([Level.ERROR] if crashes else [])
+    assert all("apache-tvm-ffi==0.1.14.post0" in finding.do for finding in found)
+
+
+def test_devices_that_are_refused_for_one_reason_share_a_finding() -> None:
+    specs = [
+        replace(local_spec({"mcpu": "x86-64-v2"}, cores=(9,)), device_id=DeviceId(name)) for name in "ab"
+    ]
+    assert "devices a, b cannot" in only(diagnose(x86_host(), specs, QUIET)).what
+
+
+def test_the_worst_comes_first() -> None:
+    state = replace(QUIET, missing_modules=("pynvml", "tornado", "tvm"), nvidia_driver=True)
+    assert [finding.level for finding in diagnose(gpu_host(GPU), [], state)] == [
+        Level.ERROR,
+        Level.WARNING,
+        Level.NOTE,
+    ]
+
+
+def test_this_host_can_be_looked_at_and_judged(tmp_path: Path) -> None:
+    state = look(tmp_path / "not/there/yet")
+    assert state.disk_free_bytes > 0
+    assert state.memory_available_bytes > 0
+    assert "tvm" not in state.missing_modules
+    assert all(finding.level is not Level.ERROR for finding in diagnose(probe(), [], state))
+
+
+INTERRUPTS = """\
+           CPU0       CPU1
+ 24:          1          0  IO-APIC   5-edge      ACPI:Ged
+ 41:       3000         20  PCI-MSIX-0000:00:04.0   1-edge      virtio3-rx
+ 99:          7
+NMI:          0          0   Non-maskable interrupts
+LOC:      17133      36176   Local timer interrupts
+ERR:          0
+"""
+
+
+def test_only_interrupts_of_devices_are_read() -> None:
+    assert parse_interrupts(INTERRUPTS) == {
+        (24, "ACPI:Ged", 0): 1,
+        (24, "ACPI:Ged", 1): 0,
+        (41, "virtio3-rx", 0): 3000,
+        (41, "virtio3-rx", 1): 20,
+    }
+    # Cores that are switched off have no column.
+    assert parse_interrupts("  CPU0 CPU3\n 5: 1 2 IO-APIC timer\n") == {
+        (5, "timer", 0): 1,
+        (5, "timer", 3): 2,
+    }
+
+
+@given(st.text(alphabet="CPU0123456789: \nabc-", max_size=200))
+def test_no_text_breaks_the_reader_of_interrupts(text: str) -> None:
+    assert all(count >= 0 for count in parse_interrupts(text).values())
+
+
+def test_a_laptop_is_looked_at(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    throttle = f"sys/devices/system/cpu/cpu{core}/thermal_throttle"
+    files = laptop_files() | {
+        "proc/interrupts": INTERRUPTS,
+        "proc/uptime": "10.0 5.0\n",
+        "proc/vmstat": "pgpgin 5\npswpin 3\npswpout 4\n",
+        "proc/meminfo": "MemAvailable: 3000000 kB\nSwapTotal: 4096 kB\nSwapFree: 1024 kB\n",
+        "sys/class/hwmon/hwmon2/temp2_crit": "100000\n",
+        f"{throttle}/core_throttle_count": "5\n",
+        f"{throttle}/package_throttle_count": "8\n",
+    }
+    state = look(tmp_path, write_tree(tmp_path, files))
+    assert state.turbo_file == "/sys/devices/system/cpu/intel_pstate/no_turbo"
+    assert state.temperature_margin_c == 36.5
+    assert (state.throttled, state.throttled_now, state.swapped_pages) == (8, 0, 0)
+    assert state.swap_used_bytes == 3 << 20
+    assert state.memory_pressure == 1.25
+    assert InterruptRate(irq=41, source="virtio3-rx", core=0, per_s=300.0) in state.interrupts
+    assert (state.stolen_share, state.nvidia_driver, state.gpus, state.unserved) == (0.0, False, (), ())
+
+
+def test_what_the_kernel_counts_while_looking_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = min(os.sched_getaffinity(0))
+    throttle = f"sys/devices/system/cpu/cpu{core}/thermal_throttle/core_throttle_count"
+
+    def files(count: int) -> dict[str, str]:
+        return {
+            "proc/stat": f"cpu{core} 1 1 1 1 1 1 1 {count} 0 0\n",
+            "proc/vmstat": f"pswpin {count}\npswpout {count}\n",
+            "proc/interrupts": f"  CPU{core}\n 41: {count} PCI-MSI eth0\n",
+            throttle: f"{count}\n",
+        }
+
+    def watch(lock: Path) -> LockState:
+        write_tree(tmp_path, files(600))
+        time.sleep(0.1)
+        return LockState.FREE
+
+    monkeypatch.setattr("fleet.doctor.look._watch", watch)
+    state = look(tmp_path, write_tree(tmp_path, files(100)))
+    assert (state.throttled, state.throttled_now, state.swapped_pages) == (600, 500, 1000)
+    (rate,) = state.interrupts
+    # 500 in 0.1 s or somewhat more.
+    assert 0 < rate.per_s <= 5000
+    assert 0 < state.stolen_share <= 500 / os.sysconf("SC_CLK_TCK") / 0.1
+
+
+def test_a_fleet_that_times_meanwhile_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "timing.lock"
+    monkeypatch.setattr("fleet.doctor.look.host_lock_path", lambda: path)
+    assert look(tmp_path).timing_lock is LockState.FREE
+    assert not path.exists()
+    path.touch()
+    assert look(tmp_path).timing_lock is LockState.FREE
+    began, done = threading.Event(), threading.Event()
+
+    def time_now_and_then() -> None:
+        handle = os.open(path, os.O_RDWR)
+        while not done.is_set():
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            began.set()
+            time.sleep(0.02)
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            time.sleep(0.005)
+        os.close(handle)
+
+    other = threading.Thread(target=time_now_and_then)
+    other.start()
+    try:
+        assert began.wait(10)
+        with monkeypatch.context() as patch:
+            # On a busy host neither of the two may run for a while.
+            patch.setattr("fleet.doctor.look._WATCH_SECS", 5.0)
+            assert look(tmp_path).timing_lock is LockState.HELD
+    finally:
+        done.set()
+        other.join()
+    path.unlink()
+    path.symlink_to(path)  # a loop cannot be opened
+    state = look(tmp_path)
+    assert (state.timing_lock, state.timing_lock_path) == (LockState.REFUSED, str(path))
+    assert str(path) in state.timing_lock_fault
+    assert isinstance(state.confinement, Trial)
+
+
+def test_boards_are_asked_for_at_their_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentences = {("box:9190", "pi4"): "", ("box:9190", "pi5"): "nobody serves it: start it"}
+    monkeypatch.setattr("fleet.doctor.look.served", lambda tracker, key: sentences[tracker, key])
+    board = replace(local_spec({}), kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
+    # Without an address its file is at fault, which `differences` says.
+    specs = [board, replace(board, key="pi5"), replace(board, tracker=""), replace(board, key="")]
+    assert look(tmp_path, specs=specs).unserved == (("box-cpu", "nobody serves it: start it"),)
+
+
+def test_looking_loads_no_tvm() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from pathlib import Path; from fleet.doctor.look import look; look(Path('.')); "
+        "print([name for name in ('tvm', 'torch', 'ray') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_gpus_of_the_devices_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {0: {"sm_clock_mhz": 1410}, 2: {}}
+    monkeypatch.setattr("fleet.doctor.look.gpu_state", states.__getitem__)
+    state = look(tmp_path, specs=[cuda_spec(), cuda_spec(), cuda_spec(index=2), local_spec({})])
+    assert state.gpus == ((0, {"sm_clock_mhz": 1410}),)
+
+
+def test_tokens_and_sockets_that_others_can_reach_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "keep"
+    folder.mkdir(mode=0o755)
+    good, bad = folder / "good", folder / "bad"
+    write_private(good, "a token of the test")
+    write_private(bad, "a token of the test")
+    bad.chmod(0o644)
+    tokens, ray = (good, bad, folder / "none"), tmp_path / "ray"
+    state = look(tmp_path, tokens=tokens, ray_folder=ray)
+    found = only(diagnose(x86_host(), [], replace(QUIET, exposed=state.exposed)))
+    assert found.level is Level.WARNING
+    assert found.what == f"{bad}: others may read this token (mode 644)"
+    assert found.do == f"run: chmod 600 {bad}"
+    bad.chmod(0o600)
+    ray.mkdir()
+    ray.chmod(0o777)
+    found = only(diagnose(x86_host(), [], replace(QUIET, exposed=look(tmp_path, ray_folder=ray).exposed)))
+    assert found.what.startswith(f"{ray}: every user may replace")
+    ray.chmod(0o700)
+    assert look(tmp_path, tokens=tokens, ray_folder=ray).exposed == ()
+
+
+def test_the_verb_looks_at_both_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path / "fleet"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "ray_token"))
+    (tmp_path / "fleet").mkdir()
+    for path in (tmp_path / "fleet" / "api.token", tmp_path / "ray_token"):
+        path.write_text("a token of the test")
+        path.chmod(0o640)
+    run(["doctor", "--json"])
+    found = [one["what"] for one in json.loads(capsys.readouterr().out)]
+    for name in ("fleet/api.token", "ray_token"):
+        assert f"{tmp_path}/{name}: others may read this token (mode 640)" in found

@@ -1,0 +1,198 @@
+"""A coordinator whose clock jumps, or that is paused, and agents that are: nobody is blamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from agents.device.batch import Batch
+from agents.lease import Lease
+from agents.records import DeviceId
+from fleet.core.limits import Limits
+from fleet.engine.coordinator import Coordinator
+from fleet.transport.local import LocalTransport
+from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
+
+ALL = OFFERED * len(WORKLOADS)
+#: Fifty jobs are leased at once.
+MANY = tuple(f"d{number:02d}" for number in range(50))
+STEPS = [90.0, 86_400.0, 7 * 86_400.0, -3600.0, -86_400.0]
+
+
+def check_nobody_is_blamed(view: dict[str, Any], *, expiries: int = 0) -> None:
+    for name, one in view["devices"].items():
+        assert (one["failures"], one["crashes"]) == (0, 0), name
+        assert one["state"] != "quarantined", name
+    assert sum(one["expiries"] for one in view["devices"].values()) == expiries
+    assert view["jobs"]["quarantined"] == 0
+
+
+def turn_until_leased(fleet: Fleet, coordinator: Coordinator, transport: LocalTransport) -> list[Any]:
+    """Let every device have a lease; returns their batches, which no agent has yet."""
+    held: list[Any] = []
+    with mock.patch.object(transport, "measure", lambda *asked: held.append(asked)):
+        fleet.turn_until(coordinator, lambda _: {asked[0].device_id for asked in held} == set(fleet.specs))
+    return held
+
+
+def hurt(fleet: Fleet, what: str, secs: float) -> None:
+    if what == "pause":
+        fleet.clock.pause(secs)
+    else:
+        fleet.clock.set(secs)
+
+
+@pytest.mark.parametrize(("what", "secs"), [("pause", 600.0), *(("set", step) for step in STEPS)])
+def test_fifty_leases_outlive_a_pause_and_a_clock_that_is_set(tmp_path: Path, what: str, secs: float) -> None:
+    fleet = make_fleet(tmp_path, MANY)
+    with fleet.coordinator() as (coordinator, transport):
+        held = turn_until_leased(fleet, coordinator, transport)
+        assert len(held) >= 50
+        for _ in range(3):  # as often as quarantines a job
+            hurt(fleet, what, secs)
+            coordinator.turn(0.0)
+            check_nobody_is_blamed(coordinator.view())
+        for asked in held:
+            transport.measure(*asked)
+        fleet.turn_until(coordinator, everything_measured(fleet), 400)
+        view = coordinator.view()
+        coordinator.close()
+    check_nobody_is_blamed(view)
+    assert {one["incarnation"] for one in view["devices"].values()} == {1}, "no agent was stopped"
+    assert view["store"]["records"] == len(MANY) * ALL
+    assert len(set(fleet.record_ids())) == len(MANY) * ALL
+    told = view["clock"]
+    assert (told["gaps"], told["steps"]) == ((3, 0) if what == "pause" else (0, 3))
+    assert view["now"] == pytest.approx(fleet.clock.wall(), abs=5.0)
+
+
+@pytest.mark.parametrize("secs", [*STEPS, 1e9, -4e8])
+def test_a_clock_that_is_set_between_a_kill_and_the_next_start_blames_nobody(
+    tmp_path: Path, secs: float
+) -> None:
+    fleet = make_fleet(tmp_path)
+    for _ in range(3):
+        with fleet.coordinator() as (coordinator, transport):
+            turn_until_leased(fleet, coordinator, transport)
+        fleet.clock.set(secs)
+    began = fleet.clock.wall()
+    view = fleet.run(everything_measured(fleet))
+    check_nobody_is_blamed(view)
+    assert fleet.clock.wall() - began < 300.0, "and nothing waits for that time"
+    assert view["store"]["records"] == 2 * ALL
+
+
+def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: Path) -> None:
+    """Its lease expires and the device is taken up again, as often as would quarantine both."""
+    fleet = make_fleet(tmp_path, ("one",), limits=Limits(job_candidates=8, lease_secs=30.0))
+    one = DeviceId("one")
+    with fleet.coordinator() as (coordinator, transport):
+        state, measure = coordinator._parts.state, transport.measure
+        frozen: set[int] = set()
+
+        def freeze(lease: Lease, incarnation: int, batch: Batch) -> None:
+            if incarnation not in frozen:
+                transport.freeze(one, incarnation)
+                frozen.add(incarnation)
+            measure(lease, incarnation, batch)
+
+        with mock.patch.object(transport, "measure", freeze):
+            while len(frozen) < 7:
+                coordinator.turn(0.0)
+                fleet.clock.skip(5.0)
+                assert state.describe(one)["failures"] == 0
+        assert state.describe(one)["outages"] == 6
+        fleet.turn_until(coordinator, everything_measured(fleet), 400)
+        view = coordinator.view()
+        coordinator.close()
+    expiries = view["devices"]["one"]["expiries"]
+    assert expiries >= 7
+    check_nobody_is_blamed(view, expiries=expiries)
+    assert len(set(fleet.record_ids())) == view["store"]["records"] == ALL
+
+
+#: A coordinator by the real clocks, with a lease of four seconds. Its agents get what they are to measure
+#: once a file is there; until then their leases wait. It says when leases are out, and at last all it knows.
+_PAUSED = """
+import json, sys
+from pathlib import Path
+from fleet.core.limits import Limits
+from fleet.engine.context import EngineContext
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.settings import CoordinatorSettings
+from fleet.engine.notices import Notices
+from fleet.transport.local import LocalTransport
+from fleet.store.store import Store
+from tests.coordinator_fixtures import CHOICE, OFFERED, WORKLOADS, make_fleet
+from tests.transport_fixtures import PROTOCOL
+
+folder, go = Path(sys.argv[1]), Path(sys.argv[2])
+specs = make_fleet(folder).specs
+told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=Limits(lease_secs=4.0))
+transport = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", heartbeat_secs=0.2)
+held, measure = [], transport.measure
+transport.measure = lambda *asked: measure(*asked) if go.exists() else held.append(asked)
+with Store.open(folder / "store") as store:
+    coordinator = Coordinator(
+        EngineContext(
+            root=folder / "root",
+            store=store,
+            transport=transport,
+            specs=specs,
+            settings=told,
+            notices=Notices(),
+        )
+    )
+    said = False
+    for _ in range(3000):
+        coordinator.turn(0.02)
+        if {asked[0].device_id for asked in held} == set(specs) and not said:
+            said = True
+            print("leased", flush=True)
+        if go.exists():
+            for asked in held:
+                measure(*asked)
+            held.clear()
+        done = all(one["records"] for one in coordinator.view()["devices"].values())
+        if done and coordinator.is_quiet and coordinator.view()["clock"]["gaps"]:
+            break
+    print(json.dumps(coordinator.view()), flush=True)
+    transport.close()
+    coordinator.close()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_was_stopped_beyond_its_leases_blames_nobody(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with subprocess.Popen(
+        [sys.executable, "-c", _PAUSED, str(tmp_path), str(go)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    ) as child:
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == "leased\n"
+            os.kill(child.pid, signal.SIGSTOP)
+            time.sleep(9.0)
+            go.touch()
+            os.kill(child.pid, signal.SIGCONT)
+            view = json.loads(child.stdout.readline())
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
+    check_nobody_is_blamed(view)
+    assert {one["incarnation"] for one in view["devices"].values()} == {1}
+    assert view["clock"]["gaps"] >= 1
+    assert view["clock"]["gap_secs"] > 6.0
+    assert view["clock"]["steps"] == 0

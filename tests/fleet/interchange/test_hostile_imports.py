@@ -1,0 +1,341 @@
+"""Logs that were made to hang, crash or fill an import: every line is accounted for, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.records import Workload
+from fleet.errors import FleetError
+from fleet.interchange import import_files
+from fleet.interchange import import_logs as module
+from fleet.interchange.export_store import export
+from fleet.interchange.import_rows import RowBatch
+from fleet.interchange.logs import catalog as log_catalog
+from fleet.interchange.logs import lines as log_lines
+from fleet.interchange.logs.ansor import AnsorLogReader
+from fleet.interchange.logs.catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
+from fleet.interchange.logs.json_values import Rejected, parse_line
+from fleet.models.versions import load_snapshot
+from fleet.store.store import Store
+from tests.fleet.interchange.test_import_logs import records, run
+from tests.log_fixtures import CPU_TARGET, ansor, autotvm, meta_schedule, workload_line, write_log
+from tests.transfer.language.test_hostile_programs import shared_statements
+
+
+def module_line(number: int, text: str) -> list[str]:
+    """A workload line that holds this module."""
+    import base64
+
+    raw = text.encode()
+    return [str(number), base64.b64encode(len(raw).to_bytes(8, "little") + raw).decode()]
+
+
+def test_a_module_of_shared_children_is_imported_and_learnt_from(tmp_path: Path) -> None:
+    lines = [module_line(7, shared_statements(150)), *(meta_schedule(n) for n in range(3))]
+    report = run(tmp_path, write_log(tmp_path / "log.json", lines))
+    assert report.imported == 3
+    assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 3
+
+
+@pytest.mark.parametrize("option", ["-mcpu=--5", "-mcpu=-", "-num-cores=" + "9" * 5000, "-x=²", "-="])
+def test_options_of_a_target_are_whatever_they_are(option: str, tmp_path: Path) -> None:
+    target = f"llvm {option}"
+    report = run(tmp_path, write_log(tmp_path / "log.json", [autotvm(1, target=target)]))
+    rejected = {"target is not a text": 1} if len(target) > 4096 else {}
+    assert report.counts.rejected == rejected
+    assert report.imported == (0 if rejected else 1)
+
+
+def test_what_a_reader_did_not_foresee_costs_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: AnsorLogReader, value: dict[str, Any]) -> Any:
+        raise ZeroDivisionError("by nobody's guess")
+
+    monkeypatch.setattr(AnsorLogReader, "read", fail)
+    log = write_log(tmp_path / "log.json", [autotvm(1), ansor(1), ansor(2)])
+    report = run(tmp_path, log)
+    assert report.imported == 1
+    assert report.counts.rejected == {"reader fault: ZeroDivisionError": 2}
+    assert report.examples == {"reader fault: ZeroDivisionError": f'{log}:2: "by nobody\'s guess"'}
+
+
+@pytest.mark.parametrize("error", [MemoryError, OSError, KeyboardInterrupt, FleetError])
+def test_what_is_no_fault_of_a_line_ends_the_import(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: AnsorLogReader, value: dict[str, Any]) -> Any:
+        raise error
+
+    monkeypatch.setattr(AnsorLogReader, "read", fail)
+    with pytest.raises(error):
+        run(tmp_path, write_log(tmp_path / "log.json", [ansor(1)]))
+
+
+# ---- what is held ----
+
+
+def long_target(chars: int) -> dict[str, Any]:
+    return {"kind": "llvm", "mcpu": "x" * chars}
+
+
+def test_long_keys_and_targets_are_refused(tmp_path: Path) -> None:
+    long_key, long_args = ansor(1), autotvm(2)
+    long_key["i"][0][0] = json.dumps(["k" * MAX_KEY_CHARS, [1]])
+    long_args["input"][2] = [["TENSOR", [1, 2], "float32"]] * 5000
+    trace = autotvm(3)
+    trace["config"]["entity"][2][2] = "x" * (1 << 20)
+    database = meta_schedule(4)
+    database[1][2] = long_target(MAX_ENVIRONMENT_CHARS)
+    report = run(tmp_path, write_log(tmp_path / "log.json", [long_key, long_args, trace, database, ansor(5)]))
+    assert report.imported == 1
+    assert report.counts.rejected == {
+        "workload key is too long": 2,
+        "trace is too long": 1,
+        "target is too long": 1,
+    }
+
+
+def test_all_targets_and_all_workloads_together_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_catalog, "MAX_ENVIRONMENTS_CHARS", 2000)
+    monkeypatch.setattr(log_catalog, "MAX_WORKLOAD_CHARS", 700)
+    lines = [ansor(n, target=f"{CPU_TARGET} -model={'m' * 500}{n}") for n in range(10)]
+    for n in range(5):
+        more = ansor(n)
+        more["i"][0][0] = json.dumps([f"other{n}" + "k" * 200, [1]])
+        lines.append(more)
+    report = run(tmp_path, write_log(tmp_path / "log.json", lines))
+    assert report.counts.rejected == {"targets take too much room": 8, "workloads take too much room": 3}
+    assert report.imported == 4
+
+
+def test_a_commit_comes_by_bytes_of_whatever_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 34,000 rows that shared a long environment once overflowed a column of texts.
+    monkeypatch.setattr("fleet.interchange.import_rows.BATCH_BYTES", 100_000)
+    commits: list[int] = []
+    take = RowBatch.take
+    monkeypatch.setattr(RowBatch, "take", lambda batch: (commits.append(len(batch)), take(batch))[1])
+    names = ["n" * 10_000]
+    lines = [ansor(n) for n in range(25)]
+    for line in lines:
+        line["i"][0][5] = names
+    costs = [ansor(n, r=[[1e-3] * 1000, 0, 1.0, 1.0]) for n in range(25, 30)]
+    report = run(tmp_path, write_log(tmp_path / "log.json", [*lines, *costs]))
+    assert report.imported == 30
+    assert max(commits) < 12
+    assert commits[-1] <= 5
+
+
+def test_modules_that_wait_for_a_commit_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FRESH_BYTES", 10_000)
+    stored: list[int] = []
+    keep = Store.put_workloads
+
+    def note(store: Store, workloads: list[Workload]) -> int:
+        stored.append(sum(len(one.module_json) for one in workloads))
+        return keep(store, workloads)
+
+    monkeypatch.setattr(Store, "put_workloads", note)
+    texts = [json.dumps({"nodes": [{"type": "None"}], "more": "x" * 3000 + str(n)}) for n in range(12)]
+    lines = [module_line(n, text) for n, text in enumerate(texts)]
+    report = run(
+        tmp_path, write_log(tmp_path / "log.json", lines + [meta_schedule(1, index=n) for n in range(12)])
+    )
+    assert (report.imported, report.workloads) == (12, 12)
+    assert max(stored) < 14_000
+
+
+def test_seconds_that_nothing_takes_are_refused(tmp_path: Path) -> None:
+    results: list[Any] = [
+        [[1e-10], 0, 1, 1],
+        [[5e-324], 0, 1, 1],
+        [[1e-9], 0, 1e12, 1],
+        [[1e-9], 0, 1e300, 1],
+    ]
+    log = write_log(tmp_path / "log.json", [ansor(n, r=one) for n, one in enumerate(results)])
+    assert run(tmp_path, log).counts.rejected == {
+        "a cost is below a nanosecond": 2,
+        "all_cost is out of range": 2,
+    }
+
+
+def test_shapes_beyond_any_memory_are_none_and_the_rows_can_be_exported(tmp_path: Path) -> None:
+    huge = [2**40] * 4
+    lines = [ansor(1), autotvm(2), meta_schedule(3)]
+    lines[0]["i"][0][0] = json.dumps(["key", huge, huge])
+    lines[1]["input"][2] = [["TENSOR", huge, "float32"], ["TENSOR", [8, 8, 1, 1], "float32"], 1, 0, 1]
+    lines[2][1][2] = {"kind": "llvm"}
+    lines[2][1][3] = [["TENSOR", "float32", huge]]
+    assert run(tmp_path, write_log(tmp_path / "log.json", lines)).imported == 3
+    reader = Store.read(tmp_path / "store")
+    assert {len(one.arg_shapes) for one in reader.workloads().values()} == {0, 1}
+    assert export(reader, tmp_path / "out.parquet", "parquet").records == 3
+
+
+@pytest.mark.parametrize("form", ["ansor", "autotvm"])
+def test_a_target_of_anything_can_be_exported(form: str, tmp_path: Path) -> None:
+    target = {"kind": "llvm", "num-cores": "many", "keys": [1, {}], "mattr": 7, "mcpu": []}
+    lines = [
+        meta_schedule(1),
+        autotvm(2, target="llvm -num-cores=x -keys"),
+        ansor(3),
+    ]
+    lines[0][1][2] = target
+    run(tmp_path, write_log(tmp_path / "log.json", lines))
+    gpu = meta_schedule(4)
+    gpu[1][2] = {"kind": "cuda", "thread_warp_size": [], "max_threads_per_block": -1, "keys": 7}
+    run(tmp_path, write_log(tmp_path / "gpu.json", [gpu]), device="dev-b")
+    found = export(Store.read(tmp_path / "store"), tmp_path / "out", form)
+    assert found.records + sum(found.skipped.values()) == 4
+    assert load_snapshot(Store.read(tmp_path / "store"), device_ids=["dev-a"]).dataset.hardware.shape[0] == 1
+
+
+def test_a_text_of_too_many_values_is_not_parsed() -> None:
+    with pytest.raises(Rejected, match="too many values"):
+        parse_line(b"[" + b"{}," * 1_000_001 + b"1]")
+    assert len(parse_line(b"[" + b"1," * 500_000 + b"1]")) == 500_001
+
+
+BOMB = """
+import sys
+from pathlib import Path
+from fleet.interchange.import_logs import ImportRequest, import_logs
+from fleet.store.store import Store
+with Store.open("store") as store:
+    report = import_logs(store, ImportRequest(paths=(Path(sys.argv[1]),), device_id="d"))
+# What `getrusage` tells counts the process that started this one, too.
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(report.counts.rejected, peak.split()[1])
+"""
+
+
+def test_hundreds_of_keys_of_a_megabyte_are_not_held(tmp_path: Path) -> None:
+    log = tmp_path / "log.json.gz"
+    with gzip.open(log, "wb", compresslevel=1) as stream:
+        for number in range(200):
+            line = ansor(number)
+            line["i"][0][0] = json.dumps([f"{number}" + "k" * (1 << 20)])
+            # Something that does not compress beside the key, so that the file counts as a log.
+            line["more"] = os.urandom(12_000).hex()
+            stream.write(json.dumps(line).encode() + b"\n")
+    done = subprocess.run(
+        [sys.executable, "-c", BOMB, str(log)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    told, kilobytes = done.stdout.rsplit(" ", 1)
+    assert told == "Counter({'workload key is too long': 200})"
+    assert int(kilobytes) < 400_000
+
+
+# ---- files ----
+
+
+def test_a_file_that_unpacks_without_end_is_damaged(tmp_path: Path) -> None:
+    log = tmp_path / "log.json.gz"
+    lines = b"".join(json.dumps(autotvm(n)).encode() + b"\n" for n in range(3))
+    log.write_bytes(gzip.compress(lines + b"\n" * (64 << 20)))
+    report = run(tmp_path, log)
+    assert report.imported == 3
+    assert report.counts.rejected["blank line"] < 16 << 20
+    assert report.damaged[str(log)].startswith("gz: it unpacks to over 128 times its size")
+
+
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(FleetError, match="is no regular file"):
+            run(tmp_path, path)
+    # One that takes the place of a file is not waited for either.
+    with pytest.raises(FleetError, match="is no regular file"):
+        next(log_lines.LogLines(pipe).batches())
+    write_log(tmp_path / "logs" / "log.json", [autotvm(1)])
+    os.mkfifo(tmp_path / "logs" / "other.json")
+    (tmp_path / "logs" / "loop.json").symlink_to("loop.json")
+    assert run(tmp_path, tmp_path / "logs").imported == 1
+
+
+def test_a_file_that_grows_is_read_as_long_as_it_was(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.json", [autotvm(n) for n in range(3)])
+    lines = log_lines.LogLines(log, chunk_bytes=64)
+    chunks = lines.chunks()
+    first = next(chunks)
+    with log.open("ab") as stream:
+        stream.write(b"x" * 100_000)
+    assert len(first) + sum(map(len, chunks)) < 100_000
+
+
+def test_folders_in_folders_without_end_are_walked(tmp_path: Path) -> None:
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    write_log(deep / "log.json", [autotvm(1)])
+    back = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(deep)
+        for _ in range(1500):
+            os.mkdir("d")  # noqa: PTH102 - no path reaches as deep
+            os.chdir("d")
+        os.fchdir(back)
+        assert run(tmp_path, deep).imported == 1
+    finally:
+        os.fchdir(back)
+        os.close(back)
+        # What removes temporary folders calls itself for every level.
+        subprocess.run(["rm", "-rf", str(deep)], check=True)
+
+
+def test_more_files_than_an_import_takes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_files, "MAX_FILES", 2)
+    for number in range(3):
+        write_log(tmp_path / "logs" / f"{number}.json", [autotvm(number)])
+    with pytest.raises(FleetError, match="more than 2 files"):
+        run(tmp_path, tmp_path / "logs")
+
+
+@pytest.mark.parametrize("name", [b"net\x1b[2J", b"net\xff", b"n" * 200, b"a\nb"])
+def test_a_folder_that_cannot_be_a_network_names_none(name: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(name)
+    write_log(folder / "xgb.json", [autotvm(1)])
+    report = run(tmp_path, tmp_path)
+    assert (report.imported, report.networks) == (1, set())
+    # A name of bytes that are no text would make every later look at the store fail.
+    assert len(Store.read(tmp_path / "store").workloads()) == 1
+    with pytest.raises(FleetError, match=r"network .* cannot be used"):
+        run(tmp_path, tmp_path, network=folder.name)
+
+
+def test_known_reasons_are_counted_without_a_second_look(tmp_path: Path) -> None:
+    lines: list[Any] = [
+        "",
+        "junk",
+        "",
+        "junk",
+        "#",
+        "junk \u00e4",
+        b"junk \xff",
+        "",
+        "junk",
+        "NaN",
+        "{",
+        workload_line(),
+    ]
+    report = run(tmp_path, write_log(tmp_path / "log.json", lines))
+    assert report.counts.rejected == {
+        "blank line": 3,
+        "not JSON": 4,
+        "comment line": 1,
+        "not UTF-8": 1,
+        "a number is not finite": 1,
+        "truncated": 1,
+        "workload line": 1,
+    }
+    assert records(tmp_path) == []

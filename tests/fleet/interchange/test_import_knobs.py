@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.host.gpu_sheets import gpu_sheet
+from agents.records import Candidate, Family, Outcome
+from fleet.errors import FleetError
+from fleet.interchange.logs.helion import read_config
+from fleet.interchange.logs.json_items import MAX_ITEM_CHARS, JsonItems
+from fleet.interchange.logs.json_values import Rejected
+from fleet.store.store import Store
+from tests.fleet.interchange.test_import_logs import records, run
+from tests.knob_fixtures import (
+    cache_text,
+    cached,
+    configuration,
+    helion_row,
+    t4_text,
+    triton_text,
+    write_helion,
+)
+from tests.log_fixtures import DATA, autotvm, write_log
+from transfer.features.extractor import Extractor
+
+HUB = DATA / "kernel_tuner_hub"
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    return {record.error.partition(":")[0]: record.outcome.value for record in records(folder)}
+
+
+def test_cache_of_kernel_tuner(tmp_path: Path) -> None:
+    failures = ("InvalidConfig", "CompilationFailedConfig", "RuntimeFailedConfig")
+    failed = [cached(10 + place, time=word) for place, word in enumerate(failures)]
+    for one in failed:
+        del one["times"]
+    (tmp_path / "A100.json").write_text(cache_text([cached(0), cached(1), *failed]))
+    report = run(tmp_path, tmp_path / "A100.json")
+    assert (report.imported, report.counts.lines, report.rejected) == (5, 5, 0)
+    assert outcomes(tmp_path) == {
+        "": "ok",
+        "invalid": "build_failed",
+        "compile": "build_failed",
+        "run": "run_failed",
+    }
+    found = next(one for one in records(tmp_path) if json.loads(one.trace) == configuration(1))
+    assert found.run_secs == tuple(one / 1e3 for one in cached(1)["times"])
+    assert found.timing_secs == pytest.approx(1.04475)
+    assert found.measured_at == pytest.approx(1703238845.502007)
+    assert json.loads(found.environment)["device_name"] == "NVIDIA A100-PCIE-40GB"
+    store = Store.read(tmp_path / "store")
+    workload = store.workloads()[found.workload_id]
+    assert json.loads(workload.module_json)["order"] == list(configuration(0))
+    assert workload.arg_shapes == ((4096, 4096),)
+    assert workload.flops == pytest.approx(1e9 * cached(0)["time"], rel=1e-5)
+    entry = store.devices()["dev-a"]
+    assert entry.spec.family is Family.GPU
+    assert dict(entry.descriptor.cuda_devices[0])["compute_units"] == "108"
+    again = run(tmp_path, tmp_path / "A100.json", again=True)
+    assert (again.imported, again.duplicates) == (0, 5)
+
+
+def test_candidates_do_not_depend_on_the_device_or_the_order_of_knobs(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(cache_text([cached(3)]))
+    turned = dict(reversed(cached(3).items()))
+    (tmp_path / "b.json").write_text(cache_text([turned], device_name="AMD Radeon PRO W6600"))
+    run(tmp_path, tmp_path / "a.json", device="dev-a")
+    run(tmp_path, tmp_path / "b.json", device="dev-b")
+    (one,), (other,) = records(tmp_path, "dev-a"), records(tmp_path, "dev-b")
+    assert one.candidate_id == other.candidate_id
+    assert one.environment_id != other.environment_id
+
+
+def test_t4_file_beside_its_cache_adds_nothing(tmp_path: Path) -> None:
+    results = [cached(0), cached(1), cached(2, time="RuntimeFailedConfig")]
+    del results[2]["times"]
+    (tmp_path / "A100.json").write_text(cache_text(results))
+    with gzip.open(tmp_path / "A100_T4.json.gz", "wt") as stream:
+        stream.write(t4_text(results))
+    report = run(tmp_path, tmp_path)
+    assert (report.imported, report.duplicates) == (3, 3)
+
+
+def test_t4_file_alone_is_named_after_its_folder_or_says_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "gemm"
+    folder.mkdir()
+    (folder / "X_T4.json").write_text(t4_text([cached(0)]))
+    run(tmp_path, folder)
+    said = {"kernel_name": "gemm", "problem_size": [8], "device_name": "NVIDIA H100 PCIe", "tool": "x"}
+    (tmp_path / "said.json").write_text(t4_text([cached(0)], metadata=said))
+    run(tmp_path, tmp_path / "said.json", device="dev-b")
+    keys = [json.loads(one.module_json) for one in Store.read(tmp_path / "store").workloads().values()]
+    assert sorted(keys, key=lambda key: key["tool"]) == [
+        {"dialect": "knobs", "tool": "t4", "kernel": "gemm", "problem": None},
+        {"dialect": "knobs", "tool": "x", "kernel": "gemm", "problem": [8]},
+    ]
+
+
+def test_triton_cache(tmp_path: Path) -> None:
+    path = tmp_path / "matmul.autotune.json"
+    path.write_text(triton_text([[0.5, 0.45, 0.6], [float("inf")] * 3, 0.25, float("nan")]))
+    report = run(tmp_path, path)
+    assert report.counts.outcomes == {Outcome.OK: 2, Outcome.BUILD_FAILED: 1}
+    assert report.counts.rejected == {"a number is not finite": 1}
+    found = {one.run_secs: json.loads(one.trace) for one in records(tmp_path)}
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP": 8}
+    assert found[(0.0005,)] == {**blocks, "num_warps": 4, "num_ctas": 1, "num_stages": 2}
+    assert (0.00025,) in found
+
+
+def test_helion_table(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    table = write_helion(
+        logs,
+        [
+            helion_row("started", "", "Config(block_sizes=[32], num_warps=4)"),
+            helion_row("ok", "0.125000", "Config(block_sizes=[32], num_warps=4, pid_type='flat')"),
+            helion_row("error", "", "Config(block_sizes=[64], num_warps=4)"),
+            helion_row("timeout", "", "helion.Config(block_sizes=[128], x=(1, None, True))"),
+            helion_row("melted", "", "Config(block_sizes=[32])"),
+            helion_row("ok", "0.5", "__import__('os').system('true')"),
+            ["run-1", "0.5"],
+        ],
+    )
+    report = run(tmp_path, logs)
+    assert (report.imported, report.rejected) == (3, 4)
+    assert report.counts.rejected["comment line"] == report.counts.rejected["workload line"] == 1
+    assert outcomes(tmp_path) == {"": "ok", "run": "run_failed", "compile_timeout": "build_timeout"}
+    assert {json.loads(one.trace)["block_sizes"][0] for one in records(tmp_path)} == {32, 64, 128}
+    workload = next(iter(Store.read(tmp_path / "store").workloads().values()))
+    assert workload.name.startswith("_softmax [")
+    card = dict(Store.read(tmp_path / "store").devices()["dev-a"].descriptor.cuda_devices[0])
+    assert (card["multi_processor_count"], card["arch"]) == ("132", "sm_90")
+    table.with_name("tune.meta.jsonl").unlink()
+    assert run(tmp_path, table, device="dev-b").imported == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Config()", {}),
+        (
+            "helion.Config(a=[1, -2.5e3], b='it\\'s', c=\"x, y\")",
+            {"a": [1, -2500.0], "b": "it's", "c": "x, y"},
+        ),
+        ("Config(a=(1,), b={'k': None})", {"a": [1], "b": {"k": None}}),
+    ],
+)
+def test_configurations_of_helion_are_read_as_data(text: str, value: dict[str, Any]) -> None:
+    assert read_config(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Config", "Config(a=f())", "Config(a=1) + 1", "Config(a=b)", "x" * 70000]
+)
+def test_other_python_is_no_configuration(text: str) -> None:
+    with pytest.raises(Rejected):
+        read_config(text)
+
+
+def test_number_in_quotes_is_the_same_knob(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(cache_text([cached(3)]))
+    quoted = cached(3, **{name: str(value) for name, value in configuration(3).items()})
+    (tmp_path / "b.json").write_text(cache_text([quoted]))
+    report = run(tmp_path, tmp_path)
+    assert (report.imported, report.duplicates) == (1, 1)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.75, 0.9, 0.995])
+@pytest.mark.parametrize("make", [cache_text, t4_text])
+def test_cut_file_gives_what_came_before(tmp_path: Path, make: Any, share: float) -> None:
+    text = make([cached(number) for number in range(20)])
+    (tmp_path / "cut.json").write_text(text[: int(len(text) * share)])
+    report = run(tmp_path, tmp_path / "cut.json")
+    assert report.imported >= 20 * share - 5
+    assert report.counts.rejected.total() <= 1
+    assert set(report.counts.rejected) <= {"truncated", "not JSON"}
+
+
+def test_cache_that_is_still_open_is_whole(tmp_path: Path) -> None:
+    text = cache_text([cached(0), cached(1)])
+    (tmp_path / "open.json").write_text(text[:-3] + ",")
+    report = run(tmp_path, tmp_path / "open.json")
+    assert (report.imported, report.counts.rejected.total()) == (2, 0)
+
+
+def test_mixed_families_are_one_error(tmp_path: Path) -> None:
+    (tmp_path / "gpu.json").write_text(cache_text([cached(0)]))
+    (tmp_path / "x.json").write_text(cache_text([cached(1)], device_name="AMD EPYC 7402 CPU"))
+    with pytest.raises(FleetError, match="give each its own --device"):
+        run(tmp_path, tmp_path)
+    write_log(tmp_path / "x.json", [autotvm(1)])
+    with pytest.raises(FleetError, match=r"x\.json:1 was measured on a cpu"):
+        run(tmp_path, tmp_path)
+
+
+HOSTILE = {
+    "deep": (
+        cache_text([cached(0, block_size_x=0)]).replace('"block_size_x": 0', '"block_size_x": ' + "[" * 9000),
+        0,
+    ),
+    "not an object": (cache_text([]).replace('"cache": {', '"cache": {"a": 1, "b": [], "c": null'), 0),
+    "long name": (cache_text([cached(0)], kernel_name="k" * 5000), 0),
+    "no kernel": (cache_text([cached(0)], kernel_name=7), 0),
+    "knob missing": (cache_text([{key: one for key, one in cached(0).items() if key != "use_shmem"}]), 0),
+    "knob endless": (cache_text([cached(0, use_shmem=float("inf"))]), 0),
+    "knob huge": (cache_text([cached(0, use_shmem=2**70)]), 0),
+    "times": (cache_text([cached(0, times=[1, "2"]), cached(1, times=[-1.0]), cached(2, times=[])]), 0),
+    "clock": (cache_text([cached(0, timestamp="soon"), cached(1, timestamp="9999-01-01")]), 0),
+    "spent": (cache_text([cached(0, compile_time=-1), cached(1, benchmark_time=1e300)]), 0),
+    "word": (cache_text([cached(0, time="MeltedConfig")]), 0),
+    "one bad": (cache_text([cached(0), cached(1, times=None, time=None), cached(2)]), 2),
+    "twice the same": (cache_text([cached(0), cached(0)]), 1),
+    "head behind": ('{"cache": {"a": {"time": 1}}, "kernel_name": "k"}', 0),
+    "many values": ("{" + ",".join(f'"schema_version{n or ""}": 1' for n in range(99)) + "}", 0),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_caches_end_in_counted_reasons(tmp_path: Path, name: str) -> None:
+    text, imported = HOSTILE[name]
+    (tmp_path / "x.json").write_text(text)
+    report = run(tmp_path, tmp_path / "x.json")
+    assert report.imported == imported
+    assert imported or report.counts.rejected
+    assert not [reason for reason in report.counts.rejected if "reader fault" in reason]
+
+
+def test_long_item_is_not_held(tmp_path: Path) -> None:
+    chunks = iter([b'{"cache": {"a": "' + b"x" * (MAX_ITEM_CHARS + 9), *[b"y" * (1 << 20)] * 64])
+    with pytest.raises(Rejected, match="too long"):
+        list(JsonItems(chunks, "cache"))
+    assert len(list(chunks)) > 50
+
+
+def test_items_in_any_layout() -> None:
+    value = {
+        "head": [1],
+        "cache": {f"k{place}": {"n": place, "t": [0.5, None]} for place in range(50)},
+        "x": 2,
+    }
+    for text in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, indent="")):
+        for size in (1, 7, 1 << 20):
+            raw = text.encode()
+            items = JsonItems((raw[at : at + size] for at in range(0, len(raw), size)), "cache")
+            assert list(items) == list(value["cache"].values())
+            assert items.head == {"head": [1], "x": 2}
+
+
+def test_data_sheets_name_their_source() -> None:
+    assert gpu_sheet("NVIDIA A100-PCIE-40GB")["memory_bytes_per_sec"] == "1555000000000"
+    assert gpu_sheet("NVIDIA A100 80GB PCIe")["memory_bytes_per_sec"] == "1935000000000"
+    assert gpu_sheet("NVIDIA RTX A4000")["arch"] == "sm_86"
+    assert gpu_sheet("AMD Radeon PRO W6600")["sheet"].startswith("AMD Radeon PRO W6600")
+    assert gpu_sheet("mi250x")["thread_warp_size"] == "64"
+    assert gpu_sheet("NVIDIA A4000000") == gpu_sheet("") == gpu_sheet("board-7") == {}
+
+
+def test_learning_reads_the_records(tmp_path: Path) -> None:
+    (tmp_path / "A100.json").write_text(cache_text([cached(number) for number in range(40)]))
+    run(tmp_path, tmp_path / "A100.json")
+    store = Store.read(tmp_path / "store")
+    found = records(tmp_path)
+    candidates = [
+        Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect) for one in found
+    ]
+    block = Extractor().extract(store.workloads(), candidates)
+    assert len({row.tobytes() for row in block.summary}) == 40
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not HUB.is_dir(), reason="../shared/data is not beside the checkout")
+def test_real_spaces(tmp_path: Path) -> None:
+    report = run(
+        tmp_path, HUB / "convolution_milo" / "A100.json.gz", HUB / "convolution_milo" / "A100_T4.json.gz"
+    )
+    assert (report.imported, report.duplicates, report.rejected) == (4362, 4362, 0)
+    assert report.counts.outcomes[Outcome.RUN_FAILED] == 310
+    assert len({one.candidate_id for one in records(tmp_path)}) == 4362

@@ -1,0 +1,525 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.records import Candidate, Family, Outcome, Record, WorkloadId, canonical_json, content_hash
+from agents.trust import claimed_id
+from fleet.errors import FleetError
+from fleet.interchange import import_logs as module
+from fleet.interchange.import_logs import ImportRequest, import_logs
+from fleet.interchange.import_report import ImportReport
+from fleet.interchange.line_reader import LineReader
+from fleet.interchange.logs.json_values import Rejected
+from fleet.interchange.logs.meta_schedule import Database
+from fleet.models.versions import load_snapshot
+from fleet.store.store import Store
+from tests.dataset_fixtures import gmm_trace
+from tests.log_fixtures import (
+    ANSOR_KEY,
+    CUDA_TARGET,
+    DATA,
+    ansor,
+    autotvm,
+    meta_schedule,
+    workload_line,
+    write_log,
+)
+
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")
+
+
+def run(folder: Path, *paths: Path, device: str = "dev-a", **more: Any) -> ImportReport:
+    request = ImportRequest(paths=paths, device_id=device, devices_folder=folder / "none", **more)
+    with Store.open(folder / "store") as store:
+        report = import_logs(store, request)
+    check_accounts(report)
+    return report
+
+
+def check_accounts(report: ImportReport) -> None:
+    counts = report.counts
+    assert report.imported + report.duplicates + counts.rejected.total() == counts.lines
+    assert counts.dialects.total() + counts.rejected.total() == counts.lines
+    assert counts.outcomes.total() == counts.valid
+    assert min(report.imported, report.duplicates, report.unaccounted) == 0 or report.unaccounted == 0
+    assert set(report.examples) <= set(counts.rejected)
+
+
+def records(folder: Path, device: str = "dev-a") -> list[Record]:
+    return list(Store.read(folder / "store").records(device_id=device))
+
+
+def test_each_dialect_becomes_records(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "mixed.json", [autotvm(1), ansor(2), "", "# a comment", autotvm(3)])
+    report = run(tmp_path, log)
+    assert report.imported == 3
+    assert report.counts.rejected == {"blank line": 1, "comment line": 1}
+    by_dialect = {record.dialect: record for record in records(tmp_path)}
+    found = by_dialect["ansor"]
+    steps = ansor(2)["i"][1][1]
+    workload_id = WorkloadId(content_hash("ansor", canonical_json(ANSOR_KEY))[:16])
+    candidate = Candidate(workload_id=workload_id, trace=canonical_json(steps), dialect="ansor")
+    assert (found.workload_id, found.trace, found.candidate_id) == (
+        workload_id,
+        candidate.trace,
+        candidate.candidate_id,
+    )
+    assert (found.outcome, found.run_secs, found.latency_secs) == (Outcome.OK, (2.002e-3,), 2.002e-3)
+    assert (found.origin, found.measured_at, found.timing_secs) == ("imported", 1_700_000_002.0, 1.5)
+    assert found.protocol.repeat == 1
+    environment = json.loads(found.environment)
+    assert environment["hardware_params"] == [8, 64, 64, 0, 0, 0, 0, 0]
+    assert (environment["imported"], environment["log_version"]) == ("ansor", "v0.6")
+    workload = Store.read(tmp_path / "store").workloads()[workload_id]
+    assert json.loads(workload.module_json) == {"dialect": "ansor", "key": ANSOR_KEY}
+    assert workload.arg_shapes == ((1, 64, 64), (1, 64, 32), (1, 64, 32))
+    assert workload.flops == 2 * 64 * 32 * 64
+    tuned = by_dialect["autotvm"]
+    assert json.loads(tuned.trace) == autotvm(3)["config"]["entity"]
+    assert tuned.protocol.repeat == 2
+    workload = Store.read(tmp_path / "store").workloads()[tuned.workload_id]
+    assert (workload.operator, workload.flops) == ("C2D", 2 * 32 * 28 * 28 * 16 * 9)
+    assert json.loads(workload.module_json)["name"] == "conv2d_NCHWc.x86"
+
+
+def test_ids_are_those_of_agents_records(tmp_path: Path) -> None:
+    failed = [autotvm(n, result=[[1e9], 4, 10, 5]) for n in range(3)]
+    log = write_log(
+        tmp_path / "log.gz", [*(autotvm(n) for n in range(20)), *failed, *(ansor(n) for n in range(20))]
+    )
+    run(tmp_path, log)
+    found = records(tmp_path)
+    assert len(found) == 43
+    assert {record.record_id for record in found} == Store.read(tmp_path / "store").known_ids()
+    for record in found:
+        candidate = Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
+        assert record.candidate_id == candidate.candidate_id
+
+
+def test_failures_become_outcomes_and_marks_never_latencies(tmp_path: Path) -> None:
+    lines = [
+        autotvm(0, result=[[1e9], 6, 10, 5]),
+        ansor(1, r=[[1e10], 2, 15, 6]),
+        meta_schedule(2, run_secs=[1e10]),
+        ansor(3, r=[[0.0], 0, 0, 6]),
+        autotvm(4, result=[[1e9], 0, 10, 5]),
+        meta_schedule(5, run_secs=None),
+    ]
+    cpu, gpu = write_log(tmp_path / "cpu.json", lines[:2] + lines[3:5]), tmp_path / "gpu.json"
+    write_log(gpu, [lines[2], lines[5]])
+    report = run(tmp_path, cpu)
+    assert report.counts.rejected == {"not measured": 1, "the mark of a failure, but no error_no": 1}
+    assert report.examples["not measured"] == f"{cpu}:3: a cost of 0"
+    report = run(tmp_path, gpu, device="dev-b")
+    assert report.counts.rejected == {"not measured": 1}
+    found = [*records(tmp_path), *records(tmp_path, "dev-b")]
+    assert Counter(record.outcome for record in found) == {
+        Outcome.BUILD_TIMEOUT: 1,
+        Outcome.BUILD_FAILED: 1,
+        Outcome.RUN_FAILED: 1,
+    }
+    assert all(record.run_secs == () and record.error for record in found)
+
+
+def test_overlapping_snapshots_in_any_order_are_one_log(tmp_path: Path) -> None:
+    lines = [ansor(n) for n in range(30)]
+    again = ansor(3, r=[[5e-3], 0, 1.5, 1_700_009_999])
+    write_log(tmp_path / "a" / "one.json", lines[:20])
+    write_log(tmp_path / "a" / "two.json.gz", [*lines[10:], again])
+    report = run(tmp_path, tmp_path / "a")
+    assert (report.imported, report.duplicates) == (31, 10)
+    other = tmp_path / "other"
+    report = run(other, tmp_path / "a" / "two.json.gz", tmp_path / "a" / "one.json")
+    assert (report.imported, report.duplicates) == (31, 10)
+    key = [(record.record_id, record.attempt, record.run_secs) for record in records(tmp_path)]
+    assert sorted(key) == sorted((one.record_id, one.attempt, one.run_secs) for one in records(other))
+    twice = [one for one in records(tmp_path) if one.trace == canonical_json(lines[3]["i"][1][1])]
+    assert len(twice) == 2
+    assert len({one.attempt for one in twice}) == 2
+
+
+def test_a_second_import_adds_nothing_and_reads_no_known_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    write_log(logs / "one.json", [autotvm(n) for n in range(20)] + ["junk"])
+    first = run(tmp_path, logs)
+    write_log(logs / "two.json", [autotvm(n) for n in range(15, 25)])
+    read: list[str] = []
+    whole = module.LogLines
+    monkeypatch.setattr(module, "LogLines", lambda path: read.append(path.name) or whole(path))
+    second = run(tmp_path, logs)
+    assert (first.imported, second.imported, second.duplicates, second.files_known) == (20, 5, 25, 1)
+    assert second.counts.rejected == {"not JSON": 1}
+    assert read == ["two.json"]
+    third = run(tmp_path, logs, again=True)
+    assert (third.imported, third.duplicates, third.files_known) == (0, 30, 0)
+    assert len(records(tmp_path)) == 25
+
+
+def test_damaged_lines_are_counted_with_the_first_example(tmp_path: Path) -> None:
+    cut = json.dumps(ansor(0))[:100]
+    log = write_log(
+        tmp_path / "log.json",
+        [
+            ansor(0),
+            cut,
+            cut,
+            b"\xff\xfe",
+            b"[" * 100_000,
+            '{"i": 1, "r": 2}',
+            '{"x": 1}',
+            "[1, 2, 3]",
+            ansor(1, i=[[json.dumps(ANSOR_KEY), "llvm"], [[], [["SP", "a"]]]]),
+            autotvm(1, config={"entity": [["tile", "sp", "big"]]}),
+            ansor(2, i=[["[]", "llvm"], [[], []]]),
+            ansor(2, i=[["{", "llvm"], [[], []]]),
+            ansor(2, i=[[json.dumps(ANSOR_KEY), "abacus"], [[], []]]),
+            '{"i": ["llvm", "topi_x", [], {}, [], {}], "r": [[1], 0, 1, 1], "v": 0.1}',
+            ansor(4),
+        ],
+    )
+    report = run(tmp_path, log)
+    assert report.imported == 2
+    assert report.counts.rejected == {
+        "truncated": 2,
+        "not UTF-8": 1,
+        "nested too deeply": 1,
+        "i is not [task, [stages, steps]]": 1,
+        "no known dialect": 2,
+        "malformed SP step": 1,
+        "malformed sp knob": 1,
+        "workload key is not a list that begins with a name": 1,
+        "workload key is not JSON": 1,
+        "target of an unknown kind": 1,
+        "AutoTVM log before 0.2": 1,
+    }
+    assert report.examples["truncated"].startswith(f"{log}:2: ends in ")
+    assert report.examples["not UTF-8"] == f"{log}:4: byte 0"
+
+
+def test_a_gigantic_line_is_counted_and_the_rest_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_RECORD_BYTES", 10_000)
+    log = write_log(tmp_path / "log.json", [ansor(0), ansor(1, v="x" * 20_000), ansor(2)])
+    report = run(tmp_path, log)
+    assert (report.imported, report.counts.rejected) == (2, {"line too long": 1})
+
+
+def test_damaged_gz_is_told_and_what_came_before_it_imported(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.json.gz", [ansor(n) for n in range(100)])
+    log.write_bytes(log.read_bytes()[:-20])
+    report = run(tmp_path, log)
+    assert report.imported >= 90
+    assert report.counts.rejected == {"cut by damage to the compressed file": 1}
+    assert "too early" in report.damaged[str(log)]
+
+
+def test_earlier_ansor_lines_may_lack_fields(tmp_path: Path) -> None:
+    key = json.dumps(["matmul", 64, 64, 64, "float32"])
+    lines = [
+        {"i": [[key, "llvm"], [[], [["SP", 2, 0, 64, [4]], ["CI", 1]]]], "r": [[0.5], 0, 1, 7]},
+        {"i": [[key, "llvm", [4, 64, 64]], [[], [["CI", 1]]]], "r": [[0.5], 0, 1, 7], "v": "v0.5"},
+    ]
+    report = run(tmp_path, write_log(tmp_path / "log.json", lines))
+    assert report.imported == 2
+    (workload,) = Store.read(tmp_path / "store").workloads().values()
+    assert (workload.name, workload.operator) == ("matmul 64 64 64 float32", "matmul")
+
+
+def test_a_trace_that_learning_could_not_read_is_rejected(tmp_path: Path) -> None:
+    """One of them kept every snapshot of the store from being made."""
+    lines = [meta_schedule(n) for n in range(7)]
+    for number, one in enumerate(lines):
+        one[1][0] = json.loads(gmm_trace(i=(16, 2, 1, 4 + number)))
+    faulty = [one[1][0][1] for one in lines]
+    del faulty[1][0]
+    faulty[2][0][1] = [4]
+    faulty[3][4][1] = "16"
+    faulty[4][4][1] = 4  # of four choices
+    faulty[5][0][1][0] = 2**63
+    log = write_log(tmp_path / "database_tuning_record.json", lines)
+    report = run(tmp_path, log)
+    assert report.imported == 2
+    assert report.counts.rejected == {"trace cannot be read": 5}
+    assert report.examples["trace cannot be read"] == (
+        f"{log}:2: MetaSchedule instruction 4 needs 4 tile factors, got None"
+    )
+    assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 2
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_a_database_with_its_workload_file_keeps_modules_and_hashes(tmp_path: Path, packed: str) -> None:
+    logs = tmp_path / "logs"
+    write_log(logs / f"database_workload.json{packed}", [workload_line(0), ["1", "!!"], workload_line(2)])
+    lines = [meta_schedule(n, index=n % 3) for n in range(6)] + [meta_schedule(9, index=7)]
+    write_log(logs / f"database_tuning_record.json{packed}", lines)
+    report = run(tmp_path, logs)
+    assert report.imported == 4
+    assert report.counts.rejected == {
+        "workload line": 2,
+        "module is not base64": 1,
+        "its workload line is faulty or missing": 3,
+    }
+    workloads = Store.read(tmp_path / "store").workloads()
+    # Nobody has computed the hashes that the file states: they are kept, and name no workload of ours.
+    assert sorted(map(claimed_id, workloads)) == ["8000000000000000", "8000000000000002"]
+    [second] = [one for one in workloads.values() if claimed_id(one.workload_id) == "8000000000000002"]
+    assert json.loads(second.module_json)["root_index"] == 2
+    found = records(tmp_path)[0]
+    assert (found.dialect, found.measured_at, found.protocol.repeat) == ("meta_schedule", 0.0, 2)
+    assert Store.read(tmp_path / "store").devices()[found.device_id].spec.family is Family.GPU
+
+
+def test_databases_without_workloads_stay_apart_and_snapshots_agree(tmp_path: Path) -> None:
+    one = [meta_schedule(n, index=n % 2) for n in range(6)]
+    write_log(tmp_path / "a" / "database_tuning_record.json", one[:4])
+    write_log(tmp_path / "b" / "database_tuning_record.json", one)
+    write_log(tmp_path / "c" / "database_tuning_record.json", [meta_schedule(n) for n in range(100, 103)])
+    report = run(tmp_path, tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    assert (report.imported, report.duplicates) == (9, 4)
+    workloads = Store.read(tmp_path / "store").workloads()
+    assert len(workloads) == 3
+    assert {one.operator for one in workloads.values()} == {"C2D"}
+
+
+def test_networks_come_from_the_layout_or_the_option_and_are_joined(tmp_path: Path) -> None:
+    logs = tmp_path / "board"
+    write_log(logs / "resnet-18" / "xgb.jsonl.gz", [autotvm(0)])
+    write_log(logs / "vgg-16" / "ga.jsonl", [autotvm(1)])
+    write_log(logs / "loose.json", [autotvm(2)])
+    report = run(tmp_path, logs)
+    assert report.networks == {"resnet-18", "vgg-16"}
+    run(tmp_path, logs / "loose.json", network="mine")
+    (workload,) = Store.read(tmp_path / "store").workloads().values()
+    assert workload.networks == (("mine", 1), ("resnet-18", 1), ("vgg-16", 1))
+
+
+def test_files_of_a_folder_that_are_no_logs_are_left_out_and_named(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    write_log(logs / "log.json", [autotvm(0)])
+    write_log(logs / "README.md", ["# Logs", "", "of a board"])
+    write_log(logs / ".hidden.json", [autotvm(1)])
+    report = run(tmp_path, logs)
+    assert (report.imported, report.counts.lines) == (1, 1)
+    assert [path.name for path in report.files_skipped] == ["README.md"]
+    named = run(tmp_path, logs / "README.md", device="dev-b")
+    assert named.counts.rejected == {"comment line": 1, "blank line": 1, "not JSON": 1}
+
+
+def test_cpu_and_gpu_do_not_mix(tmp_path: Path) -> None:
+    cpu = write_log(tmp_path / "logs" / "cpu.json", [autotvm(0)])
+    gpu = write_log(tmp_path / "logs" / "gpu.json", [autotvm(0, target=CUDA_TARGET)])
+    with pytest.raises(
+        FleetError, match=rf"{gpu}:1 was measured on a gpu \(cuda\), but {cpu}:1 \(llvm\) is a cpu"
+    ):
+        run(tmp_path, tmp_path / "logs")
+    assert records(tmp_path) == []  # noticed before anything was stored
+    run(tmp_path, cpu)
+    with pytest.raises(FleetError, match="but device dev-a is a cpu"):
+        run(tmp_path, gpu)
+    late = write_log(
+        tmp_path / "late.json", [autotvm(n) for n in range(90)] + [autotvm(0, target=CUDA_TARGET)]
+    )
+    with pytest.raises(FleetError, match=f"{late}:91 was measured on a gpu"):
+        run(tmp_path, late)
+
+
+def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="no such file"):
+        run(tmp_path, tmp_path / "missing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FleetError, match="holds no log"):
+        run(tmp_path, tmp_path / "empty")
+    with pytest.raises(FleetError, match="'my-board'"):
+        run(tmp_path, tmp_path, device="My Board")
+    with pytest.raises(FleetError, match="dialect 'tenset' is not known"):
+        run(tmp_path, tmp_path, dialect="tenset")
+
+
+def test_a_wanted_dialect_leaves_the_others(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.json", [autotvm(0), ansor(0)])
+    report = run(tmp_path, log, dialect="ansor")
+    assert (report.imported, report.counts.rejected) == (1, {"a line of autotvm, asked for ansor": 1})
+    assert run(tmp_path, log).imported == 1  # asked otherwise, the file is read again
+
+
+def test_a_known_device_keeps_its_description(tmp_path: Path) -> None:
+    folder = tmp_path / "devices"
+    folder.mkdir()
+    (folder / "box.yaml").write_text(
+        "schema: 1\ndevice_id: box\nkind: local\nfamily: cpu\n"
+        "target: {kind: llvm, mcpu: x86-64-v3, num-cores: 1}\n"
+    )
+    log = write_log(tmp_path / "log.json", [autotvm(0)])
+    with Store.open(tmp_path / "store") as store:
+        request = ImportRequest(paths=(log,), device_id="box", devices_folder=folder)
+        assert import_logs(store, request).described_by == str(folder / "box.yaml")
+        assert store.devices()[request.device_id].spec.target["mcpu"] == "x86-64-v3"  # type: ignore[index]
+        again = ImportRequest(paths=(log,), device_id="box", devices_folder=folder, again=True)
+        assert import_logs(store, again).described_by == "the store"
+
+
+#: Imports with small batches, so that kills fall between and into commits; says when it begins to read.
+IMPORTER = """
+import sys
+from pathlib import Path
+from fleet.interchange import import_rows
+import_rows.BATCH_ROWS = 50
+from fleet.interchange.import_logs import ImportRequest, import_logs
+from fleet.store.store import Store
+with Store.open(sys.argv[1]) as store:
+    print("ready", flush=True)
+    request = ImportRequest(paths=(Path(sys.argv[2]),), device_id="dev-a")
+    print(import_logs(store, request).imported, flush=True)
+"""
+
+
+def test_a_killed_import_goes_on(tmp_path: Path) -> None:
+    for file in range(4):
+        write_log(tmp_path / "logs" / f"{file}.json.gz", [autotvm(n + 500 * file) for n in range(600)])
+    for wait_secs in (0.05, 0.1, 0.2):
+        child = subprocess.Popen(
+            [sys.executable, "-c", IMPORTER, str(tmp_path / "store"), str(tmp_path / "logs")],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(wait_secs)
+        child.send_signal(signal.SIGKILL)
+        child.stdout.close()
+        child.wait()
+    before = len(records(tmp_path))
+    report = run(tmp_path, tmp_path / "logs")
+    assert report.counts.lines == 2400
+    assert before + report.imported == 2100  # 500 apart, 600 long: three overlaps of 100
+    seen = Counter(record.record_id for record in records(tmp_path))
+    assert len(seen) == 2100
+    assert set(seen.values()) == {1}
+
+
+LINES = [json.dumps(line).encode() for line in (autotvm(1), ansor(1), meta_schedule(1), workload_line())]
+BYTES = st.sampled_from(
+    [b"[", b"]", b"{", b"}", b'"', b",", b":", b"0", b"-", b"1e999", b"null", b"\x00", b"\xff"]
+)
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(LINES),
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 6), BYTES), min_size=1, max_size=4),
+)
+def test_no_changed_bytes_crash_a_reader(line: bytes, changes: list[tuple[int, int, bytes]]) -> None:
+    for place, length, new in changes:
+        start = place % (len(line) + 1)
+        line = line[:start] + new + line[start + length :]
+    _read(line)
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_no_changed_value_crashes_a_reader(data: st.DataObject) -> None:
+    value = json.loads(data.draw(st.sampled_from(LINES)))
+    holder, key = [value], 0
+    for _ in range(data.draw(st.integers(1, 8))):
+        inner: Any = holder[key]
+        if not isinstance(inner, list | dict) or not inner:
+            break
+        keys: list[Any] = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+        holder, key = inner, data.draw(st.sampled_from(keys))
+    holder[key] = data.draw(VALUES)
+    text = json.dumps(value)
+    _read(text.encode())
+
+
+def _read(line: bytes) -> None:
+    """Either a measurement whose ids can be made, or a short reason."""
+    try:
+        found = LineReader().read(line, Database())
+    except Rejected as rejected:
+        found, reason = None, rejected.reason
+    else:
+        reason = "-"
+    assert 0 < len(reason) < 120
+    if found is not None:
+        assert len(found.workload.candidate_id(found.trace)) == 32
+        assert found.result.outcome is not Outcome.OK or min(found.result.run_secs) > 0
+
+
+@settings(max_examples=20)
+@given(st.lists(st.binary(max_size=60) | st.sampled_from(LINES[:2]), max_size=20))
+def test_every_line_of_anything_is_accounted_for(lines: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        log = write_log(folder / "log", list(lines))
+        report = run(folder, log)
+        data = log.read_bytes()
+        if not data.startswith(b"\x1f\x8b"):
+            assert report.counts.lines == data.count(b"\n")
+
+
+@needs_data
+@pytest.mark.data
+def test_real_ansor_snapshots_overlap(tmp_path: Path) -> None:
+    logs = sorted((DATA / "ansor_bennu" / "results").glob("cpu_matmul.json*"))
+    report = run(tmp_path, *logs)
+    assert report.counts.lines > 1000
+    assert report.duplicates > 0
+    assert report.counts.rejected == {}
+    assert len(records(tmp_path)) == report.imported
+
+
+@needs_data
+@pytest.mark.data
+def test_a_real_log_of_failures_has_no_latency(tmp_path: Path) -> None:
+    report = run(tmp_path, DATA / "ansor_bennu" / "results" / "cpu_matmul_20k.json.gz")
+    assert report.counts.outcomes == {Outcome.BUILD_FAILED: 7296}
+    assert all(record.run_secs == () for record in records(tmp_path))
+
+
+@needs_data
+@pytest.mark.data
+def test_real_autotvm_logs_of_a_network(tmp_path: Path) -> None:
+    report = run(tmp_path, DATA / "autotvm_dropletsearch" / "x86_hokusai" / "resnet-18")
+    assert (report.networks, report.counts.rejected) == ({"resnet-18"}, {})
+    assert report.imported == report.counts.lines > 300
+    workloads = Store.read(tmp_path / "store").workloads().values()
+    assert all(one.operator in ("C2D", "GMM") and one.flops > 0 for one in workloads)
+
+
+@needs_data
+@pytest.mark.data
+def test_a_real_database_keeps_its_module(tmp_path: Path) -> None:
+    report = run(tmp_path, DATA / "ansor_bennu" / "benchmarks" / "microkernels" / "ms")
+    assert report.imported == report.counts.dialects["meta_schedule"] > 10
+    (workload,) = Store.read(tmp_path / "store").workloads().values()
+    assert "IRModule" in workload.module_json
+    assert claimed_id(workload.workload_id) == f"{6968227886025647245:016x}"

@@ -1,0 +1,113 @@
+"""A champion on fresh records: alarms that ask for a training, rollbacks that need a better one before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.models.freshness import LEAST_WORKLOADS, WINDOW, Freshness, look, window
+from fleet.models.promotion import Standing
+from tests.fleet.models.test_refresh import heads
+
+PUBLISHED = {"tau": [0.7, 0.65, 0.75]}
+
+
+def seen(
+    quality: float, previous: float | None = None, published: dict[str, list[float]] | None = None, **how: int
+) -> Freshness:
+    """What a look says of a champion and the one before it, by how much they know."""
+    before = None if previous is None else heads(previous, seed=2, **how)
+    return look(
+        "a",
+        "v000002",
+        heads(quality, seed=1, **how),
+        previous_version="v000001" if before else "",
+        previous=before,
+        published=published,
+    ).freshness
+
+
+def test_a_champion_as_good_as_ever_stays() -> None:
+    assert seen(0.8, 0.8, PUBLISHED) is Freshness.GOOD
+    assert seen(0.8, 0.3, PUBLISHED) is Freshness.GOOD
+    assert seen(0.8) is Freshness.GOOD
+
+
+def test_a_fall_alone_asks_for_a_training() -> None:
+    assert seen(0.4, 0.4, PUBLISHED) is Freshness.STALE
+    assert seen(0.4, None, PUBLISHED) is Freshness.STALE
+    assert seen(0.4, 0.1, PUBLISHED) is Freshness.STALE
+
+
+def test_a_champion_that_the_one_before_beats_is_taken_back() -> None:
+    found = look(
+        "a",
+        "v000002",
+        heads(0.3, seed=1),
+        previous_version="v000001",
+        previous=heads(0.8, seed=2),
+        published=PUBLISHED,
+    )
+    assert found.freshness is Freshness.ROLL_BACK
+    assert "0.700 when published; v000001 gives" in found.text
+    assert found.figures["ahead"][1] > 0
+    # Without a fall the one before must be ahead clearly.
+    low = {"tau": [0.1, 0.0, 0.2]}
+    assert seen(0.3, 0.8, low) is Freshness.ROLL_BACK
+    assert seen(0.55, 0.6, low) is Freshness.GOOD
+
+
+def test_a_few_workloads_say_nothing() -> None:
+    found = look("a", "v000002", heads(0.1, workloads=LEAST_WORKLOADS - 1), published=PUBLISHED)
+    assert found.freshness is Freshness.TOO_FEW
+    assert found.text == "5 workloads have enough fresh records, 6 are needed"
+    assert look("a", "v000002", None).freshness is Freshness.TOO_FEW
+
+
+def test_both_must_be_asked_about_the_same() -> None:
+    other: Standing = heads(0.5, workloads=9)
+    with pytest.raises(ValueError, match="the same records"):
+        look("a", "v000002", heads(0.5), previous_version="v000001", previous=other)
+
+
+def test_equal_heads_are_hardly_ever_taken_back() -> None:
+    """Fifty looks at two heads of the same worth: a rollback without cause would undo a good refresh."""
+    taken = 0
+    for seed in range(50):
+        one, other = (heads(0.6, workloads=10, count=12, seed=1000 * place + seed) for place in (1, 2))
+        found = look(
+            "a",
+            "v000002",
+            one,
+            previous_version="v000001",
+            previous=other,
+            published={"tau": [float(other.tau.mean()), float(other.tau.mean()) - 0.05, 1.0]},
+        )
+        taken += found.freshness is Freshness.ROLL_BACK
+    assert taken <= 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.floats(0, 1e6)), max_size=60),
+    st.integers(1, 5),
+    st.integers(1, 40),
+)
+def test_a_window_holds_the_newest_of_workloads_with_enough(
+    records: list[tuple[int, float]], least: int, most: int
+) -> None:
+    workload = np.array([one for one, _ in records], dtype=np.int32)
+    at = np.array([when for _, when in records])
+    chosen = window(at, workload, least, most)
+    assert len(chosen) == len(set(chosen.tolist())) <= most
+    assert all(np.sum(workload[chosen] == one) >= least for one in workload[chosen])
+    left_out = np.setdiff1d(np.arange(len(records)), chosen)
+    same = [place for place in left_out if workload[place] in set(workload[chosen].tolist())]
+    assert all(at[place] <= at[chosen].max() for place in same)
+
+
+def test_a_window_is_bounded() -> None:
+    count = 3 * WINDOW
+    chosen = window(np.arange(count, dtype=np.float64), np.zeros(count, dtype=np.int32), 4)
+    assert chosen.tolist() == list(range(count - WINDOW, count))

@@ -1,0 +1,390 @@
+"""FleetTLP and the published MTL-TLP side by side: trained, kept, judged, served, told apart by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fleet
+from agents.records import DeviceId
+from fleet.api.score_process import answered
+from fleet.cli.app import run
+from fleet.config.settings import ConfigError, load_fleet
+from fleet.errors import FleetError
+from fleet.models.evaluation import evaluate_model, evaluate_store
+from fleet.models.head_scores import HeadCache
+from fleet.models.judge import Judge, best_of, counting_verdicts
+from fleet.models.promotion import DecisionKind, judge
+from fleet.models.registry import Registry
+from fleet.models.training import train_version
+from fleet.models.versions import DatasetSnapshot, load_snapshot
+from fleet.models.views import champion_notes, diff_versions, list_versions
+from fleet.onboarding.choice import source_version
+from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.refresh.freshness_look import run_watch
+from fleet.refresh.request import RefreshRequest, request_from_json, request_text
+from fleet.refresh.run import run_refresh
+from fleet.store.store import Store
+from tests.dataset_fixtures import gmm_trace
+from tests.fleet.models.test_refresh import heads
+from tests.refresh_fixtures import (
+    DEVICES,
+    append,
+    candidates_of,
+    make_store,
+    records_for,
+    small_model,
+    some_workloads,
+)
+from transfer.checked_folder import MANIFEST_NAME, CheckpointError
+from transfer.errors import TransferError
+from transfer.features.blocks import FeatureBlock
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT, published_features
+from transfer.model import checkpoint
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.mtl_tlp import MtlTLP
+from transfer.train.config import TrainConfig
+from transfer.train.published_procedure import TlpConfig, published_config, train_mtl_tlp
+
+LEARNT, HELD = (lambda made: (made[:6], made[6:]))(some_workloads(6, 4))
+A, B = DEVICES
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("two") / "store"
+    make_store(path, [*LEARNT, *HELD])
+    return path
+
+
+@pytest.fixture(scope="module")
+def snapshot(store: Path) -> DatasetSnapshot:
+    return load_snapshot(Store.read(store), published=True)
+
+
+@pytest.fixture(scope="module")
+def trained(snapshot: DatasetSnapshot) -> MtlTLP:
+    dataset = snapshot.dataset
+    names = {one.workload_id for one in LEARNT}
+    rows = np.flatnonzero([dataset.workload_ids[one] in names for one in dataset.group])
+    config = TlpConfig(epochs=25, batch=64)
+    found = train_mtl_tlp(dataset, rows, layout=CPU_LAYOUT, config=config, seed=0, devices=DEVICES)
+    assert found.validation_losses[found.best_epoch - 1] == min(found.validation_losses)
+    return found.model
+
+
+@pytest.fixture
+def served(tmp_path: Path, trained: MtlTLP, snapshot: DatasetSnapshot) -> Registry:
+    """Box A is served by a FleetTLP, box B by an MTL-TLP."""
+    registry = Registry(tmp_path / "models")
+    told = {
+        "trained_workloads": [str(one.workload_id) for one in LEARNT],
+        "table_version": snapshot.table_version,
+    }
+    registry.publish(registry.add(small_model(A, B), told), {A: {}, B: {}})
+    registry.publish(registry.add(trained, {**told, "data_until": {B: 100.0}}), {B: {}})
+    return registry
+
+
+def request_of(store: Path, folder: Path, model: str, **changes: object) -> RefreshRequest:
+    request = RefreshRequest(
+        kind="refresh",
+        family="cpu",
+        store=str(store),
+        models=str(folder / "models"),
+        folder=str(folder / "refresh"),
+        request_id="one",
+        model=model,
+        epochs=1,
+        nice=0,
+    )
+    return replace(request, **changes)  # type: ignore[arg-type]
+
+
+def test_the_block_holds_published_features_of_whole_sequences_where_they_are_wanted(
+    snapshot: DatasetSnapshot, store: Path, tmp_path: Path
+) -> None:
+    some = candidates_of(LEARNT[0], 5)
+    extractor, workloads = Extractor(), {LEARNT[0].workload_id: LEARNT[0]}
+    block = extractor.extract(workloads, some, CPU_LAYOUT)
+    expected = published_features([extractor.read(one) for one in some], CPU_LAYOUT)
+    assert np.array_equal(block.published, expected)
+    assert np.array_equal(block.take(np.array([3, 1])).published, expected[[3, 1]])
+    assert extractor.extract(workloads, some).published is None
+    # Joined and ordered by the dataset, and kept with it.
+    dataset = snapshot.dataset
+    row = dataset.candidate_ids.index(some[2].candidate_id)
+    assert np.array_equal(dataset.features.published[row], expected[2])
+    dataset.features.save(tmp_path / "block")
+    assert np.array_equal(FeatureBlock.open(tmp_path / "block").published, dataset.features.published)
+    assert load_snapshot(Store.read(store)).dataset.features.published is None
+
+
+def test_it_learns_and_comes_back_from_disk_with_equal_scores(
+    trained: MtlTLP, snapshot: DatasetSnapshot, tmp_path: Path
+) -> None:
+    block = snapshot.dataset.features
+    checkpoint.save(tmp_path / "v", trained, {"seed": 0})
+    again, manifest = checkpoint.load(tmp_path / "v", DEFAULT_SPEC)
+    assert isinstance(again, MtlTLP)
+    assert (manifest["model_kind"], manifest["heads"]) == ("mtl_tlp", list(DEVICES))
+    for device in DEVICES:
+        scores = trained.score(block, device)
+        assert np.array_equal(again.score(block, device), scores)
+        assert ((scores > 0) & (scores < 1)).all()
+        # In any company to the last bit.
+        few = np.array([7, 3])
+        assert np.array_equal(trained.score(block.take(few), device), scores[few])
+    with pytest.raises(CheckpointError, match="holds a mtl_tlp, which takes no new head"):
+        checkpoint.load_fleet_tlp(tmp_path / "v")
+
+
+def test_scores_keep_the_order_of_sums_of_any_size(
+    trained: MtlTLP, snapshot: DatasetSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = np.array([-1e7, -50.0, -1.0, 0.0, 1.0, 50.0, 51.0, 1e7])
+    model = MtlTLP(CPU_LAYOUT, ("x",))
+
+    def fake(steps: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.resize(sums, len(steps)))[:, None]
+
+    monkeypatch.setattr(model.network, "forward", fake)
+    scores = model.score(snapshot.dataset.features.take(np.arange(8)), "x")
+    assert (np.diff(scores) > 0).all()
+    assert scores[3] == 0.5
+
+
+def test_what_it_cannot_read_is_one_clear_error(trained: MtlTLP, snapshot: DatasetSnapshot) -> None:
+    block = snapshot.dataset.features
+    with pytest.raises(TransferError, match="reads the published features of TLP and these candidates have"):
+        trained.score(replace(block, published=None), A)
+    with pytest.raises(TransferError, match="25 x 22 published features, got 40 x 20"):
+        trained.check_block(replace(block, published=np.zeros((1, GPU_LAYOUT.steps, GPU_LAYOUT.width))))
+    with pytest.raises(TransferError, match=r"no head for device 'ghost'; it has: box.a, box.b"):
+        trained.score(block, "ghost")
+
+
+def test_a_checkpoint_from_before_there_were_two_is_a_fleet_tlp(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "v", small_model(A), {})
+    path = tmp_path / "v" / MANIFEST_NAME
+    manifest = json.loads(path.read_text())
+    assert manifest.pop("model_kind") == "fleet_tlp"
+    path.write_text(json.dumps(manifest))
+    model, read = checkpoint.load_fleet_tlp(tmp_path / "v", DEFAULT_SPEC)
+    assert isinstance(model, FleetTLP)
+    assert checkpoint.model_kind(read) == "fleet_tlp"
+    path.write_text(json.dumps({**manifest, "model_kind": "oracle"}))
+    with pytest.raises(CheckpointError, match="unknown kind of model 'oracle'; update the program"):
+        checkpoint.load(tmp_path / "v")
+
+
+def test_the_published_epochs_stand_beside_the_default_ones() -> None:
+    assert published_config(TrainConfig(device="cpu")) == TlpConfig()
+    assert published_config(TrainConfig(epochs=12, device="cpu")).epochs == 25
+
+
+def test_whoever_serves_scores_with_the_features_that_it_reads(
+    served: Registry, trained: MtlTLP, store: Path
+) -> None:
+    workload, some = HELD[0], candidates_of(HELD[0], 6)
+    block = Extractor().extract({workload.workload_id: workload}, some, CPU_LAYOUT)
+    expected = trained.score(block, B)
+    ranker = CandidateRanker(served)
+    ranking = ranker.rank(workload, B, some)
+    assert ranking is not None
+    assert ranking.scores == tuple(expected)
+    ours = ranker.rank(workload, A, some)
+    assert ours is not None
+    assert (ours.model.version, ranking.model.version) == ("v000001", "v000002")
+    body = {"device": B, "workload": workload.workload_id, "traces": [one.trace for one in some]}
+    found = answered(
+        served, HeadCache(served), store, json.dumps({**body, "traces": [*body["traces"], "{}"]}).encode()
+    )
+    assert found["scores"] == [*expected.tolist(), None]
+    assert found["version"] == "v000002"
+    model = fleet.load_model(B, served.folder)
+    assert model.score(workload, body["traces"]) == expected.tolist()
+
+
+def test_people_see_which_kind_serves(served: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [one["model_kind"] for one in list_versions(served)] == ["fleet_tlp", "mtl_tlp"]
+    assert {device: one["model_kind"] for device, one in champion_notes(served).items()} == {
+        A: "fleet_tlp",
+        B: "mtl_tlp",
+    }
+    found = diff_versions(served, "v000001", "v000002")
+    assert found["manifest"]["model_kind"] == ["fleet_tlp", "mtl_tlp"]
+    assert found["weights"] == {}
+    assert run(["models", "show", "v000002", "--models", str(served.folder)]) == 0
+    assert "mtl_tlp" in capsys.readouterr().out
+
+
+def test_a_new_device_starts_from_a_fleet_tlp_only(
+    served: Registry, trained: MtlTLP, store: Path, tmp_path: Path
+) -> None:
+    reader = Store.read(store)
+    spec = replace(reader.devices()[DeviceId(A)].spec, device_id=DeviceId("new"))
+    assert source_version(served, reader, spec).name == "v000001"
+    # Also where it serves nobody any more, and however many versions come after it.
+    for _ in range(3):
+        served.publish(served.add(trained, {}), {A: {}, B: {}})
+    assert served.prune(1) == ["v000002", "v000003"]
+    assert source_version(served, reader, spec).name == "v000001"
+    alone = Registry(tmp_path / "alone")
+    alone.publish(alone.add(trained, {}), {A: {}})
+    with pytest.raises(
+        FleetError, match=r"v000001, the newest, is a mtl_tlp.*`fleet train --model fleet_tlp`"
+    ):
+        source_version(alone, reader, spec)
+
+
+def test_of_two_challengers_the_better_takes_the_place() -> None:
+    champion, good, bad = heads(0.5, seed=1), heads(0.9, seed=2), heads(0.4, seed=3)
+
+    def found(kind: str, one: object) -> tuple:
+        verdict = judge("a", one, champion, served_by="v000001")  # type: ignore[arg-type]
+        return replace(verdict, model_kind=kind), one
+
+    ours, theirs = best_of([found("fleet_tlp", heads(0.7, seed=4)), found("mtl_tlp", good)])
+    assert (ours.kind, theirs.kind) == (DecisionKind.OUTDONE, DecisionKind.BETTER)
+    assert ours.reason.startswith("mtl_tlp of the same training goes first; better: ")
+    assert counting_verdicts([[ours], [theirs]]) == [theirs]
+    # Where noise cannot tell them apart, the first.
+    ours, theirs = best_of([found("fleet_tlp", good), found("mtl_tlp", good)])
+    assert (ours.moves_on, theirs.kind) == (True, DecisionKind.OUTDONE)
+    ours, theirs = best_of([found("fleet_tlp", bad), found("mtl_tlp", good)])
+    assert (ours.moves_on, theirs.moves_on) == (False, True)
+    ours, theirs = best_of([found("fleet_tlp", bad), found("mtl_tlp", bad)])
+    assert counting_verdicts([[ours], [theirs]]) == [ours]
+
+
+def test_both_kinds_are_judged_on_the_same_candidates_of_a_champion_of_either_kind(
+    served: Registry, trained: MtlTLP, store: Path, snapshot: DatasetSnapshot
+) -> None:
+    judged = Judge(served, Store.read(store), snapshot.dataset, snapshot.workloads).verdicts(
+        [small_model(A, B), trained], DEVICES, [one.workload_id for one in LEARNT]
+    )
+    for ours, theirs in zip(*judged, strict=True):
+        assert (ours.model_kind, theirs.model_kind) == ("fleet_tlp", "mtl_tlp")
+        assert ours.judged is not None
+        assert theirs.judged is not None
+        assert ours.judged["workloads"] == theirs.judged["workloads"] == len(HELD)
+        assert ours.judged["champion"] == theirs.judged["champion"]
+        assert not (ours.moves_on and theirs.moves_on)
+    # Box A is served by a model that was never trained, and the FleetTLP here is that one again.
+    assert judged[1][0].moves_on
+
+
+def test_a_refresh_of_both_judges_both_and_publishes_the_better(store: Path, tmp_path: Path) -> None:
+    found = run_refresh(request_of(store, tmp_path, "both"))
+    assert set(found["challengers"]) == {"fleet_tlp", "mtl_tlp"}
+    for kind, one in found["challengers"].items():
+        assert set(one["verdicts"]) == set(DEVICES)
+        for verdict in one["verdicts"].values():
+            assert verdict["model_kind"] == kind
+            assert verdict["judged"]["workloads"] == len(HELD)
+    registry = Registry(tmp_path / "models")
+    assert found["published"] == list(DEVICES)
+    for device, champion in registry.champions().items():
+        kind = registry.kind(champion.version)
+        assert found["verdicts"][device]["model_kind"] == kind
+        assert device in found["challengers"][kind]["published"]
+    # New devices can start from it, whoever serves.
+    assert registry.kind(registry.newest_fleet_tlp().name) == "fleet_tlp"
+
+
+def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(
+    trained: MtlTLP, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transfer.train.published_procedure as training
+
+    monkeypatch.setattr(training, "published_config", lambda _: TlpConfig(epochs=25, batch=64))
+    found = run_refresh(request_of(store, tmp_path, "mtl_tlp"))
+    assert found["published"] == list(DEVICES)
+    assert (found["start"], found["why_start"]) == ("nothing", "an MTL-TLP is trained from nothing")
+    registry = Registry(tmp_path / "models")
+    assert registry.kind("v000001") == "mtl_tlp"
+    assert registry.manifest("v000001")["train"]["batch"] == 64
+    # Fresh records are judged with its features, and the next refresh judges against it.
+    copy = tmp_path / "store"
+    make_store(copy, [*LEARNT, *HELD])
+    append(copy, records_for(LEARNT, 12, seed=1, measured_at=200.0))
+    look = run_watch(request_of(copy, tmp_path, "mtl_tlp", kind="watch"))["looks"][A]
+    assert look["freshness"] in ("good", "stale")
+    other = request_of(copy, tmp_path, "fleet_tlp", request_id="two")
+    second = run_refresh(other)
+    assert second["start"] == "nothing"
+    assert "against v000001" in second["verdicts"][A]["reason"]
+    settings = load_fleet(None, {"store.path": str(copy)}).config
+    evaluated = evaluate_model(settings, tmp_path / "models", "v000001", [A])
+    assert evaluated.comparison.rankers == ("v000001",)
+
+
+def test_a_request_says_which_models_and_an_older_one_means_ours(store: Path, tmp_path: Path) -> None:
+    request = request_of(store, tmp_path, "both")
+    assert request_from_json(request_text(request)) == request
+    older = json.loads(request_text(request))
+    del older["model"]
+    assert request_from_json(json.dumps(older)).model == "fleet_tlp"
+    with pytest.raises(FleetError, match="model 'tlp'"):
+        request_from_json(json.dumps({**older, "model": "tlp"}))
+
+
+def test_fleet_train_keeps_both_and_says_which_is_which(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = str(tmp_path / "models")
+    arguments = ["train", "--store", str(store), "--models", models, "--epochs", "1", "--json"]
+    assert run([*arguments, "--model", "both"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (other,) = found["others"]
+    assert {found["model_kind"], other["model_kind"]} == {"fleet_tlp", "mtl_tlp"}
+    assert {found["version"], other["version"]} == {"v000001", "v000002"}
+    registry = Registry(tmp_path / "models")
+    assert set(found["serves"]) | set(other["serves"]) == set(map(str, registry.champions()))
+    settings = load_fleet(None, {"store.path": str(store), "training.model": "both"}).config
+    with pytest.raises(FleetError, match="several workers and the transfer check are for fleet_tlp only"):
+        train_version(settings, tmp_path / "models", (), workers=2)
+
+
+def test_both_stand_in_the_table_of_an_evaluation(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("transfer.baselines.tlp.TlpConfig", partial(TlpConfig, epochs=1))
+    changes = {
+        "store.path": str(store),
+        "training.model": "both",
+        "training.epochs": 1,
+        "training.folds": 2,
+    }
+    found = evaluate_store(load_fleet(None, changes).config, [A], split="by-workload", seeds=1)
+    assert found.comparison.rankers == ("fleet-tlp", "mtl-tlp")
+
+
+def test_an_unknown_model_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"training\.model: .*fleet_tlp.*mtl_tlp.*both"):
+        load_fleet(None, {"training.model": "tlp"})
+    assert load_fleet(None, {}).config.training.model == "fleet_tlp"
+
+
+def test_a_trace_that_is_not_known_is_refused_and_the_others_are_scored(served: Registry) -> None:
+    ranking = CandidateRanker(served).rank(
+        LEARNT[0],
+        B,
+        [
+            replace(one, trace=trace)
+            for one, trace in zip(
+                candidates_of(LEARNT[0], 2),
+                ("{}", gmm_trace(i=(16, 2, 1, 4), j=(1, 1, 16, 4), k=(16, 8), unroll=0)),
+                strict=True,
+            )
+        ],
+    )
+    assert ranking is not None
+    assert ranking.scores[0] == 0 < ranking.scores[1]

@@ -1,0 +1,212 @@
+"""Two real Ray nodes on the loopback interface, one of them killed; who may join."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agents.device.messages import AgentGone, AgentRefused, AgentUp, Heartbeat, Message
+from agents.records import DeviceId, DeviceSpec
+from fleet.errors import FleetError
+from fleet.transport.host_versions import own_versions
+from fleet.transport.ray_session import join_ray
+from fleet.transport.ray_transport import RayOptions, RayTransport
+from tests.transport_fixtures import PROTOCOL, first, poll_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(300)]
+
+HERE, THERE = DeviceId("board-1"), DeviceId("board-2")
+
+
+#: Two nodes, and a third one with packages of its own where the argument names their folder. `ray start`
+#: refuses a second node on the loopback interface, and the suite opens no other.
+SCRIPT = """
+import json, sys, time
+other = sys.argv[1]
+from ray.cluster_utils import Cluster
+cluster = Cluster()
+common = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
+head = cluster.add_node(resources={"device:board-1": 1}, **common)
+if other:
+    cluster.add_node(resources={"device:board-4": 1}, env_vars={"PYTHONPATH": other}, **common)
+second = cluster.add_node(resources={"device:board-2": 1}, **common)
+[raylet] = second.all_processes["raylet"]
+print(json.dumps([cluster.address, raylet.process.pid]), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[str, psutil.Process]]:
+    """Address of a head that offers board-1, and the raylet of a second node, which offers board-2.
+
+    With the parameter True a third node offers board-4, and has another version of the project.
+    """
+    is_mixed = getattr(request, "param", False)
+    for name, value in {
+        "RAY_AUTH_MODE": "token",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_worker_niceness": "0",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }.items():
+        monkeypatch.setenv(name, value)
+    with (tmp_path / "cluster.log").open("wb") as log:
+        nodes = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(other_project(tmp_path)) if is_mixed else ""],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    everything = []
+    try:
+        assert nodes.stdout is not None
+        with nodes.stdout as stream:
+            line = stream.readline()
+        assert line, (tmp_path / "cluster.log").read_text()
+        address, raylet = json.loads(line)
+        everything = psutil.Process(nodes.pid).children(recursive=True)
+        yield address, psutil.Process(raylet)
+    finally:
+        nodes.kill()
+        nodes.wait()
+        for one in everything:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+def test_a_host_without_the_token_is_refused_before_it_asks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "nothing"))
+    with pytest.raises(FleetError, match=r"no token for the Ray cluster at 127\.0\.0\.1:1"):
+        join_ray("127.0.0.1:1")
+
+
+def other_project(folder: Path) -> Path:
+    """A folder for `PYTHONPATH`: a version of the project with none of our modules, and another TVM."""
+    other = folder / "other"
+    for name, version in {"tensor_fleet": "9.8.7", "apache_tvm": "0.99"}.items():
+        info = other / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (other / "agents").mkdir()
+    (other / "agents" / "__init__.py").write_text("")
+    return other
+
+
+@pytest.mark.parametrize("cluster", [True], indirect=True)
+def test_a_host_with_another_version_is_refused_before_anything_of_ours_runs_there(
+    cluster: tuple[str, psutil.Process], generic_spec: DeviceSpec, tmp_path: Path
+) -> None:
+    address, _ = cluster
+    near, far = (replace(generic_spec, device_id=DeviceId(name)) for name in ("board-1", "board-4"))
+    root = tmp_path / "there"
+    transport = RayTransport(
+        [near, far],
+        tmp_path / "here",
+        PROTOCOL,
+        RayOptions(address=address, remote_spool_root=str(root), heartbeat_secs=0.3),
+    )
+    try:
+        transport.start(far, 1)
+        transport.start(near, 1)
+        found = poll_until(transport, lambda messages: first(messages, AgentRefused) is not None, 60.0)
+        refused = first(found, AgentRefused)
+        assert isinstance(refused, AgentRefused)
+        assert refused.device_id == "board-4"
+        ours = own_versions()
+        assert f"tensor-fleet 9.8.7 (coordinator: {ours['tensor-fleet']})" in refused.reason
+        assert f"apache-tvm 0.99 (coordinator: {ours['apache-tvm']})" in refused.reason
+        assert "\n" not in refused.reason
+        found += poll_until(transport, lambda messages: ups(messages) == {HERE}, 60.0)
+        assert [one for one in found if one.device_id == "board-4"] == [refused]
+        assert not root.exists()
+        # Its host is asked again with each start: it may have been mended.
+        transport.start(far, 2)
+        again = first(poll_until(transport, lambda ms: first(ms, AgentRefused) is not None), AgentRefused)
+        assert again == replace(refused, incarnation=2)
+    finally:
+        transport.close(10.0)
+
+
+def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
+    cluster: tuple[str, psutil.Process], generic_spec: DeviceSpec, tmp_path: Path
+) -> None:
+    address, raylet = cluster
+    specs = {name: replace(generic_spec, device_id=name) for name in (HERE, THERE)}
+    transport = RayTransport(
+        specs.values(),
+        tmp_path / "here",
+        PROTOCOL,
+        RayOptions(address=address, remote_spool_root=str(tmp_path / "there"), heartbeat_secs=0.3),
+    )
+    try:
+        for spec in specs.values():
+            transport.start(spec, 1)
+        transport.start(replace(generic_spec, device_id=DeviceId("board-3")), 1)
+        found = poll_until(transport, lambda messages: ups(messages) == {HERE, THERE}, 120.0)
+        unknown = first(found, AgentGone, "board-3")
+        assert isinstance(unknown, AgentGone)
+        assert "no living host of the cluster offers device:board-3" in unknown.reason
+        assert (tmp_path / "here" / HERE / "lock").exists()
+        assert (tmp_path / "there" / THERE / "lock").exists()
+
+        # Stopped by a signal, an agent of another host is ended there.
+        first_life = psutil.Process(transport.pids()[THERE, 1])
+        first_life.suspend()
+        transport.stop(THERE, 1, kill=True)
+        poll_until(transport, lambda messages: first(messages, AgentGone, THERE) is not None)
+        transport.start(specs[THERE], 2)
+        poll_until(transport, lambda messages: ups(messages) == {THERE})
+
+        agent = psutil.Process(transport.pids()[THERE, 2])
+        agent.suspend()  # it must end with its host all the same
+        raylet.kill()
+        died = poll_until(transport, lambda messages: first(messages, AgentGone) is not None)
+        [gone] = [one for one in died if isinstance(one, AgentGone)]
+        assert (gone.device_id, gone.incarnation, gone.was_asked) == (THERE, 2, False)
+        assert gone.is_blameless
+        assert not psutil.wait_procs([agent], 10)[1]
+        poll_until(transport, lambda messages: first(messages, Heartbeat, HERE) is not None)
+        transport.start(specs[THERE], 3)
+        again = first(poll_until(transport, lambda ms: first(ms, AgentGone) is not None), AgentGone)
+        assert isinstance(again, AgentGone)
+        assert "no living host" in again.reason
+    finally:
+        transport.close(10.0)
+
+
+def test_a_coordinator_whose_raylet_has_ended_says_so_and_ends(
+    cluster: tuple[str, psutil.Process], tmp_path: Path
+) -> None:
+    address, other = cluster
+    transport = RayTransport([], tmp_path / "here", PROTOCOL, RayOptions(address=address))
+    try:
+        [mine] = [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if one.info["cmdline"] and "/raylet/raylet" in one.info["cmdline"][0]
+            if one.ppid() == other.ppid() and one != other
+        ]
+        other.kill()
+        assert transport.poll(1.5) == []  # another host is another matter
+        mine.kill()
+        with pytest.raises(FleetError, match="its raylet ended; have `ray start` run again here"):
+            poll_until(transport, lambda _: False, 20.0)
+    finally:
+        transport.close(5.0)
+
+
+def ups(messages: list[Message]) -> set[DeviceId]:
+    return {one.device_id for one in messages if isinstance(one, AgentUp)}

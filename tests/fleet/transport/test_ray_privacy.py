@@ -1,0 +1,324 @@
+"""Who may reach a Ray of our own, and which token of a cluster is believed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agents.host.own_program import environment
+from fleet.errors import FleetError
+from fleet.transport.ray_folder import PREFIX, RayFolder
+from fleet.transport.ray_session import join_ray
+from fleet.transport.ray_token import give_cluster_token, give_own_token, token_path
+
+ROOT = Path(__file__).parents[3]
+TOKEN = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A home folder without a token; returns where the token would be."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        # Set before it is deleted, so that what the code sets is undone.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".ray" / "auth_token"
+
+
+def write(path: Path, text: str = TOKEN, mode: int = 0o600) -> Path:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_our_own_ray_gets_a_new_token_that_no_file_holds(no_token: Path) -> None:
+    give_own_token()
+    made = os.environ["RAY_AUTH_TOKEN"]
+    assert len(made) == 64
+    assert not no_token.exists()
+    give_own_token()
+    assert os.environ["RAY_AUTH_TOKEN"] == made
+    assert "RAY_AUTH_TOKEN" not in environment(), "no program that is measured gets it"
+
+
+def test_our_own_ray_does_not_use_a_file_that_others_may_have_read(no_token: Path) -> None:
+    write(no_token, mode=0o644)
+    give_own_token()
+    assert os.environ["RAY_AUTH_TOKEN"] != TOKEN
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_private_file_gives_the_token_of_a_cluster(
+    no_token: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+) -> None:
+    if is_elsewhere:
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "~/.ray/other")
+        write(no_token, "not this one, it is another")
+    path = write(no_token.with_name("other") if is_elsewhere else no_token, TOKEN + "\n")
+    assert token_path() == path
+    give_cluster_token("head:6379")
+    assert os.environ["RAY_AUTH_TOKEN"] == TOKEN
+
+
+def test_the_environment_goes_first_and_an_empty_one_is_none(
+    no_token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(no_token, mode=0o644)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 32)
+    give_cluster_token("head:6379")
+    assert os.environ["RAY_AUTH_TOKEN"] == "x" * 32
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(FleetError, match="chmod 600"):
+        give_cluster_token("head:6379")
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "words"),
+    [
+        (
+            0o644,
+            TOKEN,
+            r"is not safe: .*auth_token: others may read this token \(mode 644\); run: chmod 600 /",
+        ),
+        (0o600, "short\n", "expected a token of 16 characters at least, got 5"),
+        (0o600, "", "expected a token of 16 characters at least, got 0"),
+    ],
+)
+def test_a_cluster_is_not_joined_with_a_token_that_is_not_safe(
+    no_token: Path, mode: int, text: str, words: str
+) -> None:
+    write(no_token, text, mode)
+    with pytest.raises(FleetError, match=words) as refused:
+        join_ray("127.0.0.1:1")
+    assert "\n" not in str(refused.value)
+    assert TOKEN not in str(refused.value)
+
+
+def test_a_token_in_a_folder_where_others_may_write_is_refused(no_token: Path) -> None:
+    write(no_token).parent.chmod(0o777)
+    with pytest.raises(FleetError, match="chmod go-w"):
+        join_ray("127.0.0.1:1")
+
+
+# ---- the folder ----
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A folder whose path is as short as Ray needs it."""
+    made = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+def test_the_folder_is_for_us_alone_and_goes_with_its_ray(base: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = RayFolder(base)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert folder.inner.parent == folder.path
+    (folder.inner / "logs").mkdir(parents=True)
+    folder.close()
+    folder.close()
+    assert list(base.iterdir()) == []
+
+
+def test_folders_of_ended_processes_go_and_all_others_stay(base: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from fleet.transport.ray_folder import RayFolder\n"
+        "folder = RayFolder(Path(sys.argv[1])); folder.inner.mkdir(); print(folder.path, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(base)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen(command, **pipes) as dead, subprocess.Popen(command, **pipes) as alive:
+        assert dead.stdout is not None
+        assert alive.stdout is not None
+        left, held = (Path(one.stdout.readline().strip()) for one in (dead, alive))
+        dead.kill()
+        dead.wait()
+        other = base / "ray"
+        other.mkdir()
+        link = base / f"{PREFIX}link"
+        link.symlink_to(other)
+        mine = RayFolder(base)
+        assert not left.exists()
+        assert held.is_dir()
+        assert other.is_dir()
+        assert link.is_symlink()
+        RayFolder(base).close()
+        assert mine.path.is_dir()
+        mine.close()
+        alive.kill()
+
+
+def test_one_start_removes_a_bounded_number(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.transport.ray_folder._MOST_OLD", 3)
+    for number in range(5):
+        (base / f"{PREFIX}{number}").mkdir(mode=0o700)
+    RayFolder(base).close()
+    assert len(list(base.iterdir())) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_another_users_folder_is_not_touched(base: Path) -> None:
+    theirs = base / f"{PREFIX}theirs"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 65534, 65534)
+    RayFolder(base).close()
+    assert theirs.is_dir()
+
+
+def test_a_place_with_too_long_a_path_for_sockets_is_not_taken(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(base))
+    near = RayFolder()
+    assert near.path.parent == base
+    near.close()
+    monkeypatch.setenv("RAY_TMPDIR", str(base / ("x" * 60)))
+    far = RayFolder()
+    far.close()
+    assert far.path.parent == Path("/tmp")
+
+
+def test_a_place_where_others_could_replace_it_is_refused(base: Path) -> None:
+    base.chmod(0o777)
+    with pytest.raises(FleetError, match="chmod go-w"):
+        RayFolder(base)
+
+
+# ---- with Ray ----
+
+#: Starts a Ray of our own as `fleet up` does; tells what it sees, and waits.
+SESSION = """
+import json, os, sys
+from fleet.transport.ray_session import start_ray
+os.umask(0)
+folder = start_ray({}, 2, 100 << 20)
+import ray
+told = ray.get(ray.remote(lambda: os.environ["RAY_AUTH_TOKEN"]).remote())
+print(json.dumps([str(folder.path), told == os.environ["RAY_AUTH_TOKEN"], len(told)]), flush=True)
+sys.stdin.readline()
+ray.shutdown()
+folder.close()
+"""
+
+
+class Session:
+    """A process with a Ray of its own, in a home folder and a folder for temporary files that are empty."""
+
+    def __init__(self, base: Path) -> None:
+        home = base / "home"
+        home.mkdir(exist_ok=True)
+        # Made by Ray, as it makes it: not to be used.
+        write(base / "leaked", "f" * 64, 0o644)
+        given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+        given |= {"HOME": str(home), "RAY_TMPDIR": str(base), "RAY_AUTH_TOKEN_PATH": str(base / "leaked")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SESSION],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=given,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "it did not start"
+        path, self.is_shared, self.token_chars = json.loads(line)
+        self.path = Path(path)
+
+    def end(self, number: int | None = None) -> int:
+        if number is not None:
+            self.process.send_signal(number)
+        self.process.communicate("over\n", timeout=60)
+        return self.process.returncode
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_nobody_else_can_reach_a_ray_of_our_own_and_nothing_of_it_is_left(base: Path) -> None:
+    first = Session(base)
+    everything = psutil.Process(first.process.pid).children(recursive=True)
+    try:
+        assert (first.is_shared, first.token_chars) == (True, 64)
+        # Made by Ray with mode 0777, sockets included: only what is above them keeps others out.
+        [session] = [path for path in (first.path / "r").glob("session_2*") if not path.is_symlink()]
+        assert (session / "sockets" / "raylet").is_socket()
+        assert first.path.parent == base
+        assert stat.S_IMODE(first.path.stat().st_mode) == 0o700
+        assert not (base / "ray").exists()
+        assert not (base / "home" / ".ray").exists()
+        if os.geteuid() == 0:
+            base.chmod(0o755)
+            refused = subprocess.run(
+                ["ls", str(session)], capture_output=True, text=True, check=False, user=65534, group=65534
+            )
+            assert refused.returncode
+            assert "Permission denied" in refused.stderr
+        assert first.end(signal.SIGKILL) == -signal.SIGKILL
+        again = Session(base)
+        assert not first.path.exists(), "a killed session goes with the next start"
+        assert again.end() == 0
+        assert not again.path.exists()
+        assert list(base.glob(f"{PREFIX}*")) == []
+    finally:
+        for one in everything:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+# ---- what the docs tell people to run ----
+
+DOCS = ROOT / "docs" / "cluster.md"
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_the_documented_command_makes_a_private_token(no_token: Path) -> None:
+    [command] = [
+        line for line in DOCS.read_text().splitlines() if line.startswith("(umask 077; ray get-auth")
+    ]
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        ["sh", "-c", f"umask 022; {command}"], check=True, env={**os.environ, "PATH": search}, timeout=100
+    )
+    give_cluster_token("head:6379")
+    assert os.environ["RAY_AUTH_TOKEN"] == no_token.read_text().strip()
+
+
+def test_documented_services_and_clusters_keep_others_out() -> None:
+    text = DOCS.read_text()
+    services = text.split("[Service]\n")[1:]
+    assert len(services) == 3
+    assert all("UMask=0077\n" in one.split("[Install]")[0] for one in services)
+    joined = (text + (ROOT / "docs" / "daemon.md").read_text()).replace("\\\n", " ")
+    starts = [
+        line
+        for line in joined.splitlines()
+        if re.search(r"ray[ _]start", line) and ("--head" in line or "--address" in line)
+    ]
+    commands = [line for line in starts if not line.startswith("|")]
+    assert len(commands) >= 6
+    for line in commands:
+        assert "--temp-dir=" in line, line

@@ -1,0 +1,352 @@
+"""Agents in real Ray processes: killed, stopped, cut off with their host; nothing counts that should not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agents.device.messages import (
+    Activity,
+    AgentGone,
+    AgentUp,
+    Heartbeat,
+    Message,
+    Proposed,
+    ProposeRequest,
+    Results,
+)
+from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
+from fleet.transport.ray_transport import RayOptions, RayTransport
+from fleet.transport.transport import Batch, Lease
+from tests.conftest import each_below
+from tests.transport_fixtures import (
+    batch_of,
+    first,
+    lease_of,
+    poll_until,
+    recorded_candidates,
+    recorded_file,
+    replay_spec,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+GENERIC = DeviceId("generic")
+#: What is tested here must not depend on how quiet the host is.
+QUICK = Protocol(repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, early_stop_ratio=0.0)
+
+
+@pytest.fixture(scope="module")
+def transport(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayTransport]:
+    made = RayTransport(
+        [generic_spec], tmp_path_factory.mktemp("spools"), QUICK, RayOptions(heartbeat_secs=0.2)
+    )
+    yield made
+    made.close(20.0)
+    left = each_below(os.getpid(), lambda child: child.name())
+    assert not [name for name in left if name.startswith("ray") or name == "gcs_server"]
+
+
+class Lives:
+    """Counts the lives of the device, as a coordinator does."""
+
+    def __init__(self, transport: RayTransport, spec: DeviceSpec) -> None:
+        self.transport, self.spec = transport, spec
+        self.incarnation = 0
+
+    def begin(self) -> AgentUp:
+        self.incarnation += 1
+        self.transport.start(self.spec, self.incarnation)
+        [up] = [m for m in self.until(AgentUp) if isinstance(m, AgentUp)]
+        assert up.incarnation == self.incarnation
+        return up
+
+    def until(self, kind: type[Message], timeout_secs: float = 90.0) -> list[Message]:
+        found = poll_until(self.transport, lambda messages: first(messages, kind) is not None, timeout_secs)
+        return [one for one in found if not isinstance(one, Heartbeat) or kind is Heartbeat]
+
+    def measure(self, fencing_token: int, workload: Workload, candidates: list[Candidate]) -> Lease:
+        lease = lease_of(GENERIC, fencing_token)
+        batch = Batch(
+            candidates=tuple(candidates), workloads={workload.workload_id: workload}, protocol=QUICK
+        )
+        self.transport.measure(lease, self.incarnation, batch)
+        return lease
+
+    def end(self) -> AgentGone:
+        self.transport.stop(GENERIC, self.incarnation, kill=True)
+        return self.death()
+
+    def death(self) -> AgentGone:
+        [gone] = [m for m in self.until(AgentGone, 30.0) if isinstance(m, AgentGone)]
+        assert (gone.device_id, gone.incarnation) == (GENERIC, self.incarnation)
+        return gone
+
+
+@pytest.fixture(scope="module")
+def counter(transport: RayTransport, generic_spec: DeviceSpec) -> Lives:
+    return Lives(transport, generic_spec)
+
+
+@pytest.fixture
+def lives(counter: Lives) -> Iterator[Lives]:
+    """The device with no agent; one that a test leaves is ended."""
+    yield counter
+    counter.transport.stop(GENERIC, counter.incarnation, kill=True)
+    while counter.transport.pids():
+        counter.transport.poll(0.1)
+
+
+def wait_for(is_true: Callable[[], bool], timeout_secs: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_secs
+    while not is_true():
+        assert time.monotonic() < deadline, f"not so after {timeout_secs:g} s"
+        time.sleep(0.05)
+
+
+def has_last(messages: list[Message]) -> bool:
+    """Whether the last results of a lease are among some messages."""
+    return any(isinstance(one, Results) and one.is_last for one in messages)
+
+
+def family_of(pid: int) -> list[psutil.Process]:
+    """A process and everything below it."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def all_gone(family: list[psutil.Process]) -> bool:
+    return not any(map(alive, family))
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.tvm
+def test_a_device_measures_and_beats_meanwhile(
+    lives: Lives, matmul: Workload, matmul_candidates: list[Candidate]
+) -> None:
+    up = lives.begin()
+    assert up.pid == lives.transport.pids()[GENERIC, lives.incarnation]
+    wish = ProposeRequest(request_id="r", workload=matmul, count=6, seed=1)
+    lives.transport.propose(GENERIC, lives.incarnation, wish)
+    [proposed] = lives.until(Proposed)
+    assert isinstance(proposed, Proposed)
+    assert list(proposed.candidates) == matmul_candidates
+    lease = lives.measure(1, matmul, matmul_candidates)
+    found = poll_until(lives.transport, has_last, 90.0)
+    results = [one for one in found if isinstance(one, Results)]
+    records = [record for one in results for record in one.records]
+    assert {one.lease for one in results} == {lease.tag}
+    assert {one.candidate_id for one in records} == {one.candidate_id for one in matmul_candidates}
+    heartbeats = [one for one in found if isinstance(one, Heartbeat) and one.held]
+    assert heartbeats
+    assert {one.held for one in heartbeats} == {(lease.tag,)}
+    assert Activity.BUILDING in {one.busy for one in heartbeats}
+    ids = [record.record_id for record in records]
+    lives.transport.acknowledge(GENERIC, lives.incarnation, ids)
+    lives.transport.stop(GENERIC, lives.incarnation, kill=False)
+    assert lives.death().was_asked
+    assert lives.begin().pending == ()
+
+
+@pytest.mark.tvm
+def test_what_a_killed_agent_measured_comes_with_its_lease_in_the_next_life(
+    lives: Lives, matmul: Workload, matmul_candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel counts for the whole host, and may kill a process that is none of ours meanwhile.
+    monkeypatch.setattr("fleet.transport.ray_hosts.oom_kills", lambda: 7)
+    up = lives.begin()
+    lease = lives.measure(2, matmul, matmul_candidates[:2])
+    found = poll_until(lives.transport, has_last, 90.0)
+    records = [record for one in found if isinstance(one, Results) for record in one.records]
+    family = family_of(up.pid)
+    assert len(family) >= 2
+    os.kill(up.pid, signal.SIGKILL)
+    gone = lives.death()
+    assert not gone.was_asked
+    assert gone.is_blameless, "SIGKILL came from outside"
+    assert "died" in gone.reason
+    wait_for(lambda: all_gone(family))
+    again = lives.begin()
+    assert list(again.pending) == [(lease.tag, record) for record in records]
+    lives.transport.acknowledge(GENERIC, lives.incarnation, [record.record_id for _, record in again.pending])
+    lives.transport.stop(GENERIC, lives.incarnation, kill=False)
+    lives.death()
+
+
+@pytest.mark.tvm
+def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(lives: Lives) -> None:
+    up = lives.begin()
+    lives.until(Heartbeat)
+    family = family_of(up.pid)
+    os.kill(up.pid, signal.SIGSTOP)
+    # What it had said before may still be on its way; one that heartbeats is never silent for so long.
+    heard = time.monotonic()
+    deadline = heard + 20.0
+    while time.monotonic() < heard + 1.5:
+        assert time.monotonic() < deadline, "a stopped agent goes on beating"
+        if lives.transport.poll(0.2):
+            heard = time.monotonic()
+    # The next life begins before the old one is seen to be gone: it waits for the spool.
+    old = lives.incarnation
+    lives.transport.stop(GENERIC, old, kill=True)
+    lives.incarnation += 1
+    lives.transport.start(lives.spec, lives.incarnation)
+    found = poll_until(
+        lives.transport,
+        lambda messages: first(messages, AgentUp) is not None and first(messages, AgentGone) is not None,
+        90.0,
+    )
+    gone, fresh = first(found, AgentGone), first(found, AgentUp)
+    assert isinstance(gone, AgentGone)
+    assert (gone.incarnation, gone.was_asked) == (old, True)
+    assert isinstance(fresh, AgentUp)
+    assert fresh.incarnation == lives.incarnation
+    wait_for(lambda: all_gone(family))
+
+
+@pytest.mark.tvm
+def test_an_agent_that_prints_before_it_dies_is_quoted(lives: Lives, tmp_path: Path) -> None:
+    up = lives.begin()
+    lives.until(Heartbeat)
+    # Ray's own handler prints the stack of a process that is ended by this signal.
+    os.kill(up.pid, signal.SIGABRT)
+    gone = lives.death()
+    assert "Abort" in gone.stderr_tail
+    assert not gone.is_blameless
+
+
+@pytest.mark.tvm
+@pytest.mark.slow
+def test_a_device_that_wants_an_idle_host_is_told_of_others(lives: Lives) -> None:
+    lives.begin()
+    assert {one.is_host_idle for one in lives.until(Heartbeat) if isinstance(one, Heartbeat)} == {None}
+    lives.end()
+    before = lives.transport._options
+    lives.transport._options = replace(before, is_idle_only=lambda device_id: device_id == GENERIC)
+    try:
+        lives.begin()
+        found = poll_until(
+            lives.transport,
+            lambda ms: any(isinstance(one, Heartbeat) and one.is_host_idle is not None for one in ms),
+            30.0,
+        )
+    finally:
+        lives.transport._options = before
+    assert {one.is_host_idle for one in found if isinstance(one, Heartbeat)} <= {None, True, False}
+
+
+def test_one_hanging_process_of_replay_devices_costs_only_its_own(
+    transport: RayTransport, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    recorded = recorded_file(tmp_path_factory.mktemp("recorded"))
+    names = [DeviceId(f"replay-{number}") for number in range(3)]
+    transport._options = replace(transport._options, replay_per_process=2)
+    for name in names:
+        transport.start(replay_spec(recorded, name), 1)
+    poll_until(transport, lambda found: sum(isinstance(one, AgentUp) for one in found) == 3)
+    pids = transport.pids()
+    assert pids[names[0], 1] == pids[names[1], 1] != pids[names[2], 1]
+    os.kill(pids[names[0], 1], signal.SIGSTOP)
+    transport.stop(names[0], 1, kill=True)
+    found = poll_until(transport, lambda found: sum(isinstance(one, AgentGone) for one in found) == 2)
+    assert {one.device_id for one in found if isinstance(one, AgentGone)} == set(names[:2])
+    transport.measure(lease_of(names[2], 1), 1, batch_of(recorded_candidates(0, 2)))
+    poll_until(transport, lambda found: first(found, Results) is not None)
+    transport.stop(names[2], 1, kill=True)
+    poll_until(transport, lambda found: first(found, AgentGone) is not None)
+
+
+#: In a process of its own: Ray ends the one that has lost its head for a minute, and that may be the suite's.
+SCRIPT_OF_A_BROKEN_RAY = """
+import sys
+from pathlib import Path
+import psutil
+from agents.device.messages import AgentGone, AgentUp
+from fleet.transport.ray_transport import RayOptions, RayTransport
+from tests.transport_fixtures import PROTOCOL, first, poll_until, replay_spec
+from tests.fleet.transport.test_ray_transport import alive
+
+server, spec = sys.argv[1], replay_spec(Path(sys.argv[2]), f"under-{sys.argv[1]}")
+transport = RayTransport([], Path(sys.argv[3]), PROTOCOL, RayOptions(heartbeat_secs=0.2))
+transport.start(spec, 1)
+poll_until(transport, lambda found: first(found, AgentUp) is not None)
+agent = psutil.Process(next(iter(transport.pids().values())))
+[victim] = [one for one in psutil.Process().children() if one.name() == server]
+victim.kill()
+gone = first(poll_until(transport, lambda found: first(found, AgentGone) is not None), AgentGone)
+assert (gone.incarnation, gone.was_asked, gone.is_blameless) == (1, False, True), gone
+transport.start(spec, 2)
+poll_until(transport, lambda found: first(found, AgentUp) is not None)
+assert not alive(agent)
+transport.stop(spec.device_id, 2, kill=True)
+poll_until(transport, lambda found: first(found, AgentGone) is not None)
+transport.close(20.0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["raylet", "gcs_server"])
+def test_a_ray_that_broke_is_started_again(server: str, tmp_path: Path) -> None:
+    arguments = [server, str(recorded_file(tmp_path)), str(tmp_path / "spools")]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT_OF_A_BROKEN_RAY, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"},
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+SCRIPT_OF_A_COORDINATOR = """
+import sys, time
+from pathlib import Path
+from agents.device.messages import AgentUp
+from fleet.transport.ray_transport import RayOptions, RayTransport
+from tests.transport_fixtures import PROTOCOL, poll_until, replay_spec
+transport = RayTransport([], Path(sys.argv[2]), PROTOCOL)
+transport.start(replay_spec(Path(sys.argv[1])), 1)
+[up] = [m for m in poll_until(transport, lambda found: any(isinstance(m, AgentUp) for m in found))]
+print(up.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_stopped_agent_ends_with_a_killed_coordinator(tmp_path: Path) -> None:
+    recorded = recorded_file(tmp_path)
+    coordinator = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT_OF_A_COORDINATOR, str(recorded), str(tmp_path / "spools")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    try:
+        assert coordinator.stdout is not None
+        with coordinator.stdout as stream:
+            agent = psutil.Process(int(stream.readline()))
+        # Ray's own two look for the head for a minute before they give up; they hold no device.
+        waiting = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+        everything = [one for one in family_of(coordinator.pid) if one.name() not in waiting]
+        assert agent in everything
+        agent.suspend()
+    finally:
+        coordinator.kill()
+        coordinator.wait()
+    wait_for(lambda: all_gone(everything))

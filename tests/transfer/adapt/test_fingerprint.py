@@ -1,0 +1,157 @@
+"""A device described by its latencies on fixed programs: what is alike is near, and nothing is made up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import CandidateId, DeviceId, Outcome
+from tests.model_fixtures import make_dataset
+from tests.record_fixtures import make_record
+from transfer.adapt.fingerprint import (
+    LEAST_SHARED,
+    NETWORKS,
+    ORIGIN,
+    PER_WORKLOAD,
+    WORKLOADS,
+    Fingerprint,
+    choose_workloads,
+    distances,
+    drifted,
+    from_anchors,
+    from_records,
+    likeness,
+)
+
+PROGRAMS = [CandidateId(f"c{number}") for number in range(8)]
+
+
+def fingerprint(name: str, secs: Mapping[CandidateId, float]) -> Fingerprint:
+    return Fingerprint(device_id=DeviceId(name), latency_secs=dict(secs), tried=len(PROGRAMS))
+
+
+def of(name: str, values: list[float]) -> Fingerprint:
+    return fingerprint(name, dict(zip(PROGRAMS, values, strict=True)))
+
+
+BASE = [1e-3 * (number + 1) for number in range(8)]
+
+
+def test_a_device_that_is_faster_throughout_is_no_distance_away() -> None:
+    found = likeness(of("a", BASE), of("b", [value / 3 for value in BASE]))
+    assert found is not None
+    assert found.distance == pytest.approx(0, abs=1e-12)
+    assert found.speed_ratio == pytest.approx(3)
+    assert found.shared == 8
+
+
+def test_the_nearest_comes_first_and_the_device_itself_not_at_all() -> None:
+    near = of("near", [value * (1 + 0.1 * (place % 2)) for place, value in enumerate(BASE)])
+    far = of("far", list(reversed(BASE)))
+    found = distances(of("a", BASE), [far, of("a", BASE), near])
+    assert list(found) == ["near", "far"]
+    assert found["near"] < found["far"]
+
+
+@given(
+    st.lists(st.floats(1e-6, 1.0), min_size=8, max_size=8),
+    st.lists(st.floats(1e-6, 1.0), min_size=8, max_size=8),
+)
+def test_distance_is_symmetric(one: list[float], other: list[float]) -> None:
+    there, back = likeness(of("a", one), of("b", other)), likeness(of("b", other), of("a", one))
+    assert there is not None
+    assert back is not None
+    assert there.distance == pytest.approx(back.distance)
+    assert there.speed_ratio == pytest.approx(1 / back.speed_ratio)
+
+
+def test_too_few_shared_programs_say_nothing() -> None:
+    few = fingerprint("b", dict.fromkeys(PROGRAMS[: LEAST_SHARED - 1], 1e-3))
+    assert not few.is_usable
+    assert likeness(of("a", BASE), few) is None
+    assert distances(of("a", BASE), [few]) == {}
+
+
+def test_records_of_other_programs_and_failures_are_passed_over() -> None:
+    good = make_record(0, origin=ORIGIN, outcome=Outcome.OK, run_secs=(2e-3, 1e-3))
+    again = make_record(0, origin=ORIGIN, outcome=Outcome.OK, run_secs=(5e-4,), attempt=1)
+    other = make_record(0, origin="random", candidate_id=CandidateId("other"))
+    failed = make_record(
+        0, origin=ORIGIN, candidate_id=CandidateId("bad"), outcome=Outcome.BUILD_FAILED, run_secs=()
+    )
+    found = from_records(good.device_id, [good, again, other, failed])
+    assert found.latency_secs == {good.candidate_id: 5e-4}
+    assert found.tried == 2
+    assert from_records(good.device_id, [other], [other.candidate_id]).tried == 1
+    assert from_records(DeviceId("elsewhere"), [good]).tried == 0
+
+
+def test_a_program_that_is_missing_has_no_place_in_the_embedding() -> None:
+    found = fingerprint("a", {PROGRAMS[0]: 1e-3}).embedding(PROGRAMS[:2])
+    assert found[0] == pytest.approx(math.log(1e-3))
+    assert np.isnan(found[1])
+
+
+def test_anchors_are_measured_on_all_devices_and_the_same_for_all() -> None:
+    dataset = make_dataset()
+    found = from_anchors(dataset, ("cpu.a", "cpu.b"), count=16)
+    assert found["cpu.a"].latency_secs.keys() == found["cpu.b"].latency_secs.keys()
+    assert len(found["cpu.a"].latency_secs) == 16
+    assert distances(found["cpu.a"], found.values()).keys() == {"cpu.b"}
+
+
+def test_devices_that_share_nothing_have_no_anchors() -> None:
+    dataset = make_dataset()
+    dataset.latency_secs[::2, 0] = np.nan
+    dataset.latency_secs[1::2, 1] = np.nan
+    found = from_anchors(dataset, ("cpu.a", "cpu.b"))
+    assert not found["cpu.a"].is_usable
+    assert distances(found["cpu.a"], found.values()) == {}
+
+
+def test_drift_names_the_programs_that_changed() -> None:
+    now = of("a", [*BASE[:-1], BASE[-1] * 1.2])
+    assert drifted(of("a", BASE), now, 0.05) == {PROGRAMS[-1]: pytest.approx(0.2)}
+
+
+def test_the_reference_workloads_are_layers_of_the_networks() -> None:
+    from agents.programs.networks import layers
+
+    names = {
+        f"{layer.operator}_{'x'.join(map(str, layer.args))}"
+        for network in NETWORKS
+        for layer in layers(network)
+    }
+    assert set(WORKLOADS) <= names
+    assert 10 <= len(WORKLOADS) * PER_WORKLOAD <= 20
+
+
+def test_missing_reference_workloads_make_a_smaller_fingerprint() -> None:
+    assert choose_workloads([]) == []
+
+
+@pytest.mark.tvm
+def test_every_device_of_a_family_draws_the_same_programs() -> None:
+    """The design space belongs to the family: two draws in fresh processes must agree to the last hash."""
+    import subprocess
+    import sys
+
+    script = (
+        "from agents.programs.design_space import DesignSpace\n"
+        "from agents.programs.workloads import network_workloads\n"
+        "from agents.records import Family\n"
+        "from transfer.adapt.fingerprint import *\n"
+        "one = choose_workloads(network_workloads(list(NETWORKS)))[-1]\n"
+        "print(DesignSpace(one, Family.CPU).sample(PER_WORKLOAD, seed=SEED))\n"
+    )
+    found = {
+        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+        for _ in range(2)
+    }
+    assert len(found) == 1
+    assert len(found.pop()) > 40

@@ -1,0 +1,170 @@
+"""Which candidates a new device measures: every way gives new ones only, and goes on where it stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.model_fixtures import CONFIG, make_dataset
+from transfer.adapt.base import without_device
+from transfer.adapt.sample_choice import Choice, embed, places_in
+from transfer.adapt.sample_selection import SELECTORS, Paired, Stratified, Uncertain, selector_named
+from transfer.errors import TransferError
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.training import train
+
+TARGET = "cpu-new"
+WHOLE = make_dataset(workloads=10, candidates=12)
+DATASET = without_device(WHOLE, TARGET)
+POOL = np.flatnonzero(np.isfinite(DATASET.latency_secs[:, :2]).any(axis=1))
+
+
+@pytest.fixture(scope="module")
+def source() -> FleetTLP:
+    config = replace(CONFIG, epochs=3)
+    return train(DATASET, np.arange(len(DATASET)), config=config, seed=0, devices=("cpu.a", "cpu.b")).model
+
+
+def choice_of(source: FleetTLP, *, seed: int = 0, taken: np.ndarray | None = None) -> Choice:
+    return Choice(
+        dataset=DATASET,
+        target=TARGET,
+        pool=POOL,
+        source_model=lambda: source,
+        seed=seed,
+        taken=np.zeros(0, dtype=np.int64) if taken is None else taken,
+    )
+
+
+@pytest.mark.parametrize("name", list(SELECTORS))
+@pytest.mark.parametrize("count", [0, 1, 7, 40])
+def test_as_many_as_asked_for_and_none_twice(name: str, count: int, source: FleetTLP) -> None:
+    rows = selector_named(name).choose(choice_of(source), count)
+    assert len(set(rows.tolist())) == len(rows) == count
+    assert np.isin(rows, POOL).all()
+
+
+@pytest.mark.parametrize("name", list(SELECTORS))
+def test_goes_on_with_what_is_left(name: str, source: FleetTLP) -> None:
+    selector = selector_named(name)
+    first = selector.choose(choice_of(source), 24)
+    more = selector.choose(choice_of(source, taken=first), len(POOL) - 24)
+    assert set(first.tolist()) | set(more.tolist()) == set(POOL.tolist())
+    assert not set(first.tolist()) & set(more.tolist())
+
+
+def test_search_gives_every_workload_its_turn(source: FleetTLP) -> None:
+    taken = np.zeros(0, dtype=np.int64)
+    for _ in range(4):
+        choice = replace(choice_of(source, taken=taken), taken_secs=np.full(len(taken), 1e-3))
+        taken = np.concatenate([taken, selector_named("search").choose(choice, 8)])
+    assert np.unique(DATASET.group[taken], return_counts=True)[1].tolist() == [8] * 4
+
+
+@pytest.mark.parametrize("name", ["few-of-each", "random", "stratified", "paired", "uncertainty"])
+def test_more_samples_begin_with_the_fewer(name: str, source: FleetTLP) -> None:
+    selector = selector_named(name)
+    few, many = (selector.choose(choice_of(source), count) for count in (16, 48))
+    np.testing.assert_array_equal(few, many[:16])
+
+
+@pytest.mark.parametrize("name", list(SELECTORS))
+def test_the_same_seed_chooses_the_same(name: str, source: FleetTLP) -> None:
+    selector = selector_named(name)
+    np.testing.assert_array_equal(
+        selector.choose(choice_of(source, seed=4), 20), selector.choose(choice_of(source, seed=4), 20)
+    )
+
+
+@pytest.mark.parametrize("name", list(SELECTORS))
+def test_latencies_of_the_target_change_nothing(name: str, source: FleetTLP) -> None:
+    told = replace(choice_of(source), dataset=WHOLE)
+    selector = selector_named(name)
+    np.testing.assert_array_equal(selector.choose(told, 20), selector.choose(choice_of(source), 20))
+
+
+@pytest.mark.parametrize("name", list(SELECTORS))
+def test_more_than_there_are_is_one_clear_error(name: str, source: FleetTLP) -> None:
+    with pytest.raises(TransferError, match=f"{len(POOL)} of {len(POOL)} known ones were not measured"):
+        selector_named(name).choose(choice_of(source), len(POOL) + 1)
+
+
+def test_an_unknown_way_names_the_known_ones() -> None:
+    with pytest.raises(TransferError, match="few-of-each"):
+        selector_named("best")
+
+
+@pytest.mark.parametrize("name", ["few-of-each", "paired"])
+def test_eight_of_a_workload_are_taken_before_the_next(name: str, source: FleetTLP) -> None:
+    """Expectations and the check need samples that can be compared with each other."""
+    rows = selector_named(name).choose(choice_of(source), 24)
+    assert sorted(np.unique(DATASET.group[rows], return_counts=True)[1].tolist()) == [8, 8, 8]
+
+
+def test_random_touches_more_workloads_than_few_of_each(source: FleetTLP) -> None:
+    random = selector_named("random").choose(choice_of(source), 24)
+    assert len(np.unique(DATASET.group[random])) > 3
+
+
+def test_stratified_takes_fast_and_slow_ones_of_every_workload(source: FleetTLP) -> None:
+    choice = choice_of(source)
+    rows = Stratified().choose(choice, 20)
+    groups, counts = np.unique(DATASET.group[rows], return_counts=True)
+    assert len(groups) == 10
+    assert set(counts.tolist()) == {2}
+    expected = dict(zip(POOL.tolist(), choice.expected().tolist(), strict=True))
+    for group in groups:
+        mine = [expected[row] for row in POOL.tolist() if DATASET.group[row] == group]
+        chosen = [expected[row] for row in rows.tolist() if DATASET.group[row] == group]
+        assert max(chosen) == max(mine)
+        assert min(chosen) == min(mine)
+
+
+def test_paired_takes_what_all_source_devices_measured_first(source: FleetTLP) -> None:
+    rows = Paired(per_workload=3).choose(choice_of(source), 30)
+    measured = np.isfinite(DATASET.latency_secs[:, :2]).sum(axis=1)
+    for group in np.unique(DATASET.group[rows]):
+        both = ((DATASET.group == group) & (measured == 2)).sum()
+        assert (measured[rows[DATASET.group[rows] == group]] == 2).sum() == min(3, both)
+
+
+def test_uncertainty_takes_what_source_devices_disagree_on(source: FleetTLP) -> None:
+    group = DATASET.group
+    latency = DATASET.latency_secs.copy()
+    # Two source devices agree on everything but two candidates of each workload, which they put in opposite
+    # order.
+    for one in range(10):
+        rows = np.flatnonzero(group == one)
+        latency[rows, 0] = latency[rows, 1] = np.arange(1, len(rows) + 1) * 1e-3
+        latency[rows[[0, -1]], 1] = latency[rows[[-1, 0]], 1]
+    choice = Choice(
+        dataset=replace(DATASET, latency_secs=latency),
+        target=TARGET,
+        pool=np.arange(len(DATASET)),
+        source_model=lambda: source,
+        seed=0,
+    )
+    rows = Uncertain(per_workload=2).choose(choice, 20)
+    assert set(rows.tolist()) == {
+        int(f(np.flatnonzero(group == one))) for one in range(10) for f in (min, max)
+    }
+
+
+def test_clusters_are_spread_over_unlike_candidates(source: FleetTLP) -> None:
+    x = embed(source, DATASET, POOL)
+    clustered = selector_named("kmeans").choose(choice_of(source), 12)
+    random = selector_named("random").choose(choice_of(source), 12)
+
+    def farthest(rows: np.ndarray) -> float:
+        chosen = x[np.isin(POOL, rows)]
+        return float(np.mean(np.min(((x[:, None] - chosen[None]) ** 2).sum(axis=2), axis=1)))
+
+    assert farthest(clustered) < farthest(random)
+
+
+def test_places_count_from_slowest_to_fastest_and_keep_gaps() -> None:
+    group = np.array([0, 0, 0, 1, 1], dtype=np.int32)
+    found = places_in(np.array([3.0, 1.0, np.nan, 5.0, 5.0]), group)
+    np.testing.assert_allclose(found, [1.0, 0.5, np.nan, 0.75, 0.75])

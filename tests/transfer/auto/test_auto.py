@@ -1,0 +1,360 @@
+"""The strategy that chooses one: by what the known devices tell, checked on samples of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.records import DeviceId
+from tests.model_fixtures import CONFIG, make_dataset
+from transfer.adapt.base import Adapted, without_device
+from transfer.adapt.multitask import MultiTask
+from transfer.adapt.nearest import Nearest
+from transfer.adapt.scratch import Scratch
+from transfer.adapt.zero_shot import ZeroShot
+from transfer.auto.leave_one_out import LeaveOneOutScores, drop_older, leave_one_out, made_ahead
+from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, split_few_shot
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.evaluate.onboarding_cases import Regime
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.config import TrainConfig
+from transfer.train.training import train
+
+TARGET = "cpu-new"
+DATASET = make_dataset(workloads=9, candidates=12)
+ROWS = np.arange(len(DATASET))
+SHORT = replace(CONFIG, epochs=4)
+LATENCY = DATASET.latency_secs[:, DATASET.column(TARGET)]
+
+
+@pytest.fixture(scope="module")
+def source() -> FleetTLP:
+    view = without_device(DATASET, TARGET)
+    return train(view, ROWS, config=replace(CONFIG, epochs=12), seed=0, devices=("cpu.a", "cpu.b")).model
+
+
+@dataclass(frozen=True)
+class Backwards:
+    """Gives the nearest head with its sign turned: as harmful as a head can be."""
+
+    name: str = "backwards"
+    least_samples: int = 0
+
+    def adapt(
+        self,
+        source: FleetTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        few_shot_rows: np.ndarray,
+        *,
+        source_rows: np.ndarray,
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        adapted = Nearest().adapt(
+            source, dataset, target_device, few_shot_rows, source_rows=source_rows, config=config, seed=seed
+        )
+        last = list(adapted.model.head(target_device).parameters())[-2:]
+        for one in last:
+            one.data.neg_()
+        adapted.model.trees = None  # they would put half of it right
+        return adapted
+
+
+def run(auto: Auto, source: FleetTLP | None, few_shot: np.ndarray) -> Adapted:
+    return auto.adapt(source, DATASET, TARGET, few_shot, source_rows=ROWS, config=SHORT, seed=0)
+
+
+def measured(count: int) -> np.ndarray:
+    """Rows with a latency on the target, workload after workload."""
+    return np.flatnonzero(np.isfinite(LATENCY))[:count]
+
+
+def test_a_harmful_choice_is_found_out_and_replaced(source: FleetTLP) -> None:
+    auto = Auto(strategies=(Backwards(), Nearest()))
+    adapted = run(replace(auto, strategies=(Backwards(),)), source, measured(80))
+    check = adapted.notes["check"]
+    assert check["chosen"] == "backwards"
+    assert adapted.notes["strategy"] == check["taken"] in {"nearest", "scratch"}
+    assert "does not beat" in check["says"]
+    assert check["agreement"]["backwards"] < check["agreement"][check["taken"]]
+
+
+def test_without_the_guard_the_harm_is_done(source: FleetTLP) -> None:
+    adapted = run(Auto(strategies=(Backwards(),), guard=False), source, measured(80))
+    assert adapted.notes["strategy"] == "backwards"
+    assert "check" not in adapted.notes
+
+
+def test_the_known_devices_tell_which_strategy(source: FleetTLP, tmp_path: Path) -> None:
+    auto = Auto(strategies=(Backwards(), Nearest(), Scratch()), cache=tmp_path, guard=False)
+    adapted = run(auto, source, measured(60))
+    assert adapted.notes["strategy"] != "backwards"
+    assert adapted.notes["standings"]["backwards"] < adapted.notes["standings"]["nearest"]
+    device_scores = auto.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
+    assert device_scores is not None
+    expected = device_scores.expected("nearest", 0)
+    assert expected is not None
+    assert expected[0].low <= device_scores.at(0)["nearest"] <= expected[0].high
+
+
+def test_with_no_samples_it_takes_what_needs_none(source: FleetTLP) -> None:
+    adapted = run(Auto(strategies=(Scratch(), MultiTask(), Nearest())), source, measured(0))
+    assert adapted.notes["strategy"] == "nearest"
+    assert "too few" in adapted.notes["check"]
+    assert TARGET in adapted.model.device_ids
+
+
+def test_without_a_source_model_it_starts_from_scratch() -> None:
+    adapted = run(Auto(strategies=(MultiTask(), Nearest(), Scratch())), None, measured(40))
+    assert adapted.notes["strategy"] == "scratch"
+
+
+def test_nothing_to_go_by_is_one_clear_error() -> None:
+    with pytest.raises(TransferError, match="measure at least two candidates of one workload"):
+        run(Auto(strategies=(MultiTask(), Scratch())), None, measured(0))
+
+
+def test_the_same_arguments_give_the_same_head(source: FleetTLP) -> None:
+    auto = Auto(strategies=(MultiTask(), Scratch()))
+    one, other = (run(auto, source, measured(50)).score(DATASET, ROWS) for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_unseen_latencies_of_the_target_change_nothing(source: FleetTLP) -> None:
+    few_shot = measured(50)
+    changed = DATASET.latency_secs.copy()
+    rest = np.setdiff1d(ROWS, few_shot)
+    changed[rest, DATASET.column(TARGET)] *= np.linspace(0.1, 10, len(rest))
+    other = replace(DATASET, latency_secs=changed)
+    auto = Auto(strategies=(MultiTask(), Nearest(), Scratch()))
+    one = run(auto, source, few_shot)
+    two = auto.adapt(source, other, TARGET, few_shot, source_rows=ROWS, config=SHORT, seed=0)
+    assert one.notes == two.notes
+    np.testing.assert_array_equal(one.score(DATASET, ROWS), two.score(other, ROWS))
+
+
+def test_standings_are_made_once_for_given_records(tmp_path: Path) -> None:
+    sources = without_device(DATASET, TARGET)
+    strategies = (Nearest(), Scratch())
+    made = leave_one_out(sources, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert made is not None
+    [kept] = tmp_path.iterdir()
+    forged = json.loads(kept.read_text())
+    forged["top1"]["nearest"] = [0.123] * 3
+    kept.write_text(json.dumps(forged))
+    again = leave_one_out(sources, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert again is not None
+    assert again.top1["nearest"] == (0.123,) * 3
+    # Other records, strategies or a damaged file: made again.
+    fewer = replace(sources, latency_secs=sources.latency_secs * 2)
+    other = leave_one_out(fewer, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert other is not None
+    assert other.key != made.key
+    # A device file that was corrected moves the trees' and the mixtures' opinions.
+    described = replace(sources, hardware=sources.hardware * 2)
+    corrected = leave_one_out(described, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert corrected is not None
+    assert corrected.key not in {made.key, other.key}
+    kept.write_text("{")
+    mended = leave_one_out(sources, strategies, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert mended == made
+
+
+def test_standings_made_ahead_are_good_until_there_is_much_more_to_go_by(tmp_path: Path) -> None:
+    sources, strategies = without_device(DATASET, TARGET), (Nearest(), Scratch())
+    how = (strategies, Regime.DEVICE_NEW, SHORT)
+    made = leave_one_out(sources, *how, tmp_path)
+    assert made is not None
+    assert (made.known, made.measured) == (("cpu.a", "cpu.b"), int(np.isfinite(sources.latency_secs).sum()))
+    other = replace(sources, latency_secs=sources.latency_secs * 2)
+    assert made_ahead(other, *how, tmp_path) == made
+    assert made_ahead(other, (Nearest(),), Regime.DEVICE_NEW, SHORT, tmp_path) is None
+    # Of another device, and thus perhaps of the one that is new to whoever asks.
+    alone = replace(DATASET.of_devices(["cpu.a", TARGET]), latency_secs=sources.latency_secs[:, :2])
+    assert made_ahead(alone, *how, tmp_path) is None
+    # A third of the records that there are now.
+    few = replace(made, measured=made.measured // 3, key="few")
+    [kept] = tmp_path.iterdir()
+    kept.write_text(json.dumps(asdict(few)))
+    assert made_ahead(other, *how, tmp_path) is None
+    assert made_ahead(other, *how, tmp_path, growth=4.0) == few
+    latest = leave_one_out(sources, *how, tmp_path)
+    assert latest == made
+    drop_older(made, tmp_path)
+    assert made_ahead(other, *how, tmp_path, growth=4.0) == made
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_it_chooses_among_more_where_their_standings_were_made_ahead(
+    source: FleetTLP, tmp_path: Path
+) -> None:
+    auto = Auto(strategies=(Backwards(),), ready=(Backwards(), Nearest()), cache=tmp_path, guard=False)
+    assert run(auto, source, measured(60)).notes["strategy"] == "backwards"
+    leave_one_out(without_device(DATASET, TARGET), auto.ready, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert run(auto, source, measured(60)).notes["strategy"] == "nearest"
+
+
+def test_of_many_devices_some_are_left_out_in_turn() -> None:
+    sources = without_device(DATASET, TARGET)
+    names = tuple(f"cpu.{number:02}" for number in range(20))
+    columns = [number % 2 for number in range(20)]
+    many = replace(
+        sources,
+        device_ids=tuple(map(DeviceId, names)),
+        latency_secs=sources.latency_secs[:, columns],
+        failed=sources.failed[:, columns],
+        hardware=sources.hardware[columns],
+    )
+    made = leave_one_out(many, (Nearest(),), Regime.DEVICE_NEW, SHORT, None)
+    assert made is not None
+    assert made.known == names
+    assert made.devices == names[::3]
+
+
+def test_standings_know_nothing_of_the_fingerprint_of_the_new_device(
+    source: FleetTLP, tmp_path: Path
+) -> None:
+    """Its distances say nothing of the devices that are left out in turn, even where one of two has any."""
+    told, plain = (
+        Auto(strategies=(ZeroShot(distances=distances), Nearest()), cache=cache, guard=False)
+        for distances, cache in (({"cpu.a": 0.1}, tmp_path), (None, None))
+    )
+    made = told.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
+    assert made is not None
+    assert made == plain.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
+    # What is kept serves whoever asks next, whatever its fingerprint.
+    assert told.adapt(source, DATASET, TARGET, measured(0), source_rows=ROWS, config=SHORT, seed=0).notes[
+        "strategy"
+    ] in {"zero_shot", "nearest"}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_one_known_device_tells_nothing() -> None:
+    alone = without_device(without_device(DATASET, TARGET), "cpu.b")
+    assert leave_one_out(alone, (Nearest(),), Regime.DEVICE_NEW, SHORT, None) is None
+
+
+DEVICE_SCORES = LeaveOneOutScores(
+    key="k",
+    samples=(0, 32, 256),
+    top1={"a": (0.7, 0.8, 0.9), "b": (None, 0.6, 0.95)},
+    agreement={"a": (0.7, 0.7, 0.7), "b": (None, 0.6, 0.9)},
+    devices=("x", "y"),
+    judged=(0, 1, 2, 3, 0, 1, 2, 3),
+    by_judged={
+        "a": ((0.7,) * 8, (0.8,) * 8, (0.9, 0.91, 0.89, 0.9) * 2),
+        "b": ((None,) * 8, (0.6,) * 8, (0.95,) * 8),
+    },
+)
+
+
+@pytest.mark.parametrize(("k", "best"), [(0, "a"), (32, "a"), (256, "b"), (4096, "b")])
+def test_the_best_changes_with_the_number_of_samples(k: int, best: str) -> None:
+    assert DEVICE_SCORES.best((Named("a"), Named("b")), k).name == best
+
+
+@dataclass(frozen=True)
+class Named(Backwards):
+    """A name."""
+
+
+def test_between_numbers_of_samples_the_logarithm_counts() -> None:
+    middle = DEVICE_SCORES.at(int(2 ** ((np.log2(33) + np.log2(257)) / 2)) - 1)
+    assert middle["a"] == pytest.approx(0.85, abs=0.005)
+    assert DEVICE_SCORES.difference("b", "a", 256) == pytest.approx(0.2)
+    assert DEVICE_SCORES.difference("b", "unknown", 256) == 0
+
+
+def test_known_devices_tell_what_to_expect_of_one_more() -> None:
+    told = replace(
+        DEVICE_SCORES,
+        top5={"a": (0.9, 0.95, 0.99)},
+        spread={"a": ((0.01, 0.02, 0.02), (0.1, 0.1, 0.1))},
+    )
+    found = told.expected("a", 0)
+    assert found is not None
+    top1, top5 = found
+    # Student's t of one degree of freedom, and the doubt about the mean of two.
+    assert top1.high - top1.value == pytest.approx(6.314 * 0.01 * 1.5**0.5, rel=1e-3)
+    assert top1.value == pytest.approx(0.7)
+    assert top5.high == 1
+    assert 0 < top5.low < 0.9
+    assert told.expected("b", 0) is None
+    assert DEVICE_SCORES.expected("a", 0) is None
+    assert replace(told, devices=("x",)).expected("a", 0) is None
+
+
+@pytest.mark.parametrize(
+    ("lucky", "best"),
+    [((0.95, 0.95, 0.95, 0.95), "b"), ((1.0, 1.0, 1.0, 0.8), "a"), ((0.95, 0.95, 0.95, None), "a")],
+)
+def test_the_first_stays_where_another_leads_by_luck(lucky: tuple[float | None, ...], best: str) -> None:
+    of_a = DEVICE_SCORES.by_judged["a"]
+    told = replace(DEVICE_SCORES, by_judged={"a": of_a, "b": ((None,) * 8, (0.6,) * 8, lucky * 2)})
+    assert told.best((Named("a"), Named("b")), 256).name == best
+
+
+def test_gains_are_means_over_devices_of_what_both_were_judged_on() -> None:
+    rows = {"a": ((0.5,) * 8,) * 3, "b": ((0.6, 0.6, 0.6, None, 0.8, 0.6, 0.6, None),) * 3}
+    told = replace(DEVICE_SCORES, by_judged=rows)
+    np.testing.assert_allclose(told.gains("b", "a", 32), [0.2, 0.1, 0.1])
+    assert len(told.gains("unknown", "a", 32)) == 0
+
+
+def test_a_first_that_could_not_run_leaves_the_choice_to_the_others() -> None:
+    assert DEVICE_SCORES.best((Named("b"), Named("a")), 0).name == "a"
+    assert DEVICE_SCORES.best((Named("c"), Named("b")), 32).name == "b"
+    assert DEVICE_SCORES.best((Named("c"), Named("d")), 32).name == "c"
+
+
+def test_a_check_of_few_workloads_does_not_outweigh_what_is_known() -> None:
+    told = judge({"b": np.array([0.8]), "a": np.array([0.9])}, "b", DEVICE_SCORES, 256)
+    assert told["taken"] == "b"
+    assert told["beaten_by"] == ["a"]
+    assert "too few" in told["says"]
+    told = judge({"b": np.full(60, 0.6), "a": np.full(60, 0.9)}, "b", DEVICE_SCORES, 256)
+    assert told["taken"] == "a"
+    assert "does not beat a" in told["says"]
+
+
+def test_luck_on_a_few_workloads_gives_no_choice_up() -> None:
+    pairs = np.array([0.0, 1, 1, 1, 0, 1, 1, 1])
+    told = judge({"b": pairs, "a": np.ones(8)}, "b", None, 64)
+    assert (told["taken"], told["beaten_by"]) == ("b", ["a"])
+    assert "too few to be sure" in told["says"]
+    # The same share of pairs on more workloads is no luck, nor is a loss on each of them.
+    assert judge({"b": np.tile(pairs, 4), "a": np.ones(32)}, "b", None, 64)["taken"] == "a"
+    assert judge({"b": np.full(8, 0.7), "a": np.ones(8)}, "b", None, 64)["taken"] == "a"
+    assert judge({"b": np.full(3, 0.7), "a": np.ones(3)}, "b", None, 64)["taken"] == "b"
+
+
+@pytest.mark.parametrize("regime", list(Regime))
+def test_a_check_asks_what_the_head_will_be_asked(regime: Regime) -> None:
+    parts = split_few_shot(DATASET, measured(90), LATENCY, regime, seed=0)
+    assert parts is not None
+    fit, check = parts
+    assert not set(fit) & set(check)
+    assert set(fit) | set(check) == set(measured(90))
+    shared = np.intersect1d(DATASET.group[fit], DATASET.group[check])
+    view = checking_view(DATASET, check, regime)
+    seen = np.isfinite(view.latency_secs[check]).any()
+    assert (len(shared) > 0, bool(seen)) == ((False, False) if regime is Regime.BOTH_NEW else (True, True))
+
+
+@pytest.mark.parametrize("regime", list(Regime))
+def test_too_few_samples_are_not_split(regime: Regime) -> None:
+    assert split_few_shot(DATASET, measured(10), LATENCY, regime, seed=0) is None
+
+
+def test_agreement_is_told_by_workload(source: FleetTLP) -> None:
+    check = measured(30)
+    adapted = Nearest().adapt(source, DATASET, TARGET, check, source_rows=ROWS, config=SHORT, seed=0)
+    found = check_agreement(adapted, DATASET, check, LATENCY, Regime.DEVICE_NEW)
+    assert len(found) == len(np.unique(DATASET.group[check]))
+    assert ((found >= 0) & (found <= 1)).all()

@@ -1,0 +1,302 @@
+"""Going on after a kill, several workers, curves, and what a batch is made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model_fixtures import CONFIG, DEVICES, make_dataset
+from tests.transfer.train.test_train import same_weights
+from transfer.checked_folder import CheckpointError
+from transfer.errors import TransferError
+from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
+from transfer.model.inputs import block_tensors
+from transfer.train import CURVES_NAME
+from transfer.train.config import TrainConfig, torch_device
+from transfer.train.losses import head_loss
+from transfer.train.peers import Peers
+from transfer.train.rows import gather_rows
+from transfer.train.step import Stepper
+from transfer.train.training import TrainRun, result_from_json, result_to_json, train
+
+ROOT = Path(__file__).parents[3]
+DATASET = make_dataset()
+ROWS, HELD = np.flatnonzero(DATASET.group < 6), np.flatnonzero(DATASET.group >= 6)
+RUN = replace(CONFIG, epochs=6)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_after(epoch: int):
+    def on_epoch(report) -> None:
+        if report.epoch == epoch:
+            raise StoppedError
+
+    return on_epoch
+
+
+def states(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("epoch-*"))
+
+
+@pytest.mark.parametrize("with_validation", [False, True])
+def test_a_run_that_goes_on_ends_with_the_same_weights_and_losses(tmp_path, with_validation):
+    held = HELD if with_validation else None
+    straight = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=held)
+    for epoch in (2, 5):
+        with pytest.raises(StoppedError):
+            train(
+                DATASET,
+                ROWS,
+                config=RUN,
+                seed=3,
+                validation_rows=held,
+                run=TrainRun(folder=tmp_path, on_epoch=stop_after(epoch)),
+            )
+        assert states(tmp_path) == [f"epoch-00000{epoch}"]
+    result = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=held, run=TrainRun(folder=tmp_path))
+    assert same_weights(result.model, straight.model)
+    assert result.history == straight.history
+    assert (result.resumed_epochs, straight.resumed_epochs) == (5, 0)
+    assert result.best_epoch == straight.best_epoch
+    assert [path.name for path in tmp_path.glob("*") if "tfevents" not in path.name] == [CURVES_NAME]
+
+
+def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom tests.transfer.train.test_training import *\n"
+        "from safetensors.torch import save_file\n"
+        "folder = Path(sys.argv[1])\n"
+        "config = replace(CONFIG, epochs=40)\n"
+        "def wait(_):\n"
+        "    if sys.argv[2] == 'never':\n"
+        "        time.sleep(600)\n"
+        "run = TrainRun(folder=folder / 'run', on_epoch=wait)\n"
+        "result = train(DATASET, ROWS, config=config, seed=1, run=run)\n"
+        "save_file(result.model.state_dict(), str(folder / sys.argv[2]))\n"
+        "print(result.resumed_epochs)\n"
+    )
+
+    def start(name: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), name], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+
+    victim = start("never")
+    deadline = time.monotonic() + 60
+    while not states(tmp_path / "run") and time.monotonic() < deadline:
+        time.sleep(0.005)
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    assert victim.returncode == -signal.SIGKILL
+    assert states(tmp_path / "run")
+    told, _ = start("resumed").communicate(timeout=60)
+    assert int(told) == 1
+    told, _ = start("straight").communicate(timeout=60)
+    assert int(told) == 0
+    assert (tmp_path / "resumed").read_bytes() == (tmp_path / "straight").read_bytes()
+
+
+def test_what_is_kept_of_another_run_is_refused(tmp_path):
+    with pytest.raises(StoppedError):
+        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path, on_epoch=stop_after(1)))
+    for changes, named in (
+        ({"seed": 4}, "seed"),
+        ({"rows": ROWS[:-1]}, "data"),
+        ({"devices": DEVICES[:2]}, "devices"),
+    ):
+        arguments = {"rows": ROWS, "config": RUN, "seed": 3} | changes
+        with pytest.raises(CheckpointError, match=rf"another training run \(.*{named}.* differ\); delete"):
+            train(DATASET, **arguments, run=TrainRun(folder=tmp_path))
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
+def test_damaged_state_is_refused(tmp_path, name):
+    with pytest.raises(StoppedError):
+        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path, on_epoch=stop_after(1)))
+    path = tmp_path / "epoch-000001" / name
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match=r"(torn|damaged).*delete .* to start over"):
+        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path))
+
+
+def test_curves_hold_every_epoch_once(tmp_path):
+    with pytest.raises(StoppedError):
+        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path, on_epoch=stop_after(3)))
+    result = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=None, run=TrainRun(folder=tmp_path))
+    points = [json.loads(line) for line in (tmp_path / CURVES_NAME).read_text().splitlines()]
+    assert [point["epoch"] for point in points] == [1, 2, 3, 4, 5, 6]
+    assert [point["train_loss"] for point in points] == [report.train_loss for report in result.history]
+    assert all(point["samples"] == len(ROWS) and point["samples_per_s"] > 0 for point in points)
+
+
+def test_tensorboard_reads_the_curves(tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    train(DATASET, ROWS, config=RUN, seed=3, validation_rows=HELD, run=TrainRun(folder=tmp_path))
+    (path,) = tmp_path.glob("*tfevents*")
+    tags = {value.tag for event in loader.EventFileLoader(str(path)).Load() for value in event.summary.value}
+    assert tags == {"loss/train", "loss/validation", "learning_rate", "samples_per_s"}
+
+
+def test_large_workloads_are_dealt_whole_within_an_epoch():
+    data = gather_rows(DATASET, ROWS, DEVICES)
+    random = np.random.default_rng(0)
+    parts = data.parts(most=4, per_epoch=100, random=random)
+    assert sorted(np.concatenate(parts)) == list(range(len(data.rows)))
+    assert max(map(len, parts)) <= 4
+    assert min(map(len, parts)) >= 2
+    for part in parts:
+        assert len(np.unique(DATASET.group[data.rows[part]])) == 1
+    assert len(parts) == data.part_count(most=4, per_epoch=100)
+    few = data.parts(most=4, per_epoch=6, random=random)
+    assert len(few) == data.part_count(most=4, per_epoch=6) == 2 * len(data.groups)
+
+
+def test_a_batch_gives_the_mean_over_heads_of_the_mean_over_workloads():
+    config = replace(CONFIG, sizes=replace(CONFIG.sizes, dropout=0.0))
+    data = gather_rows(DATASET, ROWS, DEVICES)
+    with scoped_seed(0):
+        model = FleetTLP(model_config(DATASET.spec, config.sizes), DEVICES)
+    parts = list(data.groups[:3])
+    expected = []
+    with torch.no_grad():
+        for column, device_id in enumerate(DEVICES):
+            per_head = []
+            for part in parts:
+                x = model.backbone(*block_tensors(DATASET.features, data.rows[part]))
+                labels = torch.from_numpy(data.labels[part][:, column])[None]
+                scores = model.logits(x, device_id)[None]
+                per_head.append(head_loss(scores, labels, labels.isfinite(), terms=config.loss))
+            expected.append(torch.stack(per_head).mean())
+    found = Stepper(model, config, torch.device("cpu")).step(data, parts, 1.0)
+    assert found == pytest.approx(torch.stack(expected).mean().item(), rel=1e-5)
+
+
+def test_workloads_without_a_pair_are_left_out_and_counted():
+    latency = DATASET.latency_secs.copy()
+    lonely = np.flatnonzero(DATASET.group == 2)
+    latency[lonely[1:]] = np.nan
+    result = train(replace(DATASET, latency_secs=latency), ROWS, config=RUN, seed=0)
+    assert result.lonely_workloads == 1
+    assert result.history[0].samples < len(ROWS) - len(lonely) + 1
+
+
+@pytest.mark.parametrize("bad", [np.inf, -1.0, 0.0])
+def test_seconds_that_no_clock_gives_are_refused(bad):
+    latency = DATASET.latency_secs.copy()
+    latency[5, 0] = bad
+    with pytest.raises(TransferError, match=r"not finite and above 0.*mend or drop those records"):
+        train(replace(DATASET, latency_secs=latency), ROWS, config=RUN, seed=0)
+
+
+def test_validation_may_lack_a_device_but_not_all():
+    latency = DATASET.latency_secs.copy()
+    latency[HELD, 1] = np.nan
+    part = replace(DATASET, latency_secs=latency)
+    assert train(part, ROWS, config=RUN, seed=0, validation_rows=HELD).history[0].validation_loss
+    latency[HELD] = np.nan
+    with pytest.raises(TransferError, match="no workload has two measured candidates"):
+        train(replace(DATASET, latency_secs=latency), ROWS, config=RUN, seed=0, validation_rows=HELD)
+
+
+def test_result_survives_the_way_through_json():
+    result = train(DATASET, ROWS, config=RUN, seed=0)
+    assert result_from_json(result.model, json.loads(json.dumps(result_to_json(result)))) == result
+
+
+WORKER = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+from torch import distributed as dist
+from tests.transfer.train.test_training import *
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+dist.init_process_group(
+    "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=40)
+)
+peers = Peers(rank, 2)
+run = TrainRun(folder=folder / "run", peers=peers)
+result = train(DATASET, ROWS, config=NO_DROPOUT, seed=5, validation_rows=HELD, run=run)
+print(json.dumps(result_to_json(result)))
+print(json.dumps([float(p.double().sum()) for p in result.model.parameters()]), flush=True)
+# Gloo aborts a process now and then whose peer takes its connections down while it is still at work.
+dist.barrier()
+dist.destroy_process_group()
+"""
+NO_DROPOUT = replace(RUN, sizes=replace(CONFIG.sizes, dropout=0.0), workloads_per_batch=3)
+
+
+def test_two_workers_find_what_one_finds(tmp_path):
+    # Gloo looks the host's name up; on loopback it needs no name.
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), str(tmp_path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    outputs = [worker.communicate(timeout=100)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert outputs[0].splitlines()[1] == outputs[1].splitlines()[1]
+    one = train(DATASET, ROWS, config=NO_DROPOUT, seed=5, validation_rows=HELD)
+    history = json.loads(outputs[0].splitlines()[0])["history"]
+    for name in ("train_loss", "validation_loss"):
+        expected = [getattr(report, name) for report in one.history]
+        assert [point[name] for point in history] == pytest.approx(expected, rel=1e-3)
+    assert [p.name for p in (tmp_path / "run").glob("epoch-*")] == []
+
+
+def test_ranks_outside_of_the_world_are_refused():
+    with pytest.raises(ValueError, match=r"rank must be in \[0, 2\), got 2"):
+        Peers(2, 2)
+
+
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="device must be one of auto, cpu, cuda, got 'tpu'"):
+        TrainConfig(device="tpu")
+    if torch.cuda.is_available():
+        pytest.skip("this host has a GPU")
+    assert torch_device("auto").type == "cpu"
+    with pytest.raises(
+        TransferError, match=r"finds none; install a CUDA build of torch .* or train on the CPU"
+    ):
+        train(DATASET, ROWS, config=replace(RUN, device="cuda"), seed=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_gpu_learns_what_a_cpu_learns(tmp_path, mixed):
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")
+    config = replace(NO_DROPOUT, epochs=20, mixed_precision=mixed)
+    found = {}
+    for device in ("cpu", "cuda"):
+        result = train(
+            DATASET,
+            ROWS,
+            config=replace(config, device=device),
+            seed=0,
+            validation_rows=HELD,
+            run=TrainRun(folder=tmp_path / device),
+        )
+        found[device] = result.history[-1]
+        assert next(result.model.parameters()).device.type == "cpu"
+    assert found["cuda"].train_loss == pytest.approx(found["cpu"].train_loss, rel=0.2 if mixed else 0.05)

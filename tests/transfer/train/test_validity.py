@@ -1,0 +1,107 @@
+"""The validity output: learnt from failures, kept with the model, and no part of any score."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model_fixtures import CONFIG, SPEC, make_block, make_dataset
+from tests.transfer.train.test_train import same_weights
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.model import checkpoint
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.training import TrainRun, train
+from transfer.train.validity import LEAST_OF_EACH
+
+RUN = replace(CONFIG, epochs=4)
+
+
+def with_failures(seed: int = 0) -> Dataset:
+    """On the first device all with a large summary fail; on the second a few; on the third none."""
+    dataset = make_dataset(workloads=12, candidates=20, seed=seed)
+    latency = np.where(np.isnan(dataset.latency_secs), 1e-3, dataset.latency_secs)
+    failed = np.zeros_like(dataset.failed)
+    failed[:, 0] = dataset.features.summary[:, 0] > 0.8
+    failed[: LEAST_OF_EACH - 1, 1] = True
+    return replace(dataset, latency_secs=np.where(failed, np.nan, latency), failed=failed)
+
+
+DATASET = with_failures()
+ROWS, HELD = np.flatnonzero(DATASET.group < 9), np.flatnonzero(DATASET.group >= 9)
+
+
+@pytest.fixture(scope="module")
+def model() -> FleetTLP:
+    return train(DATASET, ROWS, config=RUN, seed=0).model
+
+
+def test_failures_are_told_from_candidates_that_run(model: FleetTLP) -> None:
+    found = model.validity(DATASET.features.take(HELD), "cpu.a")
+    failed = DATASET.failed[HELD, 0]
+    assert ((found > 0) & (found <= 1)).all()
+    # Chance that one that ran has the larger value: the area under the ROC curve.
+    assert (found[~failed][:, None] > found[failed][None, :]).mean() > 0.9
+    assert found.mean() == pytest.approx(1 - failed.mean(), abs=0.15)
+
+
+def test_where_too_few_failed_nothing_is_claimed(model: FleetTLP) -> None:
+    for device_id in ("cpu.b", "cpu-new"):
+        assert not model.tells_validity(device_id)
+        assert (model.validity(DATASET.features, device_id) == 1).all()
+    with pytest.raises(TransferError, match="no head for device 'gpu'"):
+        model.validity(DATASET.features, "gpu")
+
+
+def test_the_ranking_is_the_same_with_and_without_failures(model: FleetTLP) -> None:
+    calm = replace(DATASET, failed=np.zeros_like(DATASET.failed))
+    other = train(calm, ROWS, config=RUN, seed=0).model
+    assert not other.tells_validity("cpu.a")
+    for device_id in model.device_ids:
+        np.testing.assert_array_equal(
+            model.score(DATASET.features, device_id), other.score(DATASET.features, device_id)
+        )
+
+
+def test_a_probability_does_not_depend_on_company(model: FleetTLP) -> None:
+    together = model.validity(DATASET.features, "cpu.a")
+    few = np.array([5, 3, 77])
+    assert np.array_equal(model.validity(DATASET.features.take(few), "cpu.a"), together[few])
+
+
+def test_checkpoints_hold_it_and_older_ones_do_without(tmp_path, model: FleetTLP) -> None:
+    block = make_block(30)
+    state = torch.random.get_rng_state()
+    for name, one in (("new", model), ("old", model.copy())):
+        if name == "old":
+            one.validity_outputs.clear()
+        checkpoint.save(tmp_path / name, one, {})
+        loaded, _ = checkpoint.load(tmp_path / name, SPEC)
+        assert loaded.tells_validity("cpu.a") == (name == "new")
+        assert np.array_equal(loaded.validity(block, "cpu.a"), one.validity(block, "cpu.a"))
+        assert np.array_equal(loaded.score(block, "cpu.a"), model.score(block, "cpu.a"))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_new_head_starts_with_what_its_like_tells(model: FleetTLP) -> None:
+    twin = model.copy()
+    twin.add_head("alike", like=("cpu.a", "cpu-new"))
+    block = make_block(20)
+    assert np.array_equal(twin.validity(block, "alike"), model.validity(block, "cpu.a"))
+    twin.add_head("unlike", like="cpu-new")
+    assert not twin.tells_validity("unlike")
+    twin.drop_head("alike")
+    twin.add_head("alike")
+    assert not twin.tells_validity("alike")
+
+
+def test_training_on_makes_it_anew(model: FleetTLP) -> None:
+    calm = replace(DATASET, failed=np.zeros_like(DATASET.failed))
+    assert not train(calm, ROWS, config=RUN, seed=1, run=TrainRun(init=model)).model.tells_validity("cpu.a")
+    again = train(DATASET, ROWS, config=RUN, seed=1, run=TrainRun(init=model)).model
+    assert again.tells_validity("cpu.a")
+    assert model.tells_validity("cpu.a")
+    assert same_weights(again, train(DATASET, ROWS, config=RUN, seed=1, run=TrainRun(init=model)).model)
