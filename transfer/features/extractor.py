@@ -23,8 +23,9 @@ from transfer.features.blocks import FeatureBlock
 from transfer.features.hardware import HARDWARE_NAMES
 from transfer.features.live_traces import LiveReader
 from transfer.features.published_features import PublishedLayout, published_features
-from transfer.features.slots import CATEGORY_SIZES, NUMBER_NAMES, StepTable
-from transfer.features.summary import SUMMARY_NAMES, Summariser
+from transfer.features.slots import CATEGORY_SIZES, NUMBER_NAMES, StepTable, laid_out
+from transfer.features.step_rows import Decided, StepRows
+from transfer.features.summary import SUMMARY_NAMES, Summariser, tiled_block
 from transfer.features.workload_vector import WORKLOAD_NAMES, workload_vector
 from transfer.language.ansor import AnsorReader
 from transfer.language.autotvm import AutoTVMReader
@@ -94,6 +95,8 @@ class Extractor:
         self._readers = dict(readers) if readers is not None else default_readers()
         self._live = LiveReader()
         self._table = StepTable(_TABLE_LIMIT)
+        self._rows = StepRows(self._table, self._kept)
+        self._decided = MetaScheduleReader()
         self._summariser = Summariser()
         self._vectors: dict[WorkloadId, NDArray[np.float32]] = {}
 
@@ -116,7 +119,8 @@ class Extractor:
         """
         rows = _rows_of(workloads, candidates)
         pairs = zip(rows, candidates, strict=True)
-        return self._block(rows, [self.read(candidate, workload) for workload, candidate in pairs], layout)
+        sequences = [self.read(candidate, workload) for workload, candidate in pairs]
+        return self._block(rows, *self.encode(rows, sequences, self._table), sequences, layout)
 
     def extract_live(
         self, workload: Workload, schedules: Sequence[Any], layout: PublishedLayout | None = None
@@ -131,8 +135,46 @@ class Extractor:
         Raises:
             TraceError: A trace cannot be read.
         """
-        sequences = [self._live.read(schedule.trace, workload) for schedule in schedules]
-        return self._block([workload] * len(sequences), sequences, layout)
+        found = [self._live.read(schedule.trace, workload) for schedule in schedules]
+        return self.extract_decided(workload, found, layout)
+
+    def extract_decided(
+        self, workload: Workload, candidates: Sequence[Decided], layout: PublishedLayout | None = None
+    ) -> FeatureBlock:
+        """Features of decisions made in compiled design spaces, equal to the last bit to those of traces.
+
+        What a search asks for thousands of times: no trace is written or read (`decided` compiles one).
+
+        Args:
+            workload: What all of them schedule.
+            candidates: N candidates.
+            layout: As of `extract`.
+
+        Raises:
+            TraceError: A decision is missing or of another form.
+        """
+        workloads = [workload] * len(candidates)
+        if layout is not None:
+            # Published features are made of the steps themselves.
+            sequences = [one.space.fill(one.decisions) for one in candidates]
+            return self._block(workloads, *self.encode(workloads, sequences, self._table), sequences, layout)
+        found = self._rows.find(candidates)
+        lengths = [len(rows) for _, rows in found]
+        steps = laid_out([row for _, rows in found for row in rows], lengths, self.spec.max_steps)
+        tiled = [form.tiled for form, _ in found]
+        return self._block(workloads, steps, self._summary(workloads, steps, tiled, lengths, self._table))
+
+    def decided(self, workload: Workload, trace: str) -> Decided:
+        """The design space and the decisions of a MetaSchedule trace.
+
+        Args:
+            workload: What it schedules.
+            trace: JSON text.
+
+        Raises:
+            TraceError: The text is not such a trace.
+        """
+        return Decided(*self._decided.space(trace, workload))
 
     def read(self, candidate: Candidate, workload: Workload | None = None) -> tuple[Primitive, ...]:
         """Primitives of one candidate; `workload` is what it schedules, where known.
@@ -169,15 +211,27 @@ class Extractor:
         """
         cropped = [self.crop(sequence) for sequence in sequences]
         steps = table.look_up(cropped, self.spec.max_steps)
+        tiled, lengths = [tiled_block(one) for one in cropped], [len(one) for one in cropped]
+        return steps, self._summary(workloads, steps, tiled, lengths, table)
+
+    def _summary(
+        self,
+        workloads: Sequence[Workload],
+        steps: NDArray[np.int32],
+        tiled: Sequence[str | None],
+        lengths: Sequence[int],
+        table: StepTable,
+    ) -> NDArray[np.float32]:
+        """(N, S) summaries of (N, L) rows of a table."""
         categories, numbers = table.rows()
-        summary = np.empty((len(cropped), len(self.spec.summary_names)), dtype=np.float32)
-        for start in range(0, len(cropped), _CHUNK):
+        summary = np.empty((len(steps), len(self.spec.summary_names)), dtype=np.float32)
+        for start in range(0, len(steps), _CHUNK):
             part = slice(start, start + _CHUNK)
-            used = steps[part, : max(map(len, cropped[part]))]
+            used = steps[part, : max(lengths[part])]
             summary[part] = self._summariser.summarise(
-                workloads[part], cropped[part], categories[used], numbers[used]
+                workloads[part], tiled[part], lengths[part], categories[used], numbers[used]
             )
-        return steps, summary
+        return summary
 
     def workload_vector(self, workload: Workload) -> NDArray[np.float32]:
         """(V,) numbers that describe a workload, made once."""
@@ -189,11 +243,12 @@ class Extractor:
     def _block(
         self,
         workloads: Sequence[Workload],
-        sequences: Sequence[tuple[Primitive, ...]],
-        layout: PublishedLayout | None,
+        steps: NDArray[np.int32],
+        summary: NDArray[np.float32],
+        sequences: Sequence[tuple[Primitive, ...]] = (),
+        layout: PublishedLayout | None = None,
     ) -> FeatureBlock:
-        """The block of some sequences."""
-        steps, summary = self.encode(workloads, sequences, self._table)
+        """The block of rows of the extractor's own table; `sequences` only where there is a layout."""
         categories, numbers = self._table.rows()
         distinct: dict[WorkloadId, int] = {}
         rows = [distinct.setdefault(one.workload_id, len(distinct)) for one in workloads]
@@ -213,15 +268,20 @@ class Extractor:
 
     def crop(self, sequence: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
         """Drop the least telling steps of a sequence that is longer than L; the order stays."""
-        excess = len(sequence) - self.spec.max_steps
-        if excess <= 0:
+        if len(sequence) <= self.spec.max_steps:
             return sequence
+        return tuple(sequence[place] for place in self._kept(sequence))
+
+    def _kept(self, sequence: Sequence[Primitive]) -> list[int]:
+        """Places of the steps that `crop` leaves; of their kinds only depends which they are."""
+        excess = len(sequence) - self.spec.max_steps
         drop: set[int] = set()
         for kind in _EXPENDABLE:
+            if excess <= len(drop):
+                break
             places = [place for place, step in enumerate(sequence) if step.kind is kind]
             drop.update(places[: excess - len(drop)])
-        kept = [step for place, step in enumerate(sequence) if place not in drop]
-        return tuple(kept[: self.spec.max_steps])
+        return [place for place in range(len(sequence)) if place not in drop][: self.spec.max_steps]
 
 
 def default_readers() -> dict[str, Reader]:

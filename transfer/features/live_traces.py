@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from agents.records import Workload, canonical_json
 from transfer.errors import TraceError
+from transfer.features.step_rows import Decided
 from transfer.language.compile_trace import POSTPROCESSED_KEYS, POSTPROCESSED_PATTERN, compile_plan
 from transfer.language.meta_schedule import MetaScheduleReader
-from transfer.language.primitives import Primitive
 from transfer.language.trace_values import CompiledSpace
 
 #: Design spaces kept before starting over. Without a mark where post-processing begins, each candidate
@@ -56,7 +56,7 @@ class LiveReader:
         self._lengths: dict[str, list[int]] = {}
         self._decisions: dict[str, Any] = {}
 
-    def read(self, trace: Any, workload: Workload) -> tuple[Primitive, ...]:
+    def read(self, trace: Any, workload: Workload) -> Decided:
         """Read the trace of one schedule (`tvm.s_tir.Schedule.trace`).
 
         Args:
@@ -64,7 +64,7 @@ class LiveReader:
             workload: What it schedules.
 
         Returns:
-            What `MetaScheduleReader.read` gives for the JSON of the trace.
+            Its design space and decisions, of which `MetaScheduleReader.read` makes the same steps.
 
         Raises:
             TraceError: There is no trace, or it cannot be read.
@@ -84,8 +84,8 @@ class LiveReader:
             self._spaces[key] = self._compile(trace, workload, steps, values)
         space = self._spaces[key]
         if space is None:
-            return self._reader.read(_stored_form(trace), workload)
-        return space.plan.fill(dict(zip(space.sampled, values, strict=True)))
+            return Decided(*self._reader.space(_stored_form(trace), workload))
+        return Decided(space.plan, dict(zip(space.sampled, values, strict=True)))
 
     def _beginning(self, trace: Any, workload: Workload) -> Any:
         """The trace up to post-processing if that begins where it does in a known space, else all of it."""
@@ -96,12 +96,13 @@ class LiveReader:
         return trace
 
     def _decision(self, text: str) -> Any:
-        """A number or a list of them; equal texts give the same object, which nobody changes."""
+        """A number or a tuple of them; equal texts give the same object."""
         value = self._decisions.get(text)
         if value is None:
             if len(self._decisions) >= _DECISION_LIMIT:
                 self._decisions.clear()
-            value = self._decisions[text] = json.loads(text)
+            value = json.loads(text)
+            value = self._decisions[text] = tuple(value) if isinstance(value, list) else value
         return value
 
     def _compile(self, trace: Any, workload: Workload, steps: int, values: list[Any]) -> _Space | None:
@@ -116,7 +117,11 @@ class LiveReader:
         beginning = type(trace)(trace.insts[:steps], trace.decisions)
         text = _stored_form(beginning)
         instructions, decisions = json.loads(text)
-        sampled = [(place, value) for place, value in decisions if place < steps]
+        sampled = [
+            (place, tuple(value) if isinstance(value, list) else value)
+            for place, value in decisions
+            if place < steps
+        ]
         ends_there = len(trace.insts) == steps or _begins_postprocessing(trace.insts[steps])
         if len(instructions) != steps or not ends_there or [value for _, value in sampled] != values:
             return None

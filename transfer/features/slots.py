@@ -154,6 +154,8 @@ class StepTable:
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
+        #: How often it started over: rows from before mean nothing after.
+        self.restarts = 0
         self._ids: dict[tuple[Any, ...], int] = {}
         self._categories: list[list[int]] = []
         self._numbers: list[list[float]] = []
@@ -178,8 +180,7 @@ class StepTable:
         Returns:
             (N, L) rows of what `rows` returns after this call, 0 where there is no step.
         """
-        if self._limit is not None and len(self._ids) > self._limit:
-            self._clear()
+        self.make_room()
         known = self._ids
         flat: list[int] = []
         for sequence in sequences:
@@ -187,11 +188,18 @@ class StepTable:
                 # What a step does to which stage is left out: encoders do not read it.
                 row = known.get(step[:3])
                 flat.append(self._add(step) if row is None else row)
-        lengths = np.fromiter((len(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
-        mask = np.arange(max_steps) < lengths[:, None]
-        rows = np.zeros(mask.shape, dtype=np.int32)
-        rows[mask] = flat
-        return rows
+        return laid_out(flat, [len(sequence) for sequence in sequences], max_steps)
+
+    def make_room(self) -> None:
+        """Start over if the table is full."""
+        if self._limit is not None and len(self._ids) > self._limit:
+            self._clear()
+            self.restarts += 1
+
+    def row(self, step: Primitive) -> int:
+        """Row of one step; never starts the table over."""
+        row = self._ids.get(step[:3])
+        return self._add(step) if row is None else row
 
     def _add(self, step: Primitive) -> int:
         row = self._size + len(self._numbers)
@@ -210,6 +218,14 @@ class StepTable:
             self._categories.clear()
             self._numbers.clear()
         return self._category_rows[: self._size], self._number_rows[: self._size]
+
+
+def laid_out(flat: Sequence[int], lengths: Sequence[int], max_steps: int) -> NDArray[np.int32]:
+    """(N, L) rows of sequences, one after the other in `flat`; 0 where there is no step."""
+    mask = np.arange(max_steps) < np.asarray(lengths, dtype=np.int64)[:, None]
+    rows = np.zeros(mask.shape, dtype=np.int32)
+    rows[mask] = flat
+    return rows
 
 
 def _append(rows: NDArray[Any], size: int, new: list[Any]) -> NDArray[Any]:

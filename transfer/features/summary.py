@@ -79,7 +79,8 @@ class Summariser:
     def summarise(
         self,
         workloads: Sequence[Workload],
-        sequences: Sequence[Sequence[Primitive]],
+        tiled: Sequence[str | None],
+        lengths: Sequence[int],
         categories: NDArray[np.int16],
         numbers: NDArray[np.float32],
     ) -> NDArray[np.float32]:
@@ -87,26 +88,26 @@ class Summariser:
 
         Args:
             workloads: The workload of each candidate.
-            sequences: The primitives of each candidate.
-            categories: (N, L, C) category slots of the same primitives.
+            tiled: Name of the block with the multi-level tiling (`tiled_block`) of each candidate.
+            lengths: Primitives of each candidate.
+            categories: (N, L, C) category slots of the primitives.
             numbers: (N, L, F) number slots.
 
         Returns:
             (N, S) values in the order of `SUMMARY_NAMES`; 0 where the schedule does not tell.
         """
-        summary = np.zeros((len(sequences), len(SUMMARY_NAMES)))
-        summary[:, _PLACE["steps"]] = [len(sequence) for sequence in sequences]
+        summary = np.zeros((len(workloads), len(SUMMARY_NAMES)))
+        summary[:, _PLACE["steps"]] = lengths
         _describe_steps(summary, categories, numbers)
         groups: dict[tuple[WorkloadId, str], list[int]] = defaultdict(list)
-        for row, (workload, sequence) in enumerate(zip(workloads, sequences, strict=True)):
-            block = _tiled_block(sequence)
+        for row, (workload, block) in enumerate(zip(workloads, tiled, strict=True)):
             if block is not None:
                 groups[workload.workload_id, block].append(row)
         found = {
             (workload_id, block): self._access(workloads[members[0]], block)
             for (workload_id, block), members in groups.items()
         }
-        on_gpu = np.zeros(len(sequences), dtype=np.bool_)
+        on_gpu = np.zeros(len(workloads), dtype=np.bool_)
         for key, access in found.items():
             on_gpu[groups[key]] = access is not None and access.on_gpu
         factors, reduction, known = read_tiles(categories, numbers, on_gpu)
@@ -149,7 +150,7 @@ class Summariser:
         return found
 
 
-def _tiled_block(sequence: Sequence[Primitive]) -> str | None:
+def tiled_block(sequence: Sequence[Primitive]) -> str | None:
     """Name of the block with the multi-level tiling."""
     for step in sequence:
         if step.kind is Kind.SP and step.names[1] == Role.TILED and step.names[2]:

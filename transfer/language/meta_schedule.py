@@ -92,6 +92,17 @@ class MetaScheduleReader:
         plan.check(decisions)
         self._plan_chars += _STEP_CHARS * (plan.size - before)
 
+    def space(self, trace: str, workload: Workload) -> tuple[CompiledSpace, dict[int, Any]]:
+        """The compiled design space of a trace, and its decisions with tuples for lists.
+
+        Raises:
+            TraceError: The text is not such a trace.
+        """
+        space, decisions = self._plan(trace, workload)
+        return space, {
+            place: tuple(value) if isinstance(value, list) else value for place, value in decisions.items()
+        }
+
     def _plan(self, trace: str, workload: Workload | None) -> tuple[CompiledSpace, dict[int, Any]]:
         """The compiled design space of a trace, and its decisions."""
         split = _split_text(trace)

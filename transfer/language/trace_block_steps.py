@@ -11,7 +11,7 @@ from collections.abc import Callable
 from transfer.language.primitives import Kind, Role
 from transfer.language.trace_loop_steps import PASSING_KEYS, PREFIX
 from transfer.language.trace_stages import TraceStage
-from transfer.language.trace_values import Product, Sampled, as_int, location_maker
+from transfer.language.trace_values import Product, Sampled, as_int, instructions_of, location_maker
 from transfer.language.trace_walk import Instruction, Step, Walker
 
 #: Instructions that only name blocks; they give no step.
@@ -93,7 +93,7 @@ def _compute_at(walker: Walker, instruction: Instruction) -> None:
     counted = [info.spatial or stage.role is not Role.WRITE_CACHE for info in infos]
     extents = [info.extent for info in infos]
     make = location_maker(place, extents, counted, step.names, step.stage, step.loops, step.targets)
-    walker.hole(make)
+    walker.hole(instructions_of(extents), make)
     if known and loop >= 0:
         table.move(stage, loop)
     else:

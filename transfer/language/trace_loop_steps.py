@@ -63,7 +63,8 @@ def _split(walker: Walker, instruction: Instruction) -> None:
         Sampled(first.instruction, place) for place in range(len(factors))
     ]:
         walker.hole(
-            tile_maker(first.instruction, len(factors), info.axis, step.names, step.stage, step.loops)
+            (first.instruction,),
+            tile_maker(first.instruction, len(factors), info.axis, step.names, step.stage, step.loops),
         )
     else:
         walker.emit(step, (info.axis, info.extent, *factors))

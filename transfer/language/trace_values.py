@@ -23,17 +23,27 @@ _DEEPEST_NEST = 256
 #: Forms of decisions kept per design space before starting over.
 _FORM_LIMIT = 4096
 
+#: By the index of the instruction: a number, or a list or tuple of them.
 Decisions = Mapping[int, Any]
 Fill = Callable[[Decisions], Primitive]
 Names = tuple[str, str, str]
+
+
+class Hole(NamedTuple):
+    """A step that waits for decisions."""
+
+    #: In the template.
+    place: int
+    #: Instructions whose decisions it is made from; no other decision changes it.
+    reads: tuple[int, ...]
+    make: Fill
 
 
 class Tail(NamedTuple):
     """Compiled steps."""
 
     template: tuple[Primitive, ...]
-    #: (place in the template, what makes the step there from the decisions).
-    holes: tuple[tuple[int, Fill], ...]
+    holes: tuple[Hole, ...]
 
     def fill(self, decisions: Decisions) -> list[Primitive]:
         """Steps under some decisions.
@@ -42,7 +52,7 @@ class Tail(NamedTuple):
             TraceError: A decision is missing or of another form.
         """
         steps = list(self.template)
-        for place, make in self.holes:
+        for place, _, make in self.holes:
             steps[place] = make(decisions)
         return steps
 
@@ -83,7 +93,8 @@ class CompiledSpace:
             TraceError: A decision is missing or of another form.
         """
         form = tuple(
-            (place, (len(value),) if isinstance(value, list) else value) for place, value in decisions.items()
+            (place, (len(value),) if isinstance(value, list | tuple) else value)
+            for place, value in decisions.items()
         )
         if form in self._filled:
             return
@@ -99,17 +110,32 @@ class CompiledSpace:
         Raises:
             TraceError: A decision is missing or of another form.
         """
-        steps = self._head.fill(decisions)
-        if self._locations:
-            found = tuple(resolve(Sampled(place), decisions) for place in self._locations)
-            tail = self._tails.get(found)
-            if tail is None:
-                if len(self._tails) >= _TAIL_LIMIT:
-                    self._tails.clear()
-                tail = self._tails[found] = self._follow(found)
-                self.size += 2 * len(tail.template)
-            steps += tail.fill(decisions)
-        return tuple(steps)
+        return tuple(step for part in self.parts(decisions) for step in part.fill(decisions))
+
+    def parts(self, decisions: Decisions) -> tuple[Tail, ...]:
+        """Compiled steps of all candidates with the same sampled compute locations, in one or two parts.
+
+        Raises:
+            TraceError: A location is missing or of another form.
+        """
+        if not self._locations:
+            return (self._head,)
+        found = self.sampled_locations(decisions)
+        tail = self._tails.get(found)
+        if tail is None:
+            if len(self._tails) >= _TAIL_LIMIT:
+                self._tails.clear()
+            tail = self._tails[found] = self._follow(found)
+            self.size += 2 * len(tail.template)
+        return self._head, tail
+
+    def sampled_locations(self, decisions: Decisions) -> tuple[int, ...]:
+        """The decisions that the form of the steps depends on: the numbers alone depend on all others.
+
+        Raises:
+            TraceError: A location is missing or of another form.
+        """
+        return tuple(resolve(Sampled(place), decisions) for place in self._locations)
 
 
 class Sampled(NamedTuple):
@@ -157,7 +183,7 @@ def resolve(amount: Amount, decisions: Decisions) -> int:
         return max(-MAX_NUMBER, min(whole, MAX_NUMBER))
     decision = decisions.get(amount.instruction)
     if amount.place >= 0:
-        if isinstance(decision, list) and amount.place < len(decision):
+        if isinstance(decision, list | tuple) and amount.place < len(decision):
             return int(decision[amount.place])
     elif isinstance(decision, int):
         if not amount.choices:
@@ -165,6 +191,17 @@ def resolve(amount: Amount, decisions: Decisions) -> int:
         if 0 <= decision < len(amount.choices):
             return as_int(amount.choices[decision])
     raise TraceError(f"MetaSchedule instruction {amount.instruction} has the unusable decision {decision!r}")
+
+
+def instructions_of(amounts: Iterable[Amount]) -> tuple[int, ...]:
+    """Instructions whose decisions give some amounts."""
+    found: set[int] = set()
+    for amount in amounts:
+        if isinstance(amount, Product):
+            found.update(instructions_of(amount.parts))
+        elif isinstance(amount, Sampled):
+            found.add(amount.instruction)
+    return tuple(sorted(found))
 
 
 def as_int(value: Any) -> int:
@@ -181,7 +218,7 @@ def tile_maker(
 
     def make(decisions: Decisions) -> Primitive:
         factors = decisions.get(instruction)
-        if not isinstance(factors, list) or len(factors) != parts:
+        if not isinstance(factors, list | tuple) or len(factors) != parts:
             raise TraceError(
                 f"MetaSchedule instruction {instruction} needs {parts} tile factors, got {factors!r}"
             )

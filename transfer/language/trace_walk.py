@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 from transfer.language.budget import WalkBudget
 from transfer.language.primitives import Kind, Primitive
 from transfer.language.trace_stages import NO_LOOP, UNKNOWN_STAGE, LoopInfo, StageTable, TraceStage
-from transfer.language.trace_values import Amount, Fill, Names, Product, Sampled, Tail, as_int, resolve
+from transfer.language.trace_values import (
+    Amount,
+    Fill,
+    Hole,
+    Names,
+    Product,
+    Sampled,
+    Tail,
+    as_int,
+    instructions_of,
+    resolve,
+)
 
 
 class Instruction(NamedTuple):
@@ -54,7 +65,7 @@ class Walker:
 
     def __init__(self, table: StageTable, locations: dict[int, int] | None = None) -> None:
         self._template: list[Primitive] = []
-        self._holes: list[tuple[int, Fill]] = []
+        self._holes: list[Hole] = []
         self.table = table
         self.values: dict[str, Sampled] = {}
         self.locations = locations or {}
@@ -81,11 +92,14 @@ class Walker:
         else:
             # Every candidate will multiply what is fused.
             self.table.budget.spend(sum(len(one.parts) for one in kept if isinstance(one, Product)))
-            self.hole(lambda decisions: step.with_numbers(tuple(resolve(one, decisions) for one in kept)))
+            self.hole(
+                instructions_of(kept),
+                lambda decisions: step.with_numbers(tuple(resolve(one, decisions) for one in kept)),
+            )
 
-    def hole(self, make: Fill) -> None:
-        """Leave a place in the template for a step that decisions make."""
-        self._holes.append((len(self._template), make))
+    def hole(self, reads: tuple[int, ...], make: Fill) -> None:
+        """Leave a place in the template for a step that the decisions of some instructions make."""
+        self._holes.append(Hole(len(self._template), reads, make))
         self._template.append(Primitive(Kind.UNK))
 
     def amount(self, item: Any) -> Amount:

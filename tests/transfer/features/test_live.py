@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from agents.records import Candidate, Family, Workload
 from tests.dataset_fixtures import NRM_TRACE, gmm_trace, gmm_workload
 from transfer.errors import TraceError
 from transfer.features.blocks import FeatureBlock
-from transfer.features.extractor import Extractor
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.live_traces import LiveReader
 from transfer.language.meta_schedule import MetaScheduleReader
 
@@ -59,13 +59,18 @@ class FakeTrace:
         return [[inst.json for inst in self.insts], kept]
 
 
+def steps_of(reader: LiveReader, trace: Any, workload: Workload) -> Any:
+    found = reader.read(trace, workload)
+    return found.space.fill(found.decisions)
+
+
 def test_a_space_is_made_json_once() -> None:
     reader, workload = LiveReader(), gmm_workload()
     before = FakeTrace.asked
     for k in (1, 2, 8):
         for unroll in range(4):
             trace = gmm_trace(i=(2, 2, 2, 16), k=(128 // k, k), unroll=unroll)
-            found = reader.read(FakeTrace.of(trace), workload)
+            found = steps_of(reader, FakeTrace.of(trace), workload)
             assert found == MetaScheduleReader().read(trace, workload)
     assert FakeTrace.asked - before == 1
 
@@ -73,7 +78,7 @@ def test_a_space_is_made_json_once() -> None:
 def test_spaces_do_not_mix() -> None:
     reader, workload = LiveReader(), gmm_workload()
     for trace in (gmm_trace(), NRM_TRACE, gmm_trace(tail=False), NRM_TRACE, gmm_trace(unroll=0)):
-        found = reader.read(FakeTrace.of(trace), workload)
+        found = steps_of(reader, FakeTrace.of(trace), workload)
         assert found == MetaScheduleReader().read(trace, workload)
 
 
@@ -88,7 +93,7 @@ def test_a_note_taken_off_before_post_processing_is_no_end() -> None:
     plain, noted = gmm_trace(), with_note("meta_schedule.of_the_user")
     assert MetaScheduleReader().read(plain, workload) != MetaScheduleReader().read(noted, workload)
     for trace in (plain, noted, plain):
-        found = reader.read(FakeTrace.of(trace), workload)
+        found = steps_of(reader, FakeTrace.of(trace), workload)
         assert found == MetaScheduleReader().read(trace, workload)
 
 
@@ -109,7 +114,7 @@ def test_where_text_and_json_disagree_the_json_counts(old: str, new: str) -> Non
 
     reader, workload = LiveReader(), gmm_workload()
     for _ in range(2):
-        found = reader.read(Tampered.of(gmm_trace()), workload)
+        found = steps_of(reader, Tampered.of(gmm_trace()), workload)
         assert found == MetaScheduleReader().read(gmm_trace(), workload)
 
 
@@ -208,3 +213,39 @@ def test_candidates_of_one_space_are_made_json_once(monkeypatch: pytest.MonkeyPa
     Extractor().extract_live(workload, schedules)
     # Three design spaces: with a write cache in one of two places, and without.
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("max_steps", [40, 9])
+def test_decisions_give_the_features_of_their_traces(max_steps: int) -> None:
+    workload = gmm_workload()
+    traces = [gmm_trace(i=(2, 2, 2, 16), k=(128 // k, k), unroll=u) for k in (1, 2, 8) for u in range(4)]
+    traces += [NRM_TRACE, gmm_trace(tail=False), *traces[:3]]
+    spec = replace(DEFAULT_SPEC, max_steps=max_steps)
+    stored = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in traces]
+    expected = Extractor(spec).extract([workload] * len(stored), stored)
+    extractor = Extractor(spec)
+    decided = [extractor.decided(workload, trace) for trace in traces]
+    assert_same(extractor.extract_decided(workload, decided), expected)
+    assert_same(extractor.extract_decided(workload, decided[::-2]), expected.take(np.arange(17)[::-2]))
+
+
+def test_decisions_outlive_a_table_that_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = gmm_workload()
+    extractor = Extractor()
+    monkeypatch.setattr(extractor._table, "_limit", 4)
+    for k in (1, 2, 8, 1, 2):
+        trace = gmm_trace(k=(128 // k, k))
+        found = extractor.extract_decided(workload, [extractor.decided(workload, trace)])
+        one = Candidate(workload_id=workload.workload_id, trace=trace)
+        assert_same(found, Extractor().extract([workload], [one]))
+    assert extractor._table.restarts > 1
+
+
+def test_a_decision_that_is_missing_is_refused() -> None:
+    extractor, workload = Extractor(), gmm_workload()
+    one = extractor.decided(workload, gmm_trace())
+    extractor.extract_decided(workload, [one])
+    for place in one.decisions:
+        rest = {key: value for key, value in one.decisions.items() if key != place}
+        with pytest.raises(TraceError, match=r"decision|tile factors"):
+            extractor.extract_decided(workload, [one._replace(decisions=rest)])
