@@ -4,12 +4,13 @@
     scorer = load_scorer(Path("runs/models/v000003"), "x86-64-v3", workloads)
     ms.tune_tir(module, target, work_dir, max_trials_global=64, cost_model=cost_model(scorer))
 
-The scores are those of `Adapted.score_unseen` for the same traces, bit for bit; of a head with nothing beside
-it, those of `FleetTLP.score`. MetaSchedule's evolutionary search draws parents in proportion to
-max(score, 0): scores are relative speeds above 0, so a candidate that is thought twice as fast has twice as
-many children, and there is always one to draw (all scores 0 would make the chances 0 / 0). TLP's own plug-in
-hands out the sums of a ranking loss, whose zero is anywhere. Imports TVM when `cost_model` is called; knows
-nothing of stores.
+Before the first measurement the scores are those of `Adapted.score_unseen` for the same traces, bit for bit;
+of a head with nothing beside it, those of `FleetTLP.score`. What a search measures then moves them: each
+round is learnt (`transfer.search.learner`), as in `fleet tune`. MetaSchedule's evolutionary search draws
+parents in proportion to max(score, 0): scores are relative speeds above 0, so a candidate that is thought
+twice as fast has twice as many children, and there is always one to draw (all scores 0 would make the chances
+0 / 0). TLP's own plug-in hands out the sums of a ranking loss, whose zero is anywhere. Imports TVM when
+`cost_model` is called; knows nothing of stores.
 """
 
 from __future__ import annotations
@@ -27,15 +28,24 @@ from agents.records import Workload, WorkloadId, canonical_json
 from transfer.adapt.base import Adapted, Correction
 from transfer.adapt.kept import files_of, load_adapted
 from transfer.errors import TraceError, TransferError
+from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
+from transfer.features.flat import flat_inputs
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.mtl_tlp import TlpModel
+from transfer.model.trees import bounded_scores
+from transfer.search.learner import Learner
 from transfer.train.training import torch_threads
 
 #: Score of a candidate whose trace cannot be read, and the least score of all: never a parent as long as
 #: there are others, yet above 0.
 LEAST_SCORE = 1e-9
+
+#: Scores below count as this where a search learns: what is nearly impossible must not rule a fit.
+_LEAST_LEARNT = 1e-3
+#: TVM writes 1e10 seconds where a candidate failed.
+_FAILED_SECS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +71,9 @@ class Scorer:
         describe: Makes the `Workload` of a `tvm.IRModule` that is not among `workloads`, such as
             `agents.programs.workloads.workload_from_module` with a name and an operator. Without it those are
             refused.
-        on_measured: Told of what TVM measured after each round. The model itself learns nothing from it: keep
-            the records, and train or adapt afterwards.
+        on_measured: Told of what TVM measured after each round.
+        learns: Let the rounds of a search move its scores; without it they stay the head's. The model itself
+            stays as it is: keep the records, and train or adapt afterwards.
         spec: Features that a FleetTLP reads.
         correction: What belongs to the head (`transfer.adapt.kept`).
 
@@ -78,9 +89,12 @@ class Scorer:
         *,
         describe: Callable[[Any], Workload] | None = None,
         on_measured: Callable[[Sequence[SearchMeasurement]], None] | None = None,
+        learns: bool = True,
         spec: FeatureSpec = DEFAULT_SPEC,
         correction: Correction | None = None,
     ) -> None:
+        self._learns = learns
+        self._learners: dict[WorkloadId, Learner] = {}
         self.device_id = device_id
         self.on_measured = on_measured
         self._spec = spec
@@ -102,6 +116,7 @@ class Scorer:
             TransferError: It has no head for the device.
         """
         self._head = self._checked(load_adapted(folder, self.device_id, self._spec))
+        self._learners.clear()
 
     def save(self, folder: Path) -> None:
         """Keep the model as a checkpoint in a new folder.
@@ -145,20 +160,53 @@ class Scorer:
             (n,) scores in [`LEAST_SCORE`, 1], higher is faster.
         """
         scores = np.full(len(schedules), LEAST_SCORE)
-        readable, layout = np.arange(len(schedules)), self._head.model.layout
+        readable, block = self._read(workload, schedules)
+        if len(readable):
+            found = self._head_scores(block)
+            learner = self._learners.get(workload.workload_id)
+            if learner is not None and learner.is_trusted:
+                speeds = learner.log_speeds(self._flat(block), _logarithms(found))
+                found = bounded_scores(speeds - learner.best)
+            scores[readable] = found
+        result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
+        return result
+
+    def learn(
+        self, workload: Workload, schedules: Sequence[Any], latency_secs: Sequence[float | None]
+    ) -> None:
+        """Learn what was measured of schedules of one workload.
+
+        Args:
+            workload: What all of them schedule.
+            schedules: As of `score`.
+            latency_secs: The fastest repeat of each; None where it did not run.
+        """
+        ran = [place for place, secs in enumerate(latency_secs) if secs is not None]
+        readable, block = self._read(workload, [schedules[place] for place in ran])
+        if self._learns and len(readable):
+            latency = np.array([latency_secs[place] for place in ran], dtype=np.float64)[readable]
+            learner = self._learners.setdefault(workload.workload_id, Learner())
+            learner.learn(self._flat(block), _logarithms(self._head_scores(block)), latency)
+
+    def _read(self, workload: Workload, schedules: Sequence[Any]) -> tuple[NDArray[np.int64], FeatureBlock]:
+        """Places of schedules that can be read, and their features."""
+        layout = self._head.model.layout
         try:
             block = self._extractor.extract_live(workload, schedules, layout)
         except TraceError:
             # One that cannot be read must not end the search.
             readable = np.flatnonzero([self._is_readable(workload, one) for one in schedules])
             kept = [schedules[place] for place in readable.tolist()]
-            block = self._extractor.extract_live(workload, kept, layout)
-        if len(readable):
-            # One thread, as in evaluation: more would add up in another order.
-            with torch_threads(1):
-                scores[readable] = self._head.score_unseen(block)
-        result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
-        return result
+            return readable, self._extractor.extract_live(workload, kept, layout)
+        return np.arange(len(schedules)), block
+
+    def _head_scores(self, block: FeatureBlock) -> NDArray[np.float64]:
+        # One thread, as in evaluation: more would add up in another order.
+        with torch_threads(1):
+            return self._head.score_unseen(block)
+
+    def _flat(self, block: FeatureBlock) -> NDArray[np.float32]:
+        return flat_inputs(block, self._spec.category_sizes)
 
     def _is_readable(self, workload: Workload, schedule: Any) -> bool:
         try:
@@ -226,12 +274,14 @@ def cost_model(scorer: Scorer) -> Any:
             scorer.save(Path(path))
 
         def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
-            """Leave the model as it is; hand the results on."""
+            """Learn the round, and hand its results on."""
+            workload = scorer.workload_of(context.mod)
+            latency = [_latency_secs(result) for result in results]
+            scorer.learn(workload, [candidate.sch for candidate in candidates], latency)
             if scorer.on_measured is not None:
-                workload_id = scorer.workload_of(context.mod).workload_id
                 scorer.on_measured(
                     [
-                        _measured(workload_id, candidate, result)
+                        _measured(workload.workload_id, candidate, result)
                         for candidate, result in zip(candidates, results, strict=True)
                     ]
                 )
@@ -241,6 +291,17 @@ def cost_model(scorer: Scorer) -> Any:
             return scorer.score(workload, [candidate.sch for candidate in candidates])
 
     return FleetCostModel()
+
+
+def _latency_secs(result: Any) -> float | None:
+    """The fastest repeat of a `RunnerResult`; None where it did not run."""
+    secs = [float(one) for one in result.run_secs or ()]
+    return min(secs) if secs and result.error_msg is None and 0 < min(secs) < _FAILED_SECS else None
+
+
+def _logarithms(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    logarithms: NDArray[np.float64] = np.log(np.maximum(scores, _LEAST_LEARNT))
+    return logarithms
 
 
 def _measured(workload_id: WorkloadId, candidate: Any, result: Any) -> SearchMeasurement:

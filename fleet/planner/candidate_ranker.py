@@ -82,6 +82,15 @@ class CandidateRanker:
         order = np.argsort(-scores, kind="stable")
         return Ranking(order=tuple(order.tolist()), scores=tuple(scores.tolist()), model=ref)
 
+    def head(self, device_id: str) -> tuple[Adapted, ModelRef] | None:
+        """The champion of a device, for who makes features itself; None as of `rank`."""
+        ref = self._registry.champion(device_id)
+        if ref is None or ref in self._refused:
+            return None
+        with self._lock:
+            head = self._head(ref)
+        return None if head is None else (head, ref)
+
     def why_not(self, device_id: str) -> str:
         """Why the champion of a device cannot be asked; empty where it can, or where there is none."""
         ref = self._registry.champion(device_id)

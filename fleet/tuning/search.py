@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +15,16 @@ from agents.records import Candidate, CandidateId, Outcome, Record, Workload
 
 #: What a round without progress leaves of the hope for the next one.
 _HOPE = 0.6
+#: Why a workload ends whose space gives no candidate that is not measured.
+USED_UP = "all of its candidates are measured"
 #: Best candidates of a workload that others evolve from.
-PARENTS = 8
+PARENTS = 24
+#: Candidates that a workload tries at least before it may end for want of gain.
+_LEAST_TRIED = 48
+#: Latencies of a candidate from which on their median counts, not their least.
+_MANY = 3
+#: A second latency this much below the first makes a leader doubtful.
+_DOUBTFUL = 0.1
 
 
 @dataclass(slots=True)
@@ -35,7 +44,13 @@ class Search:
     curve: list[tuple[int, float]] = field(default_factory=list)
     #: Rounds since the best latency fell.
     idle_rounds: int = 0
+    #: Share by which the best latency may still fall in a round: the 90 % quantile of what is thought of it.
+    may_gain: float = 1.0
+    #: Why it gets no further round; empty as long as it may.
+    ended: str = ""
     _best: dict[CandidateId, tuple[float, str]] = field(default_factory=dict)
+    #: Latencies of each candidate that ran, by attempt.
+    _latencies: dict[CandidateId, dict[int, float]] = field(default_factory=dict)
 
     @property
     def parents(self) -> list[str]:
@@ -76,33 +91,71 @@ class Search:
             self.known.add(record.candidate_id)
         if record.outcome is not Outcome.OK:
             return
-        self.best_secs = min(self.best_secs, record.latency_secs)
-        mine = (record.latency_secs, record.trace)
-        self._best[record.candidate_id] = min(mine, self._best.get(record.candidate_id, mine))
+        # The index of a store may give a record again that the round has brought.
+        latencies = self._latencies.setdefault(record.candidate_id, {})
+        latencies[record.attempt] = record.latency_secs
+        told = list(latencies.values())
+        secs = statistics.median(told) if len(told) >= _MANY else min(told)
+        self._best[record.candidate_id] = secs, record.trace
         if len(self._best) > PARENTS:
             del self._best[max(self._best, key=self._best.__getitem__)]
+        self.best_secs = min(secs for secs, _ in self._best.values())
+
+    def doubtful(self) -> tuple[str, int] | None:
+        """The leader if its two latencies differ so much that the faster one may be chance.
+
+        Returns:
+            Its trace, and the attempt that comes next; None where there is no doubt.
+        """
+        if not self._best:
+            return None
+        leader = min(self._best, key=self._best.__getitem__)
+        told = self._latencies[leader]
+        if len(told) != _MANY - 1 or min(told.values()) > (1 - _DOUBTFUL) * max(told.values()):
+            return None
+        return self._best[leader][1], max(told) + 1
 
 
 def next_search(searches: Sequence[Search]) -> Search:
     """Choose the workload that gets the next round.
 
-    Each is tried once, the heaviest first. Then the one whose runs take most of the networks' time wins,
-    discounted for every round in a row that brought nothing: a short form of Ansor's task scheduler (Zheng
-    et al. 2020, section 6), without its guess at what similar workloads reach.
+    Each is tried once, the heaviest first. Then the one that may take most off the networks' time wins,
+    discounted for every round in a row that brought nothing: Ansor's task scheduler (Zheng et al. 2020,
+    section 6) with the head's own interval in the place of its guesses.
 
     Args:
-        searches: At least one; none of them exhausted.
+        searches: At least one; none of them ended.
     """
     fresh = [one for one in searches if not one.curve]
     if fresh:
         return max(fresh, key=lambda one: one.workload.weight * one.workload.flops)
 
     def hope(one: Search) -> float:
-        share: float = one.workload.weight * one.best_secs * _HOPE**one.idle_rounds
+        share = one.workload.weight * one.best_secs * one.may_gain * _HOPE**one.idle_rounds
         # One that has never run yet is not worth every round that is left.
         return share if math.isfinite(share) else _HOPE**one.idle_rounds
 
     return max(searches, key=hope)
+
+
+def end_where_nothing_is_left(searches: Sequence[Search], noise_floor: float) -> None:
+    """End workloads of which another round is not worth its time.
+
+    That is so where the gain that may still be is below the noise floor, of the workload's own latency or of
+    all workloads' time together: nobody could tell it from chance.
+
+    Args:
+        searches: All workloads of the search.
+        noise_floor: By what share latencies differ where nothing changed.
+    """
+    total = sum(one.workload.weight * one.best_secs for one in searches if math.isfinite(one.best_secs))
+    for one in searches:
+        if one.ended or one.tried < _LEAST_TRIED or not one.idle_rounds or not math.isfinite(one.best_secs):
+            continue
+        if one.may_gain < noise_floor:
+            one.ended = "nothing left to gain"
+        elif one.workload.weight * one.best_secs * one.may_gain < noise_floor * total / len(searches):
+            one.ended = "others have more to gain"
 
 
 def unmeasured(candidates: Iterable[Candidate], known: Collection[CandidateId]) -> list[Candidate]:

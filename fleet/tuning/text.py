@@ -26,6 +26,7 @@ def print_tuning(found: Mapping[str, Any]) -> None:
     who = f"ranked by {found['model']}" if found["model"] else f"not ranked: {found['why_no_model']}"
     parts = ", ".join(f"{name} {secs:.0f} s" for name, secs in found["seconds"].items() if secs >= 0.5)
     say(f"{found['trials']} candidates measured, {found['failed']} failed; {who}; {parts}")
+    say(f"ended by: {found['ended']}")
     say(f"database for TVM: {found['database']}")
 
 

@@ -17,8 +17,8 @@ PACKAGES = ("agents", "transfer", "fleet")
 FOLDERS = {
     "agents": ("", "host", "spool", "programs", "sandbox", "device"),
     "transfer": (
-        *("", "language", "features", "data", "model", "train", "adapt", "baselines", "evaluate", "auto"),
-        "tvm_cost_model",
+        *("", "language", "features", "data", "model", "search", "train", "adapt", "baselines", "evaluate"),
+        *("auto", "tvm_cost_model"),
     ),
     "fleet": (
         *("", "core", "journal", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),

@@ -142,6 +142,37 @@ def test_a_score_does_not_depend_on_what_it_is_asked_together_with(
     assert scorer.score(workload, schedules[::-1]).tobytes() == whole[::-1].tobytes()
 
 
+def test_what_a_search_measures_moves_the_scores(
+    workload: Workload, context: Any, schedules: list[Any], model: FleetTLP
+) -> None:
+    from tvm.s_tir.meta_schedule import MeasureCandidate
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+    from tvm.s_tir.meta_schedule.runner import RunnerResult
+
+    infos = ArgInfo.from_prim_func(context.mod["main"])
+    candidates = [MeasureCandidate(one, infos) for one in schedules]
+    head = offline(model, workload, schedules)
+    # The head has it the wrong way round.
+    secs = (1e-4 * (2 + np.argsort(np.argsort(head)))).tolist()
+    results = [RunnerResult([2 * one, one], None) for one in secs]
+    results[3] = RunnerResult(None, "it broke")
+    results[4] = RunnerResult([1e10], None)
+
+    still = cost_model(Scorer(model, DEVICE, [workload], learns=False))
+    still.update(context, candidates, results)
+    assert predict(still, context, schedules).tobytes() == head.tobytes()
+
+    served = cost_model(Scorer(model, DEVICE, [workload]))
+    for start in (0, 12):
+        part = slice(start, start + 12)
+        served.update(context, candidates[part], results[part])
+    found = predict(served, context, schedules)
+    assert ((found > LEAST_SCORE) & (found < 1)).all()
+    ran = np.setdiff1d(np.arange(len(secs)), [3, 4])
+    assert np.corrcoef(found[ran], -np.log(np.array(secs)[ran]))[0, 1] > 0.7
+    assert predict(served, context, schedules[:5]).tobytes() == found[:5].tobytes()
+
+
 def test_a_saved_head_gives_the_same_bits_after_loading(
     tmp_path: Path, workload: Workload, context: Any, schedules: list[Any], model: FleetTLP
 ) -> None:

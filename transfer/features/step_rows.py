@@ -111,6 +111,3 @@ class StepRows:
             holes=[_Hole(new, *holes[old], {}) for new, old in enumerate(kept) if old in holes],
             tiled=tiled_block([steps[place] for place in kept]),
         )
-
-
-__all__ = ["Decided", "Form", "StepRows"]

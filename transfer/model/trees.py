@@ -122,6 +122,10 @@ def joint_scores(network: Floats, trees: Floats, weight: float = 1.0) -> Floats:
         trees: (N,) logarithms.
         weight: What trees count beside the network's 1.
     """
-    mean = (network + weight * trees) / (1 + weight)
-    bent: Floats = -np.logaddexp(0.0, -_BEND * mean) / _BEND
+    return bounded_scores((network + weight * trees) / (1 + weight))
+
+
+def bounded_scores(log_speeds: Floats) -> Floats:
+    """Scores in (0, 1) from logarithms of relative speeds; what lies above 0 is bent to just below it."""
+    bent: Floats = -np.logaddexp(0.0, -_BEND * log_speeds) / _BEND
     return cast(Floats, np.exp(bent))

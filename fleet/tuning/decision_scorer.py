@@ -1,0 +1,121 @@
+"""What a device's champion says of candidates that exist only as decisions: no trace is written or read.
+
+`evolution.py` asks it thousands of times a round. Without a champion it gives the features alone. Imports
+torch at the first question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import DeviceId, Workload
+from fleet.planner.candidate_ranker import CandidateRanker
+
+if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
+    from transfer.features.extractor import Extractor
+    from transfer.features.step_rows import Decided
+    from transfer.language.trace_values import CompiledSpace
+    from transfer.search.decisions import Design
+    from transfer.search.population import Individual
+
+#: Scores below count as this: what is nearly impossible must not rule a fit.
+_LEAST_SCORE = 1e-3
+
+
+class Judged(NamedTuple):
+    """Features of N candidates, and what the head makes of them."""
+
+    #: (N, P).
+    features: NDArray[np.float32]
+    #: (N,) logarithms of scores, at most 0; all 0 without a head.
+    log_scores: NDArray[np.float64]
+
+
+class DecisionScorer:
+    """Judges candidates of workloads for one device; not safe between threads.
+
+    Args:
+        ranker: Knows the champion.
+        device_id: The device.
+    """
+
+    def __init__(self, ranker: CandidateRanker, device_id: DeviceId) -> None:
+        self._ranker = ranker
+        self._device_id = device_id
+        self._extractor: Extractor | None = None
+        #: By identity of the design, which is kept alive beside it.
+        self._spaces: dict[int, tuple[Design, CompiledSpace]] = {}
+        #: The champion of the first question judges to the end: what was learnt of one says little of others.
+        self._asked = False
+        self._head: Adapted | None = None
+        #: Its version; empty without one.
+        self.version = ""
+
+    @property
+    def why_not(self) -> str:
+        """Why no champion can be asked; empty where there is none, or where it can."""
+        return self._ranker.why_not(self._device_id)
+
+    def of_genes(self, workload: Workload, individuals: Sequence[Individual]) -> Judged:
+        """DecisionScorer candidates of a workload by their decisions."""
+        return self._judged(workload, [self._decided(workload, one) for one in individuals])
+
+    def of_traces(self, workload: Workload, traces: Sequence[str]) -> Judged:
+        """The same for traces; a workload's are of one dialect.
+
+        Raises:
+            TraceError: One cannot be read.
+        """
+        return self._judged(workload, [self._reader.decided(workload, trace) for trace in traces])
+
+    def validity(self, workload: Workload, individuals: Sequence[Individual]) -> NDArray[np.float64]:
+        """(N,) chances that candidates build and run; 1 where no failure was ever learnt from."""
+        from transfer.model.fleet_tlp import FleetTLP
+
+        head = self._champion()
+        model = None if head is None else head.model
+        if not isinstance(model, FleetTLP) or not model.tells_validity(self._device_id):
+            return np.ones(len(individuals))
+        decided = [self._decided(workload, one) for one in individuals]
+        return model.validity(self._reader.extract_decided(workload, decided), self._device_id)
+
+    def _judged(self, workload: Workload, decided: Sequence[Decided]) -> Judged:
+        from transfer.features.extractor import DEFAULT_SPEC
+        from transfer.features.flat import flat_inputs
+
+        head = self._champion()
+        block = self._reader.extract_decided(workload, decided, None if head is None else head.model.layout)
+        features = flat_inputs(block, DEFAULT_SPEC.category_sizes)
+        if head is None or not len(block):
+            return Judged(features, np.zeros(len(block)))
+        return Judged(features, np.log(np.maximum(head.score_unseen(block), _LEAST_SCORE)))
+
+    def _champion(self) -> Adapted | None:
+        if not self._asked:
+            self._asked = True
+            if (found := self._ranker.head(self._device_id)) is not None:
+                self._head, self.version = found[0], found[1].version
+        return self._head
+
+    def _decided(self, workload: Workload, one: Individual) -> Decided:
+        from transfer.features.step_rows import Decided
+
+        design = one.design
+        found = self._spaces.get(id(design))
+        if found is None:
+            space = self._reader.decided(workload, design.trace(one.genes)).space
+            found = self._spaces[id(design)] = design, space
+        return Decided(found[1], design.decisions(one.genes))
+
+    @property
+    def _reader(self) -> Extractor:
+        if self._extractor is None:
+            from transfer.features.extractor import Extractor
+
+            self._extractor = Extractor()
+        return self._extractor

@@ -1,0 +1,184 @@
+"""Candidates of one workload that a search measures next, on a device that makes programs.
+
+A population of some thousand candidates evolves in memory, scored by the head and by what the search has
+learnt so far (`transfer.search`). A batch is chosen from the best of them, so that its candidates do not
+repeat each other, and only those are made into programs, by the device's agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import Candidate, CandidateId, Outcome, Record, Workload
+from fleet.tuning.decision_scorer import DecisionScorer
+from fleet.tuning.search import Search, choose
+
+if TYPE_CHECKING:
+    from transfer.search.population import Individual
+
+#: Random candidates that the agent draws first: they show the design spaces and compute locations.
+FIRST = 48
+#: Best candidates of a population that a batch is chosen from.
+_FINAL = 256
+#: Standard deviations that a candidate gets as credit for being uncertain.
+_BOLDNESS = 0.5
+#: Candidates that are made for each one wanted, and calls at most: some fit no program, or are known.
+_SPARE, _CALLS = 1.25, 4
+#: Share of a batch that may be the best of like devices, where nothing was measured yet.
+_PAIRED = 0.25
+#: Share of a batch that is drawn at random, so that blind spots of the model are seen as well.
+_EXPLORATION = 0.125
+
+Draw = Callable[[int, Iterable[CandidateId]], list[Candidate]]
+Derive = Callable[[Sequence[str]], list[Candidate]]
+
+
+@dataclass(slots=True, eq=False)
+class Evolution:
+    """The population of one workload. Not safe between threads."""
+
+    workload: Workload
+    judge: DecisionScorer
+    #: Draws random candidates, none of those named.
+    draw: Draw
+    #: Makes candidates of decisions; some are refused.
+    derive: Derive
+    #: Traces of the best candidates of like devices.
+    foreign: Sequence[str] = ()
+    _drawn: list[Candidate] = field(default_factory=list)
+    _state: _State | None = None
+    #: Measured candidates that were learnt.
+    _learnt: set[CandidateId] = field(default_factory=set)
+
+    def learn(self, records: Iterable[Record]) -> None:
+        """Take in what was measured; of a candidate its first trusted latency."""
+        fresh: dict[CandidateId, Record] = {}
+        for record in records:
+            if record.outcome is Outcome.OK and record.candidate_id not in self._learnt:
+                fresh.setdefault(record.candidate_id, record)
+        if not fresh:
+            return
+        self._learnt |= fresh.keys()
+        state, kept = self._ready(), []
+        for record in fresh.values():
+            if state.meet(record.trace):
+                kept.append(record)
+        judged = self.judge.of_traces(self.workload, [record.trace for record in kept])
+        latency = np.array([record.latency_secs for record in kept])
+        state.learner.learn(judged.features, judged.log_scores, latency)
+
+    def propose(self, one: Search, count: int, seed: int) -> list[Candidate]:
+        """Candidates to measure, at most `count`; none where the space gives no more."""
+        state = self._ready()
+        place = f"{seed}/{one.tried}"
+        if not self._drawn or not state.table.designs:
+            self._draw(one, state)
+        at_random = min(count, max(1, round(count * _EXPLORATION))) if count > 1 else 0
+        found: dict[CandidateId, Candidate] = {}
+        if state.table.designs:
+            self._evolved(one, state, count - at_random, place, found)
+        left = [each for each in self._drawn if each.candidate_id not in one.known | found.keys()]
+        if len(left) < count - len(found):
+            self._draw(one, state)
+            left = [each for each in self._drawn if each.candidate_id not in one.known | found.keys()]
+        # Where evolution gives fewer than asked, more are drawn at random.
+        return [*found.values(), *choose(left, count - len(found), 1.0, place)]
+
+    def _evolved(
+        self, one: Search, state: _State, count: int, place: str, found: dict[CandidateId, Candidate]
+    ) -> None:
+        """Evolve a population, choose a batch of it, and make that into candidates."""
+        from transfer.search.population import EvolutionSettings, evolve
+
+        elites = state.individuals(one.parents or self.foreign)
+        population = evolve(state.table, elites, self._score, state.known, EvolutionSettings(), place)
+        like = [each for each in state.individuals(self.foreign) if each not in state.known]
+        final = [*population.individuals[:_FINAL], *like]
+        if not final:
+            one.may_gain = 0.0
+            return
+        judged = self.judge.of_genes(self.workload, final)
+        likely = judged.log_scores + np.log(np.maximum(self.judge.validity(self.workload, final), 1e-3))
+        order = state.learner.choose(
+            judged.features, likely, min(len(final), round(count * _SPARE * 2)), _BOLDNESS
+        )
+        batch = order[:count]
+        one.may_gain = state.learner.gain(judged.features[batch], judged.log_scores[batch], one.tried)
+        wanted = [final[at] for at in order]
+        if not one.tried:
+            paired = [Candidate(workload_id=self.workload.workload_id, trace=t) for t in self.foreign]
+            fresh = [each for each in paired if each.candidate_id not in one.known]
+            found |= {each.candidate_id: _as(each, "paired") for each in fresh[: round(count * _PAIRED)]}
+        for _ in range(_CALLS):
+            missing = count - len(found)
+            if missing <= 0 or not wanted:
+                break
+            asked, wanted = wanted[: round(missing * _SPARE + 0.5)], wanted[round(missing * _SPARE + 0.5) :]
+            made = self.derive([each.design.trace(each.genes) for each in asked])
+            # Asked for again it would come back again: refused, or another name of a known one.
+            state.known.update(asked)
+            origin = "model" if self.judge.version else "evolved"
+            for each in made:
+                if each.candidate_id not in one.known and len(found) < count:
+                    found.setdefault(each.candidate_id, _as(each, origin))
+
+    def _score(self, individuals: Sequence[Individual]) -> NDArray[np.float64]:
+        judged = self.judge.of_genes(self.workload, individuals)
+        return self._ready().learner.log_speeds(judged.features, judged.log_scores)
+
+    def _draw(self, one: Search, state: _State) -> None:
+        known = one.known | {each.candidate_id for each in self._drawn}
+        fresh = self.draw(FIRST, known)
+        self._drawn += fresh
+        for each in fresh:
+            state.meet(each.trace, is_measured=False)
+
+    def _ready(self) -> _State:
+        if self._state is None:
+            self._state = _State()
+            for trace in self.foreign:
+                self._state.meet(trace, is_measured=False)
+        return self._state
+
+
+class _State:
+    """Designs, and what was learnt of them. Made at the first use: it loads numpy's company."""
+
+    def __init__(self) -> None:
+        from transfer.search.decisions import DesignTable
+        from transfer.search.learner import Learner
+
+        self.table = DesignTable()
+        self.learner = Learner()
+        #: Measured, asked for, or refused.
+        self.known: set[Individual] = set()
+
+    def meet(self, trace: str, *, is_measured: bool = True) -> bool:
+        """Take up the design of a trace; False where it is none that can evolve."""
+        from transfer.errors import TraceError
+        from transfer.search.population import Individual
+
+        try:
+            one = Individual(*self.table.read(trace))
+        except TraceError:
+            return False
+        if is_measured:
+            self.known.add(one)
+        return True
+
+    def individuals(self, traces: Iterable[str]) -> list[Individual]:
+        """Candidates of traces that can evolve."""
+        from transfer.search.population import Individual
+
+        return [
+            Individual(*self.table.read(trace)) for trace in traces if self.meet(trace, is_measured=False)
+        ]
+
+
+def _as(one: Candidate, origin: str) -> Candidate:
+    return Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect, origin=origin)

@@ -1,0 +1,206 @@
+"""What a search knows and measures next: rounds of one device.
+
+`tuning.py` measures them. A device that makes programs gets candidates that evolve in memory
+(`evolution.py`); one that answers from records gets those of its records that the head puts first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId
+from agents.trust import is_live
+from fleet.collection.clock import Clock
+from fleet.collection.selection import best_traces
+from fleet.collection.settings import Engine
+from fleet.collection.trust import devices_of_family, imported_candidates, ours
+from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.store.noise import noise_floor
+from fleet.store.reader import StoreReader
+from fleet.tuning.decision_scorer import DecisionScorer
+from fleet.tuning.evolution import Evolution
+from fleet.tuning.search import (
+    USED_UP,
+    Search,
+    choose,
+    end_where_nothing_is_left,
+    next_search,
+    unmeasured,
+)
+
+#: Mutants and random candidates that a round of a device without programs draws and ranks.
+_MUTANTS, _RANDOM = 64, 32
+#: Share of such a round that is drawn at random from what the model did not put first.
+_EXPLORATION = 0.125
+#: Best candidates taken over from each source device.
+_FOREIGN = 6
+#: Noise floor of a device that nothing was measured twice on.
+_FLOOR = 0.01
+
+
+class Rounds:
+    """Draws what the search measures next.
+
+    Args:
+        engine: Has agents draw and make candidates.
+        device_id: The device.
+        workloads: What is searched.
+        ranker: Knows the device's champion.
+        clock: Told of the time.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        device_id: DeviceId,
+        workloads: Sequence[Workload],
+        ranker: CandidateRanker,
+        clock: Clock,
+        seed: int = 0,
+    ) -> None:
+        self._engine = engine
+        self._device_id = device_id
+        self._ranker = ranker
+        self._clock = clock
+        self._seed = seed
+        self._judge = DecisionScorer(ranker, device_id)
+        self._evolutions: dict[WorkloadId, Evolution] = {}
+        self._foreign: Mapping[WorkloadId, list[str]] = {}
+        #: Candidates that a live device does not measure; None where the device is no live one.
+        self._imported: set[CandidateId] | None = None
+        #: In the order of the workloads.
+        self.searches = [Search(workload) for workload in workloads]
+        #: Version of the model that ranks; empty until one did.
+        self.version = ""
+        #: By what share latencies of the device differ where nothing changed.
+        self.noise_floor = _FLOOR
+
+    @property
+    def open(self) -> list[Search]:
+        """Searches that may get another round."""
+        return [one for one in self.searches if not one.ended]
+
+    @property
+    def why_no_model(self) -> str:
+        """Why candidates were taken as drawn; empty where a model ranked them."""
+        if self.version:
+            return ""
+        if not any(one.tried for one in self.searches):
+            return "its designs are all measured: none was left to rank"
+        return self._ranker.why_not(self._device_id) or f"no model serves {self._device_id} yet"
+
+    def read(self, environment_id: str) -> None:
+        """Read the store: the device in its present environment, and its source devices."""
+        store = self._engine.store()
+        devices = store.devices()
+        live = is_live(devices[self._device_id].spec)
+        if live:
+            self._imported = set[CandidateId]().union(*imported_candidates(store).values())
+        floor = noise_floor(self._records(store, self._device_id))
+        self.noise_floor = floor.median_change if floor is not None else _FLOOR
+        known: dict[WorkloadId, list[Record]] = {}
+        for one, measured in self.measured(store, environment_id):
+            one.know(measured)
+            known[one.workload.workload_id] = measured
+        workload_ids = [one.workload.workload_id for one in self.searches]
+        found: dict[WorkloadId, list[str]] = {}
+        for source_device in devices_of_family(devices, devices[self._device_id].spec.family, live=live):
+            if source_device == self._device_id:
+                continue
+            best = best_traces(self._records(store, source_device), workload_ids, _FOREIGN)
+            for workload_id, traces in best.items():
+                found.setdefault(workload_id, []).extend(traces)
+        self._foreign = found
+        if live:
+            for one in self.searches:
+                workload_id = one.workload.workload_id
+                evolution = self._evolution(one.workload, found.get(workload_id, []))
+                self._evolutions[workload_id] = evolution
+                with self._clock.part("learn"):
+                    evolution.learn(known.get(workload_id, []))
+
+    def _evolution(self, workload: Workload, foreign: Sequence[str]) -> Evolution:
+        def draw(count: int, exclude: Iterable[CandidateId]) -> list[Candidate]:
+            # The same seed gives the same draws, less what is excluded.
+            with self._clock.part("draw"):
+                return self._engine.propose(
+                    self._device_id, workload, count, self._seed, sorted(exclude)
+                ).result()
+
+        def derive(traces: Sequence[str]) -> list[Candidate]:
+            with self._clock.part("draw"):
+                return list(self._engine.derive(self._device_id, workload, traces).result().candidates)
+
+        return Evolution(workload, self._judge, draw, derive, foreign)
+
+    def measured(self, store: StoreReader, environment_id: str) -> Iterator[tuple[Search, list[Record]]]:
+        """Give what the device has measured in an environment, search by search; none without a record."""
+        of: dict[WorkloadId, list[Record]] = {}
+        for record in self._records(store, self._device_id):
+            if record.environment_id == environment_id:
+                of.setdefault(record.workload_id, []).append(record)
+        for one in self.searches:
+            if one.workload.workload_id in of:
+                yield one, of[one.workload.workload_id]
+
+    def _records(self, store: StoreReader, device_id: DeviceId) -> Iterable[Record]:
+        records = store.records(device_id=device_id)
+        return records if self._imported is None else ours(records, self._imported)
+
+    def learn(self, one: Search, chosen: Sequence[Candidate], records: Sequence[Record]) -> None:
+        """Take in a round of a workload, and end those of which another is not worth its time."""
+        one.learn(chosen, records)
+        if evolution := self._evolutions.get(one.workload.workload_id):
+            with self._clock.part("learn"):
+                evolution.learn(records)
+        end_where_nothing_is_left(self.searches, self.noise_floor)
+
+    def draw(self, count: int) -> tuple[Search, list[Candidate], str]:
+        """Choose a workload and candidates of it; none where its space gives no more.
+
+        Returns:
+            The search of the workload, the candidates, the version of the model that ranked them.
+        """
+        one = next_search(self.open)
+        evolution = self._evolutions.get(one.workload.workload_id)
+        if evolution is None:
+            chosen, version = self._recorded(one, count)
+        else:
+            with self._clock.part("rank"):
+                chosen = evolution.propose(one, count, self._seed)
+            version = self._judge.version
+        if not chosen:
+            one.ended = USED_UP
+        self.version = version or self.version
+        return one, chosen, version
+
+    def _recorded(self, one: Search, count: int) -> tuple[list[Candidate], str]:
+        """Candidates of a device that answers from records."""
+        workload = one.workload
+        foreign = self._foreign.get(workload.workload_id, [])
+        # What is fast on a source device is seldom slow here.
+        paired = [Candidate(workload_id=workload.workload_id, trace=t, origin="paired") for t in foreign]
+        drawn = unmeasured(paired, one.known)
+        with self._clock.part("draw"):
+            parents = one.parents or foreign
+            exclude = sorted(one.known | {candidate.candidate_id for candidate in drawn})
+            place = self._seed + len(exclude)
+            if parents:
+                drawn += self._engine.evolve(
+                    self._device_id, workload, parents, _MUTANTS, place, exclude
+                ).result()
+                exclude = sorted(one.known | {candidate.candidate_id for candidate in drawn})
+            count_random = _RANDOM if parents else _MUTANTS
+            drawn += self._engine.propose(self._device_id, workload, count_random, place, exclude).result()
+        if not drawn:
+            return [], ""
+        with self._clock.part("rank"):
+            ranking = self._ranker.rank(workload, self._device_id, drawn)
+        if ranking is None:
+            # Without a model the draw's own order would put all mutants first.
+            return choose(drawn, count, 1.0, f"{self._seed}/{one.tried}"), ""
+        ranked = [replace(each, origin="model") for each in ranking.first(drawn, len(drawn))]
+        chosen = choose(ranked, count, _EXPLORATION, f"{self._seed}/{one.tried}")
+        return chosen, ranking.model.version

@@ -1,0 +1,152 @@
+"""What a search learns of one workload while it goes on: a process on the errors of the head.
+
+With no measurement the order is the head's; with a few hundred it is mostly theirs. The process also says how
+sure it is of each candidate: that is what choosing a diverse batch, and stopping, are made of.
+
+A guard keeps it from harm: before a round is learnt, the process and the head alone are both asked to order
+it; where the head alone ordered the last rounds better, its order counts.
+
+Legend: N candidates, n measured ones, P features.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.data.ranking import rank_agreement
+from transfer.search.process import Floats, Process, fit_process
+
+#: Measured candidates that a fit takes at most: the best half of them, and the newest. Bounds its time.
+_MOST = 320
+#: Rounds that the guard looks back on, and candidates that a round must have to count.
+_ROUNDS, _LEAST = 4, 4
+#: Candidates slower than the best by more than this factor, as a logarithm, count as this slow.
+_SLOWEST = 2.0
+#: Of a round's gain: its quantile, and the draws that it is taken from.
+_QUANTILE, _DRAWS = 0.9, 512
+
+
+@dataclass(slots=True, eq=False)
+class Learner:
+    """Learns one workload; not safe between threads."""
+
+    #: Kendall's tau of the process and of the head alone, on each of the last rounds before it was learnt.
+    judged: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
+    _features: list[NDArray[np.float32]] = field(default_factory=list)
+    _head: list[Floats] = field(default_factory=list)
+    _speed: list[Floats] = field(default_factory=list)
+    _process: Process | None = None
+
+    @property
+    def count(self) -> int:
+        """Measured candidates that it knows."""
+        return sum(map(len, self._speed))
+
+    @property
+    def best(self) -> float:
+        """Highest logarithm of a speed that was measured; -infinity before."""
+        return max((float(one.max()) for one in self._speed), default=-np.inf)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it ordered the last rounds at least as well as the head alone."""
+        return sum(mine for mine, _ in self.judged) >= sum(other for _, other in self.judged)
+
+    def learn(self, features: NDArray[np.float32], head: Floats, latency_secs: Floats) -> None:
+        """Take in a round.
+
+        Args:
+            features: (n, P) flat features.
+            head: (n,) logarithms of the head's scores; zeros where there is no head.
+            latency_secs: (n,) of candidates that ran.
+        """
+        speed = -np.log(np.asarray(latency_secs, dtype=np.float64))
+        head = np.asarray(head, dtype=np.float64)
+        if self.count and len(speed) >= _LEAST and np.ptp(head) > 0:
+            one = np.zeros(len(speed), dtype=np.int32)
+            mine = self._fitted(features).mean(features, head)
+            self.judged.append((rank_agreement(mine, speed, one), rank_agreement(head, speed, one)))
+        if len(speed):
+            self._features.append(np.asarray(features, dtype=np.float32))
+            self._head.append(head)
+            self._speed.append(speed)
+            self._process = None
+
+    def begin(self, features: NDArray[np.float32]) -> None:
+        """Fit what was learnt to candidates that will be asked about, (N, P) features of some of them."""
+        self._process = self._fit(features)
+
+    def log_speeds(self, features: NDArray[np.float32], head: Floats) -> Floats:
+        """(N,) expected logarithms of speeds up to a constant; the head's where the guard says so."""
+        if not self.count or not self.is_trusted:
+            return head
+        return self._fitted(features).mean(features, head)
+
+    def choose(self, features: NDArray[np.float32], head: Floats, count: int, boldness: float) -> list[int]:
+        """Choose a batch: promising candidates that do not repeat each other.
+
+        One after the other, the candidate with the highest mean + boldness * spread is taken; the spread of
+        the others falls by what its measurement would tell of them (GP-BUCB; Desautels et al. 2014).
+
+        Args:
+            features: (N, P) flat features.
+            head: (N,) logarithms of the head's scores.
+            count: Of the batch.
+            boldness: Standard deviations that a candidate gets as credit.
+
+        Returns:
+            Places in the order chosen, fewer where there are fewer candidates.
+        """
+        process = self._fitted(features)
+        mean, covariance = self.log_speeds(features, head), process.covariance(features, head)
+        chosen: list[int] = []
+        open_ = np.ones(len(mean), dtype=np.bool_)
+        for _ in range(min(count, len(mean))):
+            spread = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+            place = int(np.argmax(np.where(open_, mean + boldness * spread, -np.inf)))
+            chosen.append(place)
+            open_[place] = False
+            column = covariance[:, place]
+            covariance = covariance - np.outer(column, column) / (column[place] + process.noise**2)
+        return chosen
+
+    def gain(self, features: NDArray[np.float32], head: Floats, seed: int) -> float:
+        """What the measurement of a batch may gain: by this share the best latency falls in 1 of 10 cases.
+
+        Args:
+            features: (N, P) flat features of the batch.
+            head: (N,) logarithms of the head's scores.
+            seed: Of the draws.
+        """
+        if not self.count or not len(head):
+            return 1.0
+        process = self._fitted(features)
+        mean, covariance = process.mean(features, head), process.covariance(features, head)
+        values, vectors = np.linalg.eigh(covariance)
+        noise = np.random.default_rng(seed).standard_normal((_DRAWS, len(mean)))
+        drawn = mean + (noise * np.sqrt(np.maximum(values, 0))) @ vectors.T
+        highest = float(np.quantile(drawn.max(axis=1), _QUANTILE))
+        return float(-np.expm1(min(0.0, self.best - highest)))
+
+    def _fitted(self, features: NDArray[np.float32]) -> Process:
+        if self._process is None:
+            self._process = self._fit(features)
+        return self._process
+
+    def _fit(self, others: NDArray[np.float32]) -> Process:
+        if not self._speed:
+            nothing = np.zeros(0)
+            return fit_process(others[:0], nothing, nothing, others)
+        features = np.concatenate(self._features)
+        head, speed = np.concatenate(self._head), np.concatenate(self._speed)
+        if len(speed) > _MOST:
+            best = np.argsort(-speed, kind="stable")[: _MOST // 2]
+            newest = np.setdiff1d(np.arange(len(speed)), best)[-(_MOST - len(best)) :]
+            kept = np.sort(np.concatenate([best, newest]))
+            features, head, speed = features[kept], head[kept], speed[kept]
+        # How slow the slow ones are exactly is nothing to learn from.
+        return fit_process(features, head, np.maximum(speed, speed.max() - _SLOWEST), others)

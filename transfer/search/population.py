@@ -1,0 +1,141 @@
+"""Evolution of a population of candidates by their scores: several generations, nothing built or replayed.
+
+The first generation is drawn at random, and near the best measured candidates; each further one are mutants
+and crossings of the best so far. What comes out are all candidates that were scored, the best first. Ansor
+(Zheng et al. 2020, section 5.1) and MetaSchedule evolve so; they replay every child, here it is numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.search.decisions import Design, DesignTable, Genes
+
+#: Tries at a child that is not known yet, for each one wanted.
+_TRIES = 4
+
+
+class Individual(NamedTuple):
+    """A candidate of a workload."""
+
+    design: Design
+    genes: Genes
+
+
+Score = Callable[[Sequence[Individual]], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvolutionSettings:
+    """How large a population is."""
+
+    #: Drawn at random, and mutants of the best measured ones, in the first generation.
+    drawn: int = 384
+    mutants: int = 256
+    #: After the first.
+    generations: int = 4
+    #: Of each further generation.
+    children: int = 384
+    #: Of the best so far, from which children come.
+    parents: int = 96
+    #: Share of children with two parents.
+    crossed: float = 0.35
+
+
+@dataclass(slots=True, eq=False)
+class Population:
+    """Scored candidates, the best first."""
+
+    individuals: list[Individual]
+    scores: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        """Number of candidates."""
+        return len(self.individuals)
+
+
+def evolve(
+    table: DesignTable,
+    elites: Sequence[Individual],
+    score: Score,
+    known: Collection[Individual],
+    settings: EvolutionSettings,
+    seed: str,
+) -> Population:
+    """Evolve candidates of one workload.
+
+    Args:
+        table: Designs to draw from; at least one.
+        elites: The best measured candidates, best first.
+        score: Logarithms of speeds, or anything that is higher for better ones; must not depend on company.
+        known: Candidates that are not wanted: measured, or refused.
+        settings: How many.
+        seed: Equal arguments give equal populations.
+    """
+    dice = random.Random(f"evolution/{seed}")
+    seen = set(known)
+    designs = table.designs
+    fresh = _fresh(settings.drawn, seen, lambda: _drawn(dice.choice(designs), dice))
+    if elites:
+        ranks = [1 / (1 + rank) for rank in range(len(elites))]
+        fresh += _fresh(settings.mutants, seen, lambda: _mutant(dice.choices(elites, ranks)[0], table, dice))
+    individuals, scores = fresh, score(fresh) if fresh else np.zeros(0)
+    for _ in range(settings.generations):
+        order = np.argsort(-scores, kind="stable")[: settings.parents]
+        parents = [*elites[: settings.parents // 8], *(individuals[place] for place in order.tolist())]
+        if not parents:
+            break
+        chances = [1 / (2 + rank) for rank in range(len(parents))]
+
+        def child(parents: Sequence[Individual] = parents, chances: Sequence[float] = chances) -> Individual:
+            first = dice.choices(parents, chances)[0]
+            if dice.random() < settings.crossed:
+                return _crossed(first, dice.choices(parents, chances)[0], table, dice)
+            return _mutant(first, table, dice)
+
+        children = _fresh(settings.children, seen, child)
+        if not children:
+            break
+        individuals = individuals + children
+        scores = np.concatenate([scores, score(children)])
+    order = np.argsort(-scores, kind="stable")
+    return Population([individuals[place] for place in order.tolist()], scores[order])
+
+
+def _fresh(count: int, seen: set[Individual], make: Callable[[], Individual]) -> list[Individual]:
+    """Up to `count` candidates that nobody has seen, which then are."""
+    found: list[Individual] = []
+    for _ in range(_TRIES * count):
+        if len(found) == count:
+            break
+        one = make()
+        if one not in seen:
+            seen.add(one)
+            found.append(one)
+    return found
+
+
+def _drawn(design: Design, dice: random.Random) -> Individual:
+    return Individual(design, design.draw(dice))
+
+
+def _mutant(parent: Individual, table: DesignTable, dice: random.Random) -> Individual:
+    """A mutant; now and then in another design whose genes have the same form."""
+    design = parent.design
+    alike = table.alike(design)
+    if len(alike) > 1 and dice.random() < 1 / (1 + len(design.places)):
+        design = dice.choice(alike)
+        return Individual(design, design.cross(parent.genes, parent.genes, dice))
+    return Individual(design, design.mutate(parent.genes, dice))
+
+
+def _crossed(first: Individual, second: Individual, table: DesignTable, dice: random.Random) -> Individual:
+    if second.design is not first.design and second.design not in table.alike(first.design):
+        return _mutant(first, table, dice)
+    return Individual(first.design, first.design.cross(first.genes, second.genes, dice))
