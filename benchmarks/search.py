@@ -1,10 +1,15 @@
 """What heads are worth in a search: `python -m benchmarks.search --json --store STORE --device DEVICE`.
 
-Workloads that no training learns from (`fleet.models.holdout`) are searched on one device of this host with
-the same number of trials by `fleet tune` with a head trained on the store's other workloads, by `fleet tune`
-without a head, by TVM's `tune_tir` with its XGBoost model, and by random draws. None of the searches knows an
-earlier record of the workload. Then the best program of each is timed again by one agent, in turn. Needs a
-store with records of the device, two cores and, for 3 workloads of 64 trials, some 20 minutes.
+Workloads that no head learns from (`fleet.models.holdout`), of five networks, are searched on one device of
+this host with the same number of trials by `fleet tune` with a head, by `fleet tune` without one, by TVM's
+evolutionary search with its XGBoost model and with its MLP, and by random draws, all on our builder and
+runner; and by `tune_tir` as it is shipped. The head is made from the store's other workloads, with at most
+256 samples of the device. None of the searches knows an earlier record of the workload. After the searches
+of a workload the best program of each is timed again by one agent, in turn.
+
+`--keep FOLDER` keeps every finished run there, and goes on where an earlier one stopped. `--quick`: four
+workloads, one seed, 64 trials, the slow sides on fewer of them (`sides` says on how many). A full run takes
+hours: `--minutes` ends it after the run that is on, and the same command goes on.
 """
 
 from __future__ import annotations
@@ -12,256 +17,206 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.console import Console
+from agents.records import Workload
+from benchmarks.search_figures import (
+    EARLY,
+    MLP,
+    NO_HEAD,
+    OURS,
+    RANDOM,
+    STOCK,
+    XGB,
+    curves,
+    final_losses,
+    gain,
+    noise_floor,
+    scoring_share,
+    trials_ratios,
+    wall_ratios,
+)
+from benchmarks.search_sides import EVALUATOR, SearchBench, best_within, settled
+from fleet.config.settings import load_fleet
 
-from agents.device.batch import Batch
-from agents.device.worker import DeviceWorker
-from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
-from fleet.collection.progress import TerminalDisplay
-from fleet.config.settings import FleetConfig, load_fleet, select_devices
-from fleet.core.request_words import RequestKind
-from fleet.daemon.daemon import UpOptions
-from fleet.daemon.embedded import run_embedded
-from fleet.models.holdout import held_out
-from fleet.models.training import train_version
-from fleet.requests.session import EngineSession
-from fleet.store.store import Store
-from fleet.tuning.tuning import TuneOptions, tune_device
-
-#: TVM's evaluator and ours, alike.
-EVALUATOR = {"number": 1, "repeat": 5, "min_repeat_ms": 10}
-#: What TVM measures a round; ours is that of `fleet.tuning`.
-_PER_ROUND = 16
-#: How often the best programs are timed again, in turn.
-_TURNS = 5
-_SIDES = ("fleet", "fleet_without_head", "tvm", "random")
+NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
 
 
-class Bench:
-    """One device, and the workloads that are searched on it.
+class Plan(NamedTuple):
+    """How much is searched."""
+
+    workloads: int
+    trials: int
+    #: Of ours, with and without a head, and of XGBoost; the others have one.
+    seeds: int
+    #: Workloads and trials of TVM's MLP, and of stock `tune_tir`: they take minutes a workload.
+    mlp: tuple[int, int]
+    stock: tuple[int, int]
+    most_flops: float
+
+
+FULL = Plan(12, 256, 3, (12, 256), (12, 64), 3e8)
+QUICK = Plan(4, 64, 1, (2, 32), (1, 32), 1.2e8)
+
+
+class _Task(NamedTuple):
+    side: str
+    trials: int
+    seed: int
+
+
+def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
+    """Search, time again, and compare; what is missing when time is over is left out, and counted.
 
     Args:
-        settings: With the store that heads are trained from.
-        device: Id of the device.
-        count: Workloads.
-        folder: For stores, models and spools of the searches.
+        bench: The device.
+        plan: How much.
+        ends_at: `time.monotonic` after which nothing more begins.
     """
-
-    def __init__(self, settings: FleetConfig, device: str, count: int, folder: Path) -> None:
-        self._settings = settings
-        self._folder = folder
-        self._cores = os.sched_getaffinity(0)
-        self.spec: DeviceSpec = select_devices(settings)[DeviceId(device)]
-        self.workloads = _searched(settings, count)
-
-    def train(self) -> dict[str, Any]:
-        """Train a version on the store, less the workloads that it holds out."""
-        began = time.perf_counter()
-        found = train_version(self._settings, self._folder / "models", ())
-        return {"version": found["version"], "secs": round(time.perf_counter() - began, 1)}
-
-    def fleet(self, workload: Workload, trials: int, seed: int, *, head: bool) -> tuple[str | None, float]:
-        """The trace that `fleet tune` finds in an empty store, and its wall seconds."""
-        name = f"{workload.workload_id}-{'head' if head else 'none'}-{seed}"
-        store = self._folder / name / "store"
-        networks = tuple(network for network, _ in workload.networks)
-        settings = self._settings.model_copy(
-            update={
-                "store": self._settings.store.model_copy(update={"path": str(store)}),
-                "daemon": self._settings.daemon.model_copy(update={"root": str(store.parent / "fleet")}),
-                "workloads": self._settings.workloads.model_copy(update={"networks": networks}),
-                "training": self._settings.training.model_copy(update={"seed": seed}),
-            }
-        )
-        settings = settings.with_devices(self.spec.device_id)
-        options = TuneOptions(
-            trials=trials,
-            workloads=(workload.name,),
-            models=self._folder / "models" if head else self._folder / "none",
-            out=self._folder / name / "tuned",
-        )
-        os.sched_setaffinity(0, self._cores)
-        began = time.perf_counter()
-        found = _tuned(settings, self.spec, options)
-        secs = time.perf_counter() - began
-        if head and found["model"] is None:
-            raise RuntimeError(f"no head ranked the candidates: {found['why_no_model']}")
-        return _fastest(Store.read(store).records()), secs
-
-    def random(self, workload: Workload, trials: int, seed: int) -> tuple[str | None, float]:
-        """The best trace of random draws, and the wall seconds of drawing and measuring them."""
-        with closing(self._worker(f"random-{workload.workload_id}-{seed}")) as worker:
-            began = time.perf_counter()
-            drawn = worker.propose(workload, trials, seed=seed)
-            records = self._measure(worker, workload, drawn, confirm_within=0.05)
-            return _fastest(records), time.perf_counter() - began
-
-    def tvm(self, workload: Workload, trials: int, seed: int) -> tuple[str | None, float]:
-        """The trace that TVM's search finds, and its wall seconds."""
-        question = {
-            "target": self.spec.target,
-            "module": workload.module_json,
-            "trials": trials,
-            "per_round": _PER_ROUND,
-            "workers": len(self._cores),
-            "seed": seed,
-            "evaluator": EVALUATOR,
-        }
-        os.sched_setaffinity(0, self._cores)
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.tvm_search"],
-            input=json.dumps(question),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        answer = json.loads(done.stdout.splitlines()[-1])
-        return answer["trace"], answer["secs"]
-
-    def timed(self, workload: Workload, traces: dict[str, str | None]) -> dict[str, float | None]:
-        """Latency of each side's program: the median of several turns in which all of them are timed."""
-        known = {side: trace for side, trace in traces.items() if trace is not None}
-        found: dict[str, list[float]] = {side: [] for side in known}
-        with closing(self._worker(f"again-{workload.workload_id}")) as worker:
-            for turn in range(_TURNS):
-                for side, trace in known.items():
-                    one = Candidate(workload_id=workload.workload_id, trace=trace)
-                    # The best of a drifting window come again with the next batch, whichever that is.
-                    found[side] += [
-                        record.latency_secs
-                        for record in self._measure(worker, workload, [one], attempt=turn)
-                        if record.outcome is Outcome.OK and record.candidate_id == one.candidate_id
-                    ]
-        return {side: statistics.median(found[side]) if found.get(side) else None for side in traces}
-
-    def _worker(self, name: str) -> DeviceWorker:
-        os.sched_setaffinity(0, self._cores)
-        return DeviceWorker(self.spec, self._folder / "spools" / name, usable_cores=sorted(self._cores))
-
-    def _measure(
-        self,
-        worker: DeviceWorker,
-        workload: Workload,
-        candidates: list[Candidate],
-        *,
-        attempt: int = 0,
-        confirm_within: float = 0.0,
-    ) -> list[Record]:
-        batch = Batch(
-            candidates=tuple(candidates),
-            workloads={workload.workload_id: workload},
-            protocol=Protocol(check_share=0.0),
-            attempt=attempt,
-            confirm_within=confirm_within,
-        )
-        return worker.measure(batch)
-
-
-def _tuned(settings: FleetConfig, spec: DeviceSpec, options: TuneOptions) -> dict[str, Any]:
-    """What `fleet tune` does where no daemon runs."""
-    console = Console(stderr=True)
-
-    def work(session: EngineSession) -> dict[str, Any]:
-        session.ready([spec.device_id])
-        return tune_device(session, settings, spec, options, TerminalDisplay(console))
-
-    arguments = {"device": spec.device_id, "trials": options.trials}
-    up = UpOptions(models=options.models)
-    return run_embedded(settings, RequestKind.TUNING, arguments, up, console, work)
-
-
-def _searched(settings: FleetConfig, count: int) -> list[Workload]:
-    """Held-out workloads of the store with many FLOPs, of as many operators as there are."""
-    store = Store.read(settings.store.path)
-    workloads = store.own_workloads().values()  # TVM is given no module of others
-    held = held_out(workloads)
-    known = [one for one in workloads if one.workload_id in held and one.networks]
-    known.sort(key=lambda one: -one.flops)
-    chosen: list[Workload] = []
-    while known and len(chosen) < count:
-        operators = [one.operator for one in chosen]
-        chosen.append(min(known, key=lambda one: operators.count(one.operator)))
-        known.remove(chosen[-1])
-    if not chosen:
-        raise SystemExit(f"{settings.store.path} has no held-out workload of a known network: collect more")
-    return chosen
-
-
-def _fastest(records: Any) -> str | None:
-    """The trace of the fastest candidate; measured twice, it counts with its better number."""
-    ok = [record for record in records if record.outcome is Outcome.OK]
-    return min(ok, key=lambda record: record.latency_secs).trace if ok else None
-
-
-def measure(settings: FleetConfig, *, device: str, count: int, trials: int, seed: int) -> dict[str, Any]:
-    """Search each workload four times and compare what was found."""
-    with tempfile.TemporaryDirectory() as made:
-        bench = Bench(settings, device, count, Path(made))
-        trained = bench.train()
-        rows = []
-        for workload in bench.workloads:
-            found = {
-                "fleet": bench.fleet(workload, trials, seed, head=True),
-                "fleet_without_head": bench.fleet(workload, trials, seed, head=False),
-                "tvm": bench.tvm(workload, trials, seed),
-                "random": bench.random(workload, trials, seed),
-            }
-            latencies = bench.timed(workload, {side: trace for side, (trace, _) in found.items()})
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "latency_secs": latencies,
-                    "search_secs": {side: round(secs, 1) for side, (_, secs) in found.items()},
-                }
-            )
-    ratios = {side: _ratio(rows, "latency_secs", side) for side in _SIDES[1:]}
+    head = bench.head()
+    chosen = bench.workloads(NETWORKS, plan.workloads, plan.most_flops)
+    runs: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
+    early: dict[tuple[str, int], dict[str, float | None]] = {}
+    final: dict[tuple[str, int], dict[str, float | None]] = {}
+    turns, missing = [], 0
+    for number, workload in enumerate(chosen):
+        tasks, finished = _tasks(plan, number), {}
+        for task in tasks:
+            if time.monotonic() >= ends_at:
+                break
+            _say(f"{workload.name}: {task.side}, seed {task.seed}")
+            finished[task] = bench.run(task.side, workload, task.trials, task.seed)
+            runs.setdefault(task.side, {})[workload.name, task.seed] = finished[task]
+        missing += len(tasks) - len(finished)
+        if len(finished) < len(tasks):
+            continue
+        timed = bench.timed(f"{len(tasks)}", workload, _programs(finished))
+        turns.append(timed)
+        for label, secs in settled(timed).items():
+            side, seed, when = label.split("/")
+            place = early if when == "early" else final
+            place.setdefault((workload.name, int(seed)), {})[side] = secs
+    for timed_at in (early, final):
+        _share_seeds(timed_at)
     return {
         "benchmark": "search",
-        "device": device,
-        "trials": trials,
-        "trained": trained,
+        "device": bench.spec.device_id,
+        "head": head,
         "evaluator": EVALUATOR,
-        "baseline": "TVM tune_tir with its XGBoost model, LocalBuilder and LocalRunner, a process a core",
-        "workloads": rows,
-        # Above 1: the program of `fleet tune` is faster. Geometric means over the workloads.
-        "ratio_latency_tvm": ratios["tvm"],
-        "ratio_latency_without_head": ratios["fleet_without_head"],
-        "ratio_latency_random": ratios["random"],
-        "ratio_search_secs_tvm": _ratio(rows, "search_secs", "tvm"),
+        "trials": plan.trials,
+        "missing_runs": missing,
+        "sides": {side: len(found) for side, found in runs.items()},
+        **_keys(runs, early, final),
+        "noise_floor": noise_floor(turns),
+        "curves": curves(runs, [16, 32, 64, 128, 256][: plan.trials.bit_length() - 4]),
+        "workloads": _rows(chosen, runs, early, final),
     }
 
 
-def _ratio(rows: list[dict[str, Any]], what: str, side: str) -> float | None:
-    pairs = [(row[what][side], row[what]["fleet"]) for row in rows]
-    if any(theirs is None or ours is None for theirs, ours in pairs):
-        return None
-    return round(math.exp(statistics.fmean(math.log(theirs / ours) for theirs, ours in pairs)), 3)
+def _keys(runs: Any, early: Any, final: Any) -> dict[str, Any]:
+    """The figures that the comparison is about; each is a ratio or a share."""
+    trials, wall, losses = trials_ratios(runs), wall_ratios(runs, final), final_losses(final)
+    head_gain = gain(early, NO_HEAD)
+    return {
+        "median_trials_ratio": round(statistics.median(trials), 3) if trials else None,
+        "trials_ratios": [round(one, 3) for one in trials],
+        "head_gain": None if head_gain is None else head_gain["value"],
+        "head_gain_interval": None if head_gain is None else head_gain["interval"],
+        # Above 1: the program of ours is faster. At 32 trials, and at the end.
+        "early_gains": {side: gain(early, side) for side in (NO_HEAD, XGB, MLP, RANDOM)},
+        "final_gains": {side: gain(final, side) for side in (NO_HEAD, XGB, MLP, RANDOM, STOCK)},
+        "worst_final_loss": round(max(losses.values()), 4) if losses else None,
+        "median_wall_ratio_vs_stock": round(statistics.median(wall), 2) if wall else None,
+        "wall_ratios": [round(one, 2) for one in wall],
+        "scoring_share": scoring_share(runs),
+    }
+
+
+def _tasks(plan: Plan, number: int) -> list[_Task]:
+    """The runs of the workload of this number."""
+    tasks = [_Task(side, plan.trials, seed) for seed in range(plan.seeds) for side in (OURS, NO_HEAD, XGB)]
+    tasks.append(_Task(RANDOM, plan.trials, 0))
+    for side, (workloads, trials) in ((MLP, plan.mlp), (STOCK, plan.stock)):
+        if number < workloads:
+            tasks.append(_Task(side, trials, 0))
+    return tasks
+
+
+def _programs(finished: dict[_Task, dict[str, Any]]) -> dict[str, str]:
+    """Traces to time again by side, seed and moment: the best after some trials, and at the end."""
+    found = {}
+    most = max(task.trials for task in finished)
+    for task, run in finished.items():
+        # A side that was given fewer trials is compared with the others where it was, early.
+        moments = {"final": task.trials} if task.side == STOCK or task.trials == most else {}
+        moments |= {"early": EARLY} if task.side != STOCK else {}
+        for when, trials in moments.items():
+            if (trace := best_within(run, trials)) is not None:
+                found[f"{task.side}/{task.seed}/{when}"] = trace
+    return found
+
+
+def _share_seeds(timed: dict[tuple[str, int], dict[str, float | None]]) -> None:
+    """Give sides with one seed to the other seeds of a workload as well: they are compared with all."""
+    for (name, seed), latencies in timed.items():
+        for side, secs in timed.get((name, 0), {}).items():
+            if seed:
+                latencies.setdefault(side, secs)
+
+
+def _rows(chosen: list[Workload], runs: Any, early: Any, final: Any) -> list[dict[str, Any]]:
+    rows = []
+    for one in chosen:
+        seeds = sorted({seed for name, seed in final if name == one.name})
+        rows.append(
+            {
+                "workload": one.name,
+                "networks": [name for name, _ in one.networks],
+                "flops": one.flops,
+                "early_secs": [early.get((one.name, seed)) for seed in seeds],
+                "final_secs": [final.get((one.name, seed)) for seed in seeds],
+                "search_secs": {
+                    side: [round(run["secs"], 1) for (name, _), run in found.items() if name == one.name]
+                    for side, found in runs.items()
+                },
+                "trials": {
+                    side: [len(run["trials"]) for (name, _), run in found.items() if name == one.name]
+                    for side, found in runs.items()
+                },
+            }
+        )
+    return rows
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Parse the command line, search, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--store", type=Path, required=True, help="records that the head is trained from")
+    parser.add_argument("--store", type=Path, required=True, help="records that the head is made from")
     parser.add_argument("--device", required=True, help="device of this host, by its id")
-    parser.add_argument("--workloads", type=int, default=3, help="held-out workloads to search")
-    parser.add_argument("--trials", type=int, default=64, help="candidates that each side measures of each")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="4 workloads, 1 seed, 64 trials")
+    parser.add_argument("--keep", type=Path, help="folder of finished runs; an earlier one goes on")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="nothing more begins after these")
+    for name in ("workloads", "trials", "seeds"):
+        parser.add_argument(f"--{name}", type=int, help=f"other {name} than the plan's")
     options = parser.parse_args()
+    plan = QUICK if options.quick else FULL
+    asked = {name: getattr(options, name) for name in ("workloads", "trials", "seeds")}
+    plan = plan._replace(**{name: value for name, value in asked.items() if value is not None})
     settings = load_fleet(None, {"store.path": str(options.store)}).config
-    found = measure(
-        settings, device=options.device, count=options.workloads, trials=options.trials, seed=options.seed
-    )
+    ends_at = time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory() as made:
+        bench = SearchBench(settings, options.device, options.keep or Path(made))
+        found = measure(bench, plan, ends_at)
     print(json.dumps(found, indent=None if options.json else 2))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload
+from fleet.collection.clock import Clock
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.search import Search, choose
 
@@ -48,6 +49,8 @@ class Evolution:
     draw: Draw
     #: Makes candidates of decisions; some are refused.
     derive: Derive
+    #: Told of the time that scoring takes.
+    clock: Clock
     #: Traces of the best candidates of like devices.
     foreign: Sequence[str] = ()
     _drawn: list[Candidate] = field(default_factory=list)
@@ -93,23 +96,8 @@ class Evolution:
         self, one: Search, state: _State, count: int, place: str, found: dict[CandidateId, Candidate]
     ) -> None:
         """Evolve a population, choose a batch of it, and make that into candidates."""
-        from transfer.search.population import EvolutionSettings, evolve
-
-        elites = state.individuals(one.parents or self.foreign)
-        population = evolve(state.table, elites, self._score, state.known, EvolutionSettings(), place)
-        like = [each for each in state.individuals(self.foreign) if each not in state.known]
-        final = [*population.individuals[:_FINAL], *like]
-        if not final:
-            one.may_gain = 0.0
-            return
-        judged = self.judge.of_genes(self.workload, final)
-        likely = judged.log_scores + np.log(np.maximum(self.judge.validity(self.workload, final), 1e-3))
-        order = state.learner.choose(
-            judged.features, likely, min(len(final), round(count * _SPARE * 2)), _BOLDNESS
-        )
-        batch = order[:count]
-        one.may_gain = state.learner.gain(judged.features[batch], judged.log_scores[batch], one.tried)
-        wanted = [final[at] for at in order]
+        with self.clock.part("rank"):
+            wanted = self._ranked(one, state, count, place)
         if not one.tried:
             paired = [Candidate(workload_id=self.workload.workload_id, trace=t) for t in self.foreign]
             fresh = [each for each in paired if each.candidate_id not in one.known]
@@ -126,6 +114,24 @@ class Evolution:
             for each in made:
                 if each.candidate_id not in one.known and len(found) < count:
                     found.setdefault(each.candidate_id, _as(each, origin))
+
+    def _ranked(self, one: Search, state: _State, count: int, place: str) -> list[Individual]:
+        """The batch, and some more that take the places of those that make no program."""
+        from transfer.search.population import EvolutionSettings, evolve
+
+        elites = state.individuals(one.parents or self.foreign)
+        population = evolve(state.table, elites, self._score, state.known, EvolutionSettings(), place)
+        like = [each for each in state.individuals(self.foreign) if each not in state.known]
+        final = [*population.individuals[:_FINAL], *like]
+        if not final:
+            one.may_gain = 0.0
+            return []
+        judged = self.judge.of_genes(self.workload, final)
+        likely = judged.log_scores + np.log(np.maximum(self.judge.validity(self.workload, final), 1e-3))
+        order = state.learner.choose(judged.features, likely, round(2 * count * _SPARE), _BOLDNESS)
+        batch = order[:count]
+        one.may_gain = state.learner.gain(judged.features[batch], judged.log_scores[batch], one.tried)
+        return [final[at] for at in order]
 
     def _score(self, individuals: Sequence[Individual]) -> NDArray[np.float64]:
         judged = self.judge.of_genes(self.workload, individuals)

@@ -133,7 +133,7 @@ class Rounds:
             with self._clock.part("draw"):
                 return list(self._engine.derive(self._device_id, workload, traces).result().candidates)
 
-        return Evolution(workload, self._judge, draw, derive, foreign)
+        return Evolution(workload, self._judge, draw, derive, self._clock, foreign)
 
     def measured(self, store: StoreReader, environment_id: str) -> Iterator[tuple[Search, list[Record]]]:
         """Give what the device has measured in an environment, search by search; none without a record."""
@@ -168,8 +168,7 @@ class Rounds:
         if evolution is None:
             chosen, version = self._recorded(one, count)
         else:
-            with self._clock.part("rank"):
-                chosen = evolution.propose(one, count, self._seed)
+            chosen = evolution.propose(one, count, self._seed)
             version = self._judge.version
         if not chosen:
             one.ended = USED_UP

@@ -183,7 +183,7 @@ def test_a_search_without_a_head_learns_from_its_rounds() -> None:
     agent = FakeAgent()
     ranker = SimpleNamespace(head=lambda _: None, why_not=lambda _: "")
     judge = DecisionScorer(ranker, DeviceId("new"))  # type: ignore[arg-type]
-    evolution = Evolution(agent.workload, judge, agent.draw, agent.derive)
+    evolution = Evolution(agent.workload, judge, agent.draw, agent.derive, Clock())
     one = Search(agent.workload)
     for _ in range(5):
         chosen = evolution.propose(one, 16, seed=0)

@@ -1,0 +1,293 @@
+"""The sides of `benchmarks.search`: each searches one workload, on the same builder and runner.
+
+Every finished run is a file of the folder, so that a stopped benchmark goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agents.codec import workload_from_json
+from agents.device.batch import Batch
+from agents.device.worker import DeviceWorker
+from agents.files import write_durably
+from agents.records import (
+    REPEATS,
+    Candidate,
+    DeviceId,
+    DeviceSpec,
+    Outcome,
+    Protocol,
+    Record,
+    Workload,
+    as_json_dict,
+)
+from benchmarks.search_figures import MLP, NO_HEAD, OURS, RANDOM, STOCK, XGB
+from fleet.collection.progress import TerminalDisplay
+from fleet.config.settings import FleetConfig, select_devices
+from fleet.core.request_words import RequestKind
+from fleet.daemon.daemon import UpOptions
+from fleet.daemon.embedded import run_embedded
+from fleet.models.holdout import is_held_out
+from fleet.models.training import train_version
+from fleet.requests.session import EngineSession
+from fleet.store.store import Store
+from fleet.tuning.tuning import TuneOptions, tune_device
+
+#: TVM's evaluator and ours, alike.
+EVALUATOR = {"number": 1, "repeat": 5, "min_repeat_ms": 10}
+#: Samples of the device that its head may be made from.
+MOST_SAMPLES = 256
+#: What a round measures; ours is that of `fleet.tuning`.
+_PER_ROUND = 16
+#: How often the best programs are timed again, in turn.
+_TURNS = 5
+_SECS_LIMIT = 3600.0
+
+
+class SearchBench:
+    """One device, the head that it is searched with, and the runs so far.
+
+    Args:
+        settings: With the store that the head is made from.
+        device: Id of the device.
+        folder: For stores, models, spools and finished runs; kept.
+    """
+
+    def __init__(self, settings: FleetConfig, device: str, folder: Path) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._cores = os.sched_getaffinity(0)
+        self.spec: DeviceSpec = select_devices(settings)[DeviceId(device)]
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+
+    def head(self) -> dict[str, Any]:
+        """Make the device's head from other workloads of the store, with few samples of the device."""
+        return self._once("head", self._trained)
+
+    def workloads(self, networks: tuple[str, ...], count: int, most_flops: float) -> list[Workload]:
+        """Workloads that no head learns from: of the networks in turn, and of as many operators."""
+
+        def listed() -> dict[str, Any]:
+            with closing(self._worker("workloads")) as worker:
+                return {"found": [as_json_dict(one) for one in worker.network_workloads(networks)]}
+
+        known = [workload_from_json(one) for one in self._once("workloads", listed)["found"]]
+        known = [one for one in known if is_held_out(one) and 1e6 <= one.flops <= most_flops]
+        known.sort(key=lambda one: (-one.flops, one.workload_id))
+        chosen: list[Workload] = []
+        while known and len(chosen) < count:
+            operators = [one.operator for one in chosen]
+            used = [name for one in chosen for name, _ in one.networks]
+
+            def weight(
+                one: Workload, operators: list[str] = operators, used: list[str] = used
+            ) -> tuple[int, int]:
+                return min(used.count(name) for name, _ in one.networks), operators.count(one.operator)
+
+            chosen.append(min(known, key=weight))
+            known.remove(chosen[-1])
+        return chosen
+
+    def run(self, side: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
+        """A side's search: see `search_figures`; `best` holds the trace of the best program by trials."""
+        ways: dict[str, Callable[[], dict[str, Any]]] = {
+            OURS: lambda: self._ours(workload, trials, seed, head=True),
+            NO_HEAD: lambda: self._ours(workload, trials, seed, head=False),
+            RANDOM: lambda: self._random(workload, trials, seed),
+            **{
+                name: lambda name=name: self._tvm(name, workload, trials, seed)  # type: ignore[misc]
+                for name in (XGB, MLP, STOCK)
+            },
+        }
+        return self._once(f"{side}-{workload.workload_id}-{trials}-{seed}", ways[side])
+
+    def timed(self, name: str, workload: Workload, traces: Mapping[str, str]) -> dict[str, list[float]]:
+        """Latencies of programs in several turns in which all of them are timed, one after the other."""
+
+        def measure() -> dict[str, Any]:
+            found: dict[str, list[float]] = {label: [] for label in traces}
+            with closing(self._worker(f"again-{workload.workload_id}")) as worker:
+                for turn in range(_TURNS):
+                    for trace in dict.fromkeys(traces.values()):
+                        one = Candidate(workload_id=workload.workload_id, trace=trace)
+                        # The best of a drifting window come again with the next batch, whichever that is.
+                        secs = [
+                            record.latency_secs
+                            for record in self._measure(worker, workload, [one], attempt=turn)
+                            if record.outcome is Outcome.OK and record.candidate_id == one.candidate_id
+                        ]
+                        for label, mine in traces.items():
+                            if mine == trace:
+                                found[label] += secs[:1]
+            return found
+
+        return self._once(f"timed-{name}-{workload.workload_id}", measure)
+
+    def _trained(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        known = self._folder / "known"
+        source = Store.read(self._settings.store.path)
+        workloads = source.own_workloads()
+        left = MOST_SAMPLES
+        kept: list[Record] = []
+        for record in source.records():
+            workload = workloads.get(record.workload_id)
+            if workload is None or is_held_out(workload):
+                continue
+            if record.device_id == self.spec.device_id:
+                if left <= 0:
+                    continue
+                left -= record.attempt == 0
+            kept.append(record)
+        with Store.open(known) as store:
+            for entry in source.devices().values():
+                if entry.descriptor is not None:
+                    store.put_device(entry.spec, entry.descriptor)
+            store.put_workloads(list(workloads.values()), own=True)
+            store.append(kept)
+        settings = self._settings.model_copy(
+            update={"store": self._settings.store.model_copy(update={"path": str(known)})}
+        )
+        found = train_version(settings, self._folder / "models", ())
+        return {
+            "version": found["version"],
+            "samples": MOST_SAMPLES - left,
+            "records_of_other_devices": sum(one.device_id != self.spec.device_id for one in kept),
+            "learnt_workloads": len({one.workload_id for one in kept}),
+            "secs": round(time.perf_counter() - began, 1),
+        }
+
+    def _ours(self, workload: Workload, trials: int, seed: int, *, head: bool) -> dict[str, Any]:
+        name = f"{workload.workload_id}-{'head' if head else 'none'}-{trials}-{seed}"
+        place = self._folder / "stores" / f"{name}-{time.time_ns()}"  # empty, also after a kill
+        networks = tuple(network for network, _ in workload.networks)
+        settings = self._settings.model_copy(
+            update={
+                "store": self._settings.store.model_copy(update={"path": str(place / "store")}),
+                "daemon": self._settings.daemon.model_copy(update={"root": str(place / "fleet")}),
+                "workloads": self._settings.workloads.model_copy(update={"networks": networks}),
+                "training": self._settings.training.model_copy(update={"seed": seed}),
+            }
+        ).with_devices(self.spec.device_id)
+        options = TuneOptions(
+            trials=trials,
+            workloads=(workload.name,),
+            models=self._folder / ("models" if head else "none"),
+            out=place / "tuned",
+        )
+        os.sched_setaffinity(0, self._cores)
+        began, clock = time.time(), time.perf_counter()
+        found = _tuned(settings, self.spec, options)
+        secs = time.perf_counter() - clock
+        if head and found["model"] is None:
+            raise RuntimeError(f"no head ranked the candidates: {found['why_no_model']}")
+        records = sorted(Store.read(place / "store").records(), key=lambda one: one.measured_at)
+        return {**_curve(records, began), "secs": secs, "parts": found["seconds"], "ended": found["ended"]}
+
+    def _random(self, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
+        with closing(self._worker(f"random-{workload.workload_id}-{seed}")) as worker:
+            began, clock = time.time(), time.perf_counter()
+            drawn = worker.propose(workload, trials, seed=seed)
+            records = self._measure(worker, workload, drawn)
+            return {**_curve(records, began), "secs": time.perf_counter() - clock}
+
+    def _tvm(self, model: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
+        question = {
+            "model": model,
+            "workload": as_json_dict(workload),
+            "device": self.spec.device_id,
+            "target": self.spec.target,
+            "folder": str(self._folder / "spools" / f"{model}-{workload.workload_id}-{seed}"),
+            "trials": trials,
+            "per_round": _PER_ROUND,
+            "workers": len(self._cores),
+            "seed": seed,
+            "evaluator": EVALUATOR,
+        }
+        os.sched_setaffinity(0, self._cores)
+        clock = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.tvm_search"],
+            input=json.dumps(question),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=_SECS_LIMIT,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return {**answer, "secs": time.perf_counter() - clock}
+
+    def _worker(self, name: str) -> DeviceWorker:
+        os.sched_setaffinity(0, self._cores)
+        return DeviceWorker(self.spec, self._folder / "spools" / name, usable_cores=sorted(self._cores))
+
+    def _measure(
+        self, worker: DeviceWorker, workload: Workload, candidates: list[Candidate], *, attempt: int = 0
+    ) -> list[Record]:
+        batch = Batch(
+            candidates=tuple(candidates),
+            workloads={workload.workload_id: workload},
+            protocol=Protocol(check_share=0.0),
+            attempt=attempt,
+            confirm_within=0.0,
+        )
+        return worker.measure(batch)
+
+    def _once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        path = self._folder / "runs" / f"{name}.json"
+        if not path.exists():
+            write_durably(path, json.dumps(make()).encode())
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        return found
+
+
+def best_within(run: Mapping[str, Any], trials: int) -> str | None:
+    """Trace of the best program within so many trials; None where none ran."""
+    places = [int(place) for place in run["best"] if int(place) <= trials]
+    return run["best"][str(max(places))] if places else None
+
+
+def settled(timed: Mapping[str, list[float]]) -> dict[str, float | None]:
+    """The median of each program's turns."""
+    return {label: statistics.median(values) if values else None for label, values in timed.items()}
+
+
+def _curve(records: list[Record], began: float) -> dict[str, Any]:
+    """Trials and best traces of records in the order in which they were made; second looks are no trials."""
+    trials: list[list[float | None]] = []
+    best: dict[str, str] = {}
+    least = float("inf")
+    for record in records:
+        if record.origin in REPEATS or record.attempt:
+            continue
+        secs = record.latency_secs if record.outcome is Outcome.OK else None
+        trials.append([record.measured_at - began, secs])
+        if secs is not None and secs < least:
+            least = secs
+            best[str(len(trials))] = record.trace
+    return {"trials": trials, "best": best}
+
+
+def _tuned(settings: FleetConfig, spec: DeviceSpec, options: TuneOptions) -> dict[str, Any]:
+    """What `fleet tune` does where no daemon runs."""
+    console = Console(stderr=True)
+
+    def work(session: EngineSession) -> dict[str, Any]:
+        session.ready([spec.device_id])
+        return tune_device(session, settings, spec, options, TerminalDisplay(console))
+
+    arguments = {"device": spec.device_id, "trials": options.trials}
+    up = UpOptions(models=options.models)
+    return run_embedded(settings, RequestKind.TUNING, arguments, up, console, work)

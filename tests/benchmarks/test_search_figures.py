@@ -1,0 +1,98 @@
+"""The keys of `benchmarks.search`, from runs that are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.search import FULL, QUICK, _programs, _share_seeds, _Task, _tasks
+from benchmarks.search_figures import (
+    curves,
+    final_losses,
+    gain,
+    noise_floor,
+    scoring_share,
+    trials_ratios,
+    wall_ratios,
+)
+from benchmarks.search_sides import best_within, settled
+
+
+def run(*latencies: float | None, secs: float = 2.0, **more: Any) -> dict[str, Any]:
+    return {"trials": [[secs * (1 + place), one] for place, one in enumerate(latencies)], **more}
+
+
+A, B = ("a", 0), ("b", 0)
+
+
+def test_trials_until_the_rivals_best() -> None:
+    runs = {
+        "xgb": {A: run(5.0, None, 4.0, 3.0), B: run(2.0, 1.0)},
+        "ours": {A: run(3.0, 2.0), B: run(1.5, 1.2)},
+    }
+    assert trials_ratios(runs) == [4.0, 0.0]
+    assert trials_ratios({"ours": runs["ours"]}) == []
+
+
+def test_wall_seconds_until_the_rivals_best_as_timed_beside_ours() -> None:
+    runs = {"stock": {A: run(9.0, 8.0, secs=100.0)}, "ours": {A: run(7.0, 5.0)}}
+    # On our runner the stock program takes 6: the second trial is the first that is as fast.
+    assert wall_ratios(runs, {A: {"stock": 6.0}}) == [200 / 4]
+    assert wall_ratios(runs, {A: {"stock": 4.0}}) == [0.0]
+    assert wall_ratios(runs, {}) == []
+
+
+def test_gains_count_workloads_not_seeds() -> None:
+    timed = {
+        A: {"ours": 1.0, "random": 2.0},
+        ("a", 1): {"ours": 1.0, "random": 2.0},
+        B: {"ours": 2.0, "random": 1.0},
+    }
+    found = gain(timed, "random")
+    assert found is not None
+    assert (found["value"], found["workloads"], found["won"]) == (1.0, 2, 1)
+    assert found["interval"] == [0.5, 2.0]
+    assert gain({A: {"ours": 1.0, "random": None}}, "random") is None
+
+
+def test_losses_share_and_noise() -> None:
+    assert final_losses({A: {"ours": 1.1, "xgb": 1.0}, B: {"ours": 1.0, "xgb": None}}) == {
+        "a": pytest.approx(0.1),
+        "b": 0.0,
+    }
+    parts = {"rank": 1.0, "learn": 0.5, "draw": 1.0, "measure": 27.5, "probe": 99.0}
+    assert scoring_share({"ours": {A: run(1.0, parts=parts)}}) == 0.05
+    assert scoring_share({"xgb": {A: run(1.0)}}) is None
+    assert noise_floor([{"x": [1.0, 1.02, 1.02]}, {"y": [1.0]}]) == pytest.approx(0.01)
+    found = curves({"ours": {A: run(2.0, 1.0)}, "xgb": {A: run(4.0, 4.0, secs=20.0)}}, [1, 2])
+    assert found["ours"]["speed_by_trials"] == {"1": 0.5, "2": 1.0}
+    assert found["xgb"]["speed_by_secs"]["15"] == 0.0
+    assert found["xgb"]["speed_by_secs"]["30"] == 0.25
+
+
+def test_what_is_run_and_timed_again() -> None:
+    assert [task.side for task in _tasks(QUICK, 3)] == ["ours", "ours_without_head", "xgb", "random"]
+    assert {task.side for task in _tasks(QUICK, 0)} >= {"mlp", "stock"}
+    assert len(_tasks(FULL, 0)) == 12
+    best = {"1": "first", "40": "last"}
+    finished = {
+        _Task("ours", 64, 0): {"best": best},
+        _Task("mlp", 32, 0): {"best": best},
+        _Task("stock", 32, 0): {"best": best},
+        _Task("random", 64, 0): {"best": {}},
+    }
+    assert _programs(finished) == {
+        "ours/0/final": "last",
+        "ours/0/early": "first",
+        "mlp/0/early": "first",
+        "stock/0/final": "first",
+    }
+    assert best_within({"best": best}, 39) == "first"
+    assert settled({"x": [3.0, 1.0, 2.0], "y": []}) == {"x": 2.0, "y": None}
+    timed: dict[tuple[str, int], dict[str, float | None]] = {
+        A: {"ours": 1.0, "random": 3.0},
+        ("a", 1): {"ours": 1.1},
+    }
+    _share_seeds(timed)
+    assert timed["a", 1] == {"ours": 1.1, "random": 3.0}
