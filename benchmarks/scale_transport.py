@@ -16,11 +16,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from agents.device.agent_host import AgentHost
-from agents.device.messages import Message
-from agents.device.requests import AgentRequest, BeginAgent, Stop
+from agents.device.messages import AgentRequest, BeginAgent, Message, Stop
 from agents.device.worker_factory import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceSpec, Protocol
-from fleet.transport.client import AgentClient
+from fleet.transport.transport import AgentTransport
 
 #: How often every agent says that it is alive, as with `fleet.transport.ray_transport`.
 _HEARTBEAT_SECS = 10.0
@@ -60,7 +59,7 @@ def _serve(pipe: Connection) -> None:
     pipe.close()
 
 
-class ProcessTransport(AgentClient):
+class ProcessTransport(AgentTransport):
     """Implements `fleet.transport.transport.AgentTransport` for replay devices whose processes do not die.
 
     Args:

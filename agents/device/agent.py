@@ -16,28 +16,26 @@ from typing import Protocol as Duck
 
 from agents.device.batch import Batch, Part
 from agents.device.messages import (
+    Acknowledge,
     Activity,
     AgentRefused,
+    AgentRequest,
     AgentUp,
     Asked,
+    BeginAgent,
+    Conclude,
     Concluded,
     Failed,
     Heartbeat,
+    ListWorkloads,
+    Measure,
     Message,
     MorePending,
+    Propose,
     Proposed,
     Results,
     TaggedRecord,
     WorkloadsListed,
-)
-from agents.device.requests import (
-    Acknowledge,
-    AgentRequest,
-    BeginAgent,
-    Conclude,
-    ListWorkloads,
-    Measure,
-    Propose,
 )
 from agents.errors import AgentError, SpoolError, WorkerStartError
 from agents.lease import LeaseTag

@@ -19,14 +19,18 @@ from agents.device.agent import Agent, Worker
 from agents.device.messages import (
     AgentGone,
     AgentRefused,
+    AgentRequest,
     AgentUp,
+    BeginAgent,
+    Conclude,
     Concluded,
     Failed,
+    Measure,
     Message,
     MorePending,
     Results,
+    Stop,
 )
-from agents.device.requests import AgentRequest, BeginAgent, Conclude, Measure, Stop
 from agents.host.host_load import HostLoad
 from agents.records import DeviceId
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import ray
 
 from agents.device.agent_host import AgentHost
-from agents.device.messages import Message
-from agents.device.requests import AgentRequest
+from agents.device.messages import AgentRequest, Message
 from agents.device.worker_factory import ReplayWorkerFactory, open_device
 from agents.host.process_control import ProcessName, end_process, keep_stderr, oom_kills, stderr_tail
 from agents.sandbox.zygote import die_with_parent

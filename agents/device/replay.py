@@ -34,8 +34,7 @@ from agents.records import (
     canonical_json,
     content_hash,
 )
-from agents.spool.disk_spool import Spool
-from agents.spool.memory_spool import MemorySpool
+from agents.spool.disk_spool import MemorySpool, Spool
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from agents.device.agent import Worker
 from agents.device.device_cores import agent_cores
+from agents.device.messages import BeginAgent
 from agents.device.replay import ReplayWorker
 from agents.device.replay_records import ReplayRecords
-from agents.device.requests import BeginAgent
 from agents.device.worker import DeviceRefusedError, DeviceWorker
 from agents.errors import AgentError
 from agents.host.probe import core_groups

@@ -246,3 +246,32 @@ def _disk_errors(what: str) -> Iterator[None]:
         if error.errno in _FULL:
             raise SpoolFull(f"{what}: {error.strerror}; free some space on the disk and try again") from error
         raise SpoolError(f"{what}: {error.strerror or error}; check the folder and its disk") from error
+
+
+class MemorySpool:
+    """Records kept until acknowledged, or until the process ends."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, tuple[LeaseTag | None, Record]] = {}
+
+    def put(self, records: Sequence[Record], tag: LeaseTag | None = None) -> None:
+        """See `Spool.put`."""
+        for record in records:
+            record_id = record.record_id
+            if record_id in self._pending:
+                if self._pending[record_id][0] == tag:
+                    continue
+                del self._pending[record_id]  # its place is now at the end
+            self._pending[record_id] = (tag, record)
+
+    def pending_tagged(self) -> Iterator[tuple[LeaseTag | None, Record]]:
+        """See `Spool.pending_tagged`."""
+        return iter(self._pending.values())
+
+    def acknowledge(self, record_ids: Iterable[str]) -> None:
+        """See `Spool.acknowledge`."""
+        for record_id in record_ids:
+            self._pending.pop(record_id, None)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,15 +1,25 @@
-"""The paths of the dashboard's views: each gives one view as JSON. Called by `fleet.api.server`."""
+"""The dashboard over HTTP: its views as JSON, its files, and the events that say that a view has changed.
+
+Called by `fleet.api.server`. The files hold no data. A page follows the server-sent events and asks again for
+what it shows.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+import time
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from agents.records import CandidateId, DeviceId
+from fleet.api.requests import MOST_FOLLOWERS, Followers
 from fleet.api.score_service import ScoreBusyError, ScoreService
 from fleet.dashboard.candidate_view import CandidateError
 from fleet.dashboard.compared import CompareError
@@ -160,3 +170,131 @@ def _asked(dashboard: Dashboard, workload_id: str, device: str) -> tuple[dict[st
         "dialect": found[0].dialect if found else "meta_schedule",
     }
     return latencies, chosen, json.dumps(asked).encode()
+
+
+LIVE_PATH = "/v1/dashboard/live"
+#: How often changes are looked for, and the longest silence towards a page.
+_LOOK_SECS, _SILENCE_SECS = 0.1, 10.0
+
+
+def add_live(
+    app: FastAPI, dashboard: Dashboard, followers: Followers, is_closing: Callable[[], bool]
+) -> None:
+    """Add the path of this module to an application.
+
+    Args:
+        app: The application.
+        dashboard: What changes.
+        followers: The pages that follow it.
+        is_closing: Whether the server ends.
+    """
+
+    @app.get(LIVE_PATH)
+    async def live() -> StreamingResponse:
+        """Server-sent events `change`, whenever a view of the dashboard may have changed."""
+        if followers.count >= MOST_FOLLOWERS:
+            raise HTTPException(503, f"{MOST_FOLLOWERS} pages are followed already; ask now and then instead")
+        return StreamingResponse(
+            _stream(dashboard, followers, is_closing),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+
+
+async def _stream(
+    dashboard: Dashboard, followers: Followers, is_closing: Callable[[], bool]
+) -> AsyncIterator[str]:
+    followers.count += 1
+    try:
+        ends_at = time.monotonic() + followers.most_secs
+        seen: tuple[object, ...] = ()
+        said_at = 0.0
+        yield "retry: 2000\n\n"
+        while time.monotonic() < ends_at and not is_closing():
+            marks = dashboard.marks()
+            if marks != seen:
+                seen, said_at = marks, time.monotonic()
+                yield f"event: change\ndata: {said_at:.3f}\n\n"
+            elif time.monotonic() - said_at > _SILENCE_SECS:
+                said_at = time.monotonic()
+                yield ": still here\n\n"
+            await asyncio.sleep(_LOOK_SECS)
+    finally:
+        followers.count -= 1
+
+
+#: Where the files are, beside the page itself.
+STATIC_PATH = "/static/"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # A script cannot turn a text into markup, whoever wrote the text.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+SAFE_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Pages:
+    """The files by path, read once.
+
+    Attributes:
+        files: Content, media type and entity tag by path.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[bytes, str, str]] = {}
+        for file in resources.files("fleet").joinpath("dashboard", "static").iterdir():
+            suffix = f".{file.name.rpartition('.')[2]}"
+            if suffix in _TYPES:
+                path = "/" if file.name == "index.html" else STATIC_PATH + file.name
+                content = file.read_bytes()
+                tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+                self.files[path] = content, _TYPES[suffix], tag
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files: what a first visit loads."""
+        return sum(len(content) for content, _, _ in self.files.values())
+
+
+def add_pages(app: FastAPI, pages: Pages) -> None:
+    """Add the paths of the files."""
+
+    @app.get("/", include_in_schema=False)
+    def page(if_none_match: Annotated[str, Header()] = "") -> Response:
+        return _answer(pages, "/", if_none_match)
+
+    @app.get(STATIC_PATH + "{name}", include_in_schema=False)
+    def file(name: str, if_none_match: Annotated[str, Header()] = "") -> Response:
+        if STATIC_PATH + name not in pages.files:
+            raise HTTPException(404, f"no file {name!r:.80} belongs to the dashboard")
+        return _answer(pages, STATIC_PATH + name, if_none_match)
+
+
+def _answer(pages: Pages, path: str, known: str) -> Response:
+    content, kind, tag = pages.files[path]
+    headers = {**SAFE_HEADERS, "ETag": tag, "Cache-Control": "no-cache"}
+    if tag in (one.strip() for one in known.split(",")):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=kind, headers=headers)

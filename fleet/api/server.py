@@ -32,9 +32,7 @@ from fleet.api.connections import (
     GuardedConnection,
     fitting_limits,
 )
-from fleet.api.dashboard import add_dashboard
-from fleet.api.live import add_live
-from fleet.api.pages import Pages, add_pages
+from fleet.api.dashboard import Pages, add_dashboard, add_live, add_pages
 from fleet.api.requests import ANSWER_SECS, Followers, add_requests
 from fleet.api.requests import PATH as REQUESTS_PATH
 from fleet.api.score_service import ScoreService

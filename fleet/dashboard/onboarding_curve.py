@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.models.names import DEVICE_SCORES
+from fleet.models.registry_file import DEVICE_SCORES
 
 #: Folder of the curves beside the models, as `fleet.onboarding.onboarding` keeps them.
 CURVES = "onboarding"

@@ -17,7 +17,7 @@ from fleet.config.device_files import load_device
 from fleet.errors import FleetError
 from fleet.interchange.logs.targets import Machine, device_from_log
 from fleet.store.catalog import DeviceEntry
-from fleet.store.results import AppendResult
+from fleet.store.writer import AppendResult
 
 # As in device files: an id names a file, a table partition, a Ray resource and a head of the model.
 _DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")

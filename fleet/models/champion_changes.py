@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.models.names import version_number
-from fleet.models.registry_file import MOST_BEFORE, Champion, Change, State
+from fleet.models.registry_file import MOST_BEFORE, Champion, Change, State, version_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

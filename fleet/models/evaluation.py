@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.records import Candidate, CandidateId, DeviceId, Family
 from fleet.errors import FleetError
-from fleet.models.names import latest
+from fleet.models.registry_file import latest
 from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings

@@ -28,7 +28,6 @@ from agents.records import DeviceId
 from fleet.durable import fsync, write_durably
 from fleet.models.champion_changes import pinned, published, rolled_back, unpinned
 from fleet.models.champion_changes import retained as retained_by
-from fleet.models.names import version_number
 from fleet.models.registry_file import (
     CHAMPIONS,
     HISTORY,
@@ -37,6 +36,7 @@ from fleet.models.registry_file import (
     State,
     appended_history,
     state_text,
+    version_number,
 )
 from fleet.models.registry_reader import RegistryError, RegistryReader
 from transfer.model.kinds import FLEET_TLP

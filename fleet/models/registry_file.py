@@ -1,4 +1,4 @@
-"""The two small files of a registry: who serves which device, and how that came about.
+"""Names of versions, and the two small files of a registry: who serves which device, and how that came about.
 
 Only `fleet.models.registry` writes them; see there for what they are for.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,43 @@ from typing import Any
 
 from agents.records import DeviceId, ModelRef, canonical_json
 from fleet.durable import fsync
+from fleet.errors import FleetError
+
+#: Folder beside the versions for leave-one-device-out scores, as kept by `transfer.auto`.
+DEVICE_SCORES = "standings"
+_VERSION = re.compile(r"v(\d{6})")
+
+
+def versions(folder: Path) -> list[str]:
+    """List the versions in a folder of models, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if _VERSION.fullmatch(entry.name))
+
+
+def version_number(name: str) -> int:
+    """Number of a version.
+
+    Raises:
+        ValueError: The name is no version's.
+    """
+    found = _VERSION.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is no name of a version, such as v000012")
+    return int(found.group(1))
+
+
+def latest(folder: Path) -> Path:
+    """Folder of the newest version.
+
+    Raises:
+        FleetError: There is none.
+    """
+    found = versions(folder)
+    if not found:
+        raise FleetError(f"no model under {folder}; run `fleet train` first")
+    return folder / found[-1]
+
 
 CHAMPIONS, HISTORY = "champions.json", "history.jsonl"
 #: Layout of both files. 1: first published layout. 2: `pinned_at`, `rolled_back_from` and `retained`.

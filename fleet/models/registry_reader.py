@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from agents.records import DeviceId, ModelRef, canonical_json
 from fleet.errors import FleetError
-from fleet.models.names import latest, version_number, versions
-from fleet.models.registry_file import CHAMPIONS, HISTORY, Champion, Change, State, parse_state, read_history
+from fleet.models.registry_file import (
+    CHAMPIONS,
+    HISTORY,
+    Champion,
+    Change,
+    State,
+    latest,
+    parse_state,
+    read_history,
+    version_number,
+    versions,
+)
 from transfer.checked_folder import MANIFEST_NAME
 from transfer.model.kinds import FLEET_TLP, MTL_TLP, model_kind
 

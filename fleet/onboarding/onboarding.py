@@ -30,8 +30,8 @@ from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings, Display, Engine
 from fleet.errors import FleetError
 from fleet.models.earlier_environment import Earlier, earlier_environment, environment_since
-from fleet.models.names import DEVICE_SCORES
 from fleet.models.registry import Registry
+from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.adaptation import history, prepared, remember, strategy_for, told
 from fleet.onboarding.choice import (

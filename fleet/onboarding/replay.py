@@ -16,7 +16,7 @@ import numpy as np
 from agents.records import DeviceId
 from fleet.collection.clock import Clock
 from fleet.errors import FleetError
-from fleet.models.names import DEVICE_SCORES
+from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import Onboarding, prepared, strategy_for, told
 from fleet.store.store import Store

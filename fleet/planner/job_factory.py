@@ -7,11 +7,11 @@ import random
 from collections.abc import Iterator, Sequence
 
 from agents.records import CandidateId, DeviceId, WorkloadId
-from fleet.collection.mixture import mixed
+from fleet.collection.batch_plan import BATCH_SIZE, WORKLOADS_PER_BATCH
 from fleet.core.events import Job, JobId, Origin
 from fleet.core.queues import Queues
 from fleet.coverage.coverage import Coverage
-from fleet.planner.pending_jobs import PendingJob
+from fleet.planner.context import PendingJob
 
 
 class JobFactory:
@@ -68,3 +68,24 @@ class JobFactory:
             origin = str(Origin.MODEL if version else pending.origins.most_common(1)[0][0])
             for part in mixed(pairs, random.Random(f"{self._seed}/{self.number()}")):
                 yield self.job(device_id, part, origin, attempt, version)
+
+
+def mixed(
+    chosen: Sequence[tuple[WorkloadId, CandidateId]], draws: random.Random
+) -> list[list[tuple[WorkloadId, CandidateId]]]:
+    """Cut candidates into jobs of a few workloads each, in random order.
+
+    Args:
+        chosen: Candidates with their workloads.
+        draws: Of the order.
+    """
+    by_workload: dict[WorkloadId, list[tuple[WorkloadId, CandidateId]]] = {}
+    for pair in chosen:
+        by_workload.setdefault(pair[0], []).append(pair)
+    order = draws.sample(sorted(by_workload), len(by_workload))
+    parts: list[list[tuple[WorkloadId, CandidateId]]] = []
+    for start in range(0, len(order), WORKLOADS_PER_BATCH):
+        mix = [pair for one in order[start : start + WORKLOADS_PER_BATCH] for pair in by_workload[one]]
+        mix.sort(key=lambda _: draws.random())  # a shuffle takes five times as long
+        parts += [mix[first : first + BATCH_SIZE] for first in range(0, len(mix), BATCH_SIZE)]
+    return parts

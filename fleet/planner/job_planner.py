@@ -17,10 +17,9 @@ from fleet.collection.selection import choose_parents
 from fleet.core.events import Origin
 from fleet.core.queues import Queues
 from fleet.core.scheduling import Ask, plan
-from fleet.planner.context import PlannerContext
+from fleet.planner.context import PendingJob, PlannerContext
 from fleet.planner.dedup_filter import DedupFilter
 from fleet.planner.job_factory import JobFactory
-from fleet.planner.pending_jobs import PendingJob
 from fleet.planner.plan_view import PlanViews
 from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from agents.records import Family
 from fleet.models.holdout import held_out
-from fleet.models.names import DEVICE_SCORES
+from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
 from fleet.refresh.data import family_devices
 from fleet.refresh.request import RefreshRequest

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
-from fleet.models.names import versions
+from fleet.models.registry_file import versions
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.views import champion_notes
 from fleet.store.noise import Reading, noise_floor

@@ -17,7 +17,7 @@ from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_d
 from fleet.durable import disk_errors
 from fleet.requests.session import EngineSession
 from fleet.store.catalog import DeviceEntry
-from fleet.store.results import AppendResult
+from fleet.store.writer import AppendResult
 
 
 class StoreProxy:

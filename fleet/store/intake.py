@@ -25,8 +25,8 @@ from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.intake_log import INTAKE, IntakeLog, by_device, pack, unpack
-from fleet.store.results import AppendResult
 from fleet.store.store import Store
+from fleet.store.writer import AppendResult
 
 _LOG = logging.getLogger(__name__)
 

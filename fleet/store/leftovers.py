@@ -22,7 +22,7 @@ from fleet.store.delta.columns import check_columns
 from fleet.store.delta.files import lost_tables
 from fleet.store.delta.log import TORN, DataFile, commit_path
 from fleet.store.intake_log import INTAKE, IntakeLog, by_device, old_segments, pack, read_segment
-from fleet.store.results import AppendResult
+from fleet.store.writer import AppendResult
 
 _LOG = logging.getLogger(__name__)
 

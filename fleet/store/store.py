@@ -38,8 +38,7 @@ from fleet.store.delta.schema import read_batches, records_to_table
 from fleet.store.leftovers import take_up_intake, take_up_lost_rows
 from fleet.store.lock import acquire, check_folder, release
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS, StoreReader
-from fleet.store.results import AppendResult, UpkeepResult
-from fleet.store.writer import TableWriter
+from fleet.store.writer import AppendResult, TableWriter, UpkeepResult
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,6 +41,29 @@ from fleet.store.delta.log import (
 )
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS, StoreReader
 from fleet.store.store_time import StoreTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendResult:
+    """What became of the records given to `Store.append`. All of them are durable now."""
+
+    appended: int
+    #: Records that the table, or the batch itself, held already.
+    duplicates: int
+    #: Version of the table that holds all of them.
+    table_version: int
+    #: Rows that are new, by device.
+    rows: Mapping[str, pa.Table] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepResult:
+    """What `Store.upkeep` did."""
+
+    merged_files: int
+    deleted_files: int
+    table_version: int
+
 
 #: A file with fewer rows counts as small while appending.
 SMALL_ROWS = 8192

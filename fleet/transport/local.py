@@ -10,18 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.device.agent_host import AgentHost
-from agents.device.messages import AgentGone, Heartbeat, Message
-from agents.device.requests import AgentRequest, BeginAgent, Stop
+from agents.device.messages import AgentGone, AgentRequest, BeginAgent, Heartbeat, Message, Stop
 from agents.device.worker_factory import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
 from fleet.errors import FleetError
-from fleet.transport.client import AgentClient
-from fleet.transport.transport import HEARTBEAT_SECS
+from fleet.transport.transport import HEARTBEAT_SECS, AgentTransport
 
 _Key = tuple[DeviceId, int]
 
 
-class LocalTransport(AgentClient):
+class LocalTransport(AgentTransport):
     """Implements `fleet.transport.transport.AgentTransport` for devices of kind `replay`.
 
     Args:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.device.messages import AgentRefused, Message
-from agents.device.requests import AgentRequest
+from agents.device.messages import AgentRefused, AgentRequest, Message
 from agents.host.process_control import (
     ProcessName,
     end_process,
@@ -19,7 +18,6 @@ from agents.host.process_control import (
 from agents.records import DeviceId
 from fleet.transport.host_versions import own_versions, version_refusal
 from fleet.transport.ray_cluster import Cluster, Node
-from fleet.transport.ray_errors import end_cause, first_line, is_of_host
 
 _LOG = logging.getLogger(__name__)
 
@@ -229,3 +227,21 @@ class HostProcess:
             for device_id, incarnation in sorted(self.keys)
         ]
         return refused, reason
+
+
+def end_cause(error: Exception) -> str:
+    """Why an actor ended, in one line, from what Ray says in many."""
+    if is_of_host(error):
+        return "its host left the cluster"
+    return "its process died: " + " ".join(str(error).split())[:300]
+
+
+def is_of_host(error: Exception) -> bool:
+    """Whether an actor ended with its host, by what Ray says."""
+    text = str(error).lower()
+    return "died" in text and "actor's node" in text
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, or its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.device.device_cores import ELSEWHERE, quiet_cores
-from agents.device.messages import AgentGone, AgentRefused, Message
-from agents.device.requests import AgentRequest, BeginAgent, Stop
+from agents.device.messages import AgentGone, AgentRefused, AgentRequest, BeginAgent, Message, Stop
 from agents.host.probe import core_groups
 from agents.host.process_control import pin_process
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
 from fleet.errors import FleetError
-from fleet.transport.client import AgentClient
 from fleet.transport.ray_cluster import Cluster
 from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_hosts import HostProcess
 from fleet.transport.ray_session import join_ray, resource_of, start_ray
-from fleet.transport.transport import HEARTBEAT_SECS
+from fleet.transport.transport import HEARTBEAT_SECS, AgentTransport
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +66,7 @@ class RayOptions:
     clock: Callable[[], float] = time.monotonic
 
 
-class RayTransport(AgentClient):
+class RayTransport(AgentTransport):
     """Implements `fleet.transport.transport.AgentTransport`.
 
     Args:

@@ -7,27 +7,21 @@ coordinator's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from agents.device.batch import Batch
 from agents.device.messages import (
-    Activity,
-    AgentGone,
-    AgentRefused,
-    AgentUp,
-    Asked,
-    Failed,
-    Heartbeat,
+    Acknowledge,
+    AgentRequest,
+    Conclude,
+    ListWorkloads,
+    Measure,
     Message,
-    MorePending,
-    Proposed,
+    Propose,
     ProposeRequest,
-    Results,
-    TaggedRecord,
-    WorkloadsListed,
 )
-from agents.lease import Lease, LeaseTag
+from agents.lease import Lease
 from agents.records import DeviceId, DeviceSpec
 
 #: Leases that an agent may hold: one runs, one waits, so the device never idles.
@@ -36,7 +30,7 @@ MAX_OUTSTANDING = 2
 HEARTBEAT_SECS = 2.0
 
 
-class AgentTransport(Protocol):
+class AgentTransport(ABC):
     """One agent a device, each with an incarnation number that the coordinator gives.
 
     Promises of every implementation, for each (device, incarnation) that was started:
@@ -54,9 +48,11 @@ class AgentTransport(Protocol):
     Methods return at once, but for `poll` and `close`. One thread uses an object.
     """
 
+    @abstractmethod
     def start(self, spec: DeviceSpec, incarnation: int) -> None:
         """Start the agent of a device. A fresh one waits some seconds for the end of its predecessor."""
 
+    @abstractmethod
     def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
         """End an agent and all its processes; `AgentGone` follows.
 
@@ -67,24 +63,30 @@ class AgentTransport(Protocol):
                 before is done.
         """
 
-    def forget(self, device_id: DeviceId) -> None:
+    def forget(self, device_id: DeviceId) -> None:  # noqa: B027  # most know nothing beside the agents
         """Take no account of a device that left; its agent ends in order, and says so, all the same."""
 
     def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
         """Measure a batch; `Results` follow, or `Failed`. At most `MAX_OUTSTANDING` of a device at a time."""
+        self._ask(Measure(device_id=lease.device_id, incarnation=incarnation, lease=lease, batch=batch))
 
     def propose(self, device_id: DeviceId, incarnation: int, request: ProposeRequest) -> None:
         """Draw or evolve candidates; `Proposed` follows, or `Failed`."""
+        self._ask(Propose(device_id=device_id, incarnation=incarnation, wish=request))
 
     def list_workloads(self, device_id: DeviceId, incarnation: int, networks: Sequence[str]) -> None:
         """List workloads of networks (`agents.programs.networks`); `WorkloadsListed` follows, or `Failed`."""
+        self._ask(ListWorkloads(device_id=device_id, incarnation=incarnation, networks=tuple(networks)))
 
     def conclude(self, device_id: DeviceId, incarnation: int) -> None:
         """Have an agent begin no further part of its batches; `Concluded` follows, after what it finished."""
+        self._ask(Conclude(device_id=device_id, incarnation=incarnation))
 
     def acknowledge(self, device_id: DeviceId, incarnation: int, record_ids: Iterable[str]) -> None:
         """Let the agent forget records that the store holds for good. May be lost, may be repeated."""
+        self._ask(Acknowledge(device_id=device_id, incarnation=incarnation, record_ids=tuple(record_ids)))
 
+    @abstractmethod
     def poll(self, timeout_secs: float) -> list[Message]:
         """Return the messages that have arrived, in the order of each agent; wait for the first one.
 
@@ -92,29 +94,10 @@ class AgentTransport(Protocol):
             timeout_secs: Longest wait; the list is empty after it.
         """
 
+    @abstractmethod
     def close(self, timeout_secs: float) -> None:
         """End every agent: in order where it can be had in the time, else by force. No more messages."""
 
-
-__all__ = [
-    "HEARTBEAT_SECS",
-    "MAX_OUTSTANDING",
-    "Activity",
-    "AgentGone",
-    "AgentRefused",
-    "AgentTransport",
-    "AgentUp",
-    "Asked",
-    "Batch",
-    "Failed",
-    "Heartbeat",
-    "Lease",
-    "LeaseTag",
-    "Message",
-    "MorePending",
-    "ProposeRequest",
-    "Proposed",
-    "Results",
-    "TaggedRecord",
-    "WorkloadsListed",
-]
+    @abstractmethod
+    def _ask(self, request: AgentRequest) -> None:
+        """Let an agent have a request; dropped without a word where it is not up (any more)."""

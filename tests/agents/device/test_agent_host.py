@@ -14,21 +14,27 @@ from agents.device.agent import Worker
 from agents.device.agent_host import AgentHost
 from agents.device.batch import Batch, Part
 from agents.device.messages import (
+    Acknowledge,
     Activity,
     AgentGone,
     AgentRefused,
+    AgentRequest,
     AgentUp,
+    BeginAgent,
+    Conclude,
     Concluded,
     Failed,
     Heartbeat,
+    Measure,
     Message,
     MorePending,
+    Propose,
     Proposed,
     ProposeRequest,
     Results,
+    Stop,
 )
 from agents.device.replay import ReplayWorker
-from agents.device.requests import Acknowledge, AgentRequest, BeginAgent, Conclude, Measure, Propose, Stop
 from agents.device.worker_factory import ReplayWorkerFactory
 from agents.errors import AgentError, SpoolFull, WorkerStartError
 from agents.lease import LeaseTag

@@ -7,8 +7,17 @@ import pickle
 import pytest
 
 from agents.device.batch import Batch
-from agents.device.messages import Activity, AgentGone, Heartbeat, Proposed, ProposeRequest, Results
-from agents.device.requests import Acknowledge, Measure, Stop
+from agents.device.messages import (
+    Acknowledge,
+    Activity,
+    AgentGone,
+    Heartbeat,
+    Measure,
+    Proposed,
+    ProposeRequest,
+    Results,
+    Stop,
+)
 from agents.lease import Lease, LeaseTag
 from agents.records import Candidate, DeviceId, FastPickle, Protocol
 from tests.record_fixtures import make_batch, make_workload

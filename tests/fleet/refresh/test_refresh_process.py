@@ -29,8 +29,8 @@ from fleet.core.events import (
     TrainingStarted,
 )
 from fleet.errors import FleetError
-from fleet.models.names import DEVICE_SCORES
 from fleet.models.registry import Registry
+from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import save_version
 from fleet.planner.uncertainty import Uncertainty
 from fleet.refresh.device_scores import run_device_scores

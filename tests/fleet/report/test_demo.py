@@ -158,7 +158,7 @@ def test_the_report_keeps_its_contract(finished: tuple[Path, int]) -> None:
 
 
 def test_the_kept_model_scores_every_head(finished: tuple[Path, int]) -> None:
-    from fleet.models.names import latest
+    from fleet.models.registry_file import latest
     from fleet.models.versions import load_snapshot
     from transfer.features.extractor import DEFAULT_SPEC
     from transfer.model import checkpoint

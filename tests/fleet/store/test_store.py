@@ -29,8 +29,8 @@ from fleet.errors import StoreError, StoreFull, StoreLocked
 from fleet.store.delta.ids import RecordIds
 from fleet.store.delta.log import commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
-from fleet.store.results import AppendResult
 from fleet.store.store import Store
+from fleet.store.writer import AppendResult
 from tests.record_fixtures import (
     any_records,
     make_batch,

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agents.device.batch import Batch
 from agents.device.messages import (
     Activity,
     AgentGone,
@@ -24,9 +25,9 @@ from agents.device.messages import (
     ProposeRequest,
     Results,
 )
+from agents.lease import Lease
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
 from fleet.transport.ray_transport import RayOptions, RayTransport
-from fleet.transport.transport import Batch, Lease
 from tests.conftest import each_below
 from tests.transport_fixtures import (
     batch_of,
