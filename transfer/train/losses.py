@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 #: Floor of the ideal DCG, so that a group of zero labels gives a loss of 0 and not NaN.
 _MIN_DCG = 1e-10
+#: Of the softmax of the labels in the listwise loss: a small value looks at the best candidates only.
+_TEMPERATURE = 0.1
 #: Labels below this are equally bad: 2 % of the best speed, e.g. a latency 50 times the best.
 MIN_LABEL = 0.02
 
@@ -48,14 +50,11 @@ class LossWeights:
             raise ValueError(f"loss weights must be at least 0 and one of them above 0, got {self}")
 
 
-def _pairs(labels: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:
-    """Weight of each ordered pair (i better than j), (G, n, n); 0 where a label is missing."""
+def _pairs(labels: Tensor, mask: Tensor) -> Tensor:
+    """1 for each ordered pair (i better than j), (G, n, n); 0 where a label is missing."""
     better = labels.unsqueeze(2) > labels.unsqueeze(1)
     usable = mask.unsqueeze(2) & mask.unsqueeze(1)
-    pairs = (better & usable).to(labels.dtype)
-    if weights is not None:
-        pairs = pairs * weights.unsqueeze(2) * weights.unsqueeze(1)
-    return pairs
+    return (better & usable).to(labels.dtype)
 
 
 def _filled(labels: Tensor, mask: Tensor) -> Tensor:
@@ -63,17 +62,13 @@ def _filled(labels: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, labels, torch.zeros_like(labels))
 
 
-def lambda_rank(
-    scores: Tensor, labels: Tensor, mask: Tensor, *, weights: Tensor | None = None, sigma: float = 1.0
-) -> Tensor:
+def lambda_rank(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """Sum over pairs of the logistic loss, weighted by the change in NDCG if the pair were swapped.
 
     Args:
         scores: (G, n) logits, higher = better.
         labels: (G, n) relative speed in [0, 1]; ignored where `mask` is false (NaN allowed there).
         mask: (G, n) bool, true where a label is present.
-        weights: (G, n) weight of each candidate, default 1; a pair weighs the product.
-        sigma: Steepness of the logistic.
 
     Returns:
         (G,) loss in bits; 0 for a group without two different labels.
@@ -82,7 +77,7 @@ def lambda_rank(
     used it with a whole mixed batch as one list, here a list is one workload.
     """
     labels = _filled(labels, mask).clamp(min=0)
-    pairs = _pairs(labels, mask, weights)
+    pairs = _pairs(labels, mask)
     with torch.no_grad():
         places = torch.arange(1, scores.shape[1] + 1, dtype=labels.dtype, device=labels.device)
         discount = 1 / torch.log2(1 + places)
@@ -94,42 +89,34 @@ def lambda_rank(
         seen = discount[rank]
         swap = (seen.unsqueeze(2) - seen.unsqueeze(1)).abs() * (gain.unsqueeze(2) - gain.unsqueeze(1)).abs()
     difference = scores.unsqueeze(2) - scores.unsqueeze(1)
-    return (pairs * swap * F.softplus(-sigma * difference)).sum(dim=(1, 2)) / math.log(2)
+    return (pairs * swap * F.softplus(-difference)).sum(dim=(1, 2)) / math.log(2)
 
 
-def pairwise_hinge(
-    scores: Tensor, labels: Tensor, mask: Tensor, *, weights: Tensor | None = None, margin: float = 1.0
-) -> Tensor:
-    """Mean hinge over pairs, with a margin in proportion to the difference of the labels.
+def pairwise_hinge(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Mean hinge over pairs, with the difference of the labels as margin.
 
     Args:
         scores: (G, n) logits, higher = better.
         labels: (G, n) relative speed in [0, 1].
         mask: (G, n) bool, true where a label is present.
-        weights: (G, n) weight of each candidate, default 1.
-        margin: Wanted difference of logits for a difference of 1 in the labels.
 
     Returns:
         (G,) mean over the pairs; 0 for a group without pairs.
     """
     labels = _filled(labels, mask)
-    pairs = _pairs(labels, mask, weights)
-    wanted = margin * (labels.unsqueeze(2) - labels.unsqueeze(1))
+    pairs = _pairs(labels, mask)
+    wanted = labels.unsqueeze(2) - labels.unsqueeze(1)
     loss = F.relu(wanted - (scores.unsqueeze(2) - scores.unsqueeze(1))) * pairs
     return loss.sum(dim=(1, 2)) / pairs.sum(dim=(1, 2)).clamp(min=_MIN_DCG)
 
 
-def listwise_softmax(
-    scores: Tensor, labels: Tensor, mask: Tensor, *, weights: Tensor | None = None, temperature: float = 0.1
-) -> Tensor:
+def listwise_softmax(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """Cross entropy between the softmax of the labels and of the scores (ListNet's top-one form).
 
     Args:
         scores: (G, n) logits, higher = better.
         labels: (G, n) relative speed in [0, 1].
         mask: (G, n) bool, true where a label is present.
-        weights: (G, n) weight of each candidate, default 1.
-        temperature: Of the labels' softmax; small values look at the best candidates only.
 
     Returns:
         (G,) nats; 0 for a group without labels.
@@ -139,14 +126,12 @@ def listwise_softmax(
     labels = _filled(labels, mask)
     # A finite floor: a group without any label would give NaN from a softmax over nothing.
     floor = torch.finfo(scores.dtype).min / 4
-    target = (labels / temperature).masked_fill(~mask, floor).softmax(dim=1) * mask
-    if weights is not None:
-        target = target * weights
+    target = (labels / _TEMPERATURE).masked_fill(~mask, floor).softmax(dim=1) * mask
     log_share = scores.masked_fill(~mask, floor).log_softmax(dim=1).masked_fill(~mask, 0)
     return -(target * log_share).sum(dim=1)
 
 
-def regression(scores: Tensor, labels: Tensor, mask: Tensor, *, weights: Tensor | None = None) -> Tensor:
+def regression(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """Mean squared error between the bounded score, sigmoid of the logit, and the label.
 
     It gives scores a meaning beyond their order: a search that draws parents in proportion to the
@@ -156,17 +141,16 @@ def regression(scores: Tensor, labels: Tensor, mask: Tensor, *, weights: Tensor 
         scores: (G, n) logits.
         labels: (G, n) relative speed in [0, 1].
         mask: (G, n) bool, true where a label is present.
-        weights: (G, n) weight of each candidate, default 1.
 
     Returns:
         (G,) mean over the labelled candidates; 0 for a group without labels.
     """
-    present = mask.to(labels.dtype) if weights is None else mask * weights
+    present = mask.to(labels.dtype)
     error = torch.sigmoid(scores) - _filled(labels, mask)
     return (error.square() * present).sum(dim=1) / present.sum(dim=1).clamp(min=_MIN_DCG)
 
 
-def log_ratio(scores: Tensor, labels: Tensor, mask: Tensor, *, weights: Tensor | None = None) -> Tensor:
+def log_ratio(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """Mean squared error between centred logits and centred log labels of a group.
 
     A label is relative to the best candidate that was seen, so in a group of a few samples all labels
@@ -177,12 +161,11 @@ def log_ratio(scores: Tensor, labels: Tensor, mask: Tensor, *, weights: Tensor |
         scores: (G, n) logits.
         labels: (G, n) relative speed in [0, 1]; below `MIN_LABEL` they count as `MIN_LABEL`.
         mask: (G, n) bool, true where a label is present.
-        weights: (G, n) weight of each candidate, default 1.
 
     Returns:
         (G,) mean over the labelled candidates in squared nats; 0 for a group without labels.
     """
-    present = mask.to(labels.dtype) if weights is None else mask * weights
+    present = mask.to(labels.dtype)
     total = present.sum(dim=1, keepdim=True).clamp(min=_MIN_DCG)
     error = scores - _filled(labels, mask).clamp(min=MIN_LABEL).log()
     centred = error - (error * present).sum(dim=1, keepdim=True) / total
@@ -195,7 +178,6 @@ def head_loss(
     mask: Tensor,
     *,
     terms: LossWeights,
-    weights: Tensor | None = None,
 ) -> Tensor | None:
     """Weighted sum of the terms, averaged over the groups with at least two labels.
 
@@ -204,7 +186,6 @@ def head_loss(
         labels: (G, n) relative speed in [0, 1].
         mask: (G, n) bool, true where a label is present.
         terms: Weight of each term.
-        weights: (G, n) weight of each candidate, default 1.
 
     Returns:
         A scalar, or None where no group has two labels (such a head must get no gradient at all).
@@ -212,8 +193,7 @@ def head_loss(
     usable = mask.sum(dim=1) >= 2
     if not bool(usable.any()):
         return None
-    weights = None if weights is None else weights[usable]
-    return group_losses(scores[usable], labels[usable], mask[usable], terms=terms, weights=weights).mean()
+    return group_losses(scores[usable], labels[usable], mask[usable], terms=terms).mean()
 
 
 def group_losses(
@@ -222,7 +202,6 @@ def group_losses(
     mask: Tensor,
     *,
     terms: LossWeights,
-    weights: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of the terms for each group.
 
@@ -231,7 +210,6 @@ def group_losses(
         labels: (G, n) relative speed in [0, 1].
         mask: (G, n) bool, true where a label is present.
         terms: Weight of each term.
-        weights: (G, n) weight of each candidate, default 1.
 
     Returns:
         (G,) losses; that of a group with fewer than two labels means nothing and must be left out.
@@ -245,5 +223,5 @@ def group_losses(
         (terms.listwise, listwise_softmax),
     ):
         if weight > 0:
-            total = total + weight * loss(scores, labels, mask, weights=weights)
+            total = total + weight * loss(scores, labels, mask)
     return total

@@ -1,4 +1,4 @@
-"""The rows that training, or validation, may look at: their labels and weights, workload by workload.
+"""The rows that training, or validation, may look at: their labels, workload by workload.
 
 Called by `transfer.train.training`, and for labels by the baselines. Arrays grow with rows and devices only,
 never with steps: features are gathered for one batch at a time from the dataset, which may lie on disk.
@@ -34,8 +34,6 @@ class TrainingRows:
     rows: Positions
     #: (n, D) relative speed, one column for each of `device_ids`; NaN where there is none.
     labels: NDArray[np.float32]
-    #: (n,) weight of each row, or None for equal ones.
-    weights: NDArray[np.float32] | None
     #: Positions of each workload in which a device has two candidates to compare.
     groups: tuple[Positions, ...]
     #: Workloads left out because no device has two measured candidates of them.
@@ -82,21 +80,19 @@ def gather_rows(
     dataset: Dataset,
     rows: NDArray[np.int64],
     device_ids: tuple[str, ...],
-    row_weights: NDArray[np.floating] | None = None,
     *,
     need_all: bool = True,
 ) -> TrainingRows:
-    """Collect labels and weights of `rows`, refusing what cannot be trained on.
+    """Collect labels of `rows`, refusing what cannot be trained on.
 
     Args:
         dataset: Candidates of all devices.
         rows: Row numbers; labels are relative to the best latency among them.
         device_ids: Devices of the labels.
-        row_weights: (n,) weight of each row in the loss.
         need_all: Whether every device must have a pair to learn from; else one is enough.
 
     Raises:
-        TransferError: A device has no pair to learn from; a latency, a feature or a weight is not finite.
+        TransferError: A device has no pair to learn from; a latency or a feature is not finite.
     """
     able = trainable_devices(dataset, rows)
     unable = [device_id for device_id in device_ids if device_id not in able]
@@ -109,12 +105,6 @@ def gather_rows(
     if bad:
         raise TransferError(
             f"features `{bad[0]}` of the training rows hold NaN or infinity; extract them again"
-        )
-    if row_weights is not None and (
-        row_weights.shape != rows.shape or not np.isfinite(row_weights).all() or row_weights.min() < 0
-    ):
-        raise TransferError(
-            f"row_weights must be {len(rows)} finite numbers of at least 0, got shape {row_weights.shape}"
         )
     columns = [dataset.column(device_id) for device_id in device_ids]
     labels = dataset.labels(rows)[:, columns].astype(np.float32)
@@ -130,7 +120,6 @@ def gather_rows(
         device_ids=device_ids,
         rows=rows[kept],
         labels=labels[kept],
-        weights=None if row_weights is None else row_weights[kept].astype(np.float32),
         groups=tuple(np.split(np.arange(len(kept), dtype=np.int64), bounds)),
         lonely_workloads=len(np.unique(group)) - len(learnable),
     )

@@ -133,21 +133,12 @@ class Stepper:
         scores = torch.stack(logits).float()[:, place].flatten(0, 1)
         labels = self._move(data.labels[batch.rows][:, heads].T)[:, place].flatten(0, 1)
         mask = labels.isfinite() & filled.repeat(len(heads), 1)
-        weights = None
-        if data.weights is not None:
-            weights = self._move(data.weights[batch.rows])[place].repeat(len(heads), 1)
         chosen = used.T.reshape(-1)
         if chosen.all():
-            found = group_losses(scores, labels, mask, terms=self._config.loss, weights=weights)
+            found = group_losses(scores, labels, mask, terms=self._config.loss)
         else:
             keep = torch.from_numpy(np.flatnonzero(chosen)).to(self._device)
-            part = group_losses(
-                scores[keep],
-                labels[keep],
-                mask[keep],
-                terms=self._config.loss,
-                weights=None if weights is None else weights[keep],
-            )
+            part = group_losses(scores[keep], labels[keep], mask[keep], terms=self._config.loss)
             found = part.new_zeros(len(chosen)).index_put((keep,), part)
         return found.view(len(heads), len(parts))
 

@@ -85,7 +85,6 @@ def train(
     seed: int,
     devices: Sequence[str] | None = None,
     validation_rows: np.ndarray | None = None,
-    row_weights: np.ndarray | None = None,
     run: TrainRun = _FRESH,
 ) -> TrainResult:
     """Train one model with a head for each device.
@@ -100,7 +99,6 @@ def train(
             candidates of one workload in `rows`.
         validation_rows: Rows for early stopping; the weights of the best epoch are returned. Choose
             other workloads than those of `rows`.
-        row_weights: (len(rows),) weight of each row in the loss, default 1.
         run: Where it starts from, what it keeps, and who trains beside it.
 
     Returns:
@@ -113,7 +111,7 @@ def train(
     started, peers = time.perf_counter(), run.peers
     rows = np.asarray(rows, dtype=np.int64)
     device_ids = tuple(devices) if devices is not None else trainable_devices(dataset, rows)
-    training = gather_rows(dataset, rows, device_ids, row_weights)
+    training = gather_rows(dataset, rows, device_ids)
     validation = None
     if validation_rows is not None and len(validation_rows):
         held = np.asarray(validation_rows, dtype=np.int64)
@@ -144,7 +142,7 @@ def train(
 
         run_epochs(stepper, training, validation, config, seed, peers, progress, after_epoch)
         fit_validity(model.to("cpu"), dataset, rows, device_ids)
-        fit_trees(model, dataset, rows, device_ids, row_weights, config=config, seed=seed)
+        fit_trees(model, dataset, rows, device_ids, config=config, seed=seed)
         # Nobody may remove what another worker has yet to read.
         peers.check_equal(len(progress.history), "epochs done")
     if run.folder is not None and peers.is_first:
@@ -220,9 +218,7 @@ def _identity(
 ) -> dict[str, Any]:
     """Everything that the weights follow from; another value of any of it is another run."""
     parts = [training] if validation is None else [training, validation]
-    arrays = [
-        array for part in parts for array in (part.rows, part.labels, part.weights) if array is not None
-    ]
+    arrays = [array for part in parts for array in (part.rows, part.labels)]
     return {
         "config": asdict(config),
         "seed": seed,

@@ -51,7 +51,6 @@ def fit_trees(
     dataset: Dataset,
     rows: Rows,
     device_ids: Sequence[str],
-    row_weights: NDArray[np.floating] | None = None,
     *,
     config: TrainConfig,
     seed: int,
@@ -64,7 +63,6 @@ def fit_trees(
         dataset: Candidates of all devices.
         rows: Row numbers to learn from; labels are relative to the best latency among them.
         device_ids: Devices with a head whose labels are used.
-        row_weights: (n,) weight of each row, default 1.
         config: How many trees (none takes away those that there are), on how many threads.
         seed: Of everything random.
         alone: A device whose labels as many trees learn once more by themselves; both opinions count alike
@@ -75,17 +73,16 @@ def fit_trees(
         return
     random = np.random.default_rng(seed)
     labels = dataset.labels(rows)
-    given = np.ones(len(rows)) if row_weights is None else row_weights.astype(np.float64)
     parts: list[tuple[NDArray[Any], ...]] = []
     for device_id in device_ids:
         column = dataset.column(device_id)
         model.set_hardware(device_id, torch.from_numpy(dataset.hardware[column].astype(np.float32)))
-        able = np.flatnonzero(np.isfinite(labels[:, column]) & (given > 0))
+        able = np.flatnonzero(np.isfinite(labels[:, column]))
         chosen = able[few_places(dataset.group[rows[able]], _MOST_OF_WORKLOAD, random)]
         if not len(chosen):
             continue
         log_speed = np.log(np.maximum(labels[chosen, column], MIN_LABEL))
-        weight = given[chosen] * np.maximum(np.exp(log_speed), _LEAST_WEIGHT)
+        weight = np.maximum(np.exp(log_speed), _LEAST_WEIGHT)
         wanted = _centred(log_speed, dataset.group[rows[chosen]])
         parts.append((rows[chosen], np.full(len(chosen), column), log_speed, wanted, weight))
     if not parts:

@@ -80,23 +80,13 @@ def test_slow_candidates_keep_the_score_that_was_estimated() -> None:
     assert joint_scores(slow, slow) == pytest.approx(np.exp(slow), rel=2e-3)
 
 
-def test_equal_seeds_give_equal_trees_and_weights_count() -> None:
+def test_equal_seeds_give_equal_trees() -> None:
     models = [FleetTLP(SHAPE) for _ in range(3)]
-    weights = np.ones(len(ROWS))
     for model, seed in zip(models, (1, 1, 2), strict=True):
-        fit_trees(model, DATASET, ROWS, ("cpu.a",), weights, config=replace(RUN, trees=20), seed=seed)
+        fit_trees(model, DATASET, ROWS, ("cpu.a",), config=replace(RUN, trees=20), seed=seed)
     raws = [model.trees.raw for model in models if model.trees is not None]
     assert torch.equal(raws[0], raws[1])
     assert not torch.equal(raws[0], raws[2])
-    # A row without weight is as good as absent.
-    some = np.where(np.arange(len(ROWS)) % 5 == 0, 0.0, 1.0)
-    some[np.isin(ROWS, [fastest(group) for group in np.unique(DATASET.group[ROWS])])] = 1.0
-    fit_trees(models[0], DATASET, ROWS, ("cpu.a",), some, config=replace(RUN, trees=20), seed=3)
-    fit_trees(models[1], DATASET, ROWS[some > 0], ("cpu.a",), config=replace(RUN, trees=20), seed=3)
-    assert models[0].trees is not None
-    assert models[1].trees is not None
-    a, b = (one.trees.log_speeds(FLAT, hardware("cpu.a")) for one in models[:2] if one.trees is not None)
-    assert a == pytest.approx(b)
 
 
 def fastest(group: int) -> int:

@@ -10,7 +10,6 @@ from tests.model_fixtures import CONFIG, DEVICES, make_dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
-from transfer.train.losses import LossWeights
 from transfer.train.rows import trainable_devices
 from transfer.train.training import TrainRun, train
 
@@ -131,21 +130,6 @@ def test_early_stopping_returns_the_best_epoch():
     assert seen == list(result.history)
 
 
-def test_a_row_of_weight_zero_is_as_good_as_absent_for_the_loss():
-    dataset = make_dataset()
-    rows = np.arange(len(dataset))
-    weights = np.ones(len(rows))
-    weights[7] = 0
-    spoilt = dataset.latency_secs.copy()
-    spoilt[7] = np.nanmax(spoilt) * 2
-    other = replace(dataset, latency_secs=np.where(np.isnan(dataset.latency_secs), np.nan, spoilt))
-    # Regression and log ratio only: LambdaRank's ideal DCG looks at the labels of all rows.
-    config = replace(QUICK, loss=LossWeights(rank=0, regression=1, log_ratio=1))
-    models = [train(d, rows, config=config, seed=0, row_weights=weights).model for d in (dataset, other)]
-    assert same_weights(*models)
-    assert not same_weights(models[0], train(dataset, rows, config=config, seed=0).model)
-
-
 def test_large_workloads_are_sampled():
     dataset = make_dataset()
     config = replace(QUICK, candidates_per_workload=4)
@@ -183,7 +167,5 @@ def test_useless_requests_are_refused():
     dataset = make_dataset()
     with pytest.raises(TransferError, match="any device"):
         train(dataset, np.array([0, 10]), config=QUICK, seed=0)
-    with pytest.raises(TransferError, match="row_weights must be 40"):
-        train(dataset, np.arange(40), config=QUICK, seed=0, row_weights=np.ones(3))
     with pytest.raises(ValueError, match="epochs must be at least 1"):
         TrainConfig(epochs=0)
