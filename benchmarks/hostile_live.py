@@ -44,6 +44,7 @@ from agents.records import (
 )
 from benchmarks.hostile_attacks import EXIT_CODE
 from benchmarks.hostile_stranger import TARGET, attacked, programs, write_database
+from fleet.requests.session import EngineSession
 
 if TYPE_CHECKING:
     from agents.device.worker import DeviceWorker
@@ -65,8 +66,8 @@ _OWN_SAMPLES, _HONEST = 4, 8
 _LIMIT_SECS = 600.0
 
 
-class DirectEngine:
-    """Implements `fleet.collection.settings.Engine` over one device in this process.
+class DirectEngine(EngineSession):
+    """The same for one device in this process.
 
     Args:
         worker: The device.
@@ -85,11 +86,11 @@ class DirectEngine:
         """It is."""
 
     def environment_id(self, device_id: DeviceId) -> str:
-        """See `Engine`."""
+        """See `EngineSession`."""
         return self._worker.environment_id(_PROTOCOL)
 
     def network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
-        """See `Engine`."""
+        """See `EngineSession`."""
         found = self._worker.network_workloads(networks)
         self._store.put_workloads(found, own=True)
         return found
@@ -97,7 +98,7 @@ class DirectEngine:
     def propose(
         self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Ids[CandidateId]
     ) -> Future[list[Candidate]]:
-        """See `Engine`."""
+        """See `EngineSession`."""
         return _done(self._worker.propose(workload, count, seed=seed, exclude=exclude))
 
     def evolve(
@@ -109,11 +110,11 @@ class DirectEngine:
         seed: int,
         exclude: Ids[CandidateId],
     ) -> Future[list[Candidate]]:
-        """See `Engine`."""
+        """See `EngineSession`."""
         return _done(self._worker.evolve(workload, parents, count, seed=seed, exclude=exclude))
 
     def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
-        """See `Engine`."""
+        """See `EngineSession`."""
         return _done(self._worker.derive(workload, traces))
 
     def measure(
@@ -124,7 +125,7 @@ class DirectEngine:
         attempt: int = 0,
         model_version: str = "",
     ) -> Future[list[Record]]:
-        """See `Engine`; with the modules of the store, as the coordinator sends them."""
+        """See `EngineSession`; with the modules of the store, as the coordinator sends them."""
         self.traces.update(one.trace for one in candidates)
         batch = Batch(
             candidates=tuple(candidates),
@@ -142,7 +143,7 @@ class DirectEngine:
         return list(futures)
 
     def store(self) -> StoreReader:
-        """See `Engine`."""
+        """See `EngineSession`."""
         return self._store
 
 

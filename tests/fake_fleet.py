@@ -50,7 +50,7 @@ def done(value: _Value | Exception) -> Future[_Value]:
 
 
 class FakeFleet:
-    """Implements `fleet.collection.settings.Engine`: every question is answered when it is asked.
+    """Stands for `fleet.requests.session.EngineSession`: every question is answered when it is asked.
 
     Args:
         specs: Devices.

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from agents.errors import AgentError
 from agents.host.host_lock import holder_of, holder_words, take_lock
@@ -36,19 +35,6 @@ class CoresHeldError(AgentError):
     """The timing cores do not come free."""
 
 
-class CoreMover(Protocol):
-    """What moves a worker process, and the builder that is in its way."""
-
-    def pin(self, *, timing: bool) -> None:
-        """Bind the worker process to its timing cores, or to those that it builds on."""
-
-    def move_out(self) -> bool:
-        """Have the builder in the slot leave the timing cores; false where it may not be moved."""
-
-    def move_back(self) -> None:
-        """Have that builder come back, if it still builds."""
-
-
 class ProcessCores:
     """Moves one worker process and the builder in its way, from outside.
 
@@ -62,11 +48,11 @@ class ProcessCores:
         self._moved = 0
 
     def pin(self, *, timing: bool) -> None:
-        """See `CoreMover.pin`."""
+        """Bind the worker process to its timing cores, or to those that it builds on."""
         _move(self._pid, self._settings.timing_cores if timing else self._settings.build_cores)
 
     def move_out(self) -> bool:
-        """See `CoreMover.move_out`."""
+        """Have the builder in the slot leave the timing cores; false where it may not be moved."""
         builder = self._builder()
         if not builder:
             return False
@@ -75,7 +61,7 @@ class ProcessCores:
         return True
 
     def move_back(self) -> None:
-        """See `CoreMover.move_back`."""
+        """Have that builder come back, if it still builds."""
         builder, self._moved = self._moved, 0
         if builder and self._builder() == builder:
             _move(builder, self._settings.timing_cores)
@@ -118,7 +104,7 @@ class MoverClient:
         self._end, self._settings = end, settings
 
     def pin(self, *, timing: bool) -> None:
-        """See `CoreMover.pin`; only a process with several threads needs its zygote."""
+        """See `ProcessCores.pin`; only a process with several threads needs its zygote."""
         cores = self._settings.timing_cores if timing else self._settings.build_cores
         os.sched_setaffinity(0, cores)
         is_alone = len(list(Path("/proc/self/task").iterdir())) == 1
@@ -126,11 +112,11 @@ class MoverClient:
             raise OSError(f"the threads of this process could not be bound to cores {list(cores)}")
 
     def move_out(self) -> bool:
-        """See `CoreMover.move_out`."""
+        """See `ProcessCores.move_out`."""
         return self._ask(b"out")
 
     def move_back(self) -> None:
-        """See `CoreMover.move_back`."""
+        """See `ProcessCores.move_back`."""
         self._ask(b"back")
 
     def _ask(self, request: bytes) -> bool:
@@ -147,7 +133,7 @@ class CoreSlot:
         mover: Of this process.
     """
 
-    def __init__(self, path: Path, timing_lock: Path, mover: CoreMover) -> None:
+    def __init__(self, path: Path, timing_lock: Path, mover: MoverClient) -> None:
         self._path, self._timing_lock, self._mover = path, timing_lock, mover
 
     @contextmanager

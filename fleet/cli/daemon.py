@@ -19,7 +19,7 @@ from fleet.cli.options import (
 from fleet.cli.output import ConfigOption, SetOption
 
 if TYPE_CHECKING:
-    from fleet.daemon.daemon import Api
+    from fleet.api.server import ApiServer
     from fleet.engine.coordinator import Coordinator
 
 
@@ -68,7 +68,7 @@ def up(
     options = UpOptions(models=models, address=address, for_secs=for_secs, once=once)
     daemon = settings.daemon
 
-    def serve(coordinator: Coordinator, folder: Path, quiet_cores: tuple[int, ...]) -> Api:
+    def serve(coordinator: Coordinator, folder: Path, quiet_cores: tuple[int, ...]) -> ApiServer:
         from fleet.api.app import ApiSources
         from fleet.api.score_service import ScoreSettings
         from fleet.api.server import ApiOptions, ApiServer

@@ -39,9 +39,9 @@ from fleet.collection.batch_plan import (
 from fleet.collection.device_history import DeviceHistory
 from fleet.collection.proposals import GENERATIONS, Proposer
 from fleet.collection.selection import allocate
-from fleet.collection.settings import CollectSettings, Engine, Pools, Watcher
+from fleet.collection.settings import CollectSettings, Pools, Watcher
 from fleet.collection.time_spent import Ledger, Spent
-from fleet.requests.session import DeviceUnusableError
+from fleet.requests.session import DeviceUnusableError, EngineSession
 
 #: Batches that a device's agent holds: one runs, one waits, so the device never idles.
 _IN_FLIGHT = 2
@@ -61,7 +61,7 @@ class Collection:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineSession,
         specs: Mapping[DeviceId, DeviceSpec],
         settings: CollectSettings,
         watcher: Watcher,

@@ -9,8 +9,8 @@ from agents.trust import is_live
 from fleet.collection.batch_plan import DeviceProgress
 from fleet.collection.proposals import records_of
 from fleet.collection.selection import survey
-from fleet.collection.settings import Engine
 from fleet.collection.trust import imported_candidates, ours
+from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 
 
@@ -25,7 +25,7 @@ class DeviceHistory:
         read: What each device has measured, of those that were asked about.
     """
 
-    def __init__(self, engine: Engine, specs: Mapping[DeviceId, DeviceSpec]) -> None:
+    def __init__(self, engine: EngineSession, specs: Mapping[DeviceId, DeviceSpec]) -> None:
         self._engine, self._specs = engine, specs
         self._imported: set[CandidateId] | None = None
         self.read: dict[DeviceId, DeviceProgress] = {}

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from agents.records import DeviceId, DeviceSpec
 from fleet.collection.collect import Collection
 from fleet.collection.selection import choose_workloads, none_fits
-from fleet.collection.settings import CollectSettings, Display, Engine
+from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
+from fleet.requests.session import EngineSession
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -20,7 +21,7 @@ _LEAST_RANDOM = 8
 
 
 def collect_records(
-    engine: Engine,
+    engine: EngineSession,
     settings: FleetConfig,
     specs: Mapping[DeviceId, DeviceSpec],
     display: Display,

@@ -83,7 +83,7 @@ class TerminalDisplay:
 
     def phase(self, name: str, total: int) -> None:
         """Begin a phase of `total` steps."""
-        self._end_phase()
+        self.finish()
         self._phase = PHASES.get(name, name)
         self._total, self._done, self._failed = total, 0, 0
         self._began = self._printed_at = time.monotonic()
@@ -92,7 +92,7 @@ class TerminalDisplay:
 
     def proposed(self, workload: Workload, candidates: int) -> None:
         """One workload has its candidates."""
-        self._advance(1, f"{workload.name}: {candidates}")
+        self.step(1, f"{workload.name}: {candidates}")
 
     def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
         """Imported candidates of a workload are not measured."""
@@ -107,35 +107,29 @@ class TerminalDisplay:
         failed = f", {self._failed} failed" if self._failed else ""
         # Leaders come with a second measurement that nobody planned.
         planned = [record for record in records if record.origin not in REPEATS] or records
-        self._advance(len(planned), f"{device_id}{failed}")
-
-    def step(self, done: int, note: str) -> None:
-        """Advance the phase by `done` steps."""
-        self._advance(done, note)
+        self.step(len(planned), f"{device_id}{failed}")
 
     def computes(self, text: str) -> None:
         """See `fleet.collection.settings.Display`."""
         self.finish()
         self.say(text)
 
-    def finish(self) -> None:
-        """End the last phase."""
-        self._end_phase()
-
-    def _advance(self, steps: int, note: str) -> None:
+    def step(self, done: int, note: str) -> None:
+        """Advance the phase by `done` steps."""
         # Candidates of a drifting window are measured once more than was planned.
-        steps = max(0, min(steps, self._total - self._done))
-        self._done += steps
+        done = max(0, min(done, self._total - self._done))
+        self._done += done
         if self._bar is not None:
-            self._progress.update(self._bar, advance=steps, note=note)
+            self._progress.update(self._bar, advance=done, note=note)
         now = time.monotonic()
         if self._done >= self._total:
-            self._end_phase()
+            self.finish()
         elif not self._console.is_terminal and now - self._printed_at >= _PLAIN_EVERY_SECS:
             self._printed_at = now
             self._plain_line(note)
 
-    def _end_phase(self) -> None:
+    def finish(self) -> None:
+        """End the last phase."""
         if self._total and not self._console.is_terminal:
             self._plain_line("")
         self._bar, self._total = None, 0

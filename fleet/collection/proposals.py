@@ -11,10 +11,10 @@ from concurrent.futures import Future
 
 from agents.records import Candidate, CandidateId, DeviceId, Family, Record, Workload, WorkloadId
 from fleet.collection.selection import KnownCandidates, best_traces, choose_parents, random_share, survey
-from fleet.collection.settings import CollectSettings, Engine, Pools, Watcher
+from fleet.collection.settings import CollectSettings, Pools, Watcher
 from fleet.collection.time_spent import Ledger
 from fleet.collection.trust import claims, devices_of_family, imported_traces, ours
-from fleet.requests.session import DeviceUnusableError
+from fleet.requests.session import DeviceUnusableError, EngineSession
 from fleet.store.reader import StoreReader
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
@@ -44,7 +44,7 @@ class Proposer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineSession,
         families: Mapping[Family, Sequence[DeviceId]],
         imported: Callable[[Family], Collection[CandidateId] | None],
         settings: CollectSettings,

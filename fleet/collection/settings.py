@@ -1,21 +1,17 @@
-"""What a collection is told and what it tells: its settings, the engine that measures, and who watches.
+"""What a collection is told and what it tells: its settings, and who watches.
 
 `collect.py` and `proposals.py` share these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 from typing import Protocol as TypingProtocol
 
-from agents.programs.derivation import Derivation
 from agents.records import (
     Candidate,
-    CandidateId,
     DeviceId,
     Family,
     Protocol,
@@ -24,7 +20,6 @@ from agents.records import (
     WorkloadId,
 )
 from fleet.collection.batch_plan import BATCH_SIZE
-from fleet.store.reader import StoreReader
 
 #: Candidates by family and workload.
 Pools = dict[Family, dict[WorkloadId, list[Candidate]]]
@@ -50,54 +45,6 @@ class CollectSettings:
     noise: int = 0
     #: Minutes after which nothing new is begun; None for no limit.
     minutes: float | None = None
-
-
-class Engine(TypingProtocol):
-    """What a driver asks of the engine (`fleet.requests.session.EngineSession`)."""
-
-    def ready(self, device_ids: Iterable[DeviceId]) -> None:
-        """See `EngineSession`."""
-
-    def environment_id(self, device_id: DeviceId) -> str:
-        """See `EngineSession`."""
-
-    def network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
-        """See `EngineSession`."""
-
-    def propose(
-        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Collection[CandidateId]
-    ) -> Future[list[Candidate]]:
-        """See `EngineSession`."""
-
-    def evolve(
-        self,
-        device_id: DeviceId,
-        workload: Workload,
-        parents: Sequence[str],
-        count: int,
-        seed: int,
-        exclude: Collection[CandidateId],
-    ) -> Future[list[Candidate]]:
-        """See `EngineSession`."""
-
-    def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
-        """See `EngineSession`."""
-
-    def measure(
-        self,
-        device_id: DeviceId,
-        candidates: Sequence[Candidate],
-        *,
-        attempt: int = 0,
-        model_version: str = "",
-    ) -> Future[list[Record]]:
-        """See `EngineSession`."""
-
-    def wait(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
-        """See `EngineSession`."""
-
-    def store(self) -> StoreReader:
-        """See `EngineSession`."""
 
 
 class Watcher(TypingProtocol):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import filelock
 from rich.console import Console
@@ -46,6 +46,7 @@ from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
 
 if TYPE_CHECKING:
+    from fleet.api.server import ApiServer
     from fleet.config.settings import FleetConfig, PolicySection
 
 #: Longest wait for a message: so often the clock is looked at. Far below what one turn may add to it.
@@ -59,21 +60,6 @@ LOCK, HOLDER = "daemon.lock", "daemon.pid"
 SPOOL = "spool"
 #: File that says which store the folder belongs to, and folder of the drivers' requests.
 STORE_NAME, DRIVERS = "store.path", "drivers"
-
-
-class Api(Protocol):
-    """Shows the coordinator's view to others (`fleet.api.app`)."""
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-
-    @property
-    def login_url(self) -> str:
-        """A link that logs a browser in to the dashboard, once."""
-
-    def close(self) -> None:
-        """Stop listening."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +81,7 @@ def run_daemon(
     options: UpOptions,
     console: Console,
     *,
-    serve: Callable[[Coordinator, Path, tuple[int, ...]], Api] | None = None,
+    serve: Callable[[Coordinator, Path, tuple[int, ...]], ApiServer] | None = None,
 ) -> None:
     """Collect and refresh until SIGTERM, SIGINT, or the end that the options set.
 

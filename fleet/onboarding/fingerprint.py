@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
 from fleet.collection.collect import Collection
-from fleet.collection.settings import CollectSettings, Display, Engine
+from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
 from fleet.models.earlier_environment import Earlier
-from fleet.requests.session import DeviceUnusableError
+from fleet.requests.session import DeviceUnusableError, EngineSession
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transfer.adapt.fingerprint import Fingerprint
 
 
-def measure_fingerprint(engine: Engine, collection: Collection, spec: DeviceSpec) -> Fingerprint:
+def measure_fingerprint(engine: EngineSession, collection: Collection, spec: DeviceSpec) -> Fingerprint:
     """Draw the reference programs on the device, and measure those that it has not measured yet.
 
     Args:
@@ -56,7 +56,7 @@ def measure_fingerprint(engine: Engine, collection: Collection, spec: DeviceSpec
 
 
 def fingerprint_devices(
-    engine: Engine, settings: FleetConfig, specs: Mapping[DeviceId, DeviceSpec], display: Display
+    engine: EngineSession, settings: FleetConfig, specs: Mapping[DeviceId, DeviceSpec], display: Display
 ) -> dict[str, Any]:
     """Measure the fingerprints of some devices, one after the other; the driver of a request.
 
@@ -105,7 +105,7 @@ def known_fingerprints(
     return [one for one in found if one.is_usable]
 
 
-def _reference_workloads(engine: Engine, device_id: DeviceId) -> list[Workload]:
+def _reference_workloads(engine: EngineSession, device_id: DeviceId) -> list[Workload]:
     """The reference workloads that the device can make; none where it knows none of their networks."""
     from transfer.adapt.fingerprint import NETWORKS, choose_workloads
 

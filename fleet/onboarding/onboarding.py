@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection as CollectionOf
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agents.records import (
     Candidate,
@@ -27,7 +27,7 @@ from agents.records import (
 from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
-from fleet.collection.settings import CollectSettings, Display, Engine
+from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
 from fleet.models.earlier_environment import Earlier, earlier_environment, environment_since
 from fleet.models.registry import Registry
@@ -45,6 +45,7 @@ from fleet.onboarding.choice import (
 )
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
 from fleet.onboarding.head_version import adapt_version, onboarding_of
+from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -56,15 +57,8 @@ if TYPE_CHECKING:
 CURVES = "onboarding"
 
 
-class PublishingEngine(Engine, Protocol):
-    """An engine that wants to know of models, too."""
-
-    def published(self, version: str, device_ids: Sequence[DeviceId]) -> None:
-        """See `fleet.requests.session.EngineSession`."""
-
-
 def onboard_device(
-    engine: PublishingEngine,
+    engine: EngineSession,
     settings: FleetConfig,
     spec: DeviceSpec,
     models: Path,
@@ -149,7 +143,7 @@ def onboard_device(
 class _Arrival:
     """What is known before the device measures anything."""
 
-    engine: PublishingEngine
+    engine: EngineSession
     settings: FleetConfig
     spec: DeviceSpec
     environment_id: str
@@ -173,7 +167,7 @@ class _Samples:
     snapshot: DatasetSnapshot
 
 
-def _arrive(engine: PublishingEngine, settings: FleetConfig, spec: DeviceSpec, models: Path) -> _Arrival:
+def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path) -> _Arrival:
     """Load the model to start from, and find the source devices.
 
     Raises:

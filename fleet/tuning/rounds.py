@@ -13,9 +13,9 @@ from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, W
 from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.selection import best_traces
-from fleet.collection.settings import Engine
 from fleet.collection.trust import devices_of_family, imported_candidates, ours
 from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.requests.session import EngineSession
 from fleet.store.noise import noise_floor
 from fleet.store.reader import StoreReader
 from fleet.tuning.decision_scorer import DecisionScorer
@@ -53,7 +53,7 @@ class Rounds:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineSession,
         device_id: DeviceId,
         workloads: Sequence[Workload],
         ranker: CandidateRanker,

@@ -19,11 +19,12 @@ from agents.records import Candidate, DeviceId, DeviceSpec, Record, Workload
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
 from fleet.collection.selection import none_fits
-from fleet.collection.settings import CollectSettings, Display, Engine
+from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.requests.session import EngineSession
 from fleet.tuning.rounds import Rounds
 from fleet.tuning.search import USED_UP, Search
 
@@ -73,7 +74,7 @@ class _Round:
 
 
 def tune_device(
-    engine: Engine, settings: FleetConfig, spec: DeviceSpec, options: TuneOptions, display: Display
+    engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, options: TuneOptions, display: Display
 ) -> dict[str, Any]:
     """Search fast programs and write the database; the driver of a tuning request.
 
@@ -165,7 +166,7 @@ def _why_end(left: int, rounds: Rounds, ends_at: float) -> str:
     return "nothing left to gain" if worth - {USED_UP} else USED_UP
 
 
-def _confirm(engine: Engine, device_id: DeviceId, one: Search) -> None:
+def _confirm(engine: EngineSession, device_id: DeviceId, one: Search) -> None:
     """Time a doubtful leader once more, alone: the median of three counts then."""
     found = one.doubtful()
     if found is not None:
