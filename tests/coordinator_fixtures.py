@@ -146,12 +146,12 @@ class Fleet:
             say = mock.patch.object(notices, "say", lambda text, **_: self.lines.append(text))
             # Real time decides nothing: neither a search in the store nor how long a view takes, and records
             # are of the same day as all else.
-            replay_time = SimpleNamespace(time=self.clock.wall, monotonic=time.monotonic)
+            replay_time = SimpleNamespace(time=self.clock.wall)
             for patch in (
                 say,
                 mock.patch.object(StoreThread, "poll", poll_answered),
                 mock.patch("fleet.engine.coordinator._VIEW_LEAST_WAIT", 0.0),
-                mock.patch("agents.device.replay.time", replay_time),
+                mock.patch("agents.device.replay_answers.time", replay_time),
             ):
                 stack.enter_context(patch)
             coordinator = Coordinator(

@@ -34,11 +34,6 @@ from fleet.terminal_text import say
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
-    from transfer.evaluate.compare import Finished
-
-
-#: Runs of `fleet eval` unless told otherwise.
-_SEEDS = 3
 
 
 class SplitOption(StrEnum):
@@ -241,6 +236,7 @@ def evaluate(
     epochs: EpochsOption = None,
     folds: Annotated[int | None, typer.Option(min=2, help="Parts of the workloads (training.folds).")] = None,
     seed: SeedOption = None,
+    detach: DetachOption = False,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: JsonOption = False,
@@ -249,14 +245,21 @@ def evaluate(
 
     Trains on a part of the store and judges on the rest, several times, so that every workload (or network,
     or device) is held out. Beside it stand a random choice, and measuring twice where that was done.
+    Where a daemon writes the store, it does the work; with --set, or other models than the daemon's, it is
+    done here.
 
     Example: fleet eval --split by-network --baselines xgboost,nearest-device
     """
-    from fleet.models.evaluation import evaluate_model, evaluate_store
+    from fleet.cli.requests import finish, run_request
+    from fleet.collection.progress import TerminalDisplay
+    from fleet.core.request_words import RequestKind
+    from fleet.drivers.work import judge_heads
     from fleet.models.evaluation_table import print_evaluation
+    from fleet.public_work import NOBODY_TO_DETACH_TO, daemon_of
+    from fleet.requests.arguments import EvaluationArguments
+    from fleet.terminal_console import TerminalConsole
 
     settings = learning_settings(config, store, epochs, seed, changes, training__folds=folds)
-    devices = tuple(device or ())
     names = [name.strip() for name in baselines.split(",") if name.strip()]
     training = {
         "--baselines": names or None,
@@ -268,40 +271,34 @@ def evaluate(
     unused = [flag for flag, value in training.items() if value is not None]
     if model is not None and unused:
         raise typer.BadParameter(f"--model judges a model that is there: leave out {', '.join(unused)}")
-    with _progress() as told:
-        if model is not None:
-            found = evaluate_model(settings, models, model, devices, told)
-        else:
-            found = evaluate_store(
-                settings,
-                devices,
-                split=(split or SplitOption.BY_WORKLOAD).value,
-                seeds=seeds or _SEEDS,
-                baselines=names,
-                on_progress=told,
-            )
+    asked = {
+        "devices": device,
+        "version": model,
+        "split": split.value if split is not None else None,
+        "seeds": seeds,
+        "baselines": names or None,
+        "epochs": epochs,
+        "folds": folds,
+        "seed": seed,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    daemon = None if changes else daemon_of(settings)
+    if daemon is not None and (model is None or _trains(daemon, models)):
+        kind = RequestKind.EVALUATION
+        ended = run_request(daemon, kind.value, given, is_detached=detach)
+        if detach:
+            return
+        finish(ended, is_printed=False)
+        found = ended["result"]
+    elif detach:
+        raise FleetError(NOBODY_TO_DETACH_TO)
+    else:
+        display = TerminalDisplay(TerminalConsole(stderr=True))
+        found = judge_heads(settings, EvaluationArguments(**given), models, display)
     if as_json:
-        print_json(found.as_json())
+        print_json(found)
     else:
         print_evaluation(found)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Finished], None]]:
-    """Bars on standard error while rankers are fitted."""
-    from fleet.collection.progress import TerminalDisplay
-    from fleet.terminal_console import TerminalConsole
-
-    display = TerminalDisplay(TerminalConsole(stderr=True))
-    with display.live():
-
-        def told(finished: Finished) -> None:
-            if finished.done == 1:
-                display.phase("learn", finished.total)
-            display.step(1, f"{finished.ranker}, {finished.split}")
-
-        yield told
-        display.finish()
 
 
 def onboard(

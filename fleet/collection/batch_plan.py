@@ -10,7 +10,7 @@ import heapq
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agents.device.batch import Batch
 from agents.records import (
@@ -30,6 +30,7 @@ from agents.records import (
 )
 from agents.sandbox.canary_watch import MOST_AHEAD
 from fleet.store.noise import settled
+from fleet.store.reader import environment_before
 
 #: Candidates in one batch: enough that a device's processes never wait for the coordinator between two.
 BATCH_SIZE = 64
@@ -59,9 +60,16 @@ class DeviceProgress:
     measured: set[CandidateId] = field(default_factory=set)
     #: Candidates whose every measurement was lost: the attempt that comes next.
     lost: dict[CandidateId, int] = field(default_factory=dict)
+    #: Candidates that were measured before the device drifted, likewise.
+    outdated: dict[CandidateId, int] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
         """Take in one record of the device; those of other environments tell nothing."""
+        if record.environment_id == environment_before(self.environment_id):
+            # Its agent may have a second measurement in mind, which must not be this one.
+            following = record.attempt + 1 + MOST_AHEAD
+            self.outdated[record.candidate_id] = max(self.outdated.get(record.candidate_id, 0), following)
+            return
         if record.environment_id != self.environment_id or record.candidate_id in self.measured:
             return
         if record.outcome is Outcome.LOST:
@@ -110,14 +118,22 @@ def plan_jobs(
     for device_id, protocol in protocols.items():
         seen = progress.get(device_id, DeviceProgress(""))
         skipped = (given_up or {}).get(device_id, ())
+        attempts = {
+            one: max(seen.lost.get(one, 0), seen.outdated.get(one, 0))
+            for one in seen.lost.keys() | seen.outdated.keys()
+        }
         todo = [
-            [one for one in mix if one.candidate_id not in seen.measured and one.candidate_id not in skipped]
+            [
+                replace(one, origin=REMEASURE) if one.candidate_id in seen.outdated else one
+                for one in mix
+                if one.candidate_id not in seen.measured and one.candidate_id not in skipped
+            ]
             for mix in mixes
         ]
         planned = [
             DeviceBatch(device_id=device_id, batch=batch)
             for mix in todo
-            for batch in _batches(mix, seen.lost, workloads, protocol, batch_size)
+            for batch in _batches(mix, attempts, workloads, protocol, batch_size)
         ]
         random.Random(f"{seed}/batches").shuffle(planned)
         jobs += planned

@@ -97,6 +97,9 @@ class Device:
     #: Environment in which its fingerprint was asked for.
     fingerprinted_in: str = ""
     drift: str = ""
+    #: When it was last told to have drifted, until a new head is asked for; and when one was.
+    drifted_at: float | None = None
+    drift_asked_at: float | None = None
 
     def lease(self, fencing_token: int) -> HeldLease | None:
         """The running lease of a fencing token."""

@@ -49,7 +49,7 @@ from fleet.core.limits import Limits
 from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProgressed, RequestSubmitted
 
 #: Version of the rules by which the state decides, where a change would replay a journal differently.
-RULES = 3
+RULES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,7 @@ class CoordinatorStarted:
     limits: Limits | None = None
     #: Which rules hold from here on, likewise. Version 1, of journals that do not say, took the silence of an
     #: agent for a crash of its job; in version 2 it counts against nobody. In version 3 requests take turns.
+    #: In version 4 a device that drifted gets a new head.
     rules: int = RULES
 
 
@@ -309,6 +310,14 @@ class DriftAlarm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DriftEnded:
+    """A device that drifted is steady again: as it was before, or at another level for good."""
+
+    at_secs: float
+    device_id: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentChanged:
     """A device's records now carry another environment id (driver, TVM, kernel)."""
 
@@ -411,8 +420,9 @@ Event = (
     CoordinatorStarted | ClockSet | CoordinatorStopping | DeviceAdded | DeviceChanged | DeviceLeftOut
     | DeviceRetired | AgentStarted | ProbePassed | ProbeRefused | AgentHeartbeat | AgentDied | JobSubmitted
     | JobFinished | JobCrashed | JobCancelled | LeaseReturned | ResultArrivedLate | QuarantineLifted
-    | DriftAlarm | EnvironmentChanged | RecordsStored | TrainingStarted | TrainingFinished | TrainingFailed
-    | ModelPublished | ModelRolledBack | DiskFull | DiskFreed | Tick
+    | DriftAlarm | DriftEnded | EnvironmentChanged | RecordsStored
+    | TrainingStarted | TrainingFinished | TrainingFailed | ModelPublished | ModelRolledBack
+    | DiskFull | DiskFreed | Tick
     | RequestSubmitted | RequestProgressed | RequestEnded | RequestCancelled
 )
 
@@ -420,7 +430,7 @@ __all__ = [
     "RULES", "Accept", "AgentDied", "AgentHeartbeat", "AgentStarted", "Busy", "ClockSet",
     "CoordinatorStarted", "CoordinatorStopping",
     "DeviceAdded", "DeviceChanged", "DeviceLeftOut", "DevicePolicy", "DeviceRetired", "DeviceState",
-    "DiskFreed", "DiskFull", "DriftAlarm",
+    "DiskFreed", "DiskFull", "DriftAlarm", "DriftEnded",
     "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
     "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "LeaseReturned", "ModelPublished",
     "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted",

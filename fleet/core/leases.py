@@ -80,6 +80,9 @@ class Leasing:
         for device in self.devices.values():
             if device.start_at is not None:
                 device.start_at -= ahead_secs
+            for name in ("drifted_at", "drift_asked_at"):
+                at_secs = getattr(device, name)
+                setattr(device, name, None if at_secs is None else min(at_secs, now))
 
     def set_wall(self, wall: float) -> None:
         """Note what the wall clock shows; what was spent in a future that it is not in was spent now."""

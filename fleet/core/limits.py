@@ -35,6 +35,8 @@ class Limits:
     #: Candidates that a device measures for its first head, and again in another environment; 0: neither.
     arrival_samples: int = 0
     return_samples: int = 0
+    #: Least time between two onboardings of a device because it drifted.
+    drift_pause_secs: float = 3600.0
     #: Devices with a head have their fingerprint measured, once in an environment.
     fingerprints: bool = False
     #: Drivers of requests that run at the same time.

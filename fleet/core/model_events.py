@@ -12,6 +12,7 @@ from fleet.core.refresh_triggers import Phase
 from fleet.core.requests import (
     fingerprint_devices,
     onboard_arrivals,
+    onboard_drifted,
     training_broke,
     training_is_judged,
     training_runs,
@@ -25,16 +26,30 @@ def records_stored(core: Core, event: ev.RecordsStored) -> list[Instruction]:
     device.records += event.count
     device.ok += event.ok
     core.triggers.stored(device.family, device.device_id, event.count)
-    return []
+    return onboard_drifted(core, device) if device.drifted_at is not None else []
 
 
 def drift_alarm(core: Core, event: ev.DriftAlarm) -> list[Instruction]:
-    """Ask for a training as soon as there are records from after the alarm."""
+    """Ask for a head from new samples, and for a training as soon as there are records from after it."""
     device = core.device(event)
     device.drift = event.text or "drift"
     missing = core.leasing.limits.reason_records
     expect(core, device, ReasonKind.DRIFT, f"{device.device_id}: {device.drift}", missing)
-    return []
+    return _moved(core, device)
+
+
+def drift_ended(core: Core, event: ev.DriftEnded) -> list[Instruction]:
+    """The device is steady, as it was or at a new level: a head that was made meanwhile may be of neither."""
+    device = core.device(event)
+    device.drift = ""
+    return _moved(core, device) if device.drift_asked_at is not None else []
+
+
+def _moved(core: Core, device: Device) -> list[Instruction]:
+    if core.leasing.rules < 4:
+        return []
+    device.drifted_at = core.leasing.now
+    return onboard_drifted(core, device)
 
 
 def environment_changed(core: Core, event: ev.EnvironmentChanged) -> list[Instruction]:
@@ -91,6 +106,7 @@ def enter_environment(core: Core, device: Device, environment_id: str) -> None:
     if device.environment_id and device.environment_id != environment_id:
         text = f"{device.device_id} went from environment {device.environment_id} to {environment_id}"
         expect(core, device, ReasonKind.NEW_ENVIRONMENT, text, core.leasing.limits.reason_records)
+        device.drifted_at = None  # this asks for a head as well
     device.environment_id = environment_id
 
 

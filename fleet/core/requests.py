@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -311,15 +312,43 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
         if is_first or _is_asked(core, device):
             continue  # its head is from before devices were given heads by themselves
         core.triggers.drop(device.device_id, _DEALT_WITH)
-        request = Request(
-            request_id=RequestId(f"onboarding-{device.device_id}-{device.incarnation}"),
-            kind=RequestKind.ONBOARDING,
-            arguments={"device": device.device_id, "samples": samples, "fewer": True},
-        )
-        if core.requests.get(request.request_id) is None:
-            core.requests.submit(request, core.leasing.now)
-            made.append(ShowRequest(request_id=request.request_id))
+        name = f"onboarding-{device.device_id}-{device.incarnation}"
+        made += _ask_for_head(core, device, name, samples)
     return made + _start_drivers(core) + reserve_devices(core) if made else made
+
+
+def onboard_drifted(core: Core, device: Device) -> list[Instruction]:
+    """Ask for a new head for a device that drifted, from a few candidates measured since then.
+
+    Nobody waits for it that could go on: without a head, or with a request for one, the device gets one
+    anyhow. Once in `Limits.drift_pause_secs`: a device that never rests would do nothing else.
+    """
+    limits, since = core.leasing.limits, device.drifted_at
+    is_able = limits.return_samples and device.champion and device.state in _USABLE
+    if since is None or not is_able or _is_asked(core, device):
+        return []
+    asked_at = device.drift_asked_at
+    if asked_at is not None and core.leasing.now < asked_at + limits.drift_pause_secs:
+        return []
+    device.drifted_at, device.drift_asked_at = None, core.leasing.now
+    name = f"drift-{device.device_id}-{core.leasing.now:.0f}"
+    # Agents stamp their records by the wall clock.
+    moment = {"since": since + core.leasing.wall_ahead_secs}
+    made = _ask_for_head(core, device, name, limits.return_samples, moment)
+    return made + _start_drivers(core) + reserve_devices(core)
+
+
+def _ask_for_head(
+    core: Core, device: Device, name: str, samples: int, more: Mapping[str, Any] | None = None
+) -> list[Instruction]:
+    """Submit an onboarding that nobody asked for, unless it is there already."""
+    request_id = RequestId(name)
+    if core.requests.get(request_id) is not None:
+        return []
+    arguments = {"device": device.device_id, "samples": samples, "fewer": True, **(more or {})}
+    request = Request(request_id=request_id, kind=RequestKind.ONBOARDING, arguments=arguments)
+    core.requests.submit(request, core.leasing.now)
+    return [ShowRequest(request_id=request_id)]
 
 
 def fingerprint_devices(core: Core) -> list[Instruction]:

@@ -221,6 +221,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.ResultArrivedLate: job_events.result_arrived_late,
     ev.QuarantineLifted: device_events.quarantine_lifted,
     ev.DriftAlarm: model_events.drift_alarm,
+    ev.DriftEnded: model_events.drift_ended,
     ev.EnvironmentChanged: model_events.environment_changed,
     ev.RecordsStored: model_events.records_stored,
     ev.TrainingStarted: model_events.training_started,

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleet.models.onboarding_curves import CURVES, history
 from fleet.models.registry_file import DEVICE_SCORES
 
-#: Folder of the curves beside the models, as `fleet.onboarding.onboarding` keeps them.
-CURVES = "onboarding"
 #: Samples whose worth is asked.
 MORE_SAMPLES = 32
 _SCRATCH, _KIND = "scratch", "onboarding"
@@ -38,7 +37,7 @@ def onboarding_curve(
     """
     mine = [one for one in requests if one["kind"] == _KIND and one["arguments"].get("device") == device_id]
     request = max(mine, key=lambda one: one["submitted_at"] or 0.0, default=None)
-    points = _points(beside_models / CURVES / f"{device_id}.jsonl")
+    points = history(beside_models / CURVES, device_id)
     if request is None and not points:
         return None
     known = _device_scores(beside_models / DEVICE_SCORES)
@@ -52,22 +51,6 @@ def onboarding_curve(
         "known_devices": len(known.get("devices", ())),
         "more": _more(known, strategy, samples, points),
     }
-
-
-def _points(path: Path) -> list[dict[str, Any]]:
-    """One point a number of samples; the last of each counts."""
-    found: dict[int, dict[str, Any]] = {}
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            one = json.loads(line)
-            found[int(one["samples"])] = one
-        except (ValueError, KeyError, TypeError):
-            continue  # a line that a kill cut short
-    return [found[samples] for samples in sorted(found)]
 
 
 def _device_scores(folder: Path) -> dict[str, Any]:

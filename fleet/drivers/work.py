@@ -61,7 +61,8 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
         return _import(work, arguments, session, display)
     settings = _with_arguments(work.settings, arguments)
     if isinstance(arguments, EvaluationArguments):
-        return _evaluate(settings, arguments, work.models, session, display)
+        session.store()  # what waits for the table is in it after this
+        return judge_heads(settings, arguments, work.models, display)
     names = [DeviceId(one) for one in devices_of(arguments)]
     display.phase("wait", 0)
     session.ready(names)
@@ -87,8 +88,16 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
         case OnboardingArguments():
             from fleet.onboarding.onboarding import onboard_device
 
+            if arguments.since is not None:
+                session.part(names[0], arguments.since)
             return onboard_device(
-                session, settings, specs[names[0]], work.models, display, fewer=arguments.fewer
+                session,
+                settings,
+                specs[names[0]],
+                work.models,
+                display,
+                fewer=arguments.fewer,
+                has_drifted=arguments.since is not None,
             )
         case TuningArguments():
             from fleet.tuning.tuning import TuneOptions, tune_device
@@ -105,17 +114,20 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
             raise AssertionError("a retirement has no driver")
 
 
-def _evaluate(
-    settings: FleetConfig,
-    arguments: EvaluationArguments,
-    models: Path,
-    session: EngineSession,
-    display: Display,
+def judge_heads(
+    settings: FleetConfig, arguments: EvaluationArguments, models: Path, display: Display
 ) -> dict[str, Any]:
+    """Do what `fleet eval` asks for; it reads the store as it is, and needs no engine.
+
+    Returns:
+        `fleet.models.evaluation.Evaluation.as_json`.
+
+    Raises:
+        FleetError: There is no such version, baseline or head.
+        TransferError: There is too little to learn from or to judge.
+    """
     from fleet.models.evaluation import evaluate_model, evaluate_store
     from transfer.evaluate.compare import Finished
-
-    session.store()  # what waits for the table is in it after this
 
     def told(finished: Finished) -> None:
         if finished.done == 1:

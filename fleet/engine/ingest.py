@@ -163,6 +163,7 @@ class Ingest:
                 parts.event_log.tell(ev.DriftAlarm(at_secs=now, device_id=device_id, text=said))
             elif said:
                 parts.notices.say(f"{device_id}: {said}")
+                parts.event_log.tell(ev.DriftEnded(at_secs=now, device_id=device_id))
         for refusal in taken.refusals:
             count, where = len(refusal.records), parts.record_sink.letters.path
             text = f"the store refuses {count} of its records, which are set aside in {where}"

@@ -207,7 +207,8 @@ def save_version(
         else:
             is_older = served[target].since <= manifest.get("environment_since", -math.inf)
             why = "is of an environment that is gone" if is_older else "cannot serve any more"
-            told[target] = {"reason": f"{served[target].version} {why}; not judged"}
+            compared = manifest.get("against_champion") or {}
+            told[target] = {"reason": compared.get("says", f"{served[target].version} {why}; not judged")}
     registry.publish(version, told, reason="first head, not judged", retained=retained)
     return version
 
@@ -231,7 +232,9 @@ def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mappi
     if champion.pinned_at is not None:
         return f"{target} is pinned to {champion.version}"
     if champion.since <= manifest.get("environment_since", -math.inf):
-        return ""  # it knows nothing of the environment that the device has now
+        # It knows nothing of what the device is now.
+        compared = manifest.get("against_champion")
+        return "" if compared is None or compared["is_better"] else str(compared["says"])
     try:
         model, theirs = registry.load(champion.ref)
         head_of(model, registry.path(champion.version), theirs, target)

@@ -6,7 +6,6 @@ Imports torch when called.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,7 +137,7 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasure
     from transfer.evaluate.onboarding_cases import Regime
 
     scores = np.full(len(one.few_shot), np.nan)
-    for held in _folds(one):
+    for held in folds(one):
         rest = one.few_shot[~held]
         fold = one.adapt(for_check(strategy, one.regime), rest)
         view = checking_view(one.dataset, one.few_shot[held], one.regime)
@@ -204,29 +203,6 @@ def more_samples(
     return found
 
 
-def history(folder: Path, device: str) -> list[dict[str, Any]]:
-    """What earlier onboardings of a device came to, fewest samples first; the last of each number counts."""
-    found: dict[int, dict[str, Any]] = {}
-    try:
-        lines = (folder / f"{device}.jsonl").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            one = json.loads(line)
-            found[int(one["samples"])] = one
-        except (ValueError, KeyError, TypeError):
-            continue  # a line that a kill cut short
-    return [found[samples] for samples in sorted(found)]
-
-
-def remember(folder: Path, device: str, point: Mapping[str, Any]) -> None:
-    """Add a point to the curve so far."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{device}.jsonl").open("a") as file:
-        file.write(json.dumps(point) + "\n")
-
-
 def as_json(found: Expectation) -> dict[str, Any]:
     """An expectation for people and programs."""
     return {**_figures(found.top1, found.top5), "samples": found.samples, "workloads": found.workloads}
@@ -256,7 +232,7 @@ def _hidden(one: Onboarding) -> Dataset:
     )
 
 
-def _folds(one: Onboarding) -> list[NDArray[np.bool_]]:
+def folds(one: Onboarding) -> list[NDArray[np.bool_]]:
     """Masks over the few-shot set: what is held back in turn, whole workloads where workloads will be new."""
     from transfer.evaluate.onboarding_cases import Regime
 

@@ -6,18 +6,20 @@ Called by `fleet.onboarding.onboarding`; measures nothing. Imports torch when ca
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.records import CandidateId, DeviceId
-from fleet.models.earlier_environment import Earlier
+from agents.records import CandidateId, DeviceId, DeviceSpec
 from fleet.models.holdout import held_out
 from fleet.models.judge import training_provenance
-from fleet.models.versions import DatasetSnapshot, manifest_of, save_version
+from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, save_version
 from fleet.onboarding.adaptation import Onboarding
+from fleet.onboarding.earlier_environment import Earlier
+from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted, Strategy
@@ -74,6 +76,7 @@ def adapt_version(
     *,
     earlier: Earlier | None = None,
     since: float = 0.0,
+    judge: Callable[[Adapted], dict[str, Any] | None] | None = None,
 ) -> tuple[Adapted, str]:
     """Give a new device its head, and keep the model as a version.
 
@@ -88,6 +91,7 @@ def adapt_version(
         strategy: Makes the head.
         earlier: Environment of the target before the present one; its head is only a source, and is not kept.
         since: Unix seconds at which the present environment began.
+        judge: Compares the head with the one that serves; the manifest keeps what it says.
 
     Returns:
         The head, and the name of the version.
@@ -109,8 +113,54 @@ def adapt_version(
     )
     onboarded = {"onboarded": one.target, "samples": len(one.few_shot), "strategy": strategy.name}
     onboarded |= {"environment_since": since} if earlier is not None else {}
+    if judge is not None and (compared := judge(adapted)) is not None:
+        onboarded["against_champion"] = compared
     # A model may have heads of devices that this store never saw.
     heads = [head for head in model.device_ids if head in one.dataset.device_ids]
     provenance = training_provenance(one.dataset, one.source_rows, heads, {}, holds_out=one.holds_out)
     version = save_version(models, model, {**manifest, **onboarded, **provenance}, files_of(adapted))
     return adapted, version
+
+
+def with_target(
+    store: StoreReader,
+    sources: list[DeviceId],
+    spec: DeviceSpec,
+    parts: Mapping[DeviceId, Mapping[str, DeviceId]],
+) -> DatasetSnapshot:
+    """The records of the source devices and the target; an empty column where it has none (k = 0)."""
+    import numpy as np
+
+    from transfer.features.hardware import hardware_vector
+
+    snapshot = load_snapshot(store, device_ids=[*sources, spec.device_id], environments=parts)
+    dataset = snapshot.dataset
+    if spec.device_id in dataset.device_ids:
+        return snapshot
+    descriptor = store.devices()[spec.device_id].descriptor
+    assert descriptor is not None  # it is ready
+    count = len(dataset)
+    grown = replace(
+        dataset,
+        device_ids=(*dataset.device_ids, spec.device_id),
+        latency_secs=np.concatenate([dataset.latency_secs, np.full((count, 1), np.nan)], axis=1),
+        failed=np.concatenate([dataset.failed, np.zeros((count, 1), dtype=np.bool_)], axis=1),
+        hardware=np.concatenate([dataset.hardware, hardware_vector(spec, descriptor)[None, :]]),
+    )
+    return replace(snapshot, dataset=grown, devices={**snapshot.devices, spec.device_id: (spec, descriptor)})
+
+
+def without_head(source: FleetTLP, target: DeviceId, earlier: Earlier | None = None) -> FleetTLP:
+    """The model without the head of an earlier onboarding: it saw the samples that check the new one.
+
+    A head of an earlier environment did not, and becomes that of a source. Trees and what is known of the
+    other devices stay as they are.
+    """
+    if target not in source.device_ids:
+        return source
+    model = source.copy()
+    if earlier is not None:
+        model.rename_head(target, earlier.device_id)
+    else:
+        model.drop_head(target)
+    return model.eval()

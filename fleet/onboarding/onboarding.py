@@ -11,7 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Collection as CollectionOf
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,11 @@ from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
-from fleet.models.earlier_environment import Earlier, earlier_environment, environment_since
+from fleet.models.onboarding_curves import CURVES, history, remember
 from fleet.models.registry import Registry
 from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
-from fleet.onboarding.adaptation import history, prepared, remember, strategy_for, told
+from fleet.onboarding.adaptation import prepared, strategy_for, told
 from fleet.onboarding.choice import (
     choose,
     looks_at_results,
@@ -43,8 +44,10 @@ from fleet.onboarding.choice import (
     source_version,
     unmeasured,
 )
+from fleet.onboarding.drift import against_champion, why_as_before
+from fleet.onboarding.earlier_environment import Earlier, earlier_environment, environment_since
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
-from fleet.onboarding.head_version import adapt_version, onboarding_of
+from fleet.onboarding.head_version import adapt_version, onboarding_of, with_target, without_head
 from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 
@@ -52,9 +55,6 @@ if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.adapt.fingerprint import Fingerprint
     from transfer.model.fleet_tlp import FleetTLP
-
-#: Where the curve so far of each device is kept, beside the models.
-CURVES = "onboarding"
 
 
 def onboard_device(
@@ -65,6 +65,7 @@ def onboard_device(
     display: Display,
     *,
     fewer: bool = False,
+    has_drifted: bool = False,
 ) -> dict[str, Any]:
     """Fingerprint, choose, measure, adapt, report; keep the head as a version. The driver of an onboarding.
 
@@ -75,6 +76,8 @@ def onboard_device(
         models: Folder of the model versions.
         display: Shows how it goes.
         fewer: Do with fewer samples where source devices have not measured so many candidates.
+        has_drifted: The engine's store parts what the device measured before it drifted. Where its reference
+            programs run as before, its head stays; and a new one serves only where it is better.
 
     Returns:
         What `fleet onboard --json` prints: samples, strategy asked for and taken, version of the model,
@@ -92,7 +95,10 @@ def onboard_device(
     target = spec.device_id
     clock, config = Clock(), train_config(settings.training.epochs)
     arrival = _arrive(engine, settings, spec, models)
-    samples = _measure(arrival, clock, display, fewer=fewer)
+    samples = _measure(arrival, clock, display, fewer=fewer, has_drifted=has_drifted)
+    registry = Registry(models)
+    if isinstance(samples, str):
+        return {"device": target, "samples": 0, "drift": samples, **_serving(registry, target, "")}
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
     cache = models.parent / DEVICE_SCORES
@@ -105,8 +111,11 @@ def onboard_device(
         device_scores = prepared(strategy, one)
     with clock.part("adapt"):
         since = environment_since(engine.store(), target, arrival.environment_id)
-        adapted, version = adapt_version(one, snapshot, models, strategy, earlier=earlier, since=since)
-    serving = _serving(Registry(models), target, version)
+        judge = partial(against_champion, one, registry, strategy.name) if has_drifted else None
+        adapted, version = adapt_version(
+            one, snapshot, models, strategy, earlier=earlier, since=since, judge=judge
+        )
+    serving = _serving(registry, target, version)
     if serving["served_by"] == version:
         engine.published(version, [target])
     taken = str(adapted.notes.get("strategy", strategy.name))
@@ -181,7 +190,7 @@ def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, mode
     earlier = earlier_environment(store, target, environment_id)
     folder = source_version(Registry(models), store, spec, with_own=earlier is not None)
     source, manifest = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
-    source = _without_head(source, target, earlier)
+    source = without_head(source, target, earlier)
     return _Arrival(
         engine=engine,
         settings=settings,
@@ -193,8 +202,10 @@ def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, mode
     )
 
 
-def _measure(arrival: _Arrival, clock: Clock, display: Display, *, fewer: bool) -> _Samples:
-    """Take the fingerprint, choose the few-shot set, and measure it."""
+def _measure(
+    arrival: _Arrival, clock: Clock, display: Display, *, fewer: bool, has_drifted: bool
+) -> _Samples | str:
+    """Take the fingerprint, choose the few-shot set, and measure it; or say why there is no need to."""
     engine, settings, spec, earlier = arrival.engine, arrival.settings, arrival.spec, arrival.earlier
     target, environment_id, store = spec.device_id, arrival.environment_id, engine.store()
     asked, selector = settings.onboarding.samples, settings.onboarding.selector
@@ -212,6 +223,12 @@ def _measure(arrival: _Arrival, clock: Clock, display: Display, *, fewer: bool) 
             mine = measure_fingerprint(engine, collection, spec)
             others = known_fingerprints(store, arrival.sources, mine.latency_secs, earlier, target)
             near = _likeness(mine, others)
+        if has_drifted:
+            names = {one.device_id: one for one in others}
+            before_it = names.get(earlier.device_id) if earlier is not None else None
+            if why := why_as_before(mine, before_it, engine.store()):
+                display.finish()
+                return why
         with clock.part("choose"):
             before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
         for so_far in rounds(selector, count):
@@ -224,7 +241,7 @@ def _measure(arrival: _Arrival, clock: Clock, display: Display, *, fewer: bool) 
         store = engine.store()
         outcomes = _outcomes(store, target, environment_id, few_shot)
         parts = _parts(target, environment_id, earlier)
-        snapshot = _with_target(store, arrival.sources, spec, parts)
+        snapshot = with_target(store, arrival.sources, spec, parts)
         display.finish()
     return _Samples(
         pools=pools,
@@ -312,47 +329,3 @@ def _serving(registry: Registry, target: DeviceId, version: str) -> dict[str, st
     named, _, why = champion.retained.partition(": ")
     why = why if named == version else "another was published meanwhile"
     return {"served_by": champion.version, "why_not_served": why}
-
-
-def _with_target(
-    store: StoreReader,
-    sources: list[DeviceId],
-    spec: DeviceSpec,
-    parts: Mapping[DeviceId, Mapping[str, DeviceId]],
-) -> DatasetSnapshot:
-    """The records of the source devices and the target; an empty column where it has none (k = 0)."""
-    import numpy as np
-
-    from transfer.features.hardware import hardware_vector
-
-    snapshot = load_snapshot(store, device_ids=[*sources, spec.device_id], environments=parts)
-    dataset = snapshot.dataset
-    if spec.device_id in dataset.device_ids:
-        return snapshot
-    descriptor = store.devices()[spec.device_id].descriptor
-    assert descriptor is not None  # it is ready
-    count = len(dataset)
-    grown = replace(
-        dataset,
-        device_ids=(*dataset.device_ids, spec.device_id),
-        latency_secs=np.concatenate([dataset.latency_secs, np.full((count, 1), np.nan)], axis=1),
-        failed=np.concatenate([dataset.failed, np.zeros((count, 1), dtype=np.bool_)], axis=1),
-        hardware=np.concatenate([dataset.hardware, hardware_vector(spec, descriptor)[None, :]]),
-    )
-    return replace(snapshot, dataset=grown, devices={**snapshot.devices, spec.device_id: (spec, descriptor)})
-
-
-def _without_head(source: FleetTLP, target: DeviceId, earlier: Earlier | None = None) -> FleetTLP:
-    """The model without the head of an earlier onboarding: it saw the samples that check the new one.
-
-    A head of an earlier environment did not, and becomes that of a source. Trees and what is known of the
-    other devices stay as they are.
-    """
-    if target not in source.device_ids:
-        return source
-    model = source.copy()
-    if earlier is not None:
-        model.rename_head(target, earlier.device_id)
-    else:
-        model.drop_head(target)
-    return model.eval()

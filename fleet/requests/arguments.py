@@ -52,6 +52,9 @@ class OnboardingArguments(_Arguments):
     samples: _Number | None = None
     #: Do with fewer samples where source devices have not measured so many candidates.
     fewer: bool = False
+    #: Unix seconds at which the device drifted: what it measured before is a source, no sample. Where its
+    #: reference programs run as before, its head stays.
+    since: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     strategy: Strategy | None = None
     selector: Selector | None = None
     epochs: _Count | None = None
@@ -91,7 +94,7 @@ class EvaluationArguments(_Arguments):
     #: trained. None trains on parts of the store, and judges on the rest.
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
     #: What is new about the candidates that are judged (`transfer.data.splits.SplitKind`).
-    split: Literal["within-workload", "by-workload", "by-network"] = "by-workload"
+    split: Literal["within-workload", "by-workload", "by-network", "by-device"] = "by-workload"
     #: Runs with other splits and initial weights.
     seeds: Annotated[int, Field(ge=1, le=100)] = 3
     baselines: list[_Name] = []

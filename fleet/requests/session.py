@@ -43,6 +43,8 @@ class EngineSession:
         #: What was read of the store, and after how many answers about measurements.
         self._reader: StoreReader | None = None
         self._read_after = self._measured = 0
+        #: A device, and the moment that parts its records (`StoreReader.parted`).
+        self._part: tuple[DeviceId, float] | None = None
         threading.Thread(target=self._hear, name="engine", daemon=True).start()
 
     # ---- what agents do ----
@@ -127,8 +129,19 @@ class EngineSession:
         measured = self._measured
         if self._reader is None or self._read_after != measured:
             self.ask({"op": "flush"}).result()
-            self._reader, self._read_after = Store.read(self._path), measured
+            found = Store.read(self._path)
+            self._reader = found if self._part is None else found.parted(*self._part)
+            self._read_after = measured
         return self._reader
+
+    def part(self, device_id: DeviceId, since: float) -> None:
+        """Have `store` show what a device measured before a moment as of another environment.
+
+        Args:
+            device_id: The device.
+            since: Unix seconds.
+        """
+        self._part, self._reader = (device_id, since), None
 
     # ---- what is told ----
 

@@ -47,6 +47,7 @@ RowParts = Mapping[str, Sequence[tuple[int, int]]]
 
 #: Column that tells which version of the project wrote a row.
 _LAYOUT = "schema"
+_ENVIRONMENT, _BEFORE = "environment_id", "@before"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,24 @@ class StoreReader:
     `fleet.store.delta.log.RETENTION_HOURS`. A reader may be shared by threads.
     """
 
-    def __init__(self, path: Path, snapshot: TableSnapshot) -> None:
+    def __init__(self, path: Path, snapshot: TableSnapshot, since: Mapping[str, float] | None = None) -> None:
         self._path = path
         self._snapshot = snapshot
+        #: Unix seconds by device: what was measured before then is shown as of another environment.
+        self._since = dict(since or {})
+
+    def parted(self, device_id: DeviceId, since: float) -> StoreReader:
+        """The same records, of which a device's older ones are shown as of an environment of their own.
+
+        A device that drifted has the environment that it had, and yet its numbers of before are not to be
+        compared with those of now.
+
+        Args:
+            device_id: The device.
+            since: Unix seconds; the environment of what was measured before is named by
+                `environment_before`.
+        """
+        return StoreReader(self._path, self._snapshot, {**self._since, device_id: since})
 
     @property
     def path(self) -> Path:
@@ -262,7 +278,9 @@ class StoreReader:
             if parts is not None and file.path not in parts:
                 continue
             path = self._path / RECORDS / file.path
-            batches = read_batches(path, columns, rows)
+            since = self._since.get(file.device_id) if _ENVIRONMENT in columns else None
+            wanted = columns if since is None else tuple(dict.fromkeys((*columns, "measured_at")))
+            batches = read_batches(path, wanted, rows)
             if parts is not None:
                 batches = _cut(batches, parts[file.path])
             while True:
@@ -271,6 +289,8 @@ class StoreReader:
                     batch = next(batches, None)
                 if batch is None:
                     break
+                if batch.num_rows and since is not None:
+                    batch = _parted(batch, since)
                 if batch.num_rows:
                     yield file.device_id, batch
 
@@ -286,6 +306,20 @@ def _cut(batches: Iterator[pa.RecordBatch], pieces: Sequence[tuple[int, int]]) -
         start += batch.num_rows
         if start >= end:
             return
+
+
+def environment_before(environment_id: str) -> str:
+    """How `StoreReader.parted` calls an environment in what was measured before its moment."""
+    return f"{environment_id}{_BEFORE}"
+
+
+def _parted(batch: pa.RecordBatch, since: float) -> pa.RecordBatch:
+    environments = batch.column(_ENVIRONMENT)
+    is_older = pc.less(batch.column("measured_at"), since)
+    renamed = pc.binary_join_element_wise(environments, _BEFORE, "")
+    place = batch.schema.get_field_index(_ENVIRONMENT)
+    chosen = pc.if_else(is_older, renamed, environments)
+    return batch.set_column(place, batch.schema.field(place), chosen.cast(environments.type))
 
 
 def _only(device_id: str | None) -> list[str] | None:

@@ -91,6 +91,8 @@ class Comparison:
                 "workloads": [self.workload_ids[index] for index in first.groups],
                 "candidates": first.counts.tolist(),
                 "noise_floor": self.noise_floors.get(device_id),
+                # Extra time of a random choice.
+                "random_regret": float((first.random_of_1_secs / first.best_secs - 1).mean()),
                 "rankers": {one: self._ranker_json(one, device_id, level) for one in self.rankers},
                 "differences": {
                     f"{self.rankers[0]} less {other}": {

@@ -57,9 +57,7 @@ MAX_NUMBER = 2**63 - 1
 #: Numbers that are multiplied at once.
 _FEW_NUMBERS = 32
 
-#: Index of a padding step in every categorical slot.
-PADDING = 0
-#: Index of anything outside the vocabulary in every categorical slot.
+#: Index of anything outside the vocabulary in every categorical slot; 0 is that of a padding step.
 UNKNOWN = 1
 
 

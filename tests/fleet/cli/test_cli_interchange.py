@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from fleet.cli.interchange import register
 from fleet.errors import FleetError
 from fleet.store.store import Store
-from tests.log_fixtures import ansor, autotvm, write_log
+from tests.log_fixtures import CUDA_TARGET, ansor, autotvm, write_log
 
 app = typer.Typer()
 register(app)
@@ -90,6 +90,25 @@ def test_a_file_without_a_measurement_is_no_import() -> None:
     refused = run("import", "README.md", "--device", "board-7")
     assert isinstance(refused.exception, FleetError)
     assert "no measurement in README.md" in str(refused.exception)
+
+
+@pytest.mark.parametrize("lines", [["# about", "text"], [autotvm(0), autotvm(1, target=CUDA_TARGET)]])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_import_that_fails_leaves_no_new_store_behind(lines: list[Any], is_there: bool) -> None:
+    write_log(Path("log.json"), lines)
+    store = Path("some/where/store")
+    if is_there:
+        store.mkdir(parents=True)
+    for _ in range(2):
+        refused = run("import", "log.json", "--device", "board-7", "--store", str(store))
+        assert isinstance(refused.exception, FleetError), refused.output
+        assert list(store.iterdir()) == [] if is_there else not Path("some").exists()
+    # One that holds anything stays as it was.
+    write_log(Path("good.json"), [autotvm(0)])
+    json_of("import", "good.json", "--device", "board-7", "--store", str(store))
+    refused = run("import", "log.json", "--device", "board-8", "--store", str(store))
+    assert isinstance(refused.exception, FleetError)
+    assert Store.read(store).rows == 1
 
 
 def test_export_hands_on_what_was_asked() -> None:

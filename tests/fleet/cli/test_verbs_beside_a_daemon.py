@@ -150,8 +150,22 @@ def test_train_publishes_and_eval_scores_what_is_served(fleet: Fleet) -> None:
     # What they answer from has no reference program.
     assert dict.fromkeys(found["arguments"]["devices"], 0) == found["result"]["ran"]
     assert {"one", "two"} <= found["result"]["ran"].keys()
-    scored = fleet.does("eval", "--seeds", "1", "--epochs", "1", "--json")
-    assert {"one", "two"} <= scored["devices"].keys()
+    asked = ("eval", "--device", "one", "--device", "two", "--seeds", "1", "--epochs", "1", "--folds", "2")
+    scored = fleet.does(*asked, "--json")
+    assert scored["devices"].keys() == {"one", "two"}
+    ended = fleet.ended("evaluation-")
+    assert (ended["state"], ended["result"]) == ("succeeded", scored), "the daemon has done it"
+    # The same without it, where nothing was measured meanwhile: other settings are none of the daemon's.
+    alone = fleet.does(*asked, "--set", "training.folds=2", "--json")
+    assert alone.keys() == scored.keys()
+    if alone["table_version"] == scored["table_version"]:
+        assert alone["devices"] == scored["devices"]
+    told = fleet.does(*asked)
+    assert [line.split()[0] for line in told.splitlines() if line.startswith(("one", "two"))]
+    assert "fleet-tlp" in told
+    assert len([one for one in fleet.requests() if one[0] == "evaluation"]) == 2
+    assert "v000099" in fleet.fails("eval", "--model", "v000099")
+    assert "nobody" in fleet.fails("eval", "--device", "nobody")
 
 
 def test_a_device_is_onboarded_and_tuned(fleet: Fleet) -> None:
@@ -203,3 +217,18 @@ def test_a_head_is_pinned_beside_it_and_the_next_training_leaves_it(fleet: Fleet
     [trained] = fleet.does("train", "--json")
     assert "one" in trained["result"]["kept_champions"]
     assert fleet.view("one")["champion"] == before
+    fleet.does("models", "unpin", "one")
+
+
+def test_a_head_is_taken_back_beside_it(fleet: Fleet) -> None:
+    serving = fleet.view("one")["champion"]
+    manifests = {
+        path.parent.name: json.loads(path.read_text()) for path in fleet.models.glob("v*/manifest.json")
+    }
+    other = min(name for name, one in manifests.items() if "one" in one["heads"] and name != serving)
+    assert other in fleet.does("models", "rollback", "one", "--to", other, "--reason", "slower")
+    deadline = time.monotonic() + 30
+    while fleet.view("one")["champion"] != other:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert "v000099" in fleet.fails("models", "rollback", "one", "--to", "v000099")

@@ -153,6 +153,99 @@ def test_where_no_head_came_of_it_a_training_gives_one() -> None:
     assert [one["text"] for one in state.training()["reasons"]] == ["new has no head yet"]
 
 
+def drifts(state: FleetState, at_secs: float) -> list[Any]:
+    return state.apply(ev.DriftAlarm(at_secs=at_secs, device_id=OLD, text="drifts"))
+
+
+def steady(state: FleetState, at_secs: float) -> list[Any]:
+    return state.apply(ev.DriftEnded(at_secs=at_secs, device_id=OLD))
+
+
+def stored(state: FleetState, at_secs: float) -> list[Any]:
+    return state.apply(ev.RecordsStored(at_secs=at_secs, device_id=OLD, count=1))
+
+
+def test_a_device_that_drifts_gets_a_head_from_few_new_samples() -> None:
+    state = fleet()
+    state.apply(ev.ClockSet(at_secs=130.0, wall_secs=1_130.0))
+    made = drifts(state, 200.0)
+    request_id = RequestId("drift-old-200")
+    assert StartDriver(request_id=request_id) in made
+    asked = state.request(request_id)
+    assert asked is not None
+    # Records are stamped by the wall clock.
+    assert asked["arguments"] == {"device": "old", "samples": 32, "fewer": True, "since": 1_200.0}
+    # A training follows all the same, once there is more to learn from.
+    state.apply(ev.RecordsStored(at_secs=210.0, device_id=OLD, count=LIMITS.reason_records))
+    assert [one["kind"] for one in state.training()["reasons"]] == ["drift"]
+
+
+def test_a_drift_asks_once_in_an_hour_and_a_device_that_is_steady_again_is_looked_at_again() -> None:
+    state = fleet()
+    drifts(state, 200.0)
+    ended(state, request_id=RequestId("drift-old-200"))
+    assert steady(state, 300.0) == []
+    assert state.describe(OLD)["drift"] == ""
+    assert stored(state, 3_799.0) == []
+    made = stored(state, 3_801.0)
+    assert StartDriver(request_id=RequestId("drift-old-3801")) in made
+    again = state.request(RequestId("drift-old-3801"))
+    assert again is not None
+    assert again["arguments"]["since"] == 300.0
+    ended(state, request_id=RequestId("drift-old-3801"))
+    assert stored(state, 9_000.0) == [], "it has what it asked for"
+
+
+def test_a_drift_waits_for_what_makes_the_device_a_head_anyhow() -> None:
+    state = fleet()
+    again(state, OLD, 2, "e2")
+    assert drifts(state, 200.0) == [], "its new environment asks for one"
+    ended(state, request_id=RequestId("onboarding-old-2"))
+    assert StartDriver(request_id=RequestId("drift-old-210")) in stored(state, 210.0)
+    # A device without a head has nothing that could be stale; nor is anything asked where that is off.
+    state = fleet()
+    comes(state, NEW)
+    alarm = ev.DriftAlarm(at_secs=130.0, device_id=NEW, text="drifts")
+    assert not [one for one in state.apply(alarm) if isinstance(one, StartDriver)]
+    state = fleet()
+    state.apply(ev.CoordinatorStarted(at_secs=150.0, limits=LIMITS))
+    assert not [one for one in drifts(state, 200.0) if isinstance(one, StartDriver)]
+
+
+def test_a_steady_device_that_never_drifted_asks_for_nothing() -> None:
+    assert steady(fleet(), 200.0) == []
+
+
+def test_a_journal_of_rules_without_it_gives_what_it_gave() -> None:
+    state = fleet()
+    state.apply(ev.CoordinatorStarted(at_secs=150.0, rules=3))
+    assert drifts(state, 200.0) == []
+    assert state.open_requests() == []
+
+
+def test_a_kill_between_alarm_and_head_loses_neither() -> None:
+    state = fleet()
+    drifts(state, 200.0)
+    copy = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    made = copy.apply(ev.CoordinatorStarted(at_secs=260.0))
+    again = comes_up(copy, made)
+    assert StartDriver(request_id=RequestId("drift-old-200")) in again
+    # One that waits for its hour still waits after it.
+    ended(copy, request_id=RequestId("drift-old-200"))
+    steady(copy, 300.0)
+    copy = FleetState.from_json(json.loads(json.dumps(copy.to_json())))
+    assert StartDriver(request_id=RequestId("drift-old-3801")) in stored(copy, 3_801.0)
+
+
+def comes_up(state: FleetState, made: list[Any]) -> list[Any]:
+    """Have the agents come up that were asked for; all that was asked for since the start."""
+    for one in [one for one in made if isinstance(one, ev.StartAgent)]:
+        names: dict[str, Any] = {"device_id": one.device_id, "incarnation": one.incarnation}
+        made += state.apply(ev.AgentStarted(at_secs=261.0, **names))
+        made += state.apply(ev.ProbePassed(at_secs=261.0, environment_id="e1", host="here", **names))
+    return made
+
+
 def test_a_snapshot_keeps_all_of_it() -> None:
     state = fleet()
     comes(state, NEW)

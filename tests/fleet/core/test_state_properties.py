@@ -323,6 +323,10 @@ class Fleet(RuleBasedStateMachine):
     def drifted(self, device: str) -> None:
         self.world.tell(ev.DriftAlarm(at_secs=self.at(), device_id=DeviceId(device)))
 
+    @rule(device=ANY_DEVICE)
+    def is_steady(self, device: str) -> None:
+        self.world.tell(ev.DriftEnded(at_secs=self.at(), device_id=DeviceId(device)))
+
     @rule(
         event=st.sampled_from(["started", "finished", "failed", "published"]),
         family=st.sampled_from(["cpu", "cpu", "cpu", "gpu"]),

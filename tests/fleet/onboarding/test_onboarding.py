@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from fleet.daemon.embedded import run_embedded
 from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
+from fleet.models.onboarding_curves import CURVES, history, remember
+from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot
-from fleet.onboarding.adaptation import history, more_samples, remember, strategy_for
+from fleet.onboarding.adaptation import more_samples, strategy_for
 from fleet.onboarding.choice import pools_of, source_devices_of
-from fleet.onboarding.head_version import onboarding_of
-from fleet.onboarding.onboarding import CURVES, _without_head
+from fleet.onboarding.head_version import onboarding_of, without_head
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
@@ -182,7 +184,7 @@ def test_a_second_onboarding_starts_from_all_of_the_model_but_the_head() -> None
     for device_id in source.device_ids:
         if not source.tells_validity(device_id):
             source.set_validity(device_id, torch.ones(source.config.sizes.trunk_width + 1))
-    cut = _without_head(source, DeviceId("cpu-new"))
+    cut = without_head(source, DeviceId("cpu-new"))
     assert cut.device_ids == ("cpu.a", "cpu.b")
     assert set(source.device_ids) == {"cpu.a", "cpu.b", "cpu-new"}
     assert cut.trees is not None
@@ -195,7 +197,7 @@ def test_a_second_onboarding_starts_from_all_of_the_model_but_the_head() -> None
         np.testing.assert_array_equal(
             cut.validity(dataset.features, one), source.validity(dataset.features, one)
         )
-    assert _without_head(cut, DeviceId("cpu-new")) is cut
+    assert without_head(cut, DeviceId("cpu-new")) is cut
 
 
 def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> None:
@@ -244,11 +246,13 @@ def world(recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
     return store, folder, models
 
 
-def onboarded(device: str, samples: int, store: Path, folder: Path, models: Path) -> dict[str, Any]:
+def onboarded(
+    device: str, samples: int, store: Path, folder: Path, models: Path, **more: Any
+) -> dict[str, Any]:
     """What `fleet onboard` does where no daemon runs."""
     settings = settings_of(store, folder, samples=samples).with_devices(device)
     console = Console(quiet=True)
-    kind, arguments = RequestKind.ONBOARDING, {"device": device}
+    kind, arguments = RequestKind.ONBOARDING, {"device": device, **more}
     work = Work(kind=kind, arguments=arguments, minutes=None, settings=settings, models=models)
     return run_embedded(
         settings,
@@ -308,6 +312,38 @@ def test_in_another_environment_the_device_as_it_was_is_a_source(world: tuple[Pa
     assert more["earlier_environment"] == before
     assert more["served_by"] == again["version"]
     assert DeviceId("board@before") not in Store.read(store).devices()
+
+
+def test_after_a_drift_samples_are_measured_again_and_the_better_head_serves(
+    world: tuple[Path, Path, Path],
+) -> None:
+    store, _, models = world
+    first = onboarded("board", 48, *world)
+    since = time.time()
+    again = onboarded("board", 32, *world, since=since)
+    records = list(Store.read(store).records(device_id=DeviceId("board")))
+    new = [one for one in records if one.measured_at >= since]
+    old = {one.candidate_id: one for one in records if one.measured_at < since}
+    assert len(new) == again["samples"] == 32, "nothing of before counts as a sample of now"
+    repeated = [one for one in new if one.candidate_id in old]
+    assert repeated
+    assert all(one.attempt > old[one.candidate_id].attempt for one in repeated)
+    assert again["earlier_environment"] == f"{new[0].environment_id}@before"
+    manifest = json.loads((models / again["version"] / "manifest.json").read_text())
+    compared = manifest["against_champion"]
+    theirs, mine = compared["pairs"]
+    assert compared["champion"] == first["version"]
+    assert 0.5 < theirs <= 1
+    assert again["served_by"] == (again["version"] if mine > theirs else first["version"])
+    assert compared["says"] in (again.get("why_not_served"), reason_of(models, "board"))
+    # The same request, begun again after a kill, has all of its samples.
+    onboarded("board", 32, *world, since=since)
+    assert len(list(Store.read(store).records(device_id=DeviceId("board")))) == len(records)
+
+
+def reason_of(models: Path, device: str) -> str:
+    """Why the version that serves a device does."""
+    return [one.reason for one in Registry(models).history(0) if one.device_id == device][-1]
 
 
 def present_of(store: Path, result: dict[str, Any]) -> str:

@@ -1,0 +1,37 @@
+"""The curve of each device's onboardings, beside the models: what they came to, by number of samples.
+
+Written by `fleet.onboarding`, read by it and by `fleet.dashboard`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+#: Folder of the curves beside the models.
+CURVES = "onboarding"
+
+
+def history(folder: Path, device: str) -> list[dict[str, Any]]:
+    """What earlier onboardings of a device came to, fewest samples first; the last of each number counts."""
+    found: dict[int, dict[str, Any]] = {}
+    try:
+        lines = (folder / f"{device}.jsonl").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            one = json.loads(line)
+            found[int(one["samples"])] = one
+        except (ValueError, KeyError, TypeError):
+            continue  # a line that a kill cut short
+    return [found[samples] for samples in sorted(found)]
+
+
+def remember(folder: Path, device: str, point: Mapping[str, Any]) -> None:
+    """Add a point to the curve so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{device}.jsonl").open("a") as file:
+        file.write(json.dumps(point) + "\n")

@@ -1,0 +1,135 @@
+"""A device that drifted: whether it is another one than before, and whether its new head is better.
+
+Called by `fleet.onboarding.onboarding`. The canaries that raise the alarm are three programs; the fingerprint
+has more, and of the kinds that models are about. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import DeviceId
+from fleet.errors import FleetError
+from fleet.models.registry import Registry
+from fleet.onboarding.adaptation import Onboarding, folds, strategy_for
+from fleet.store.noise import noise_floor
+from fleet.store.noise_columns import READING_COLUMNS, readings
+from fleet.store.reader import StoreReader
+
+if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
+    from transfer.adapt.fingerprint import Fingerprint
+
+#: A reference program has moved that changed by more than this, and by more than twice what its device's
+#: repeats differ by.
+_LEAST_CHANGE, _TIMES_NOISE = 0.05, 2.0
+#: A device is another one than before where so many of its reference programs have moved: one of twenty does
+#: by luck.
+_MOVED_SHARE = 0.2
+
+
+def why_as_before(now: Fingerprint, before: Fingerprint | None, store: StoreReader) -> str:
+    """Why a device needs no new head after an alarm: its reference programs run as they did.
+
+    Args:
+        now: Its fingerprint since the alarm.
+        before: Of the time before; None where there is none.
+        store: Tells how far its numbers repeat.
+
+    Returns:
+        One sentence; empty where they changed, or too few of them tell.
+    """
+    from transfer.adapt.fingerprint import LEAST_SHARED, drifted
+
+    shared = len(now.latency_secs.keys() & before.latency_secs.keys()) if before is not None else 0
+    if before is None or shared < LEAST_SHARED:
+        return ""
+    within = max(_LEAST_CHANGE, _TIMES_NOISE * _noise(store, now.device_id))
+    moved = drifted(before, now, within)
+    if len(moved) > _MOVED_SHARE * shared:
+        return ""
+    return f"{len(moved)} of {shared} reference programs changed by more than {within:.0%}: its head stays"
+
+
+def _noise(store: StoreReader, device_id: DeviceId) -> float:
+    """How far nine of ten repeats of a program differ; 0 where nothing was measured twice."""
+    batches = store.columns(READING_COLUMNS, device_ids=[device_id])
+    floor = noise_floor(one for _, batch in batches for one in readings(device_id, batch))
+    return floor.p90_change if floor is not None else 0.0
+
+
+def against_champion(
+    one: Onboarding, registry: Registry, asked: str, adapted: Adapted
+) -> dict[str, Any] | None:
+    """Compare a new head with the one that serves, on the samples that were measured since the drift.
+
+    Each sample is scored by a head that was made without it. The champion knows what the device measured of
+    it before.
+
+    Args:
+        one: What the new head was made from.
+        registry: Knows who serves.
+        asked: Name of the strategy that made the new head, or chose one that did.
+        adapted: The new head.
+
+    Returns:
+        JSON-ready: `champion`, share of `pairs` in the right order of both, `says` (one sentence), and
+        `is_better`; None where nobody serves, or the champion cannot any more.
+    """
+    from transfer.adapt.kept import head_of
+    from transfer.errors import TransferError
+
+    champion = registry.champions().get(DeviceId(one.target))
+    if champion is None:
+        return None
+    try:
+        model, manifest = registry.load(champion.ref)
+        serving = head_of(model, registry.path(champion.version), manifest, one.target)
+        before = serving.score_unseen(one.dataset.features.take(one.few_shot))
+    except (FleetError, TransferError):
+        return None
+    told: dict[str, Any] = {"champion": champion.version, "samples": len(one.few_shot), "is_better": False}
+    try:
+        theirs, mine = (
+            _pairs(one, before),
+            _pairs(one, _held_back(one, str(adapted.notes.get("strategy", asked)))),
+        )
+    except TransferError as error:
+        return {**told, "says": f"it cannot be compared with {champion.version}: {error}"}
+    says = (
+        f"on {len(one.few_shot)} samples measured since the drift {champion.version} puts {theirs:.1%} of "
+        f"pairs in the right order, this head {mine:.1%}"
+    )
+    return {**told, "pairs": [round(theirs, 4), round(mine, 4)], "is_better": mine > theirs, "says": says}
+
+
+def _held_back(one: Onboarding, name: str) -> NDArray[np.float64]:
+    """(k,) scores of the samples by heads that were made without them, NaN where none was."""
+    strategy = strategy_for(name, one.regime, None)
+    scores = np.full(len(one.few_shot), np.nan)
+    for held in folds(one):
+        fold = one.adapt(strategy, one.few_shot[~held])
+        scores[held] = fold.score_unseen(one.dataset.features.take(one.few_shot[held]))
+    return scores
+
+
+def _pairs(one: Onboarding, scores: Sequence[float] | NDArray[np.float64]) -> float:
+    """Mean share of the samples' pairs in the right order, workload by workload."""
+    from transfer.data.ranking import order_agreement
+    from transfer.errors import TransferError
+
+    values, latency = np.asarray(scores), one.latency[one.few_shot]
+    known = np.isfinite(values) & np.isfinite(latency)
+    group = np.where(known, one.dataset.group[one.few_shot], -1)
+    groups, counts = np.unique(group[known], return_counts=True)
+    told = [
+        order_agreement(values[group == number], latency[group == number])[0]
+        for number in groups[counts >= 2].tolist()
+    ]
+    if not told:
+        raise TransferError("no workload has two samples that ran")
+    return float(np.mean(told))
