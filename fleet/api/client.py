@@ -142,9 +142,16 @@ class DaemonClient:
                     except (httpx.RemoteProtocolError, httpx.ReadError):
                         if not left:
                             raise
-            if method != "GET" and answer.is_error:
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                raise DaemonRefused(
+                    f"the daemon at {self.url} refuses the token of this command; it has that of the file "
+                    f"{TOKEN} beside its {ADDRESS}: mend that file, or start the daemon again"
+                )
+            if answer.is_error and method == "GET":
+                why = f"{answer.status_code} {answer.reason_phrase}"
+                raise FleetError(f"the daemon at {self.url} gives no answer to {path}: {why}")
+            if answer.is_error:
                 raise DaemonRefused(_detail(answer))
-            answer.raise_for_status()
             return answer.json()
         except httpx.ConnectError:
             # It ends just now.

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agents.host.process_control import ProcessName
 from fleet.api.app import ApiSources
-from fleet.api.client import ADDRESS, TOKEN, ask
+from fleet.api.client import ADDRESS, TOKEN, DaemonRefused, ask, find_daemon
 from fleet.api.connections import ConnectionLimits, Connections
 from fleet.api.metrics import metrics_text
 from fleet.api.server import ApiOptions, ApiServer, read_or_make_token
@@ -300,7 +300,16 @@ def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path)
     assert ask(tmp_path, "/v1/status")["jobs"] == a_view()["jobs"]
     with pytest.raises(FleetError, match="gives no answer"):
         ask(tmp_path, "/v1/devices/other")
-    address = (tmp_path / ADDRESS).read_text()
+    address, token = (tmp_path / ADDRESS).read_text(), (tmp_path / TOKEN).read_text()
+    (tmp_path / TOKEN).write_text("another\n")
+    stranger = find_daemon(tmp_path)
+    assert stranger is not None
+    for ask_it in (lambda: stranger.get("/v1/status"), lambda: stranger.cancel("any"), stranger.login_url):
+        with pytest.raises(
+            DaemonRefused, match=r"^the daemon at \S+ refuses the token .*start the daemon again$"
+        ):
+            ask_it()
+    (tmp_path / TOKEN).write_text(token)
     server.close()
     assert not (tmp_path / ADDRESS).exists()
     assert ask(tmp_path, "/v1/status") is None
