@@ -294,7 +294,7 @@ def evaluate(
         raise FleetError(NOBODY_TO_DETACH_TO)
     else:
         display = TerminalDisplay(TerminalConsole(stderr=True))
-        found = judge_heads(settings, EvaluationArguments(**given), models, display)
+        found = judge_heads(settings, EvaluationArguments.model_validate(given), models, display)
     if as_json:
         print_json(found)
     else:
