@@ -35,7 +35,8 @@ _POSTPROCESSING = re.compile(
     rf'{_LINE}(?:sch\.enter_postproc\(|sch\.unannotate\(block_or_loop=b\d+, ann_key="'
     rf'(?:{POSTPROCESSED_PATTERN})")'
 )
-_DECISION = re.compile(r", decision=(\[[-\d, ]*\]|-?\d+)")
+_DECISION = ", decision="
+_VALUE = re.compile(r"\[[-\d, ]*\]|-?\d+")
 
 
 class _Space(NamedTuple):
@@ -72,20 +73,38 @@ class LiveReader:
         if trace is None:
             raise TraceError("a schedule has no trace; make it with tracing on, as MetaSchedule does")
         text = str(self._beginning(trace, workload))
-        end = _POSTPROCESSING.search(text)
-        pieces = _DECISION.split(text[: end.start()] if end else text)
-        values = [self._decision(one) for one in pieces[1::2]]
-        key = (workload.workload_id, *pieces[::2])
-        if key not in self._spaces:
-            if len(self._spaces) >= _SPACE_LIMIT:
-                self._spaces.clear()
-                self._lengths.clear()
-            steps = text.count(_LINE, 0, end.start() if end else len(text))
-            self._spaces[key] = self._compile(trace, workload, steps, values)
-        space = self._spaces[key]
+        # Mostly it ends where post-processing begins, and its space is known.
+        values, rest = self._parted(text)
+        space = self._spaces.get((workload.workload_id, *rest))
+        if space is None:
+            end = _POSTPROCESSING.search(text)
+            values, rest = self._parted(text[: end.start()] if end else text)
+            key = (workload.workload_id, *rest)
+            if key not in self._spaces:
+                if len(self._spaces) >= _SPACE_LIMIT:
+                    self._spaces.clear()
+                    self._lengths.clear()
+                steps = text.count(_LINE, 0, end.start() if end else len(text))
+                self._spaces[key] = self._compile(trace, workload, steps, values)
+            space = self._spaces[key]
         if space is None:
             return Decided(*self._reader.space(_stored_form(trace), workload))
         return Decided(space.plan, dict(zip(space.sampled, values, strict=True)))
+
+    def _parted(self, text: str) -> tuple[list[Any], list[str]]:
+        """The decisions in a text, and what is left of it between them."""
+        first, *others = text.split(_DECISION)
+        values, rest = [], [first]
+        for one in others:
+            # A decision is the last argument of its call, and holds no bracket of that kind.
+            text, closing, after = one.partition(")")
+            value = self._decision(text)
+            if value is None:
+                rest[-1] += _DECISION + one
+            else:
+                values.append(value)
+                rest.append(closing + after)
+        return values, rest
 
     def _beginning(self, trace: Any, workload: Workload) -> Any:
         """The trace up to post-processing if that begins where it does in a known space, else all of it."""
@@ -96,14 +115,13 @@ class LiveReader:
         return trace
 
     def _decision(self, text: str) -> Any:
-        """A number or a tuple of them; equal texts give the same object."""
-        value = self._decisions.get(text)
-        if value is None:
+        """A number or a tuple of them, None where it is neither; equal texts give the same object."""
+        if text not in self._decisions:
             if len(self._decisions) >= _DECISION_LIMIT:
                 self._decisions.clear()
-            value = json.loads(text)
-            value = self._decisions[text] = tuple(value) if isinstance(value, list) else value
-        return value
+            value = json.loads(text) if _VALUE.fullmatch(text) else None
+            self._decisions[text] = tuple(value) if isinstance(value, list) else value
+        return self._decisions[text]
 
     def _compile(self, trace: Any, workload: Workload, steps: int, values: list[Any]) -> _Space | None:
         """The space of a trace, or None where its text and its JSON do not tell the same.

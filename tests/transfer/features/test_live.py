@@ -118,6 +118,17 @@ def test_where_text_and_json_disagree_the_json_counts(old: str, new: str) -> Non
         assert found == MetaScheduleReader().read(gmm_trace(), workload)
 
 
+def test_a_decision_that_cannot_be_read_makes_a_known_space_another() -> None:
+    class Tampered(FakeTrace):
+        def tampered(self, text: str) -> str:
+            return text.replace("decision=[16, 8]", "decision=None")
+
+    reader, workload = LiveReader(), gmm_workload()
+    for kind in (FakeTrace, Tampered, FakeTrace):
+        found = steps_of(reader, kind.of(gmm_trace()), workload)
+        assert found == MetaScheduleReader().read(gmm_trace(), workload)
+
+
 def test_a_schedule_without_a_trace_is_refused() -> None:
     with pytest.raises(TraceError, match="no trace"):
         LiveReader().read(None, gmm_workload())
