@@ -61,9 +61,17 @@ class DecisionScorer:
         """Why no champion can be asked; empty where there is none, or where it can."""
         return self._ranker.why_not(self._device_id)
 
-    def of_genes(self, workload: Workload, individuals: Sequence[Individual]) -> Judged:
-        """DecisionScorer candidates of a workload by their decisions."""
-        return self._judged(workload, [self._decided(workload, one) for one in individuals])
+    def of_genes(
+        self, workload: Workload, individuals: Sequence[Individual], *, draft: bool = False
+    ) -> Judged:
+        """Judge candidates of a workload by their decisions.
+
+        Args:
+            workload: What they schedule.
+            individuals: N candidates.
+            draft: Ask the trees of the head alone where it has some: a fraction of the time.
+        """
+        return self._judged(workload, [self._decided(workload, one) for one in individuals], draft=draft)
 
     def of_traces(self, workload: Workload, traces: Sequence[str]) -> Judged:
         """The same for traces; a workload's are of one dialect.
@@ -84,15 +92,20 @@ class DecisionScorer:
         decided = [self._decided(workload, one) for one in individuals]
         return model.validity(self._reader.extract_decided(workload, decided), self._device_id)
 
-    def _judged(self, workload: Workload, decided: Sequence[Decided]) -> Judged:
+    def _judged(self, workload: Workload, decided: Sequence[Decided], *, draft: bool = False) -> Judged:
         from transfer.features.extractor import DEFAULT_SPEC
         from transfer.features.flat import flat_inputs
+        from transfer.model.fleet_tlp import FleetTLP
 
         head = self._champion()
         block = self._reader.extract_decided(workload, decided, None if head is None else head.model.layout)
         features = flat_inputs(block, DEFAULT_SPEC.category_sizes)
         if head is None or not len(block):
             return Judged(features, np.zeros(len(block)))
+        if draft and isinstance(head.model, FleetTLP):
+            drafted = head.model.draft(features, self._device_id)
+            if drafted is not None:
+                return Judged(features, np.clip(drafted, np.log(_LEAST_SCORE), 0.0))
         return Judged(features, np.log(np.maximum(head.score_unseen(block), _LEAST_SCORE)))
 
     def _champion(self) -> Adapted | None:

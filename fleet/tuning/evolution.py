@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload
 from fleet.collection.clock import Clock
-from fleet.tuning.decision_scorer import DecisionScorer
+from fleet.tuning.decision_scorer import DecisionScorer, Judged
 from fleet.tuning.search import Search, choose
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: Random candidates that the agent draws first: they show the design spaces and compute locations.
 FIRST = 48
-#: Best candidates of a population that a batch is chosen from.
-_FINAL = 256
+#: Best candidates of a population that the whole head judges, and of these that a batch is chosen from.
+_DRAFTED, _FINAL = 512, 256
 #: Standard deviations that a candidate gets as credit for being uncertain.
 _BOLDNESS = 0.5
 #: Candidates that are made for each one wanted, and calls at most: some fit no program, or are known.
@@ -120,21 +120,25 @@ class Evolution:
         from transfer.search.population import EvolutionSettings, evolve
 
         elites = state.individuals(one.parents or self.foreign)
-        population = evolve(state.table, elites, self._score, state.known, EvolutionSettings(), place)
+        population = evolve(state.table, elites, self._draft, state.known, EvolutionSettings(), place)
         like = [each for each in state.individuals(self.foreign) if each not in state.known]
-        final = [*population.individuals[:_FINAL], *like]
-        if not final:
+        drafted = [*population.individuals[:_DRAFTED], *like]
+        if not drafted:
             one.may_gain = 0.0
             return []
-        judged = self.judge.of_genes(self.workload, final)
+        whole = self.judge.of_genes(self.workload, drafted)
+        speeds = state.learner.log_speeds(whole.features, whole.log_scores)
+        best = np.argsort(-speeds, kind="stable")[:_FINAL]
+        final = [drafted[at] for at in best.tolist()]
+        judged = Judged(whole.features[best], whole.log_scores[best])
         likely = judged.log_scores + np.log(np.maximum(self.judge.validity(self.workload, final), 1e-3))
         order = state.learner.choose(judged.features, likely, round(2 * count * _SPARE), _BOLDNESS)
         batch = order[:count]
         one.may_gain = state.learner.gain(judged.features[batch], judged.log_scores[batch], one.tried)
         return [final[at] for at in order]
 
-    def _score(self, individuals: Sequence[Individual]) -> NDArray[np.float64]:
-        judged = self.judge.of_genes(self.workload, individuals)
+    def _draft(self, individuals: Sequence[Individual]) -> NDArray[np.float64]:
+        judged = self.judge.of_genes(self.workload, individuals, draft=True)
         return self._ready().learner.log_speeds(judged.features, judged.log_scores)
 
     def _draw(self, one: Search, state: _State) -> None:

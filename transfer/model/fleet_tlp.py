@@ -257,6 +257,25 @@ class FleetTLP(nn.Module):
         flat = flat_inputs(block, self.config.category_sizes)
         return joint_scores(network, self.trees.log_speeds(flat, hardware.numpy()), float(self.trees.weight))
 
+    def draft(self, flat: np.ndarray, device_id: str) -> np.ndarray | None:
+        """What the trees alone say, in a tenth of the time of `score`: for drafts of many candidates.
+
+        Args:
+            flat: (N, P) flat features (`transfer.features.flat`).
+            device_id: Device with a head.
+
+        Returns:
+            (N,) estimated logarithms of best latency / latency; None where the trees know no such device.
+
+        Raises:
+            TransferError: No head for the device, or the trees read other inputs.
+        """
+        self.head(device_id)
+        hardware = self._hardware_of(device_id)
+        if self.trees is None or hardware is None:
+            return None
+        return self.trees.log_speeds(flat, hardware.numpy())
+
     def validity(self, block: FeatureBlock, device_id: str) -> np.ndarray:
         """Probability that a candidate builds and runs on a device.
 
