@@ -157,13 +157,17 @@ class Rounds:
                 evolution.learn(records)
         end_where_nothing_is_left(self.searches, self.noise_floor)
 
-    def draw(self, count: int) -> tuple[Search, list[Candidate], str]:
+    def draw(self, left: int) -> tuple[Search, list[Candidate], str]:
         """Choose a workload and candidates of it; none where its space gives no more.
+
+        Args:
+            left: Candidates at most.
 
         Returns:
             The search of the workload, the candidates, the version of the model that ranked them.
         """
         one = next_search(self.open)
+        count = min(left, one.round_size)
         evolution = self._evolutions.get(one.workload.workload_id)
         if evolution is None:
             chosen, version = self._recorded(one, count)

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload
 
+#: Candidates that a round measures; a workload's first ones are short, for they teach most.
+ROUND = 16
+_SHORT, _SHORT_UNTIL = 8, 32
 #: What a round without progress leaves of the hope for the next one.
 _HOPE = 0.6
 #: Why a workload ends whose space gives no candidate that is not measured.
@@ -56,6 +59,11 @@ class Search:
     def parents(self) -> list[str]:
         """Traces of the best candidates, fastest first."""
         return [trace for _, trace in sorted(self._best.values())]
+
+    @property
+    def round_size(self) -> int:
+        """Candidates that its next round measures."""
+        return _SHORT if self.tried < _SHORT_UNTIL else ROUND
 
     def know(self, records: Iterable[Record]) -> None:
         """Take in what was measured on the device before the search."""

@@ -26,13 +26,10 @@ from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.requests.session import EngineSession
 from fleet.tuning.rounds import Rounds
-from fleet.tuning.search import USED_UP, Search
+from fleet.tuning.search import ROUND, USED_UP, Search
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
-
-#: Candidates that a round measures.
-_ROUND = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +96,7 @@ def tune_device(
     watcher, clock = _Round(display), Clock()
     ends_at = time.monotonic() + 60 * options.minutes if options.minutes is not None else math.inf
     with display.live():
-        how = CollectSettings(
-            samples=_ROUND, protocol=settings.timing_protocol(), seed=settings.training.seed
-        )
+        how = CollectSettings(samples=ROUND, protocol=settings.timing_protocol(), seed=settings.training.seed)
         collection = Collection(engine, {target: spec}, how, watcher)
         with clock.part("probe"):
             listed = collection.network_workloads(settings.workloads.networks)
@@ -114,7 +109,7 @@ def tune_device(
         display.phase("tune", options.trials)
         left = options.trials
         while not (ended := _why_end(left, rounds, ends_at)):
-            one, candidates, version = rounds.draw(min(_ROUND, left))
+            one, candidates, version = rounds.draw(left)
             if not candidates:
                 continue
             left -= len(candidates)
