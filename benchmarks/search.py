@@ -61,7 +61,7 @@ class Plan(NamedTuple):
 
 
 FULL = Plan(12, 256, 3, (12, 256), (12, 64), 3e8)
-QUICK = Plan(4, 64, 1, (2, 32), (1, 32), 1.2e8)
+QUICK = Plan(4, 64, 1, (1, 32), (1, 32), 3e7)
 
 
 class _Task(NamedTuple):

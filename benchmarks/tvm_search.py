@@ -170,20 +170,36 @@ def _model(name: str, cores: int) -> Any:
 
     if name == "xgb":
         return ms.cost_model.XGBModel(num_tuning_cores=cores)
+    import numpy as np
     import torch
+    from tvm.s_tir.meta_schedule.cost_model.mlp_model import (
+        MLPModel,
+        SegmentDataLoader,
+        SegmentSumMLPTrainer,
+    )
 
-    plain = torch.optim.lr_scheduler.StepLR
+    class Trainer(SegmentSumMLPTrainer):  # type: ignore[misc]  # tvm publishes no types
+        """TVM's own full training holds whole workloads out, so with one it fails; torch 2.7 refuses it too."""
 
-    class StepLR(plain):  # type: ignore[misc, valid-type]
-        """TVM's MLP gives an argument that torch took away in 2.7; without this shim it cannot train."""
+        def train_full(self) -> None:
+            """Train as TVM does, on all that was measured, and keep the last epoch."""
+            groups = list(self.state.data.values())
+            features = [one for group in groups for one in group.features]
+            wanted = np.concatenate([group.min_cost / group.costs for group in groups])
+            loader = SegmentDataLoader(features, wanted, batch_size=self.batch_size, shuffle=True)
+            self.optimizer = torch.optim.Adam(
+                self.state.model.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
+            )
+            rate = torch.optim.lr_scheduler.StepLR(self.optimizer, self.num_epoch_full // 10, gamma=0.8)
+            for _ in range(self.num_epoch_full):
+                self.state.model.train()
+                for batch, data in enumerate(loader):
+                    self.train_step(data, batch)
+                rate.step()
+            self.state.model.eval()
+            self.state.untrained_size = 0
 
-        def __init__(self, *args: Any, verbose: bool = False, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-
-    torch.optim.lr_scheduler.StepLR = StepLR  # type: ignore[misc]
-    from tvm.s_tir.meta_schedule.cost_model.mlp_model import MLPModel
-
-    return MLPModel()
+    return MLPModel(trainer=Trainer())
 
 
 def _trace(schedule: Any) -> str:

@@ -32,6 +32,9 @@ _BOLDNESS = 0.5
 _SPARE, _CALLS = 1.25, 4
 #: Share of a batch that may be the best of like devices, where nothing was measured yet.
 _PAIRED = 0.25
+#: Share of a workload's first batch that are the head's first choices of random candidates: it knows those best,
+#: and what evolves by its score alone may be its errors.
+_PLAIN = 0.375
 #: Share of a batch that is drawn at random, so that blind spots of the model are seen as well.
 _EXPLORATION = 0.125
 
@@ -98,10 +101,13 @@ class Evolution:
         """Evolve a population, choose a batch of it, and make that into candidates."""
         with self.clock.part("rank"):
             wanted = self._ranked(one, state, count, place)
+        if not one.tried and self.judge.version:
+            self._plain(one, count, found)
         if not one.tried:
             paired = [Candidate(workload_id=self.workload.workload_id, trace=t) for t in self.foreign]
             fresh = [each for each in paired if each.candidate_id not in one.known]
-            found |= {each.candidate_id: _as(each, "paired") for each in fresh[: round(count * _PAIRED)]}
+            for each in fresh[: round(count * _PAIRED)]:
+                found.setdefault(each.candidate_id, _as(each, "paired"))
         for _ in range(_CALLS):
             missing = count - len(found)
             if missing <= 0 or not wanted:
@@ -114,6 +120,14 @@ class Evolution:
             for each in made:
                 if each.candidate_id not in one.known and len(found) < count:
                     found.setdefault(each.candidate_id, _as(each, origin))
+
+    def _plain(self, one: Search, count: int, found: dict[CandidateId, Candidate]) -> None:
+        """The head's first choices of the random candidates."""
+        with self.clock.part("rank"):
+            left = [each for each in self._drawn if each.candidate_id not in one.known]
+            judged = self.judge.of_traces(self.workload, [each.trace for each in left])
+            order = np.argsort(-judged.log_scores, kind="stable")[: round(count * _PLAIN)]
+        found |= {left[at].candidate_id: _as(left[at], "model") for at in order.tolist()}
 
     def _ranked(self, one: Search, state: _State, count: int, place: str) -> list[Individual]:
         """The batch, and some more that take the places of those that make no program."""

@@ -26,7 +26,7 @@ _NOISES = (0.03, 0.1)
 _LEAST = 8
 _PRIOR = (0.8, 0.5, 0.05)
 #: Standard deviations of a, and of b.
-_LEVEL, _SLOPE = 2.0, 0.4
+_LEVEL, _SLOPE = 2.0, 0.8
 #: A feature that varies less is the same for all.
 _CONSTANT = 1e-6
 #: Standardised features are cut here: rare values must not be worlds apart from all others.
