@@ -32,8 +32,8 @@ _BOLDNESS = 0.5
 _SPARE, _CALLS = 1.25, 4
 #: Share of a batch that may be the best of like devices, where nothing was measured yet.
 _PAIRED = 0.25
-#: Share of a workload's first batch that are the head's first choices of random candidates: it knows those best,
-#: and what evolves by its score alone may be its errors.
+#: Share of a workload's first batch that are the head's first choices of random candidates: it knows those
+#: best, and what evolves by its score alone may be its errors.
 _PLAIN = 0.375
 #: Share of a batch that is drawn at random, so that blind spots of the model are seen as well.
 _EXPLORATION = 0.125
