@@ -179,7 +179,7 @@ def _model(name: str, cores: int) -> Any:
     )
 
     class Trainer(SegmentSumMLPTrainer):  # type: ignore[misc]  # tvm publishes no types
-        """TVM's own full training holds out whole workloads, so with one it fails, and torch 2.7 refuses it."""
+        """TVM's own full training holds out whole workloads, so with one it fails; torch 2.7 refuses it."""
 
         def train_full(self) -> None:
             """Train as TVM does, on all that was measured, and keep the last epoch."""
