@@ -32,27 +32,24 @@ def disk_errors(doing: str, where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        number, reason = _said(error)
-        if number in FULL_ERRNOS:
-            raise StoreFull(
-                f"no room while {doing} in {where}: {reason};"
-                " nothing of it was kept; free some space and try again"
-            ) from error
-        raise StoreError(
-            f"error while {doing} in {where}: {reason}; check the folder and its permissions"
-        ) from error
+        raise store_error(error, doing, where) from error
 
 
-def _said(error: OSError) -> tuple[int | None, str]:
-    """Number and words of an error of the system.
+def store_error(error: BaseException, doing: str, where: Path) -> StoreError:
+    """What the store says of an error of the system, or of a library that met one.
 
-    deltalake raises `OSError` without a number; its text is coloured lines that end in `(os error N)`.
+    deltalake gives no number: its text is coloured lines that end in `(os error N)`.
     """
     found = _OS_ERROR.search(str(error))
-    number = error.errno if error.errno is not None or found is None else int(found.group(1))
-    if error.strerror:
-        return number, error.strerror
-    return number, os.strerror(number) if number is not None else (str(error).splitlines() or [""])[0]
+    number = getattr(error, "errno", None) or (int(found[1]) if found else None)
+    reason = os.strerror(number) if number else (str(error).splitlines() or [type(error).__name__])[0]
+    if number in FULL_ERRNOS:
+        return StoreFull(
+            f"no room while {doing} in {where}: {reason};"
+            " nothing of it was kept; free some space and try again"
+        )
+    advice = "; check the folder and its permissions" if number or isinstance(error, OSError) else ""
+    return StoreError(f"error while {doing} in {where}: {reason}{advice}")
 
 
 __all__ = ["FULL_ERRNOS", "disk_errors", "fsync", "write_all_durably", "write_durably"]

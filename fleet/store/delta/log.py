@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from fleet.durable import fsync
+from fleet.durable import fsync, store_error
 from fleet.errors import StoreError
 from fleet.store.delta.schema import SCHEMA_KEY, STORE_SCHEMA, TABLE_SCHEMA
 
@@ -102,12 +102,16 @@ def settle(folder: Path) -> None:
 
 @contextmanager
 def delta_errors(doing: str, folder: Path) -> Iterator[None]:
-    """Turn errors of deltalake and Arrow into `StoreError` without the library's stack trace."""
+    """Turn errors of deltalake and Arrow into the store's without the library's stack trace.
+
+    Raises:
+        StoreFull: The library met a full disk.
+        StoreError: Any other error.
+    """
     try:
         yield
     except (DeltaError, pa.ArrowException) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StoreError(f"error while {doing} in {folder}: {first}") from error
+        raise store_error(error, doing, folder) from error
 
 
 def commit_path(folder: Path, version: int) -> Path:

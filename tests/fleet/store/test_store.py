@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -668,6 +669,27 @@ def test_a_checkpoint_that_the_library_lost_on_a_full_disk_is_no_failed_disk(
         store.upkeep()
         store.append(make_batch(4, 4))
     assert Store.read(tmp_path / "store").rows == 8
+
+
+def test_a_full_disk_that_the_library_tells_of_in_words_is_no_failed_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Any) -> None:
+        raise DeltaError(
+            "Kernel error: Arrow error: External: Generic LocalFileSystem error: "
+            "Unable to copy data to file: No space left on device (os error 28)"
+        )
+
+    with Store.open(tmp_path / "store") as store:
+        store.append(make_batch(0, 4))
+        with monkeypatch.context() as patched:
+            patched.setattr(writer_module.DeltaTable, "create_checkpoint", full)
+            with pytest.raises(
+                StoreFull, match=r"no room while writing a checkpoint.*: No space left on device;"
+            ):
+                store.upkeep()
+        store.upkeep()
+    assert Store.read(tmp_path / "store").rows == 4
 
 
 def test_a_full_file_system_refuses_the_batch_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
