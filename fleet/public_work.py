@@ -298,6 +298,19 @@ def do_request(
 def _embedded(
     settings: FleetConfig, kind: RequestKind, arguments: dict[str, Any], options: EngineOptions
 ) -> dict[str, Any]:
+    from fleet.collection.replay_files import REPLAY
+    from fleet.daemon.daemon import SPOOL
+    from fleet.store.new_store import records_or_nothing
+
+    store = Path(settings.store.path)
+    beside = (Path(settings.daemon.root), store.parent / SPOOL, store.parent / REPLAY)
+    with records_or_nothing(store, *beside):
+        return _run_here(settings, kind, arguments, options)
+
+
+def _run_here(
+    settings: FleetConfig, kind: RequestKind, arguments: dict[str, Any], options: EngineOptions
+) -> dict[str, Any]:
     from fleet.collection.progress import TerminalDisplay
     from fleet.daemon.daemon import UpOptions
     from fleet.daemon.embedded import run_embedded

@@ -88,11 +88,12 @@ def add(
     spec = load_file(file, "")
     if not other_host:
         _check(spec, settings)
+    follows = _who_follows(settings)
     path = add_file(Path(settings.devices.folder), spec, file, is_replaced=replace)
     if as_json:
         print_json({"device": spec.device_id, "file": str(path)})
         return
-    say(f"device {spec.device_id}: {path}; {_who_follows(settings)}")
+    say(f"device {spec.device_id}: {path}; {follows}")
 
 
 def retire(
@@ -116,12 +117,13 @@ def retire(
     mine = [path for path in paths if path.stem == device]
     if not mine:
         raise unknown_device(device, (path.stem for path in paths), folder)
+    follows = _who_follows(settings)  # first: a daemon that refuses would be left half-told
     places = [str(retire_file(folder, path)) for path in mine]
     if as_json:
         print_json({"device": device, "files": places})
         return
     say(f"device {device}: its records and its model stay; its file is {', '.join(places)} now")
-    say(f"`fleet devices add {places[0]}` brings it back; {_who_follows(settings)}")
+    say(f"`fleet devices add {places[0]}` brings it back; {follows}")
 
 
 def _check(spec: DeviceSpec, settings: FleetConfig) -> None:

@@ -107,11 +107,12 @@ def import_(
 def _import_here(path: str, request: ImportRequest, found: FoundLogs, *, as_json: bool) -> dict[str, Any]:
     from fleet.collection.progress import TerminalDisplay, kilobytes
     from fleet.interchange.import_logs import import_logs
-    from fleet.store.new_store import store_or_nothing
+    from fleet.store.new_store import records_or_nothing
+    from fleet.store.store import Store
     from fleet.terminal_console import TerminalConsole
 
     display = TerminalDisplay(TerminalConsole(stderr=as_json))
-    with store_or_nothing(path) as opened, display.live():
+    with records_or_nothing(Path(path)), Store.open(path) as opened, display.live():
         report = import_logs(opened, request, kilobytes(display), found)
         display.finish()
     return report.to_json()

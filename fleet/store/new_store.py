@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agents.row_file import read_rows
+from agents.spool.disk_spool import FILE as SPOOL_FILE
+from fleet.errors import StoreError
 from fleet.store.store import Store
 
 
 @contextmanager
-def store_or_nothing(path: str | os.PathLike[str]) -> Iterator[Store]:
-    """Open a store for writing; one that was made for it and holds no record at the end is taken away again.
+def records_or_nothing(store: Path, *beside: Path) -> Iterator[None]:
+    """Take away what a block has made, where at its end no record is in its store.
 
-    A mistyped name or a log that is none leaves no empty dataset to be found by everybody.
+    A mistyped name, or a request that cannot be done, leaves no empty dataset to be found by everybody. What
+    was there before stays.
 
     Args:
-        path: Folder of the store.
-
-    Raises:
-        StoreError: As of `Store.open`.
+        store: Folder of the store, which the block makes, opens and closes.
+        beside: Folders that it makes beside it; with a finished record in one, all stays.
     """
-    folder = Path(path)
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    is_new = not folder.exists() or not any(folder.iterdir())
-    has_rows = not is_new
+    places = (store, *beside)
+    was_there = {one for one in places if one.exists()}
+    made = [one for one in places if one not in was_there or not any(one.iterdir())]
+    above = [one for one in store.parents if not one.exists()]
     try:
-        with Store.open(folder) as store:
-            try:
-                yield store
-            finally:
-                has_rows = has_rows or store.rows > 0
+        yield
     finally:
-        if not has_rows:
-            shutil.rmtree(folder, ignore_errors=True)
+        if store in made and not _has_records(store, beside):
+            for place in made:
+                shutil.rmtree(place, ignore_errors=True)
+                if place in was_there:
+                    place.mkdir()
             with suppress(OSError):  # somebody else may have put something there meanwhile
-                for parent in missing[1:]:
+                for parent in above:
                     parent.rmdir()
-                if not missing:
-                    folder.mkdir()
+
+
+def _has_records(store: Path, beside: tuple[Path, ...]) -> bool:
+    if not store.exists():
+        return True  # another process may be about to make it
+    if any(read_rows(path) for folder in beside for path in folder.glob(f"*/{SPOOL_FILE}")):
+        return True
+    try:
+        with Store.open(store, create=False) as found:  # which takes in what waits for the table
+            return found.rows > 0
+    except StoreError:
+        return True

@@ -133,6 +133,17 @@ def test_the_daemon_says_which_devices_it_has(monkeypatch: pytest.MonkeyPatch) -
     assert "the daemon follows within five seconds" in run("devices", "retire", "other").output
 
 
+def test_a_daemon_that_refuses_leaves_the_files_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(root: Path, path: str) -> None:
+        raise FleetError("the daemon refuses the token")
+
+    monkeypatch.setattr("fleet.api.client.ask", refuse)
+    Path("new.yaml").write_text(yaml.safe_dump(device("new")))
+    for arguments in (("retire", "box"), ("add", "new.yaml")):
+        assert failure("devices", *arguments) == "the daemon refuses the token"
+        assert [path.name for path in FOLDER.iterdir()] == ["box.yaml"]
+
+
 def measured(settings: FleetConfig) -> dict[DeviceId, DeviceSpec]:
     """What a start looks after; it says what it leaves out."""
     choice = DeviceChoice(settings)

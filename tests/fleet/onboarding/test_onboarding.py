@@ -30,6 +30,7 @@ from fleet.onboarding.choice import pools_of, source_devices_of
 from fleet.onboarding.head_version import onboarding_of, without_head
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import lines_of
+from fleet.public_work import EngineOptions, onboard
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.model_fixtures import CONFIG, make_dataset
@@ -344,6 +345,17 @@ def test_after_a_drift_samples_are_measured_again_and_the_better_head_serves(
 def reason_of(models: Path, device: str) -> str:
     """Why the version that serves a device does."""
     return [one.reason for one in Registry(models).history(0) if one.device_id == device][-1]
+
+
+def test_an_onboarding_that_cannot_begin_leaves_no_store_behind(world: tuple[Path, Path, Path]) -> None:
+    _, folder, models = world
+    config = folder / "fleet.yaml"
+    config.write_text(f"schema: 1\ndevices:\n  folder: {folder}\n")
+    store = folder.parent / "another" / "store"
+    options = EngineOptions(store=store, models=models, config=config)
+    with pytest.raises(FleetError, match="none of them a source device of board"):
+        onboard("board", options=options)
+    assert not store.parent.exists()
 
 
 def present_of(store: Path, result: dict[str, Any]) -> str:
