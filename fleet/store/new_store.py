@@ -22,7 +22,7 @@ def records_or_nothing(store: Path, *beside: Path) -> Iterator[None]:
 
     Args:
         store: Folder of the store, which the block makes, opens and closes.
-        beside: Folders that it makes beside it; with a finished record in one, all stays.
+        beside: Folders that it makes beside it; with a finished record in a new one, all stays.
     """
     places = (store, *beside)
     was_there = {one for one in places if one.exists()}
@@ -31,7 +31,7 @@ def records_or_nothing(store: Path, *beside: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if store in made and not _has_records(store, beside):
+        if store in made and not _has_records(store, made):
             for place in made:
                 shutil.rmtree(place, ignore_errors=True)
                 if place in was_there:
@@ -41,10 +41,10 @@ def records_or_nothing(store: Path, *beside: Path) -> Iterator[None]:
                     parent.rmdir()
 
 
-def _has_records(store: Path, beside: tuple[Path, ...]) -> bool:
+def _has_records(store: Path, made: list[Path]) -> bool:
     if not store.exists():
         return True  # another process may be about to make it
-    if any(read_rows(path) for folder in beside for path in folder.glob(f"*/{SPOOL_FILE}")):
+    if any(read_rows(path) for folder in made for path in folder.glob(f"*/{SPOOL_FILE}")):
         return True
     try:
         with Store.open(store, create=False) as found:  # which takes in what waits for the table

@@ -64,6 +64,12 @@ def test_a_finished_record_beside_it_keeps_all(tmp_path: Path) -> None:
         spool.close()
     assert store.is_dir()
     assert (spools / "dev-a").is_dir()
+    # Those of another store, in a folder that was there, are none of this one's.
+    another = tmp_path / "another"
+    with records_or_nothing(another, spools):
+        work(another)
+    assert not another.exists()
+    assert (spools / "dev-a").is_dir()
 
 
 def test_a_store_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
