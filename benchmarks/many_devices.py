@@ -24,9 +24,12 @@ import yaml
 from agents.records import DeviceKind
 from benchmarks.live_daemon import START_SECS, onboarded, running, until
 from fleet.api.client import DaemonClient
+from fleet.config.device_folder import RETIRED
 from fleet.store.store import Store
 
 _WORK_SECS, _MODEL_SECS = 900.0, 1800.0
+#: Records of a device that ask for the first training.
+_FIRST_RECORDS = 512
 #: Answers of the API that are timed.
 _ASKED = 40
 
@@ -47,11 +50,15 @@ def run(folder: Path, records: Path, devices: int) -> dict[str, Any]:
     *known, last = names
     for number, name in enumerate(known):
         _write(files / f"{name}.yaml", name, records, live[number % len(live)], number)
+    # Replay devices are named at the start; one that was there once may come later.
+    (files / RETIRED).mkdir()
+    _write(files / RETIRED / f"{last}.yaml", last, records, live[devices % len(live)], devices)
     settings = {
         "schema": 1,
         "devices": {"ids": names},
-        "daemon": {"arrival_samples": 64, "lease_secs": 120.0},
-        "training": {"epochs": 8},
+        # The first training waits until all have measured some: else each is an arrival of its own.
+        "daemon": {"arrival_samples": 64, "lease_secs": 120.0, "reason_records": _FIRST_RECORDS},
+        "training": {"epochs": 4},
     }
     (folder / "configs" / "fleet.yaml").write_text(yaml.safe_dump(settings))
     began = time.monotonic()

@@ -16,7 +16,7 @@ from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.collection import replay_files as replaying
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_files import device_paths
-from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
+from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file, retired_devices
 from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 
@@ -29,6 +29,7 @@ class DeviceChoice:
     Args:
         settings: Which devices are asked for, and where their files are.
         is_cluster: Whether other hosts reach them: these must say themselves what they can be.
+        follows: Whether the folder is looked at again: one that was retired may be named, and is waited for.
 
     Attributes:
         files: What was found last.
@@ -37,7 +38,7 @@ class DeviceChoice:
         FleetError: One that was asked for cannot be measured, or none can.
     """
 
-    def __init__(self, settings: FleetConfig, *, is_cluster: bool = False) -> None:
+    def __init__(self, settings: FleetConfig, *, is_cluster: bool = False, follows: bool = False) -> None:
         self._folder = DeviceFolder(Path(settings.devices.folder))
         self._asked = tuple(map(DeviceId, settings.devices.ids))
         self._is_cluster = is_cluster
@@ -47,7 +48,7 @@ class DeviceChoice:
         #: Before this process keeps itself off the cores that time something: its agents do not.
         self._usable_cores = probe().usable_cores
         found = self._folder.read()
-        count = len(found.chosen(self._asked, self._folder.path))
+        count = len(found.chosen(self._present(found) if follows else self._asked, self._folder.path))
         self.files = self._files(found)
         if self._asked:
             self._demand_all()
@@ -82,6 +83,15 @@ class DeviceChoice:
         """Say which files cannot be used, one line each."""
         for fault in self.files.faults.values():
             _LOG.warning("left out: %s", fault)
+
+    def _present(self, found: FoundDevices) -> tuple[DeviceId, ...]:
+        """Those asked for, but for some that were retired; all where none is left."""
+        gone = retired_devices(self._folder.path) - found.specs.keys() - found.faults.keys()
+        present = tuple(one for one in self._asked if one not in gone)
+        for one in self._asked if present else ():
+            if one in gone:
+                _LOG.warning("left out: %s is retired; `fleet devices add` brings it back", one)
+        return present or self._asked
 
     def _files(self, found: FoundDevices) -> DeviceFiles:
         specs: dict[DeviceId, DeviceSpec] = {}

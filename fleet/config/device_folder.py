@@ -164,6 +164,11 @@ def add_file(folder: Path, spec: DeviceSpec, source: Path, *, is_replaced: bool 
     return path
 
 
+def retired_devices(folder: Path) -> frozenset[DeviceId]:
+    """Devices whose files were moved away by `retire_file`, whether or not they have come back since."""
+    return frozenset(DeviceId(path.name.split(".")[0]) for path in (folder / RETIRED).glob("*.y*ml"))
+
+
 def retire_file(folder: Path, path: Path) -> Path:
     """Move a device file to where no reader looks; returns its new place.
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.api.client import ADDRESS
 from fleet.collection.device_choice import DeviceChoice
-from fleet.config.device_folder import RETIRED, DeviceFolder
+from fleet.config.device_folder import DeviceFolder, retired_devices
 from fleet.config.sections import window_secs
 from fleet.config.settings import unknown_device
 from fleet.core.events import DevicePolicy, TimeWindow
@@ -133,7 +133,7 @@ def engine(
     """
     root, is_embedded = Path(settings.daemon.root), launch is not None
     raise_open_files()
-    devices = _devices(settings, options)  # before any folder is made
+    devices = _devices(settings, options, follows=not is_embedded)  # before any folder is made
     with _held(root, Path(settings.store.path)), seldom_collected():
         specs = devices.files.specs
         told = _told(settings, options, is_embedded=is_embedded)
@@ -207,11 +207,11 @@ def _quiet_cores(devices: DeviceChoice) -> tuple[int, ...]:
     return refresh_cores(devices.files.specs.values())
 
 
-def _devices(settings: FleetConfig, options: UpOptions) -> DeviceChoice:
+def _devices(settings: FleetConfig, options: UpOptions, *, follows: bool) -> DeviceChoice:
     """Devices of this host, or those of a cluster, whose hosts must say themselves what they can be."""
     if options.address is not None and not settings.devices.ids:
         raise FleetError("a cluster's devices must be named: give --device or devices.ids beside --address")
-    return DeviceChoice(settings, is_cluster=options.address is not None)
+    return DeviceChoice(settings, is_cluster=options.address is not None, follows=follows)
 
 
 def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> CoordinatorSettings:
@@ -220,7 +220,7 @@ def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> Co
         # A policy may wait for a device that is not chosen this time, that left, or whose file is mended.
         folder = Path(settings.devices.folder)
         found = DeviceFolder(folder).read()
-        known = {*found.specs, *found.faults, *(path.stem for path in (folder / RETIRED).glob("*.y*ml"))}
+        known = {*found.specs, *found.faults, *retired_devices(folder)}
         unknown = [unknown_device(one, known, folder) for one in sorted(set(daemon.policies) - known)]
         if unknown:
             raise FleetError("\n".join(f"daemon.policies: {error}" for error in unknown))

@@ -21,6 +21,7 @@ from agents.device.messages import (
     WorkloadsListed,
 )
 from agents.records import DeviceId
+from agents.trust import is_live
 from fleet.core import events as ev
 from fleet.core.arrivals import Arrival, arrivals_of
 from fleet.engine.agent_events import events_of, passed
@@ -158,6 +159,8 @@ class Ingest:
         for device_id, records in taken.fresh.items():
             if parts.trainer is not None:
                 parts.trainer.records_stored(device_id, parts.roster.families[device_id], len(records))
+            if not is_live(parts.roster.known[device_id]):
+                continue  # what it answers was suspect when it was measured; it drifts never
             said = parts.steadiness.add(device_id, records)
             if said and parts.steadiness.is_drifting(device_id):
                 parts.event_log.tell(ev.DriftAlarm(at_secs=now, device_id=device_id, text=said))

@@ -209,6 +209,29 @@ def test_what_a_start_looks_after_is_told_from_what_it_leaves_out() -> None:
     assert "other devices were asked for" in cluster.why_not(DeviceId("gone"))
 
 
+def test_a_daemon_starts_again_without_a_named_device_that_was_retired(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (FOLDER / "other.yaml").write_text(yaml.safe_dump(device("other")))
+    assert run("devices", "retire", "other").exit_code == 0
+    named = load_fleet(overrides={"devices.ids": ["box", "other"]}, environ={}).config
+    daemon = DeviceChoice(named, follows=True)
+    assert set(daemon.files.specs) == {"box"}
+    assert "other is retired" in caplog.text
+    assert run("devices", "add", str(FOLDER / "retired" / "other.yaml")).exit_code == 0
+    assert daemon.look() is None
+    found = daemon.look()
+    assert found is not None
+    assert set(found.specs) == {"box", "other"}, "it was asked for, and is back"
+    assert run("devices", "retire", "box").exit_code == 0
+    # A command names what it is to work on now; and a start of nothing is none.
+    with pytest.raises(FleetError, match="no device 'box'"):
+        DeviceChoice(named)
+    alone = load_fleet(overrides={"devices.ids": ["box"]}, environ={}).config
+    with pytest.raises(FleetError, match="no device 'box'"):
+        DeviceChoice(alone, follows=True)
+
+
 def test_nothing_but_broken_files_is_an_error() -> None:
     (FOLDER / "box.yaml").write_text("schema: [")
     (FOLDER / "two.yaml").write_text("- 1")
