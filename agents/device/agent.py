@@ -278,7 +278,7 @@ def _propose(worker: Worker, request: Propose) -> Proposed:
     return Proposed(
         device_id=request.device_id,
         incarnation=request.incarnation,
-        # Who asked knows what it excluded; it may be thousands.
+        # The asker knows which candidates it excluded; they may be thousands.
         request=replace(wish, exclude=frozenset()),
         candidates=tuple(found),
         refused=refused,

@@ -76,7 +76,7 @@ def _serve_session(connection: socket.socket, client: Any, options: dict[str, fl
 def _run_session(server_pid: int, connection: socket.socket, library: Any, folder: Any) -> None:
     from tvm.rpc import server
 
-    # It inherits the server's sockets: left behind, it would keep the port and the place in the tracker.
+    # The child inherits the server's sockets. Left behind, it would keep the port and its tracker entry.
     die_with_parent(server_pid)
     os.chdir(folder.path)
     server._serve_loop(connection, library, folder)

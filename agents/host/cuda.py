@@ -31,7 +31,7 @@ _COMMON_LIMITS = {
 # Cores of one multiprocessor by compute capability (CUDA C++ Programming Guide, "Compute Capabilities"); from
 # 8.6 on 128.
 _CORES_PER_UNIT = {"sm_60": 64, "sm_61": 128, "sm_70": 64, "sm_72": 64, "sm_75": 64, "sm_80": 64}
-# What a driver tells of its own card, or leaves out: a sheet does not speak for it.
+# Facts that the driver alone tells of its card; a data sheet does not stand in for them.
 _FROM_DRIVER = frozenset(("arch", "clock_max_mhz", "memory_bytes", "thread_warp_size"))
 _SMI_FIELDS = (
     "name",

@@ -100,7 +100,7 @@ class RpcSession:
                 return False
             if knock(self._server, _POLL_SECS):
                 return True
-        # It does not look up while it serves somebody else.
+        # The server answers nothing while it serves somebody else.
         return listed is not None and listed.free == 0
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ def time_module(
         results = timed(brief, 1)
         if surely_slower((*warmup, *results), best_secs, protocol):
             return Timing(results, tuple(warmup), brief, True)
-        # Else what ran alone was slower than the program is.
+        # Otherwise only the first runs were slow, not the program: it is timed in full.
     results = timed(number, protocol.repeat)
     # Each call of the evaluator runs the program once more for nothing, so repeats are added in some number.
     more = max(1, protocol.repeat // 2)
@@ -115,7 +115,7 @@ def time_again(
     """
     timed = _timer(module, arguments, device, protocol)
     if number == 1 and not protocol.cache_flush:
-        # It takes milliseconds at least, and the evaluator would run it once more for nothing.
+        # Such a program takes milliseconds, and the evaluator would run it once more for nothing.
         return (_single_run(module, arguments, device, timed)(),)
     return timed(number, 1)
 

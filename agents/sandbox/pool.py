@@ -106,7 +106,7 @@ class WorkerPool:
                     process.rest()
                     return parse_answer(answer)
             fate, tail = self._processes.discard(process)
-            # One that was killed while it was idle knew nothing of the question: a fresh one gets it.
+            # A process that was killed while idle never saw the question: a fresh process gets it.
             if is_last:
                 break
         raise AgentError(f"a worker process {fate} at {message['op']!r}: {tail or 'no output'}")
@@ -195,7 +195,7 @@ class WorkerPool:
                 }
             )
         except OSError:
-            # It had died while it was idle: the job has not begun.
+            # The process died while idle, so the job has not begun.
             self._processes.discard(process)
             batch.todo.appendleft(number)
 

@@ -104,7 +104,7 @@ class SpacedRetiming:
         try:
             run_secs = one.run()
         except Exception:
-            # It ran before: what was measured then stands.
+            # The program ran before, so its earlier timings stand.
             run_secs, one.left, one.extra = (), 0, 0
         else:
             one.best_secs = min(one.best_secs, *run_secs)

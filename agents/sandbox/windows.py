@@ -99,7 +99,7 @@ def in_windows(
             yield one.job
         yield from read(behind)
 
-    # One that is timed at several moments falls into the window of the last one.
+    # A program that is timed at several moments belongs to the window of its last timing.
     ended: list[tuple[Planned, JobResult]] = []
     with closing(pool.run(stream(), best_secs)) as results:
         for result in results:

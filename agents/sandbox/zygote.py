@@ -153,7 +153,7 @@ class _Zygote:
             channel, stderr = files
             os.dup2(stderr, 1)
             os.dup2(stderr, 2)
-            # What the zygote has open is none of its business: other processes' sockets, above all.
+            # The worker must not reach the zygote's open files, above all other processes' sockets.
             _close_all_but(channel, moves)
             with contextlib.suppress(OSError):  # a container may forbid it
                 Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
@@ -197,7 +197,7 @@ class _Zygote:
             ended, status = os.waitpid(forked.pid, os.WNOHANG)
             if ended:
                 del self._forked[token]
-                # What it started is in its group and ends with it.
+                # Processes that the worker started are in its group and end with it.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(forked.pid, signal.SIGKILL)
                 with contextlib.suppress(KeyError):

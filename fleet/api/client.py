@@ -154,7 +154,7 @@ class DaemonClient:
                 raise DaemonRefused(_detail(answer))
             return answer.json()
         except httpx.ConnectError:
-            # It ends just now.
+            # The daemon is ending.
             return None
         except (httpx.HTTPError, ValueError) as error:
             raise FleetError(f"the daemon at {self.url} gives no answer to {path}: {error}") from error
@@ -162,7 +162,7 @@ class DaemonClient:
     def _client(self, timeout_secs: float) -> httpx.Client:
         import httpx
 
-        # Not through a proxy of the environment: the token belongs to nobody else.
+        # No proxy of the environment: it would see the token.
         headers = {"Authorization": f"Bearer {self.token}"}
         return httpx.Client(timeout=timeout_secs, trust_env=False, headers=headers)
 
@@ -182,7 +182,7 @@ def find_daemon(root: Path) -> DaemonClient | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(f"{root / ADDRESS}: cannot be read ({error}); start `fleet up` again") from error
-    # One that was killed left its address behind. Whoever listens there now must not get the token.
+    # A killed daemon leaves its address behind. Whoever listens there now must not get the token.
     return DaemonClient(url, token, daemon.pid) if _is_here(daemon, root) else None
 
 

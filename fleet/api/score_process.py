@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         os.sched_setaffinity(0, {int(one) for one in cores.split(",")})
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What a library prints must not stand between the frames.
+    # Output of a library must not stand between the frames.
     os.dup2(2, 1)
     registry = RegistryReader(Path(models))
     heads = HeadCache(registry)
@@ -230,7 +230,7 @@ def _workload(store: Path, given: str | dict[str, Any]) -> Workload:
         first = error.errors()[0]
         key = ".".join(str(part) for part in ("workload", *first["loc"]))
         raise ScoreRefusalError(422, f"{key}: {first['msg']}") from error
-    # It may claim any id: what is said of another one must not be said of it.
+    # A given workload may claim any id; facts about another workload must not be applied to it.
     return replace(workload, workload_id=WorkloadId("given"))
 
 

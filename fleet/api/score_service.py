@@ -165,6 +165,6 @@ class ScoreService:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            # What it did not read is lost with it.
+            # Bytes that the process did not read are lost with it.
             with suppress(OSError):
                 pipe.close()

@@ -251,7 +251,7 @@ def noise_is_due(records: Iterable[Record], now_secs: float, environment_id: str
         ),
         default=-math.inf,
     )
-    # One from days ahead was made by a wrong clock.
+    # A run dated days ahead was made by a wrong clock.
     return abs(now_secs - last) >= NOISE_EVERY_SECS
 
 

@@ -172,7 +172,7 @@ def agent_started(core: Core, event: ev.AgentStarted) -> list[Instruction]:
     """Give the agent of the present incarnation time for its probe; end any other."""
     device = core.device(event)
     if not core.is_current(device, event):
-        # One that was given up came up after all, or a zombie did.
+        # An agent that was given up came up after all, or a zombie did.
         stale = event.incarnation
         return [ev.StopAgent(device_id=device.device_id, incarnation=stale, kill=True)]
     if device.state is not DeviceState.PROBING:

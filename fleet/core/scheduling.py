@@ -124,7 +124,7 @@ def plan(
     order = sorted(known, key=lambda device: (device.records, device.device_id))
     taken = {one.host for one in view.devices.values() if one.host and is_new(one) and one.is_up}
     if taken:
-        # One that finds nothing to measure would keep its neighbours waiting for ever.
+        # A new device that finds nothing to measure would keep its neighbours waiting for ever.
         hosts = {one.host for one in order if not is_new(one)} & taken
         new = [one for one in view.devices.values() if one.host in hosts and is_new(one) and one.is_up]
         taken = {one.host for one in new if _can_measure(one, view.workloads)}

@@ -59,7 +59,7 @@ class CandidateIndex:
         for number, place in enumerate(places):
             if place < 0:
                 key, following = keys[number], len(self)
-                # One that comes twice has got its place a moment ago.
+                # An id that comes twice got its place a moment ago.
                 places[number] = self._new.setdefault(key, following)
                 if places[number] == following:
                     self._new_ids.append(key)

@@ -128,7 +128,7 @@ def reproducer(found: FoundId, target: dict[str, Any]) -> str:
         )
     protocol = record.protocol
     return _SCRIPT.format(
-        # One line, whatever the name of a workload holds.
+        # The comment must stay one line, whatever the workload's name holds.
         title=visible(f"{found.workload.name}, candidate {record.candidate_id}, on {record.device_id}"),
         module=json.dumps(found.workload.module_json),
         trace=json.dumps(record.trace),

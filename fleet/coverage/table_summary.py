@@ -216,7 +216,7 @@ class TableSummary:
         """
         header, pieces = pack(matrix)
         told = {name: [one.records, one.ok, one.last_at, one.imported] for name, one in counts.items()}
-        # They come again as rows that are new to the table: all but these numbers may be told twice.
+        # The rows come again as new rows of the table. Only these counts must not be told twice.
         ids: list[str] = []
         of_rows = {(one["device"], one["environment"]): one for one in header["rows"]}
         for table in waiting:

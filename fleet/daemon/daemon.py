@@ -323,7 +323,7 @@ def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, c
 def _held(root: Path, store: Path) -> Iterator[None]:
     """Be the one engine of a folder; the lock ends with this process, however it ends."""
     with disk_errors("making the daemon's folder", root):
-        # Who may write there could replace the API's token.
+        # Whoever may write to this folder could replace the API's token.
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
     lock = filelock.FileLock(root / LOCK, timeout=0)
     try:
@@ -345,7 +345,7 @@ def _held(root: Path, store: Path) -> Iterator[None]:
             (root / ADDRESS).unlink(missing_ok=True)
         yield
     finally:
-        # What ended the daemon may be a disk that became read-only: that is the error to show.
+        # A disk that became read-only may have ended the daemon; that error is the one to show.
         with suppress(OSError):
             (root / HOLDER).unlink(missing_ok=True)
         lock.release()

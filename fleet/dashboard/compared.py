@@ -114,7 +114,7 @@ def compare(
         rows, notes = _measurements(reader, before, after)
     shown = rows if shows_all else [row for row in rows if row["is_significant"] is not False]
     if not query.sort:
-        # What cannot be judged stays in sight, behind what can.
+        # Changes that cannot be judged stay in sight, behind those that can.
         query = PageQuery(
             sort="severity", is_descending=True, text=query.text, offset=query.offset, size=query.size
         )

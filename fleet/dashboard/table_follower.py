@@ -165,7 +165,7 @@ class TableFollower:
         if unknown:
             found = reader.workloads([WorkloadId(one) for one in unknown])
             self._facts |= {str(one): facts_of(workload) for one, workload in found.items()}
-            # One that has no file is not looked for again.
+            # A device without a file is not looked for again.
             self._facts |= {one: {"name": one} for one in unknown - self._facts.keys()}
 
     def _run(self) -> None:

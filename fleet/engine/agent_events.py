@@ -43,7 +43,7 @@ def events_of(
             started = ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation)
             return [started] if has_more else [started, passed(message, now, wall)]
         case MorePending(is_last=False):
-            # It needs more time, not another start.
+            # The agent needs more time, not another start.
             return [ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation)]
         case AgentRefused(reason=reason):
             return [ev.ProbeRefused(at_secs=now, device_id=device_id, incarnation=incarnation, reason=reason)]

@@ -60,7 +60,7 @@ class DeviceUpdates:
             return
         changes = compare(self._parts.roster.specs, files)
         if changes.added:
-            # What waits in the intake is not in the table, which may be read again.
+            # Records that wait in the intake are not in the table, which may be read again.
             self._parts.intake.flush()
         faults = dict(changes.faults)
         # First those that leave: one that takes a name or a core over may come in the same moment.
@@ -84,10 +84,10 @@ class DeviceUpdates:
         parts, device_id = self._parts, spec.device_id
         is_stranger = device_id not in parts.roster.known and device_id in parts.record_sink.counts
         if parts.roster.put(spec) or is_stranger:
-            # What is known of the store was read for other devices, or by other names.
+            # The facts about the store were read for other devices, or under other names.
             parts.discovery.load_again()
         if device_id in parts.state.device_ids():
-            # One that was told to end may be at its last batch, and holds the spool.
+            # An agent that was told to end may be at its last batch and still hold the spool.
             incarnation = parts.state.describe(device_id)["incarnation"]
             parts.transport.stop(device_id, incarnation, kill=True)
         parts.discovery.joined(spec)

@@ -222,7 +222,7 @@ class DriverQuestions:
         parts.intake.flush()
         parts.store.put_workloads(message.workloads, own=is_live(parts.roster.known[device_id]))
         parts.modules.put(device_id, message.workloads)
-        # One list for one question: the fleet's own discovery may have asked for the same.
+        # One list answers one question; the fleet's own discovery may have asked for the same list.
         self._answer(keys[0], value=[as_json_dict(one) for one in message.workloads])
         return True
 

@@ -163,7 +163,7 @@ def _earlier(folder: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]], 
     for path in sorted(folder.glob("[0-9]*.journal"), reverse=True):
         data = path.read_bytes()
         found = scan(data)
-        # What comes after a gap cannot be applied: what it builds on is not there.
+        # Events after a gap cannot be applied: the events that they build on are missing.
         values = [
             json.loads(data[offset : offset + length])
             for offset, length in found.frames

@@ -68,7 +68,7 @@ def train_with_workers(
     shutil.rmtree(folder / _DATA, ignore_errors=True)
     dataset.save(folder / _DATA)
     ray_folder = start_ray({}, max(len(os.sched_getaffinity(0)), workers))
-    # Not before: Ray reads how it is to be confined when it is first imported.
+    # Imported only here: Ray reads its confinement when it is first imported.
     import ray
 
     try:

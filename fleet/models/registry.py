@@ -323,7 +323,7 @@ class Registry(RegistryReader):
         numbered = [
             replace(change, serial=state.serial + place) for place, change in enumerate(changes, start=1)
         ]
-        # What a writer killed between file and history did not tell is told now.
+        # A writer that was killed between file and history left a change untold; it is told now.
         appended_history(self.folder / HISTORY, state.changes)
         if champions == state.champions and not numbered:
             return
@@ -334,6 +334,6 @@ class Registry(RegistryReader):
         )
         write_durably(self.folder / CHAMPIONS, state_text(new).encode())
         self._seen = None
-        # It is done; what cannot be told for want of room is told before the next change.
+        # The change is made. If there is no room to tell it, it is told before the next change.
         with suppress(OSError):
             appended_history(self.folder / HISTORY, numbered)

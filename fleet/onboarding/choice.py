@@ -119,7 +119,7 @@ def pools_of(
         pools = known_candidates(store, sources, samples, live=live)
     kept_out = held_out(known[workload_id] for workload_id in pools)
     open_pools = {one: pool for one, pool in pools.items() if one not in kept_out}
-    # What is held out teaches nothing: samples of it would be spent in vain.
+    # Held-out workloads teach nothing, so samples of them would be spent in vain.
     if sum(map(len, open_pools.values())) >= samples:
         return open_pools, not any(is_held_out(known[one]) for one in open_pools), samples
     there = sum(map(len, pools.values()))

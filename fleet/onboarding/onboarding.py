@@ -212,7 +212,7 @@ def _measure(
     how = CollectSettings(
         samples=max(1, asked), protocol=settings.timing_protocol(), seed=settings.training.seed
     )
-    # What the device itself measured in another environment is as good a sample.
+    # The device's own measurements in another environment are as good as samples.
     known = [*arrival.sources, target] if earlier is not None else arrival.sources
     with display.live():
         collection = Collection(engine, {target: spec}, how, display)

@@ -274,7 +274,7 @@ class JobPlanner:
 
     def _know(self, family: str, workload_id: WorkloadId, fresh: Mapping[CandidateId, Candidate]) -> None:
         """Keep new candidates for all devices of a family."""
-        # What another device has drawn and measured meanwhile is in the store.
+        # Candidates that another device has drawn and measured meanwhile are in the store.
         stored = self._coverage.stored_among(family, workload_id, fresh)
         self._pools.remember(family, (fresh[one] for one in stored))
         kept = [one for key, one in fresh.items() if key not in stored]

@@ -103,7 +103,7 @@ class NoiseRuns:
         Raises:
             StoreFull: No room to hand on what is to be read; it stays due.
         """
-        # What waits in the intake is not in the table that is read.
+        # Records that wait in the intake are not in the table that is read.
         self._intake.flush(device_id=device_id)
         self._next_at[device_id] = now + _RETRY_SECS
         # Other candidates every day.

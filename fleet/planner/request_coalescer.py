@@ -71,7 +71,7 @@ class RequestCoalescer:
         """Note a request; the answer to what another device was asked a moment ago may do for it."""
         key = self._key(request)
         asked, count = self._asked.get(key, (None, 0))
-        # One that idles must not wait until another is done with its batches.
+        # An idle device must not wait until another device is done with its batches.
         if asked is not None and request.count <= count and (asked.is_idle or not request.is_idle):
             self._waiting[asked.request_id].append(request)
         else:

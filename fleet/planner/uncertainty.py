@@ -41,7 +41,7 @@ class Uncertainty:
         try:
             champion = self._registry.state().champions.get(device_id)
         except FleetError:
-            # Who reads models says so; the plan can do without.
+            # Readers of models report the damage; the plan does without the scores.
             return {}
         if champion is None or not champion.judged:
             return {}

@@ -61,7 +61,7 @@ class KeptChoices:
             if value["schema"] == _SCHEMA:
                 self._groups = dict(value["groups"])
         except (OSError, ValueError, KeyError, TypeError):
-            # It is a cache: whatever is wrong with it, the workloads are listed again.
+            # The file is a cache: if it is damaged, the workloads are listed again.
             self._groups = {}
 
     def get(

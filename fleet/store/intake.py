@@ -279,7 +279,7 @@ class Intake:
                 self._hand_on(self._oldest())
                 self._took_secs = self._clock() - now
             except StoreFull as error:
-                # They are durable; `_begin` refuses more of them before they are too many.
+                # The records are durable. `_begin` refuses new ones before too many wait.
                 _LOG.warning("%d records wait for room: %s", self._rows, error)
             self._committed_at = self._clock()
         return AppendResult(appended=kept, duplicates=given - kept, table_version=self._store.version)

@@ -57,7 +57,7 @@ def take_up_intake(root: Path, append: Append, notes: list[str]) -> None:
             if sum(one.nbytes for one in waiting) >= _TAKEN_UP_BYTES:
                 _taken(root, waiting, append, notes)
         _taken(root, waiting, append, notes)
-    # Only now: a kill before leaves all of it, and the ids tell what the table has.
+    # Deleted last: after an earlier kill everything is still here, and the ids tell which rows the table has.
     log.clear()
     with disk_errors("forgetting records that the table has", root / INTAKE):
         for path in segments:
@@ -140,7 +140,7 @@ def take_up_lost_rows(table: Path, files: tuple[DataFile, ...], append: Append, 
     taken = 0
     for device_id, rows in lost_tables(table, files):
         taken += append({device_id: rows}).appended
-    # Only now: after a kill before, the next start does it again, and the ids tell what the table has.
+    # Renamed last: after an earlier kill the next start does it again, and the ids tell what is there.
     kept = [path.rename(path.with_name(path.name + _TAKEN_UP)) for path in damaged]
     fsync(log)
     names = ", ".join(path.name for path in kept)

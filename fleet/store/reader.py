@@ -284,7 +284,7 @@ class StoreReader:
             if parts is not None:
                 batches = _cut(batches, parts[file.path])
             while True:
-                # Not around the `yield`: the caller's own errors must pass untouched.
+                # The `yield` stays outside of this block: the caller's own errors must pass unchanged.
                 with delta_errors(doing, path), disk_errors(doing, path):
                     batch = next(batches, None)
                 if batch is None:

@@ -301,7 +301,7 @@ class Store(TableWriter):
         most = min(self._merge_files, max(LEAST_MERGED, MOST_SMALL_FILES // max(1, len(self._small))))
         try:
             due = [device for device in devices if len(self._small.get(device, ())) >= most]
-            # Those with the most files first: the others keep their place for the next time.
+            # Devices with the most files first; the others are merged after a later append.
             due.sort(key=lambda device: -len(self._small[device]))
             groups = [sorted(self._small[one].values(), key=lambda file: file.path) for one in due]
             if groups:
@@ -311,7 +311,7 @@ class Store(TableWriter):
             if self._index.is_due(self.version):
                 self._save_ids(due=True)
         except StoreError as error:
-            # Not at every append again: a merge that fails for lack of room costs as much as one that works.
+            # The next try waits: a merge that fails for lack of room costs as much as one that works.
             self._merge_files += MERGE_FILES
             _LOG.warning("the records are kept, but tidying up failed: %s", error)
 

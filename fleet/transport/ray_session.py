@@ -83,7 +83,7 @@ def start_ray(
         except FleetError:
             raise
         except Exception as error:
-            # What it had started would go on without us.
+            # Processes that Ray had started would go on without us.
             for child in set(psutil.Process().children()) - before:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()

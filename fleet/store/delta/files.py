@@ -95,7 +95,7 @@ def _make_partitions(folder: Path, device_ids: Iterable[str]) -> None:
         if made:
             fsync(folder)
     except OSError:
-        # Else the next append would find them and take them for durable.
+        # Otherwise the next append would find the folders and take them for durable.
         for path in made:
             path.rmdir()
         raise
