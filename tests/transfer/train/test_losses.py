@@ -10,9 +10,7 @@ from transfer.train import losses
 from transfer.train.losses import LossWeights, head_loss
 
 ALL_TERMS = (
-    losses.lambda_rank,
     losses.pairwise_hinge,
-    losses.listwise_softmax,
     losses.regression,
     losses.log_ratio,
 )
@@ -31,23 +29,6 @@ def random_groups(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     return scores, labels, mask
 
 
-def slow_lambda_rank(scores: list[float], labels: list[float]) -> float:
-    n = len(scores)
-    order = sorted(range(n), key=lambda i: -scores[i])
-    rank = {row: place + 1 for place, row in enumerate(order)}
-    ideal = sum((2**y - 1) / math.log2(1 + i) for i, y in enumerate(sorted(labels, reverse=True), start=1))
-    total = 0.0
-    for i in range(n):
-        for j in range(n):
-            if labels[i] <= labels[j]:
-                continue
-            gain = abs((2 ** labels[i] - 1) / ideal - (2 ** labels[j] - 1) / ideal)
-            discount = abs(1 / math.log2(1 + rank[i]) - 1 / math.log2(1 + rank[j]))
-            probability = 1 / (1 + math.exp(-(scores[i] - scores[j])))
-            total += -gain * discount * math.log2(probability)
-    return total
-
-
 def slow_hinge(scores: list[float], labels: list[float]) -> float:
     total, pairs = 0.0, 0
     for i in range(len(scores)):
@@ -56,12 +37,6 @@ def slow_hinge(scores: list[float], labels: list[float]) -> float:
                 total += max(0.0, labels[i] - labels[j] - (scores[i] - scores[j]))
                 pairs += 1
     return total / pairs if pairs else 0.0
-
-
-def slow_listwise(scores: list[float], labels: list[float]) -> float:
-    wanted = np.exp(np.array(labels) / 0.1)
-    got = np.exp(np.array(scores))
-    return float(-(wanted / wanted.sum() * np.log(got / got.sum())).sum())
 
 
 def slow_regression(scores: list[float], labels: list[float]) -> float:
@@ -74,11 +49,7 @@ def slow_log_ratio(scores: list[float], labels: list[float]) -> float:
     return float(((error - error.mean()) ** 2).mean())
 
 
-SLOW = dict(
-    zip(
-        ALL_TERMS, (slow_lambda_rank, slow_hinge, slow_listwise, slow_regression, slow_log_ratio), strict=True
-    )
-)
+SLOW = dict(zip(ALL_TERMS, (slow_hinge, slow_regression, slow_log_ratio), strict=True))
 
 
 @pytest.mark.parametrize("term", ALL_TERMS)
@@ -119,7 +90,7 @@ def test_a_group_without_labels_costs_nothing(term):
     assert loss.tolist() == [0.0]
 
 
-@pytest.mark.parametrize("term", [losses.lambda_rank, losses.pairwise_hinge, losses.log_ratio])
+@pytest.mark.parametrize("term", [losses.pairwise_hinge, losses.log_ratio])
 def test_order_terms_are_blind_to_a_common_offset(term):
     scores, labels, mask = random_groups()
     assert torch.allclose(term(scores, labels, mask), term(scores + 3, labels, mask))
@@ -144,7 +115,7 @@ def test_a_step_down_the_gradient_orders_the_candidates(term):
 
 def test_head_loss_leaves_out_groups_with_fewer_than_two_labels():
     scores, labels, mask = random_groups()
-    terms = LossWeights(rank=1, regression=1)
+    terms = LossWeights(hinge=1, regression=1)
     alone = head_loss(scores[:3], labels[:3], mask[:3], terms=terms)
     assert torch.equal(head_loss(scores, labels, mask, terms=terms), alone)
 
@@ -156,18 +127,16 @@ def test_head_loss_of_nothing_is_none():
 
 def test_head_loss_is_the_weighted_sum_of_its_terms():
     scores, labels, mask = (x[:3] for x in random_groups())
-    terms = LossWeights(rank=0.5, regression=2, log_ratio=0.25, hinge=3, listwise=0.1)
+    terms = LossWeights(regression=2, log_ratio=0.25, hinge=3)
     expected = (
-        0.5 * losses.lambda_rank(scores, labels, mask)
-        + 2 * losses.regression(scores, labels, mask)
+        2 * losses.regression(scores, labels, mask)
         + 0.25 * losses.log_ratio(scores, labels, mask)
         + 3 * losses.pairwise_hinge(scores, labels, mask)
-        + 0.1 * losses.listwise_softmax(scores, labels, mask)
     ).mean()
     assert head_loss(scores, labels, mask, terms=terms).item() == pytest.approx(expected.item())
 
 
-@pytest.mark.parametrize("bad", [{"rank": -1.0}, {"regression": 0.0, "log_ratio": 0.0, "hinge": 0.0}])
+@pytest.mark.parametrize("bad", [{"hinge": -1.0}, {"regression": 0.0, "log_ratio": 0.0, "hinge": 0.0}])
 def test_useless_loss_weights_are_refused(bad):
     with pytest.raises(ValueError, match="loss weights"):
         LossWeights(**bad)
