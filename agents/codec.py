@@ -30,7 +30,7 @@ from agents.records import (
 #: Layout 1 was written when worker processes had no memory limit; the protocol of today needs a number.
 NO_MEMORY_LIMIT_GIB = 1e6
 
-#: What layout 1 does not say because nothing else could be done then.
+#: Values of fields that layout 1 lacks, because agents could do nothing else then.
 _SINCE_LAYOUT_2: dict[str, float] = {
     "extra_repeats": 0,
     "target_interval": 0.0,

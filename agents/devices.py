@@ -80,7 +80,7 @@ class DeviceSpec:
     key: str = ""
     #: Changes to the fleet's protocol for this device: (key on the disk, value), sorted by key.
     protocol_changes: tuple[tuple[str, float], ...] = ()
-    #: What it answers from; None unless `replay`.
+    #: Recorded results that it answers from; None unless `replay`.
     replay: Replay | None = None
     #: Free text for people.
     note: str = ""

@@ -117,7 +117,7 @@ class Agent:
         self.device_id, self.incarnation = start.device_id, start.incarnation
         #: Leases that were asked for and are not done, in order. The host guards it.
         self.held: list[LeaseTag] = []
-        #: It begins no further part of a batch. The host sets it.
+        #: Whether it begins no further part of a batch. The host sets it.
         self.is_concluding = False
         #: Leases that it left unfinished for that.
         self._unfinished: list[LeaseTag] = []

@@ -113,7 +113,7 @@ class AgentRefused(Message):
 class AgentGone(Message):
     """The agent has ended, asked or not. The last message: what it leaves is in its spool."""
 
-    #: One line.
+    #: Why, in one line.
     reason: str
     stderr_tail: str = ""
     #: Whether `stop` asked for it.
@@ -174,7 +174,7 @@ class WorkloadsListed(Message):
 class Concluded(Message):
     """The agent measures nothing more; all that it finished has been told."""
 
-    #: Those of its leases that are not finished.
+    #: Leases that are not finished.
     leases: tuple[LeaseTag, ...]
 
 
@@ -183,7 +183,7 @@ class Failed(Message):
     """One request had no result; the agent lives on."""
 
     what: Asked
-    #: One line.
+    #: The failure in one line.
     error: str
     #: The lease, where a measurement failed: nothing more of it comes.
     lease: LeaseTag | None = None

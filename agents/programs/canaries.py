@@ -18,7 +18,7 @@ from agents.records import Candidate, Family, Workload, canonical_json
 #: of 8 MB, out in the cache that all cores share, took from 0.2 to 1.5 times its usual time while builders
 #: ran elsewhere on the host: that is the device's usual state, and no drift of it. This one stays within 1 %.
 _CPU_CHAIN = 1 << 17
-#: The same on a GPU: 8 MB, more than its first-level caches.
+#: The chain's array on a GPU: 8 MB, more than its first-level caches.
 _GPU_CHAIN = 1 << 21
 #: The chain's next index is this one times 645 and more: too wide a jump for a prefetcher, and below 2**31.
 _CHAIN_FACTOR = 645

@@ -41,8 +41,8 @@ _SLACK = 1.5
 _LIMIT = 10.0
 #: The sum stops just above its limit, so that one good reading ends the suspicion.
 _MOST_SUM = _LIMIT + _SLACK / 2
-#: One reading this far off is suspect by itself (Shewhart's rule beside a CUSUM: Lucas 1982), and adds no
-#: more than `_MOST_STEP` to the sum, so that a spike does not outlast itself.
+#: A single reading this far off is suspect by itself (Shewhart's rule beside a CUSUM: Lucas 1982). It adds at
+#: most `_MOST_STEP` to the sum, so that a spike does not outlast itself.
 _SPIKE = 6.0
 _MOST_STEP = 4.0
 #: Scatter of log seconds that a canary has at least (clock steps, timer), and at most to tell anything.

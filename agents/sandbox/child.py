@@ -84,7 +84,7 @@ class ChildWorker:
         self._retiming = SpacedRetiming()
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
-        #: What TVM's thread pool really has; behind a wire the link has made sure of it.
+        #: Tells how many threads TVM's pool really has; behind a wire the link has made sure of their number.
         self._thread_count = tvm.get_global_func("runtime.NumThreads")
 
     def serve(self) -> None:

@@ -38,7 +38,7 @@ class Trial:
     landlock: int
     #: Whether the filter of system calls was applied.
     has_filter: bool
-    #: What was tried and refused, and what was tried and not refused.
+    #: Forbidden actions that the kernel refused, and those that it let through.
     refused: tuple[str, ...]
     allowed: tuple[str, ...]
 

@@ -26,7 +26,7 @@ from agents.sandbox.stages import ChildSettings
 WORKER_NAME = "fleet-worker"
 #: How often to look whether a builder that may not be moved from here is done.
 _POLL_SECS = 0.005
-#: How long it may take: everybody else on the host waits for the timing lock meanwhile.
+#: Longest wait for a builder: everybody else on the host waits for the timing lock meanwhile.
 _MOST_SECS = 120.0
 _REQUEST_BYTES = 16
 

@@ -42,7 +42,7 @@ class RetimedProgram:
     best_secs: float
     #: Timings that are still to come, if it is no front-runner.
     left: int
-    #: Those that come on top of them while it is one.
+    #: Further timings that are still to come while it is one.
     extra: int
     #: Reading of the clock at its last timing.
     last: float

@@ -61,7 +61,7 @@ class ChildSettings:
     #: RPC tracker and key; empty for a device of this host.
     tracker: str = ""
     key: str = ""
-    #: What the environment of a record says otherwise than this host does.
+    #: Entries of the environment of records that replace this host's own.
     environment: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

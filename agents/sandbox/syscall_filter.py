@@ -137,7 +137,7 @@ _OF_ITSELF: _Numbers = {
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
 }
-#: The same with the process in the second argument; the first must have the value for "a process".
+#: Calls that name the process in the second argument; the first must have the value for "a process".
 _OF_ITSELF_SECOND: tuple[tuple[_Numbers, int], ...] = (
     ({"setpriority": (141, 140)}, 0),
     ({"ioprio_set": (251, 30)}, 1),

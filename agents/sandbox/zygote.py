@@ -53,7 +53,7 @@ _OOM_SCORE = "1000"
 _LOCK_WAIT_SECS = 100.0
 #: Input, output and errors.
 _STANDARD_FILES = 3
-#: What a worker process does: with its socket to the pool, that to the zygote, and its settings.
+#: The work of a worker process: called with its socket to the pool, that to the zygote, and its settings.
 _Run = Callable[[socket.socket, socket.socket, ChildSettings], None]
 
 
@@ -62,7 +62,7 @@ class _Forked:
     """A worker process that lives."""
 
     pid: int
-    #: Its requests to be moved to other cores.
+    #: Socket for its requests to be moved to other cores.
     moves: socket.socket
     cores: ProcessCores
 

@@ -60,7 +60,7 @@ _HEALTH_GAUGES = (
         "How long the training that runs has run; 0 where none does.",
     ),
 )
-#: The same of its `clock`.
+#: Counters of its `clock`, in the same form.
 _CLOCK_COUNTERS = (
     ("fleet_clock_gaps", "gaps", "Turns that came so late that the time before them was left out."),
     ("fleet_clock_gap_seconds", "gap_secs", "Seconds that were left out."),

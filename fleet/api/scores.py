@@ -26,7 +26,7 @@ class ScoreAnswer:
     """What a champion makes of some schedules."""
 
     device_id: str
-    #: Whose scores they are.
+    #: The champion that gave the scores.
     version: str
     #: Score of each schedule in (0, 1], higher is faster, as the model itself gives it to the last bit; None
     #: where a trace cannot be read.

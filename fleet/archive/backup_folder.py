@@ -31,7 +31,7 @@ MANIFEST, OBJECTS, LOCK = "backup.json", "objects", "backup.lock"
 #: Layout of it. 1: first published layout.
 BACKUP_SCHEMA = 1
 
-#: What of a store is in a backup. The rest is made again, or is a lock.
+#: Folders and files of a store that are in a backup. The rest is made again, or is a lock.
 IMPORTS = "imports"
 _PARTS = frozenset({RECORDS, WORKLOADS, DEVICES, IMPORTS, INTAKE})
 _CHUNK = 1 << 20
@@ -58,7 +58,7 @@ class BackedUp:
     table_id: str
     files: int = 0
     bytes: int = 0
-    #: What was not there from an earlier backup.
+    #: Bytes that were not there from an earlier backup.
     copied_bytes: int = 0
     secs: float = 0.0
 

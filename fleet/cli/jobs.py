@@ -38,7 +38,7 @@ DEFAULT_DEMO = Path("runs/demo")
 _WATCH_SECS = 2.0
 
 _STATUS_COLUMNS = ("device", "records", "failed", "rejected", "suspect", "quarantined", "noise", "last")
-#: The same where names are long: no column wider than its numbers.
+#: Headings where names of devices are long: no column wider than its numbers.
 _NARROW_STATUS_COLUMNS = tuple(
     {"rejected": "re-\njected", "suspect": "sus-\npect", "quarantined": "quaran-\ntined"}.get(name, name)
     for name in _STATUS_COLUMNS

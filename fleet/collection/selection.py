@@ -114,7 +114,7 @@ class KnownCandidates:
 
     #: Candidates that the other devices may measure too, in the order of their first record, up to a limit.
     candidates: dict[CandidateId, Candidate] = field(default_factory=dict)
-    #: Those of them that evolved from others.
+    #: The candidates among them that evolved from others.
     evolved: set[CandidateId] = field(default_factory=set)
     #: Every candidate with a record, quarantined ones too: none of them is new.
     ids: set[CandidateId] = field(default_factory=set)

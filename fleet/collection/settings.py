@@ -31,7 +31,7 @@ class CollectSettings:
 
     #: Candidates a workload, on average.
     samples: int
-    #: What the devices' own changes go on top of.
+    #: The fleet's protocol, which a device may change for itself.
     protocol: Protocol
     seed: int = 0
     batch_size: int = BATCH_SIZE

@@ -19,8 +19,9 @@ PARTS = ("propose", "build", "wait", "time", "rest")
 #: Begin and end in Unix seconds.
 Interval = tuple[float, float]
 
-#: Which of them gets a second when several are at work. Timing is what a device is for; while a built program
-#: waits for the lock, that is what holds it up; building counts when nothing else was to be done.
+#: Which activity a second counts for when several are at work, first one first. Timing is what a device is
+#: for; while a built program waits for the lock, that is what holds it up; building counts when nothing else
+#: was to be done.
 _BY_WORTH = ("time", "wait", "build")
 
 

@@ -49,7 +49,7 @@ Strategy = Literal[
     "nearest",
     "scratch",
 ]
-#: What a training makes: the keys of `transfer.model.kinds.KINDS`.
+#: Kinds of models that a training makes: the keys of `transfer.model.kinds.KINDS`.
 ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
 #: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
 Selector = Literal[

@@ -77,7 +77,7 @@ class Device:
     budget: Budget = field(default_factory=Budget)
     #: Fencing tokens of the last leases that were counted, or whose jobs ended with the device's retirement.
     counted_tokens: list[int] = field(default_factory=list)
-    #: What the store has of it.
+    #: Records of the device in the store.
     records: int = 0
     ok: int = 0
     late: int = 0

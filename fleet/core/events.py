@@ -66,9 +66,9 @@ class CoordinatorStarted:
     #: Rules from here on; None keeps those before. They are part of the fact, because the same events must
     #: give the same state again after the configuration was changed.
     limits: Limits | None = None
-    #: Which rules hold from here on, likewise. Version 1, of journals that do not say, took the silence of an
-    #: agent for a crash of its job; in version 2 it counts against nobody. In version 3 requests take turns.
-    #: In version 4 a device that drifted gets a new head.
+    #: Version of the rules from here on, likewise. Version 1 (journals that do not say) took the silence of
+    #: an agent for a crash of its job; in version 2 silence counts against nobody. In version 3 requests take
+    #: turns. In version 4 a device that drifted gets a new head.
     rules: int = RULES
 
 
@@ -274,7 +274,7 @@ class LeaseReturned:
     job_id: JobId
     fencing_token: int
     reason: str = ""
-    #: It was begun: what it has brought counts.
+    #: Whether the job was begun: the results that it has brought count.
     has_results: bool = False
 
 

@@ -39,7 +39,7 @@ class Leasing:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        #: Which rules hold (`CoordinatorStarted.rules`).
+        #: Version of the rules that hold (`CoordinatorStarted.rules`).
         self.rules = RULES
         self.now = 0.0
         #: How far the wall clock is ahead of `now`.

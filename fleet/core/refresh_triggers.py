@@ -84,7 +84,7 @@ class Triggers:
         self.family = ""
         self.reasons: tuple[TrainingReason, ...] = ()
         self.since = 0.0
-        #: How the last one ended, for people.
+        #: How the last training ended, for people.
         self.last = ""
 
     def stored(self, family: str, device_id: DeviceId, count: int) -> None:

@@ -114,7 +114,7 @@ class RequestProgressed:
     of: int
     #: Seconds that it will still take; None where nobody knows.
     left_secs: float | None = None
-    #: What was found last, in one line.
+    #: The last finding, in one line.
     finding: str = ""
     #: Whether it still measures: the devices of a driver that only computes go on with the background.
     is_measuring: bool = True
@@ -126,7 +126,7 @@ class RequestEnded:
 
     at_secs: float
     request_id: RequestId
-    #: What came of it, plain JSON values by name.
+    #: The request's result, plain JSON values by name.
     result: Mapping[str, Any]
     #: Why it failed; empty where it succeeded.
     reason: str = ""

@@ -46,7 +46,7 @@ _FINGERPRINTS = 16
 #: Later requests that may be begun before a waiting one, and the priority that it has then.
 _MOST_OVERTAKEN, _HIGHEST = 4, RequestKind.ONBOARDING.priority
 _USABLE = frozenset({DeviceState.IDLE, DeviceState.LEASED})
-#: What a head of its own makes a device ask for no more.
+#: Reasons for a training that a head of its own takes away from a device.
 _DEALT_WITH = frozenset({ReasonKind.NEW_DEVICE, ReasonKind.NEW_ENVIRONMENT})
 
 
@@ -63,7 +63,7 @@ class RequestEntry:
     of: int = 0
     left_secs: float | None = None
     finding: str = ""
-    #: What came of it, plain JSON values by name; empty unless it succeeded.
+    #: The request's result, plain JSON values by name; empty unless it succeeded.
     result: dict[str, Any] = field(default_factory=dict)
     #: Why it failed or was cancelled.
     reason: str = ""
@@ -117,7 +117,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, RequestEntry] = {}
-        #: Those that have not ended: looked at in every turn, when many others may be kept.
+        #: Requests that have not ended: looked at in every turn, while many that ended may be kept.
         self._open: dict[RequestId, RequestEntry] = {}
 
     def get(self, request_id: RequestId) -> RequestEntry | None:

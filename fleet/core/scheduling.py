@@ -83,7 +83,7 @@ class DeviceView:
 class FleetView:
     """Small counts of the whole fleet."""
 
-    #: Those with room, and those on the same hosts: they may have to wait for a new one.
+    #: Devices with room for leases, and those on the same hosts: they may have to wait for a new one.
     devices: Mapping[DeviceId, DeviceView]
     workloads: Mapping[WorkloadId, WorkloadView]
 

@@ -51,7 +51,7 @@ class Space:
 class Row:
     """What one device has in one environment."""
 
-    #: One bit a place of the workload's index.
+    #: Measured candidates of each workload, one bit for each place in its index.
     rows: dict[WorkloadId, PlaceBits] = field(default_factory=dict)
     measured: dict[WorkloadId, int] = field(default_factory=dict)
     records: int = 0

@@ -47,9 +47,9 @@ _LOG = logging.getLogger(__name__)
 SUMMARY, FILE = "summary", "matrix.bin"
 #: Layout of the file. 1: first published layout.
 SUMMARY_SCHEMA = 1
-#: It is written again when it lacks so many rows, or a share of all rows; at the end, for fewer.
+#: The file is written again when it lacks so many rows, or this share of all rows; at the end, for fewer.
 SAVE_ROWS, SAVE_SHARE, SAVE_ROWS_AT_END = 131_072, 1 / 64, 16_384
-#: It is written again when it lacks so many commits: each takes a start 0.2 ms, and old ones are deleted.
+#: Or when it lacks so many commits: each takes a start 0.2 ms, and old ones are deleted.
 SAVE_COMMITS = 4096
 
 _MAGIC = b"tfleetS1"

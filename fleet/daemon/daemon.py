@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 #: Longest wait for a message: so often the clock is looked at. Far below what one turn may add to it.
 _TURN_SECS = 0.25
-#: The same while a driver asks.
+#: Longest wait for a message while a driver asks.
 _DRIVEN_TURN_SECS = 0.02
 #: How long agents may take to end; then they are ended.
 _CLOSE_SECS = 20.0

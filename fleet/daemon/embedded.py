@@ -35,7 +35,7 @@ class _Thread(Generic[_Result]):
     """A driver in a thread; implements `fleet.engine.request_drivers.Driver`."""
 
     channel: DriverChannel
-    #: What it gave, in a list of one; empty while it has given nothing.
+    #: The driver's result, in a list of one; empty until it has one.
     results: list[_Result] = field(default_factory=list)
     error: BaseException | None = None
 

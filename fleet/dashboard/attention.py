@@ -21,7 +21,7 @@ class AttentionLevel(IntEnum):
 
     #: Nothing is measured before somebody acts.
     BROKEN = 0
-    #: It measures, and its numbers cannot be trusted.
+    #: It measures, but its numbers cannot be trusted.
     DOUBTFUL = 1
     #: Nothing is measured now; the fleet tries again by itself.
     WAITING = 2

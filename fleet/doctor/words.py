@@ -30,7 +30,7 @@ class Finding:
     """One thing that is not as it should be."""
 
     level: Level
-    #: What is the case.
+    #: The fault itself.
     what: str
     #: Why it matters.
     why: str

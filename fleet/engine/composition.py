@@ -46,9 +46,9 @@ from fleet.transport.transport import AgentTransport
 class Agents:
     """The agents that are up."""
 
-    #: Which of its lives each is in.
+    #: Incarnation of each agent.
     up: dict[DeviceId, int] = field(default_factory=dict)
-    #: What they saw of their devices and is not in the store yet.
+    #: Descriptors of their devices that are not in the store yet.
     descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
 
 

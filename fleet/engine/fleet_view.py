@@ -39,7 +39,7 @@ class Around:
     #: Imported candidates that nothing was derived from.
     imports_refused: int = 0
     alarms: tuple[Mapping[str, Any], ...]
-    #: What the trainer says of itself; empty where there is none.
+    #: State of the trainer in its own words; empty where there is none.
     trainer: Mapping[str, Any]
     #: How the coordinator itself does (`fleet.engine.health`).
     health: Mapping[str, Any]

@@ -16,7 +16,7 @@ from fleet.planner.workload_choice import WorkloadChoice
 class CoordinatorSettings:
     """Plain values; `fleet.daemon.daemon` makes them of the configuration."""
 
-    #: What the devices' own changes go on top of.
+    #: The fleet's protocol, which a device may change for itself.
     protocol: Protocol
     choice: WorkloadChoice
     #: When devices may be used that are not named among the policies.

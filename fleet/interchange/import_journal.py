@@ -29,7 +29,7 @@ class FileState:
     path: str
     bytes: int
     modified_ns: int
-    #: What was asked of the import: the same file read as another dialect is another.
+    #: Options of the import: the same file read as another dialect is another source.
     settings: str
 
     @classmethod

@@ -55,7 +55,7 @@ class Look:
     device_id: str
     version: str
     freshness: Freshness
-    #: One sentence for people.
+    #: Why, in one sentence for people.
     text: str
     #: Kendall's tau inside workloads as [value, low, high]: `champion`, and where known `previous`, `ahead`
     #: (the previous less the champion) and `published`.

@@ -46,7 +46,7 @@ class DecisionKind(StrEnum):
     REFUSED = "refused"
     #: A person does not want it: the device is pinned, or was taken back from a newer version.
     HELD = "held"
-    #: It may take the place, and another model of the same training takes it.
+    #: It may take the place, but another model of the same training takes it.
     OUTDONE = "outdone"
 
 
@@ -79,7 +79,7 @@ class DeviceDecision:
 
     device_id: str
     kind: DecisionKind
-    #: One sentence for people.
+    #: Why, in one sentence for people.
     reason: str
     #: Figures behind it (`figures`); None where nothing was judged.
     judged: Mapping[str, Any] | None = None

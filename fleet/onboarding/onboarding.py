@@ -156,7 +156,7 @@ class _Arrival:
     settings: FleetConfig
     spec: DeviceSpec
     environment_id: str
-    #: What it measured before its environment changed.
+    #: Measurements from before the device's environment changed.
     earlier: Earlier | None
     source: FleetTLP
     sources: list[DeviceId]

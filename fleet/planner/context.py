@@ -60,7 +60,7 @@ class PendingJob:
 class PlannerContext:
     """All that a planner is given."""
 
-    #: What is measured and what is known.
+    #: Candidates that are measured, and those that are known.
     coverage: Coverage
     #: Where new candidates are kept.
     pools: CandidatePools
@@ -76,7 +76,7 @@ class PlannerContext:
     token: str
     #: Share of the new candidates that is random.
     exploration: float = EXPLORATION
-    #: What each device takes turns for with its neighbours (`fleet.planner.plan_view.turn_of`).
+    #: Resource that each device shares in turns with its neighbours (`fleet.planner.plan_view.turn_of`).
     turns: Mapping[DeviceId, str] = field(default_factory=dict)
     #: Whether the policy of a device lets it measure now.
     is_open: Callable[[DeviceId], bool] = lambda _: True

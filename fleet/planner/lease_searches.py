@@ -18,7 +18,7 @@ from fleet.store.trace_lookup import Answer, Found, StoreThread, find_candidates
 
 #: Candidates that are looked for at once: all of them must stay in memory until their batches are sent.
 _MOST_AT_ONCE = 1024
-#: How often the store is asked where it cannot be read, and seconds between.
+#: How often the store is asked again when it cannot be read, and seconds between tries.
 TRIES, PAUSE_SECS = 3, 5.0
 
 
@@ -66,7 +66,7 @@ class TraceLookup:
         self._open: dict[JobId, GrantLease | None] = {}
         #: Families for which the store is being searched, and what is to be looked for next.
         self._next: dict[str, list[LeaseSearch]] = {}
-        #: What is asked again after a failure, and when.
+        #: Searches that are asked again after a failure, and when.
         self._again: list[tuple[float, LeaseSearch]] = []
         #: The last failure, until the store can be read again.
         self._said = ""

@@ -34,7 +34,7 @@ class NoisePlan:
     """The question for an A/A run, as it comes back from the thread."""
 
     device_id: DeviceId
-    #: That the run is about.
+    #: Environment whose scatter the run tells.
     environment_id: str
 
 

@@ -26,7 +26,7 @@ class CandidateRequest:
     request_id: str
     workload: Workload
     count: int
-    #: What not to draw.
+    #: Candidates not to draw.
     told: Excluded
     #: Traces to evolve from; empty for random ones.
     parents: tuple[str, ...]

@@ -157,7 +157,7 @@ class _Judged:
     made: Mapping[str, Challenger]
     #: Of each challenger, in the order of `made`.
     verdicts: Sequence[Sequence[DeviceDecision]]
-    #: Those that count, one a device.
+    #: The decisions that count, one a device.
     counting: Sequence[DeviceDecision]
     #: Of devices with too little to learn from.
     refused: Sequence[DeviceDecision]

@@ -95,7 +95,7 @@ class DemoRun:
     resumed: bool
     snapshot: DatasetSnapshot
     held_out: CrossValidation
-    #: What `auto` took for the new device.
+    #: Strategy that `auto` took for the new device.
     strategy: str
     model: TlpModel
     model_version: str
@@ -184,7 +184,7 @@ class _Measured:
 
     workloads: tuple[Workload, ...]
     resumed: bool
-    #: What `auto` took.
+    #: Strategy that `auto` took.
     strategy: str
     model: TlpModel
     version: str

@@ -52,7 +52,7 @@ class Plot:
 
     key: str
     title: str
-    #: How to read it, one or two sentences.
+    #: How to read the chart, in one or two sentences.
     caption: str
     #: Name of a row, its marks, and its numbers in words.
     rows: Sequence[tuple[str, Sequence[Mark], str]]

@@ -31,7 +31,7 @@ class DriverChannel:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        #: What came; None at its end.
+        #: Messages that came; None at the end of the channel.
         self._read: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_over = False

@@ -40,7 +40,7 @@ class EngineSession:
         self._lock = threading.Lock()
         self._open: dict[int, tuple[Future[Any], Callable[[Any], Any]]] = {}
         self._is_over = False
-        #: What was read of the store, and after how many answers about measurements.
+        #: Reader of the store, and how many measurements were answered when it was opened.
         self._reader: StoreReader | None = None
         self._read_after = self._measured = 0
         #: A device, and the moment that parts its records (`StoreReader.parted`).

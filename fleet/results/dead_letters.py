@@ -20,7 +20,7 @@ from fleet.results.refused_records import Refusal, shown
 
 #: Deliveries of either kind, and their bytes. The newest one stays, however long it is.
 MOST_ROWS, MOST_BYTES = 10_000, 64 << 20
-#: What is left of either when the oldest go: not one more line in the log for each new delivery.
+#: Share of either limit that stays when the oldest go: not one more line in the log for each new delivery.
 _LEFT = 0.9
 _LATE, _REFUSED = "late", "refused"
 

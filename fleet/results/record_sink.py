@@ -31,7 +31,7 @@ class Taken:
     fresh: dict[DeviceId, list[Record]] = field(default_factory=dict)
     #: To be told to the agents once the events are journalled.
     acknowledge: list[tuple[DeviceId, int, tuple[str, ...]]] = field(default_factory=list)
-    #: What the store would not have; it is set aside.
+    #: Records that the store refused; they are set aside.
     refusals: list[Refusal] = field(default_factory=list)
 
 

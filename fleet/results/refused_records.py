@@ -20,7 +20,7 @@ from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
 from fleet.store.delta.schema import records_to_table
 
-#: What a record that is none may raise wherever it is looked at.
+#: Errors that a malformed record may raise wherever it is looked at.
 FAULTS = (StoreError, AgentError, ValueError, TypeError, AttributeError, OverflowError)
 
 
@@ -30,7 +30,7 @@ class Refusal:
 
     arrival: Arrival
     records: tuple[Record, ...]
-    #: One for each.
+    #: One for each record.
     reasons: tuple[str, ...]
 
 

@@ -39,7 +39,8 @@ class IntakeSettings:
     devices_per_commit: int = 32
     #: Least time between two commits. With 32 devices each, the rows of 1,000 devices wait 32 s.
     commit_every_secs: float = 1.0
-    #: The same, over the time that a commit takes: on a busy host they must not take all there is.
+    #: Least pause between two commits, over the time that a commit takes: on a busy host commits must not
+    #: take all the time there is.
     pause: float = 6.0
     #: Rows wait at least so long, so that more of the device come with them.
     wait_secs: float = 2.0
@@ -60,7 +61,7 @@ class IntakeSettings:
 class IntakeResult(AppendResult):
     """What became of records."""
 
-    #: Those that were not known before, each once.
+    #: Records that were not known before, each once.
     fresh: list[Record]
 
 

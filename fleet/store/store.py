@@ -47,7 +47,8 @@ CHECKPOINT_EVERY = 100
 
 #: A device's small files are merged when there are this many: each costs some 0.6 ms whenever all are read.
 MERGE_FILES = 128
-#: Where there are many devices, sooner: so many small files in the whole table, but for `LEAST_MERGED` each.
+#: With many devices they are merged sooner: at so many small files in the whole table, if a device has
+#: `LEAST_MERGED`.
 MOST_SMALL_FILES = 16_384
 LEAST_MERGED = 16
 #: Devices whose small files are merged after one append at most, so that no append takes long.

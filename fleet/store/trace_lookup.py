@@ -29,7 +29,7 @@ class Answer:
 
     #: As it was given to `StoreThread.ask`.
     tag: Any
-    #: What the question returned; None where it failed.
+    #: The question's result; None where it failed.
     value: Any = None
     #: Why it failed; empty where it did not.
     error: str = ""

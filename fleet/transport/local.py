@@ -45,7 +45,7 @@ class LocalTransport(AgentTransport):
         )
         self._taken = 0
         self._fetched: list[Message] = []
-        #: What frozen agents were asked, and what they had done but not said.
+        #: Requests to frozen agents, and messages that they had not sent yet.
         self._frozen: dict[_Key, tuple[list[AgentRequest], list[Message]]] = {}
 
     def start(self, spec: DeviceSpec, incarnation: int) -> None:

@@ -42,7 +42,7 @@ _INSIST_SECS = 0.5
 _KILL_SECS = 10.0
 #: A process of several replay devices that does not stop one of them in this time hangs, and is killed.
 _STOP_SECS = 10.0
-#: How often it is looked whether our own Ray still has its servers.
+#: How often the transport looks whether our own Ray still has its servers.
 _LOOK_SECS = 1.0
 _Key = tuple[DeviceId, int]
 

@@ -53,7 +53,7 @@ class DecisionScorer:
         #: The champion of the first question judges to the end: what was learnt of one says little of others.
         self._asked = False
         self._head: Adapted | None = None
-        #: Its version; empty without one.
+        #: The champion's version; empty without one.
         self.version = ""
 
     @property

@@ -35,7 +35,8 @@ def strategies() -> dict[str, Strategy]:
     return {one.name: one for one in several}
 
 
-#: What `auto` chooses from. Each more is tried on every known device first: a minute or so of a core each.
+#: Strategies that `auto` chooses from. Each further one is tried on every known device first: a minute or so
+#: of a core each.
 CHOICES = ("siblings", "multitask", "momentum", "zero_shot", "nearest", "scratch")
 
 #: All names, for options and settings.

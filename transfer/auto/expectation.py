@@ -37,8 +37,8 @@ _NEAR = 1.5
 #: truth less expectation, of top-1 and top-5. Devices differ in how alike errors of alike candidates are.
 _OFF_TOP1 = 0.0, 0.02
 _OFF_TOP5 = 0.005, 0.005
-#: The same where nobody has measured the workloads: a network is less like others than its workloads are
-#: like each other, and samples cannot tell by how much.
+#: Mean and spread where nobody has measured the workloads: a network is less like others than its workloads
+#: are like each other, and samples cannot tell by how much.
 _UNSEEN_OFF_TOP1 = -0.05, 0.1
 _UNSEEN_OFF_TOP5 = -0.015, 0.05
 #: Of what lies beyond an interval of top-5, the share above it: the end at 1 leaves little room there.

@@ -96,7 +96,7 @@ class CrossValidation:
     target_device: str
     #: Target measurements used in each fold.
     samples: int
-    #: Those that `full` learns from, mean over the folds, rounded; None where it was not asked for.
+    #: Measurements that `full` learns from, mean over the folds, rounded; None where it was not asked for.
     full_samples: int | None
     #: Source heads by device.
     sources: Mapping[str, Approach]

@@ -27,7 +27,7 @@ class ModelRanker:
 
     config: TrainConfig = field(default_factory=TrainConfig)
     name: str = "model"
-    #: What `fit` made.
+    #: The model that `fit` made.
     model: TlpModel | None = None
 
     def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
@@ -56,7 +56,7 @@ class SingleRanker:
 
     config: TrainConfig = field(default_factory=TrainConfig)
     name: str = "model-single"
-    #: What `fit` made, by device.
+    #: Models that `fit` made, by device.
     models: dict[str, FleetTLP] = field(default_factory=dict)
 
     def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:

@@ -154,7 +154,7 @@ class StepTable:
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
-        #: How often it started over: rows from before mean nothing after.
+        #: How often the table started over: rows from before mean nothing after.
         self.restarts = 0
         self._ids: dict[tuple[Any, ...], int] = {}
         self._categories: list[list[int]] = []

@@ -79,7 +79,7 @@ class FleetTLP(nn.Module):
         self.validity_outputs = nn.ModuleDict()
         #: Of the ensemble with the network; None where none were fitted (`transfer.train.tree_fit`).
         self.trees: Trees | None = None
-        #: What they are told of each device.
+        #: Hardware vector that they are given for each device.
         self.hardware = nn.ModuleDict()
         for device_id in device_ids:
             self.add_head(device_id)

@@ -60,7 +60,7 @@ class LoggedResult(NamedTuple):
     """One measurement, checked."""
 
     outcome: Outcome
-    #: One value a repeat; empty unless `ok`.
+    #: One value for each repeat; empty unless `ok`.
     run_secs: tuple[float, ...]
     error: str
     #: Wall seconds of building and running together; 0 where the dialect does not say.
